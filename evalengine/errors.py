@@ -1,0 +1,25 @@
+"""The errors a user can cure. `__main__` prints their text and exits with their `exit_code`; nothing else is caught.
+
+Each message names the setting or file at fault and what to do about it. Broken invariants of our own are `assert`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EvalEngineError(Exception):
+    """A run that failed for a reason outside the program: a damaged file, a full disk, a lost device."""
+
+    exit_code = 1
+
+
+class ConfigError(EvalEngineError, ValueError):
+    """Settings or arguments that cannot be honoured; takes one message or all of them, listed at once."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        one = len(self.problems) == 1
+        super().__init__(self.problems[0] if one else "\n".join(f"  - {p}" for p in self.problems))
