@@ -6,10 +6,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
+from evalengine.errors import ConfigError
+
+Numerics = Literal["fast", "exact", "native"]
 NUMERICS = ("auto", "native", "exact", "fast")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LONG_PROMPTS = ("truncate", "error")
 SCHEDULE_FIELDS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -27,7 +36,7 @@ SCHEDULE_FIELDS = (
 class ModelConfig:
     """Where the weights and the tokenizer come from."""
 
-    name: str = "???"  # short name: run folders and tables
+    name: str = ""  # short name: run folders and tables; empty: the path's last part
     path: str = "???"  # a directory, a Hub id, a .gguf file, `package:<module>/<file>`, or `asset:<name>`
     revision: str | None = None  # Hub revision (a commit)
     tokenizer: str | None = None  # a directory or Hub id; null: beside the weights
@@ -60,7 +69,7 @@ class DatasetConfig:
     name: str | None = None  # Hub configuration
     revision: str | None = None  # pinned Hub commit
     folder: str | None = None  # folder below data_dir that holds <split>.jsonl
-    files: dict[str, str] = field(default_factory=dict)  # split -> file below data_dir, where it is not <folder>/<split>.jsonl
+    files: dict[str, str] = field(default_factory=dict)  # split -> file below data_dir, if not <folder>/<split>.jsonl
 
 
 @dataclass(frozen=True)
@@ -114,3 +123,103 @@ class Config:
 
 
 OUTPUT_FIELDS = ("data_dir", "output_dir", "resume", "progress")
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration, as `config.yaml` in a run's folder holds it."""
+    import yaml
+
+    return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> Numerics:
+    """The numerics level of a run on `device_type` ("cpu" | "cuda").
+
+    Raises `ConfigError` where the two settings contradict each other, or the device has no such level.
+    """
+    if problems := list(numerics_problems(batch_invariant, numerics)):
+        raise ConfigError(problems)
+    if numerics == "native" and device_type != "cuda":
+        raise ConfigError(
+            f"numerics=native runs on CUDA only, and this run's device is {device_type}: use numerics=exact or auto"
+        )
+    if numerics != "auto":
+        level: Numerics = numerics  # type: ignore[assignment]  # numerics_problems() checked it
+        return level
+    if not batch_invariant:
+        return "fast"
+    return "native" if device_type == "cuda" else "exact"
+
+
+def validate(config: Config) -> None:
+    """Raises one `ConfigError` that lists every setting that cannot be honoured."""
+    problems = [
+        *_run_problems(config),
+        *numerics_problems(config.batch_invariant, config.numerics),
+        *engine_problems(config.engine),
+        *(problem for name, task in config.tasks.items() for problem in _task_problems(f"tasks.{name}", task)),
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _run_problems(config: Config) -> Iterator[str]:
+    if not config.tasks:
+        yield "task: no task is selected; name one or more, as in task=gsm8k or task=[gsm8k,arc_easy]"
+    yield from _at_least("limit", config.limit, 1)
+    if not 0 <= config.seed < 2**63:
+        yield f"seed={config.seed}: must lie in 0 .. 2^63 - 1"
+    yield from _one_of("model.load_format", config.model.load_format, LOAD_FORMATS)
+    yield from _one_of("long_prompts", config.long_prompts, LONG_PROMPTS)
+    if config.resume not in ("auto", "never") and not Path(config.resume).is_dir():
+        yield f"resume={config.resume}: must be auto, never, or an existing run folder"
+    if config.data_dir is not None and not Path(config.data_dir).is_dir():
+        yield f"data_dir={config.data_dir}: no such folder"
+    if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
+        yield f"output_dir={config.output_dir}: exists and is not a folder"
+
+
+def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
+    """What is wrong with the two settings, a sentence each."""
+    yield from _one_of("numerics", numerics, NUMERICS)
+    if batch_invariant and numerics == "fast":
+        yield "batch_invariant=true contradicts numerics=fast: set batch_invariant=false, or numerics=auto"
+    if not batch_invariant and numerics in ("exact", "native"):
+        yield f"batch_invariant=false contradicts numerics={numerics}: set batch_invariant=true, or numerics=auto"
+
+
+def engine_problems(engine: EngineConfig) -> Iterator[str]:
+    """What is wrong with the engine's settings, a sentence each."""
+    yield from _one_of("engine.dtype", engine.dtype, DTYPES)
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", engine.device):
+        yield f"engine.device={engine.device}: must be auto, cpu, cuda or cuda:<number>"
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "num_threads"):
+        yield from _at_least(f"engine.{name}", getattr(engine, name), 1)
+    size = engine.block_size
+    if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        yield f"engine.block_size={size}: must be auto or a positive number of tokens"
+    if not 0 < engine.kv_cache_memory_fraction <= 1:
+        yield f"engine.kv_cache_memory_fraction={engine.kv_cache_memory_fraction}: must lie in (0, 1]"
+
+
+def _task_problems(where: str, task: TaskConfig) -> Iterator[str]:
+    generation = task.generation
+    if task.cls is None:
+        yield f"{where}.cls: names no task class"
+    yield from _at_least(f"{where}.num_fewshot", task.num_fewshot, 0)
+    yield from _at_least(f"{where}.generation.max_gen_toks", generation.max_gen_toks, 1)
+    yield from _at_least(f"{where}.generation.temperature", generation.temperature, 0)
+    yield from _at_least(f"{where}.generation.top_k", generation.top_k, 0)
+    yield from _at_least(f"{where}.generation.repeats", generation.repeats, 1)
+    if generation.top_p is not None and not 0 < generation.top_p <= 1:
+        yield f"{where}.generation.top_p={generation.top_p}: must lie in (0, 1]"
+
+
+def _at_least(name: str, value: float | None, lowest: int) -> Iterator[str]:
+    if value is not None and not value >= lowest:
+        yield f"{name}={value}: must be at least {lowest}"
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> Iterator[str]:
+    if value not in allowed:
+        yield f"{name}={value}: must be one of {', '.join(allowed)}"

@@ -6,11 +6,21 @@ tokenisation, batching and aggregation are the harness's. Definitions follow lm-
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from evalengine.config import TaskConfig
+from evalengine.errors import ConfigError
+from evalengine.tasks.dataset import Rows, content_hash, load_rows, text_lines
+from evalengine.tasks.fewshot import Chat, Sampler, Turn, join_system, read_exemplars, render
 
 Doc = dict[str, Any]
 OutputType = Literal["generate_until", "loglikelihood", "multiple_choice", "loglikelihood_rolling"]
+MetricKey = tuple[str, str]  # (metric, filter)
+MetricValue = float | tuple[float, int]  # a score, or (log-likelihood, weight) for the weighted aggregations
 
 
 @dataclass(frozen=True)
@@ -45,3 +55,218 @@ class Response:
     text: str = ""  # generate_until: cut at the stop strings
     loglikelihood: float = 0.0  # loglikelihood and rolling
     is_greedy: bool = False  # loglikelihood
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How the values of one metric become one number: an aggregation of harness.metrics, by name."""
+
+    aggregation: str = "mean"
+    higher_is_better: bool = True
+
+
+class Task(ABC):
+    """One task, built from its configuration; `load` reads the rows, `instances` writes the prompts.
+
+    Subclasses give the class variables below, `question`, `target`, `requests`, `filtered` and `score`.
+    """
+
+    output_type: ClassVar[OutputType]
+    metrics: ClassVar[dict[str, Metric]]
+    columns: ClassVar[tuple[str, ...]]  # that every evaluated row must have
+    fewshot_columns: ClassVar[tuple[str, ...] | None] = None  # of an exemplar, where they differ
+    takes_fewshot: ClassVar[bool] = True
+    first_n: ClassVar[bool] = False  # exemplars in file order instead of drawn
+    spare_exemplar: ClassVar[bool] = False  # lm-eval names neither a test nor a few-shot split: draws n + 1
+    target_delimiter: ClassVar[str] = " "
+    fewshot_delimiter: ClassVar[str] = "\n\n"
+
+    def __init__(
+        self,
+        name: str,
+        config: TaskConfig,
+        *,
+        data_dir: str | None = None,
+        fewshot_seed: int = 1234,
+        chat: Chat | None = None,
+        fewshot_as_multiturn: bool = True,
+        system_instruction: str | None = None,
+    ) -> None:
+        """chat: renders messages through the model's chat template; None for plain text. Raises ConfigError."""
+        self.name = name
+        self.config = config
+        self.version = config.version
+        self.num_fewshot = config.num_fewshot or 0
+        self.docs: list[Doc] = []
+        self._data_dir = data_dir
+        self._fewshot_seed = fewshot_seed
+        self._chat = chat
+        self._multiturn = fewshot_as_multiturn
+        self._system = join_system(system_instruction, config.description, self.fewshot_delimiter)
+        self._rows: Rows | None = None
+        self._exemplar_rows: Rows | None = None
+        self._exemplars: list[Doc] = []
+        problems = self.problems()
+        if problems:
+            raise ConfigError([f"tasks.{name}.{problem}" for problem in problems])
+
+    def problems(self) -> list[str]:
+        """What this task cannot honour, each starting with the setting; ranges are checked by config.validate."""
+        found = []
+        if not self.config.split:
+            found.append("split: is not set")
+        if self.num_fewshot and not self.takes_fewshot:
+            found.append(f"num_fewshot={self.num_fewshot}: this task has no few-shot form, use 0")
+        elif self.num_fewshot and not (self.config.fewshot_split or self.config.fewshot_file):
+            found.append(
+                f"num_fewshot={self.num_fewshot}: no exemplars are given; set task.fewshot_file=FILE (.jsonl or "
+                f".yaml, rows with {', '.join(self.fewshot_columns or self.columns)}) or task.fewshot_split"
+            )
+        if self.output_type != "generate_until" and any(v is not None for v in vars(self.config.generation).values()):
+            found.append("generation: is for tasks that generate text; this one scores given texts")
+        return found
+
+    def load(self) -> None:
+        """Reads the evaluated rows, and the exemplars if the task uses any. Raises ConfigError."""
+        with self._named_errors():
+            self._load()
+
+    def _load(self) -> None:
+        assert self.config.split is not None
+        self._rows = load_rows(
+            self.config.dataset, self.config.split, data_dir=self._data_dir, read_text=self.read_text
+        )
+        self.docs = self._documents(self._rows, self.columns)
+        for row, doc in enumerate(self.docs):
+            self._checked(self.target, doc, self._rows, row)
+        if self.num_fewshot == 0:
+            return
+        self._exemplar_rows = self._load_exemplars()
+        self._exemplars = self._documents(self._exemplar_rows, self.fewshot_columns or self.columns)
+
+    def _load_exemplars(self) -> Rows:
+        split, file = self.config.fewshot_split, self.config.fewshot_file
+        if file is not None:
+            return read_exemplars(file)
+        assert split is not None
+        if split == self.config.split:
+            assert self._rows is not None
+            return self._rows
+        return load_rows(self.config.dataset, split, data_dir=self._data_dir, read_text=self.read_text, evaluated=False)
+
+    def _documents(self, rows: Rows, columns: tuple[str, ...]) -> list[Doc]:
+        for number, row in enumerate(rows.rows):
+            missing = [column for column in columns if row.get(column) is None]
+            if missing:
+                raise ConfigError(
+                    f"{rows.source}: row {number} has no {', '.join(map(repr, missing))}; "
+                    f"it has {', '.join(map(repr, row)) or 'nothing'}"
+                )
+        return [self._checked(self.document, row, rows, number) for number, row in enumerate(rows.rows)]
+
+    def _checked(self, function: Any, row: Doc, rows: Rows, number: int) -> Any:
+        try:
+            return function(row)
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{rows.source}: row {number} is not as expected: {what}") from error
+
+    def instances(self, limit: int | None = None) -> list[list[Instance]]:
+        """The requests of the first `limit` documents (None: all), one list a document.
+
+        Prompt i does not depend on `limit`. Raises ConfigError for a limit below 1 or too few exemplars.
+        """
+        assert self._rows is not None, "load() first"
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit={limit} must be at least 1 document (null: all)")
+        spare = self.spare_exemplar or self.config.fewshot_split == self.config.split
+        first_n = self.first_n or self.config.fewshot_file is not None
+        sampler = Sampler(self._exemplars, seed=self._fewshot_seed, first_n=first_n, spare=spare)
+        with self._named_errors():
+            return [self.requests(i, doc, self.prompt(doc, sampler)) for i, doc in enumerate(self.docs[:limit])]
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError([f"tasks.{self.name}: {problem}" for problem in error.problems]) from error
+
+    def prompt(self, doc: Doc, sampler: Sampler) -> str:
+        """Description, exemplars and question, as plain text or through the chat template."""
+        turns = [Turn("system", self._system)] if self._system else []
+        for exemplar in sampler.draw(self.num_fewshot, doc):
+            turns.append(Turn("user", self.question(exemplar), self.target_delimiter))
+            turns.append(Turn("assistant", self.exemplar_answer(exemplar), self.fewshot_delimiter))
+        turns.append(Turn("user", self.question(doc)))
+        return render(turns, self._chat, multiturn=self._multiturn)
+
+    def fingerprint(self, limit: int | None = None) -> dict[str, Any]:
+        """What was evaluated: sources, counts and row-order-sensitive SHA-256s of rows (before any processing)."""
+        assert self._rows is not None, "load() first"
+        evaluated, exemplars = self._rows.rows[:limit], self._exemplar_rows
+        return {
+            "dataset": self.config.dataset.path,
+            "name": self.config.dataset.name,
+            "revision": self._rows.revision,
+            "split": self.config.split,
+            "source": self._rows.source,
+            "rows": len(evaluated),
+            "sha256": content_hash(evaluated),
+            "fewshot_source": exemplars.source if exemplars else None,
+            "fewshot_rows": len(exemplars.rows) if exemplars else 0,
+            "fewshot_sha256": content_hash(exemplars.rows) if exemplars else None,
+        }
+
+    def process_results(self, doc: Doc, responses: list[Response]) -> dict[MetricKey, MetricValue]:
+        """This document's value of every metric under every filter. Filters come in order, metrics within them."""
+        answers = self.filtered(doc, responses)
+        return {
+            (metric, filter_name): value
+            for filter_name in self.filters
+            for metric, value in self.score(doc, answers[filter_name]).items()
+        }
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The filters' names, in the order of the results; lm-eval calls the absence of any "none"."""
+        return ("none",)
+
+    def aggregation(self) -> dict[str, str]:
+        """Metric -> its aggregation's name in harness.metrics."""
+        return {name: metric.aggregation for name, metric in self.metrics.items()}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return {name: metric.higher_is_better for name, metric in self.metrics.items()}
+
+    def read_text(self, text: str) -> list[Doc]:
+        """The rows of a raw text file; by default its lines."""
+        return text_lines(text)
+
+    def document(self, row: Doc) -> Doc:
+        """The document made of a row; by default the row itself."""
+        return row
+
+    def exemplar_answer(self, exemplar: Doc) -> str:
+        """The text that follows an exemplar's question; by default its target."""
+        return str(self.target(exemplar))
+
+    @abstractmethod
+    def question(self, doc: Doc) -> str:
+        """The text that ends the prompt (lm-eval's doc_to_text)."""
+
+    @abstractmethod
+    def target(self, doc: Doc) -> str | int:
+        """The gold answer (lm-eval's doc_to_target): a text, or the index of a choice."""
+
+    @abstractmethod
+    def requests(self, doc_id: int, doc: Doc, prompt: str) -> list[Instance]:
+        """The document's requests, in the order in which `filtered` takes the responses."""
+
+    @abstractmethod
+    def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
+        """Filter -> what it made of the responses (lm-eval's filtered_resps)."""
+
+    @abstractmethod
+    def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
+        """Metric -> value, from one filter's answers."""

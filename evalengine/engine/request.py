@@ -6,6 +6,7 @@ A request is token ids and what is wanted of them. Two shapes are enough: `Gener
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,11 +90,9 @@ class RequestOutput:
     text: str = ""  # generated text, cut before the stop string; empty for a ScoreRequest
     is_greedy: bool = False  # every token is the arg max (lowest id among ties)
     top_logprobs: list[dict[int, float]] | None = None  # per position: token id -> logprob, best first
+    error: str | None = None  # why this request failed (a non-finite activation); its numbers are then NaN
 
     @property
     def sum_logprob(self) -> float:
-        """The log-likelihood: the float32 logprobs added in float64 in ascending position order."""
-        total = 0.0
-        for value in self.logprobs.tolist():
-            total += value
-        return total
+        """The log-likelihood: the correctly rounded float64 sum of the float32 logprobs."""
+        return math.fsum(self.logprobs.tolist())

@@ -1,0 +1,23 @@
+PYTHON ?= python
+WORKERS ?= 2
+# A test worker per core: more threads in each only fight for them (the thread-count tests set their own).
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: lint test test-all test-gpu bench
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+
+test:
+	$(PYTHON) -m pytest -q -n $(WORKERS) -m "not slow"
+
+test-all:
+	$(PYTHON) -m pytest -q -n $(WORKERS)
+
+test-gpu:
+	$(PYTHON) -m pytest -q -m gpu
+
+# What invariance costs here: the default task in both modes, one table each.
+bench:
+	$(PYTHON) -m evalengine -m batch_invariant=true,false limit=64 resume=never

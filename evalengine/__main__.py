@@ -1,0 +1,140 @@
+"""The command line: `python -m evalengine [run] [setting=value ...]`.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or configuration. Standard output holds the result and nothing else (its last
+line is `digest: <64 hex>`); progress and errors go to standard error. Torch is imported only when a run starts, so that
+help and configuration errors answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import errno
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from evalengine import CONTRACT_VERSION, __version__
+from evalengine.compose import Job, available, compose_jobs
+from evalengine.config import to_yaml
+from evalengine.errors import ConfigError, EvalEngineError
+
+COMMANDS = ("run",)
+HELP = """\
+usage: python -m evalengine [run] [setting=value ...] [-m] [--cfg] [--help] [--version]
+
+Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
+
+  task=gsm8k                    what to run; several in one run: task=[gsm8k,arc_easy]
+                                {tasks}
+  model=tinymath                what to run it on; or model.path=<folder, Hub id or .gguf file>
+                                {models}
+  limit=16                      documents per task
+  task.num_fewshot=5            for every selected task; tasks.gsm8k.num_fewshot=5 for that one
+  batch_invariant=true          false: quickest arithmetic, whose bits may depend on the batch
+  data_dir=FOLDER               rows from FOLDER/<dataset>/<split>.jsonl, not from the Hub
+  engine.max_num_seqs=256       the engine: engine.dtype, engine.device, engine.max_model_len, ...
+  apply_chat_template=true      seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
+
+  -m, --multirun                one run a value: -m engine.max_num_seqs=1,8 batch_invariant=true,false
+  -c, --cfg                     print the resolved configuration (every setting) and stop
+  -h, --help                    this text
+  --version                     version and numerics contract
+
+Exit codes: 0 done, 1 failed, 2 bad usage or configuration."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line (default: the process's own) and returns its exit code."""
+    try:
+        arguments = _parse(sys.argv[1:] if argv is None else list(argv))
+        if arguments.help or arguments.version:
+            print(_help() if arguments.help else f"evalengine {__version__} (contract {CONTRACT_VERSION})")
+            return 0
+        jobs = compose_jobs(arguments.overrides, arguments.multirun)
+    except EvalEngineError as error:
+        return _fail(error)
+    if arguments.cfg:
+        print("---\n".join(to_yaml(job.config) for job in jobs), end="")
+        return 0
+    return _run_all(jobs)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = _Parser(prog="evalengine", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-c", "--cfg", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_intermixed_args(argv)
+    if arguments.overrides[:1] == ["run"]:
+        del arguments.overrides[0]
+    for word in arguments.overrides:
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError(_unknown_word(word))
+    return arguments
+
+
+def _unknown_word(word: str) -> str:
+    for group in ("task", "model"):
+        if word in available(group):
+            return f"{word}: settings are written name=value; did you mean {group}={word}?"
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
+    return f"{word}: no such command; {hint}"
+
+
+def _help() -> str:
+    return HELP.format(tasks="  ".join(available("task")), models="  ".join(available("model")))
+
+
+def _run_all(jobs: list[Job]) -> int:
+    codes = []
+    for number, job in enumerate(jobs, 1):
+        if len(jobs) > 1:
+            print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
+        try:
+            codes.append(_run(job))
+        except KeyboardInterrupt as interrupt:
+            kept = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
+            print(f"Interrupted{''.join(kept)}.", file=sys.stderr)
+            return 1
+    return max(codes)
+
+
+def _run(job: Job) -> int:
+    """One run, its table and digest; every failure becomes an exit code, so that a sweep goes on."""
+    try:
+        from evalengine.harness.runner import run
+        from evalengine.report.table import print_report
+
+        print_report(run(job.config).folder)
+    except EvalEngineError as error:
+        return _fail(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            traceback.print_exc()
+            return 1
+        where = error.filename or error
+        return _fail(EvalEngineError(f"the disk is full ({where}); free space and run the same command: it resumes"))
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _fail(error: EvalEngineError) -> int:
+    text = str(error)
+    print(f"evalengine: {text}" if "\n" not in text else f"evalengine: several problems\n{text}", file=sys.stderr)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Pages of the KV pool: who holds which, and which still hold something worth reusing.
+
+A page (block) holds the KV of `block_size` consecutive tokens. A full page is known by the SHA-256 of all tokens up to
+its end (a chain over pages), so that equal prefixes share pages by reference count. A free page keeps its content until
+it is handed out again (least recently used first). A hit may also end inside a page: the page with the longest common
+run of tokens is copied, and the copy is extended.
+
+KV of equal prefixes is equal bit for bit in the batch-invariant levels, so a hit can never change a result there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from evalengine.engine.sequence import Sequence
+
+ROOT = b""  # the hash before a sequence's first page
+
+
+@dataclass
+class Block:
+    block_id: int
+    ref_count: int = 0
+    parent: bytes = ROOT  # hash of the tokens before this page
+    hash: bytes | None = None  # of the tokens up to its end, once it is full
+    token_ids: list[int] = field(default_factory=list)  # whose KV is here, or will be after the step being scheduled
+    num_computed: int = 0  # of those, how many were here before the step being scheduled
+
+
+class BlockManager:
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.blocks = [Block(i) for i in range(num_blocks)]
+        self.free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))  # oldest first
+        self.by_hash: dict[bytes, int] = {}
+        self.by_parent: defaultdict[bytes, dict[int, None]] = defaultdict(dict)  # pages that continue a prefix
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self.free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    # -- taking pages ------------------------------------------------------------------------------------------------
+
+    def admit(self, seq: Sequence) -> list[tuple[int, int]] | None:
+        """Gives a waiting sequence the cached pages of its prefix and sets its `num_computed_tokens`.
+
+        Returns the page copies (source, destination) to make before the step runs; None, and nothing taken, if the
+        pool could not hold all its present tokens.
+        """
+        assert not seq.block_table
+        shared, copy_from, num_copied = self._match(seq)
+        fresh_needed = self.blocks_for(seq.num_tokens) - len(shared)
+        revived = sum(self.blocks[b].ref_count == 0 for b in shared)
+        if fresh_needed > len(self.free) - revived:
+            return None
+        for block_id in shared:
+            self._hold(block_id)
+        seq.block_table = list(shared)
+        seq.num_computed_tokens = len(shared) * self.block_size
+        copies = []
+        if copy_from is not None:
+            destination = self._copy_target(copy_from, seq, num_copied)
+            if destination is not None:
+                seq.block_table.append(destination)
+                seq.num_computed_tokens += num_copied
+                copies.append((copy_from, destination))
+        seq.num_cached_tokens = seq.num_computed_tokens
+        return copies
+
+    def extend(self, seq: Sequence, num_tokens: int) -> bool:
+        """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if the pool is full."""
+        end = seq.num_computed_tokens + num_tokens
+        needed = self.blocks_for(end) - len(seq.block_table)
+        if needed > len(self.free):
+            return False
+        seq.block_table.extend(self._allocate() for _ in range(needed))
+        if self.enable_prefix_caching:
+            self._record(seq, seq.num_computed_tokens, end)
+        return True
+
+    def mark_computed(self, seq: Sequence, start: int, end: int) -> None:
+        """The step ran: the KV of tokens [start, end) is in the pool."""
+        for index in range(start // self.block_size, self.blocks_for(end)):
+            block = self.blocks[seq.block_table[index]]
+            block.num_computed = max(block.num_computed, min(end - index * self.block_size, self.block_size))
+        seq.num_computed_tokens = end
+
+    def release(self, seq: Sequence) -> None:
+        """Gives a sequence's pages back, the last first, so that a prefix outlives its tails."""
+        for block_id in reversed(seq.block_table):
+            block = self.blocks[block_id]
+            assert block.ref_count > 0
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                self.free[block_id] = None
+        seq.block_table = []
+        seq.num_computed_tokens = 0
+
+    # -- prefix cache ------------------------------------------------------------------------------------------------
+
+    def _match(self, seq: Sequence) -> tuple[list[int], int | None, int]:
+        """Cached full pages of the prefix, then the page whose run is copied and the run's length. The hit ends before
+        the first position whose logits are wanted: that one must be computed."""
+        limit = seq.first_wanted_position
+        if not self.enable_prefix_caching:
+            return [], None, 0
+        shared: list[int] = []
+        parent = ROOT
+        for index in range(limit // self.block_size):
+            digest = self._hash(seq, index)
+            if digest not in self.by_hash:
+                break
+            shared.append(self.by_hash[digest])
+            parent = digest
+        start = len(shared) * self.block_size
+        rest = seq.token_ids[start : min(limit, start + self.block_size)]
+        best, length = None, 0
+        for block_id in self.by_parent.get(parent, ()):
+            block = self.blocks[block_id]
+            run = _common_run(block.token_ids[: block.num_computed], rest)
+            if run > length:
+                best, length = block_id, run
+        return shared, best, length
+
+    def _copy_target(self, source: int, seq: Sequence, num_tokens: int) -> int | None:
+        """A fresh page that will hold the first `num_tokens` tokens of `source`; None if only `source` itself is free."""
+        was_free = self.free.pop(source, 0) is None
+        destination = None
+        if self.free:
+            destination = self._allocate()
+            self._record_page(seq, len(seq.block_table), destination, seq.num_computed_tokens + num_tokens)
+        if was_free:
+            self.free[source] = None
+        return destination
+
+    def _record(self, seq: Sequence, start: int, end: int) -> None:
+        for index in range(start // self.block_size, self.blocks_for(end)):
+            self._record_page(seq, index, seq.block_table[index], end)
+
+    def _record_page(self, seq: Sequence, index: int, block_id: int, end: int) -> None:
+        """Notes which tokens page number `index` of the sequence will hold, and indexes it."""
+        block = self.blocks[block_id]
+        first = index * self.block_size
+        block.parent = self._hash(seq, index - 1) if index else ROOT
+        block.token_ids = seq.token_ids[first : min(end, first + self.block_size)]
+        self.by_parent[block.parent][block_id] = None
+        if len(block.token_ids) == self.block_size:
+            block.hash = self._hash(seq, index)
+            self.by_hash.setdefault(block.hash, block_id)
+
+    def _hash(self, seq: Sequence, index: int) -> bytes:
+        """SHA-256 of the sequence's tokens up to the end of its full page `index`."""
+        while len(seq.block_hashes) <= index:
+            first = len(seq.block_hashes) * self.block_size
+            parent = seq.block_hashes[-1] if seq.block_hashes else ROOT
+            page = array("i", seq.token_ids[first : first + self.block_size])
+            assert len(page) == self.block_size
+            seq.block_hashes.append(hashlib.sha256(parent + page.tobytes()).digest())
+        return seq.block_hashes[index]
+
+    def _hold(self, block_id: int) -> None:
+        block = self.blocks[block_id]
+        if block.ref_count == 0:
+            del self.free[block_id]
+        block.ref_count += 1
+
+    def _allocate(self) -> int:
+        """The least recently freed page, forgotten and held."""
+        block_id, _ = self.free.popitem(last=False)
+        block = self.blocks[block_id]
+        assert block.ref_count == 0
+        if block.hash is not None and self.by_hash.get(block.hash) == block_id:
+            del self.by_hash[block.hash]
+        siblings = self.by_parent.get(block.parent)
+        if siblings is not None:
+            siblings.pop(block_id, None)
+            if not siblings:
+                del self.by_parent[block.parent]
+        self.blocks[block_id] = Block(block_id, ref_count=1)
+        return block_id
+
+    # -- integrity ---------------------------------------------------------------------------------------------------
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Asserts that reference counts, free list and indexes agree with the live sequences; tests call it."""
+        held: defaultdict[int, int] = defaultdict(int)
+        for seq in sequences:
+            assert len(set(seq.block_table)) == len(seq.block_table)
+            assert len(seq.block_table) >= self.blocks_for(seq.num_computed_tokens)
+            for block_id in seq.block_table:
+                held[block_id] += 1
+        for block in self.blocks:
+            assert block.ref_count == held[block.block_id], (block, held[block.block_id])
+            assert (block.block_id in self.free) == (block.ref_count == 0), block
+            assert block.num_computed <= self.block_size
+        for digest, block_id in self.by_hash.items():
+            assert self.blocks[block_id].hash == digest
+        for parent, children in self.by_parent.items():
+            assert children and all(self.blocks[b].parent == parent for b in children)
+
+
+def _common_run(a: list[int], b: list[int]) -> int:
+    """Length of the longest common prefix."""
+    length = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        length += 1
+    return length

@@ -1,0 +1,277 @@
+"""The engine's public face: `LLM.generate`, `LLM.score`, `LLM.score_rolling`, and `LLM.run` beneath them.
+
+A step is schedule, run, postprocess.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence as SequenceOf
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from evalengine.config import EngineConfig, ModelConfig, engine_problems, resolve_numerics
+from evalengine.engine.block_manager import BlockManager
+from evalengine.engine.detokenizer import Detokenizer
+from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.engine.memory import plan_pool
+from evalengine.engine.model_runner import ModelRunner, PositionResult
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
+from evalengine.engine.rolling import rolling_windows
+from evalengine.engine.scheduler import Schedule, Scheduler
+from evalengine.engine.sequence import Sequence
+from evalengine.engine.submission import check_requests, to_sequences
+from evalengine.engine.text import encode, encode_pair, prefix_token_id
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers import create_ops
+
+Prompt = str | list[int]
+
+
+@dataclass
+class EngineStats:
+    """Counters since the engine was made."""
+
+    num_steps: int = 0
+    num_computed_tokens: int = 0  # through the model, prompts and generated
+    num_generated_tokens: int = 0
+    num_cached_tokens: int = 0  # not computed thanks to the prefix cache
+    num_preemptions: int = 0
+    seconds: float = 0.0  # in steps
+
+
+class LLM:
+    """A model, its paged KV pool and a scheduler.
+
+    Args:
+        model: a directory, a Hub id, a .gguf file, `asset:tinymath`, a `ModelConfig`, or a resolved `Checkpoint`.
+        batch_invariant: equal bits whatever the schedule (the default), or the ordinary fast mode.
+        numerics: auto | native | exact | fast (see `resolve_numerics`).
+        engine: an `EngineConfig`; or its fields as keyword arguments (`max_num_seqs=8`, ...).
+
+    Raises:
+        ConfigError: settings that cannot be honoured, all at once.
+    """
+
+    def __init__(
+        self,
+        model: str | ModelConfig | Checkpoint,
+        *,
+        batch_invariant: bool = True,
+        numerics: str = "auto",
+        engine: EngineConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        self.config = _engine_config(engine, settings)
+        self.device = _device(self.config.device)
+        self.numerics = resolve_numerics(batch_invariant, numerics, self.device.type)
+        if isinstance(model, str):
+            model = ModelConfig(name=model, path=model)
+        self.checkpoint = resolve_checkpoint(model) if isinstance(model, ModelConfig) else model
+        self.spec = self.checkpoint.spec
+        self.tokenizer = self.checkpoint.tokenizer
+        self.max_model_len = _max_model_len(self.config, self.spec.max_position_embeddings)
+        self.dtype = self.spec.dtype if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
+        self._num_threads_before = torch.get_num_threads()
+        self.num_threads = self.config.num_threads or self._num_threads_before
+        torch.set_num_threads(self.num_threads)
+        ops = create_ops(self.numerics, self.dtype, self.device)
+        loaded = load_model(self.checkpoint, ops, self.max_model_len)
+        pool = plan_pool(self.config, self.spec, self.dtype, self.device, self.max_model_len)
+        self.block_size, self.num_kv_blocks = pool.block_size, pool.num_blocks
+        self.runner: ModelRunner | None = ModelRunner(loaded, self.spec, ops, pool.num_blocks, pool.block_size)
+        self.block_manager = BlockManager(pool.num_blocks, pool.block_size, self.config.enable_prefix_caching)
+        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        self.stats = EngineStats()
+
+    # -- what users call ---------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continues every prompt (text or token ids); outputs in the prompts' order.
+
+        Raises: ConfigError for requests that do not fit; EvalEngineError if one failed (non-finite activations).
+        """
+        batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[list-item]
+        params = sampling_params or SamplingParams()
+        each = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(batch):
+            raise ConfigError(f"sampling_params: {len(each)} given for {len(batch)} prompts; give one, or one each")
+        return self._collect([GenerateRequest(i, self._ids(p), s) for i, (p, s) in enumerate(zip(batch, each, strict=True))])
+
+    def score(self, pairs: SequenceOf[tuple[Prompt, Prompt]], logprobs: int = 0) -> list[RequestOutput]:
+        """Log-likelihood of each continuation after its context, given as text pairs or token-id pairs.
+
+        Text is split into tokens as lm-eval does (`encode_pair`). Equal contexts are computed once.
+        """
+        requests = []
+        for i, (context, continuation) in enumerate(pairs):
+            if isinstance(context, str) and isinstance(continuation, str):
+                context, continuation = encode_pair(self._text_tokenizer(), context, continuation)
+            if isinstance(context, str) or isinstance(continuation, str):
+                raise ConfigError(f"pair {i}: give both sides as text, or both as token ids")
+            requests.append(ScoreRequest(i, list(context), list(continuation), logprobs))
+        return self._collect(requests)
+
+    def score_rolling(self, texts: SequenceOf[Prompt]) -> list[list[RequestOutput]]:
+        """Log-likelihood of whole texts, each token once, in windows of `max_model_len`: a list of windows per text."""
+        prefix = prefix_token_id(self._text_tokenizer())
+        requests: list[ScoreRequest] = []
+        owners: list[int] = []
+        for i, text in enumerate(texts):
+            for context, continuation in rolling_windows(self._ids(text), prefix, self.max_model_len):
+                requests.append(ScoreRequest(len(requests), context, continuation))
+                owners.append(i)
+        outputs: list[list[RequestOutput]] = [[] for _ in texts]
+        for owner, output in zip(owners, self._collect(requests), strict=True):
+            outputs[owner].append(output)
+        return outputs
+
+    def run(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:
+        """Runs any mix of requests together and yields each output as it finishes.
+
+        Leaving the iterator early takes back every unfinished request.
+        """
+        batch = list(requests)
+        check_requests(batch, self)
+        for seq in to_sequences(batch, share_contexts=self.config.enable_prefix_caching):
+            if seq.request is not None and self.tokenizer is not None:
+                seq.detokenizer = Detokenizer(self.tokenizer, seq.request.params)
+            self.scheduler.add(seq)
+        try:
+            while self.scheduler.has_work:
+                yield from self.step()
+        finally:
+            self.scheduler.abort()
+
+    def close(self) -> None:
+        """Gives back the weights, the KV pool and the thread setting. Idempotent."""
+        if self.runner is not None:
+            self.runner = None
+            torch.set_num_threads(self._num_threads_before)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Schedule, run, postprocess; returns the requests that finished."""
+        if self.runner is None:
+            raise EvalEngineError("this LLM is closed; make a new one")
+        started = time.perf_counter()
+        schedule = self.scheduler.schedule()
+        results = self.runner.execute(schedule)
+        outputs = self._postprocess(schedule, results)
+        self._count(schedule, time.perf_counter() - started)
+        return outputs
+
+    def _postprocess(self, schedule: Schedule, results: list[PositionResult]) -> list[RequestOutput]:
+        for chunk in schedule.chunks:
+            self.block_manager.mark_computed(chunk.seq, chunk.start, chunk.end)
+        outputs: list[RequestOutput] = []
+        for result in results:
+            outputs.extend(self._take_token(result) if result.seq.request else self._take_scores(result))
+        return outputs
+
+    def _take_token(self, result: PositionResult) -> list[RequestOutput]:
+        """A generating sequence's next token; the output if that was its last."""
+        seq = result.seq
+        if result.error is None:
+            token, logprob = result.tokens[0]
+            seq.append(token, logprob, is_greedy=token == result.greedy_id, top=result.top)
+            self.stats.num_generated_tokens += 1
+        seq.error = result.error
+        if not (seq.error or self._is_complete(seq)):
+            return []
+        self.scheduler.finish(seq)
+        return [seq.output()]
+
+    def _take_scores(self, result: PositionResult) -> list[RequestOutput]:
+        """A position's target logprobs; the outputs of the requests that they complete."""
+        seq = result.seq
+        complete = []
+        for target, (token, logprob) in zip(seq.targets.pop(result.position), result.tokens, strict=True):
+            target.pending.take(target.index, logprob, token == result.greedy_id, result.top, result.error)
+            if target.pending.missing == 0:
+                complete.append(target.pending.output())
+        if not seq.targets:
+            self.scheduler.finish(seq)
+        return complete
+
+    def _is_complete(self, seq: Sequence) -> bool:
+        assert seq.request is not None
+        params, token = seq.request.params, seq.token_ids[-1]
+        stop_ids = self.spec.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
+        hit_stop = seq.detokenizer is not None and seq.detokenizer.stops_at(token)
+        if hit_stop or (token in stop_ids and not params.ignore_eos):
+            seq.finish_reason = "stop"
+            return True
+        return len(seq.logprobs) == params.max_tokens or seq.num_tokens == self.max_model_len
+
+    def _count(self, schedule: Schedule, seconds: float) -> None:
+        self.stats.num_steps += 1
+        self.stats.num_computed_tokens += schedule.num_tokens
+        self.stats.num_cached_tokens = self.scheduler.num_cached_tokens
+        self.stats.num_preemptions = self.scheduler.num_preemptions
+        self.stats.seconds += seconds
+
+    # -- text --------------------------------------------------------------------------------------------------------
+
+    def _collect(self, requests: SequenceOf[Request]) -> list[RequestOutput]:
+        outputs = sorted(self.run(requests), key=lambda o: o.request_id)
+        failed = [f"request {o.request_id}: {o.error}" for o in outputs if o.error]
+        if failed:
+            raise EvalEngineError("\n".join(failed))
+        return outputs
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        return encode(self._text_tokenizer(), prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _text_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise ConfigError("model.tokenizer: this model has no tokenizer (load_format=dummy); give token ids")
+        return self.tokenizer
+
+
+def _is_ids(prompts: object) -> bool:
+    return isinstance(prompts, list) and bool(prompts) and all(isinstance(x, int) for x in prompts)
+
+
+def _engine_config(engine: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
+    known = {f.name for f in fields(EngineConfig)}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise ConfigError(f"unknown engine settings {', '.join(unknown)}; known ones: {', '.join(sorted(known))}")
+    if engine is not None and settings:
+        raise ConfigError("give either engine=EngineConfig(...) or its fields as keyword arguments, not both")
+    config = engine or EngineConfig(**settings)
+    if problems := list(engine_problems(config)):
+        raise ConfigError(problems)
+    return config
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"engine.device={name}: this machine has no usable CUDA device; use engine.device=cpu")
+    return torch.device(name)
+
+
+def _max_model_len(config: EngineConfig, limit: int) -> int:
+    if config.max_model_len is None:
+        return limit
+    if not 1 < config.max_model_len <= limit:
+        raise ConfigError(f"engine.max_model_len={config.max_model_len}: must lie in 2 ... {limit}, the model's own limit")
+    return config.max_model_len

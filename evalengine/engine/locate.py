@@ -1,0 +1,111 @@
+"""From `model.path` to files on this machine: a directory, a Hub id, a .gguf file, `package:...` or `asset:...`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from evalengine.config import ModelConfig
+from evalengine.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILES = ("*.json", "*.jinja", "tokenizer*", "*.txt")  # configuration and tokenizer
+WEIGHT_FILES = ("*.safetensors",)
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class Absent(Exception):
+    """There is nothing at this path; its text says what was looked for."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A path that exists, and where it came from."""
+
+    path: Path
+    source: str  # as configured, e.g. the Hub id
+    revision: str | None = None  # the Hub commit
+
+
+def model_name(model: ModelConfig) -> str:
+    """`model.name`, or, if that is not set, the last part of `model.path` in lower case, without `.gguf`."""
+    if model.name not in ("", "???"):
+        return model.name
+    last = re.split(r"[/:\\]", model.path.rstrip("/\\"))[-1]
+    return re.sub(r"\.(gguf|json)$", "", last, flags=re.IGNORECASE).lower() or "model"
+
+
+def locate_model(model: ModelConfig) -> Located:
+    """The first of `model.path` and `model.alternatives` that exists; `ConfigError` names all that were tried."""
+    patterns = CONFIG_FILES if model.load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES
+    tried = []
+    for path in [model.path, *model.alternatives]:
+        try:
+            located = locate(path, model.revision, patterns)
+        except Absent as error:
+            tried.append(str(error))
+            continue
+        if tried:
+            logger.warning("model.path=%s is absent, using %s", model.path, path)
+        return located
+    raise ConfigError(
+        f"model.path={model.path}: no model found. Tried: {'; '.join(tried)}. "
+        "Set model.path to a folder with config.json and *.safetensors, a .gguf file, or a reachable Hub id"
+    )
+
+
+def locate(path: str, revision: str | None, patterns: tuple[str, ...]) -> Located:
+    """One path. A Hub snapshot is downloaded (only files matching `patterns`) or taken from the Hub's cache.
+
+    Raises `Absent`.
+    """
+    if path.startswith("asset:"):
+        return Located(_asset(path), path)
+    if path.startswith("package:"):
+        return Located(_package_file(path), path)
+    local = Path(path).expanduser()
+    if local.exists():
+        return Located(local, path)
+    if path.lower().endswith((".gguf", ".json")) or not _HUB_ID.fullmatch(path) or path.startswith("."):
+        raise Absent(f"{path} (no such file or folder)")
+    return _hub(path, revision, patterns)
+
+
+def _asset(path: str) -> Path:
+    root = Path(str(resources.files("evalengine"))) / "assets"
+    folder = root / path.removeprefix("asset:")
+    if not folder.is_dir():
+        found = ", ".join(sorted(p.parent.name for p in root.glob("*/config.json"))) or "none"
+        raise Absent(f"{path} (bundled models: {found})")
+    return folder
+
+
+def _package_file(path: str) -> Path:
+    """`package:<module>/<file>`: found without importing the package, which may have side effects."""
+    module, _, file = path.removeprefix("package:").partition("/")
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise Absent(f"{path} (Python package {module} is not installed)")
+    for folder in spec.submodule_search_locations:
+        if (found := Path(folder) / file).exists():
+            return found
+    raise Absent(f"{path} (package {module} has no file {file})")
+
+
+def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Located:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(patterns), etag_timeout=5))
+    except LocalEntryNotFoundError as error:
+        raise Absent(f"{repo_id} (no such folder; the Hub is unreachable and its cache does not hold it)") from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        at = f" at revision {revision}" if revision else ""
+        raise Absent(f"{repo_id}{at} (no such folder; the Hub says: {str(error).strip().splitlines()[0]})") from error
+    return Located(folder, repo_id, folder.name)

@@ -1,0 +1,201 @@
+"""Runs one scheduled step on the device: builds the ragged batch, runs the model, turns wanted logits into numbers.
+
+    T tokens in the step, n wanted positions, V vocabulary.
+
+Only the wanted positions go through lm_head, a slice of rows at a time, so that [n, V] logits never exist at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from evalengine.engine.scheduler import Chunk, Schedule
+from evalengine.engine.sequence import Sequence
+from evalengine.kernels import sampling
+from evalengine.layers.hooks import op_hook
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.ops import Ops
+from evalengine.models.config import ModelSpec
+
+LOGITS_BYTES = 64 << 20  # of one slice of logits
+
+
+@dataclass
+class PositionResult:
+    """What one wanted position gave. `tokens` are the chosen token (generation) or the targets' (scoring)."""
+
+    seq: Sequence
+    position: int
+    greedy_id: int
+    tokens: list[tuple[int, float]]  # token id, logprob
+    top: dict[int, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+class ModelRunner:
+    def __init__(self, model: nn.Module, spec: ModelSpec, ops: Ops, num_blocks: int, block_size: int) -> None:
+        self.model = model
+        self.spec = spec
+        self.ops = ops
+        self.block_size = block_size
+        shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
+        self.kv_caches = [(layer[0], layer[1]) for layer in self.kv_pool]
+        self.rows_per_slice = max(1, LOGITS_BYTES // (4 * spec.vocab_size))
+
+    @torch.inference_mode()
+    def execute(self, schedule: Schedule) -> list[PositionResult]:
+        self._copy_pages(schedule.copies)
+        hidden = self._forward(schedule.chunks)
+        wanted = [(c.seq, p) for c in schedule.chunks for p in c.seq.wanted_positions(c.start, c.end)]
+        rows = self._rows(schedule.chunks)
+        results: list[PositionResult] = []
+        for i in range(0, len(wanted), self.rows_per_slice):
+            part = wanted[i : i + self.rows_per_slice]
+            selected = hidden[rows[i : i + self.rows_per_slice]]
+            results.extend(self._read_out(part, self.ops.log_softmax(self.model.compute_logits(selected))))
+        self._explain_non_finite(schedule.chunks, results)
+        return results
+
+    # -- the batch ---------------------------------------------------------------------------------------------------
+
+    def _forward(self, chunks: list[Chunk]) -> Tensor:
+        ids: list[int] = []
+        positions: list[int] = []
+        for c in chunks:
+            ids.extend(c.seq.token_ids[c.start : c.end])
+            positions.extend(range(c.start, c.end))
+        device = self.ops.device
+        input_ids = torch.tensor(ids, dtype=torch.int64, device=device)
+        return self.model(
+            input_ids,
+            torch.tensor(positions, dtype=torch.int64, device=device),
+            self.kv_caches,
+            self._metadata(chunks),
+        )
+
+    def _metadata(self, chunks: list[Chunk]) -> AttentionMetadata:
+        size, device = self.block_size, self.ops.device
+        slots = [c.seq.block_table[p // size] * size + p % size for c in chunks for p in range(c.start, c.end)]
+        query_lens = [c.end - c.start for c in chunks]
+        kv_lens = [c.end for c in chunks]
+        width = max(-(-n // size) for n in kv_lens)
+        table = [c.seq.block_table[:width] + [0] * (width - len(c.seq.block_table)) for c in chunks]
+        cu_seqlens = [0]
+        for n in query_lens:
+            cu_seqlens.append(cu_seqlens[-1] + n)
+        return AttentionMetadata(
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+            cu_seqlens_q=torch.tensor(cu_seqlens, dtype=torch.int32, device=device),
+            seqlens_k=torch.tensor(kv_lens, dtype=torch.int32, device=device),
+            block_table=torch.tensor(table, dtype=torch.int32, device=device),
+            query_lens=query_lens,
+            kv_lens=kv_lens,
+        )
+
+    def _rows(self, chunks: list[Chunk]) -> Tensor:
+        """Rows of the batch, int64 [n], that hold the wanted positions, in the order of `execute`."""
+        rows, first = [], 0
+        for c in chunks:
+            rows.extend(first + p - c.start for p in c.seq.wanted_positions(c.start, c.end))
+            first += c.end - c.start
+        return torch.tensor(rows, dtype=torch.int64, device=self.ops.device)
+
+    def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
+        if copies:
+            source, destination = (torch.tensor(x, device=self.ops.device) for x in zip(*copies, strict=True))
+            self.kv_pool[:, :, destination] = self.kv_pool[:, :, source]
+
+    # -- reading results ---------------------------------------------------------------------------------------------
+
+    def _read_out(self, wanted: list[tuple[Sequence, int]], logprobs: Tensor) -> list[PositionResult]:
+        """float32 [n, V] -> a result per row."""
+        greedy = sampling.argmax_lowest(logprobs).tolist()
+        chosen = self._choose(wanted, logprobs, greedy)
+        tokens = []
+        for (seq, position), token in zip(wanted, chosen, strict=True):
+            tokens.append([token] if seq.request else [t.token_id for t in seq.targets[position]])
+        counts = torch.tensor([len(t) for t in tokens])
+        rows = torch.repeat_interleave(torch.arange(len(tokens)), counts).to(logprobs.device)
+        columns = torch.tensor([t for group in tokens for t in group], device=logprobs.device)
+        values = iter(logprobs[rows, columns.clamp(max=logprobs.shape[1] - 1)].tolist())
+        results = []
+        for row, (seq, position) in enumerate(wanted):
+            pairs = [(token, next(values)) for token in tokens[row]]
+            top = _top(logprobs[row], _num_top(seq, position))
+            results.append(PositionResult(seq, position, greedy[row], pairs, top))
+        return results
+
+    def _choose(self, wanted: list[tuple[Sequence, int]], logprobs: Tensor, greedy: list[int]) -> list[int]:
+        """The next token of every generating row (greedy, or sampled where the temperature is positive)."""
+        chosen = list(greedy)
+        rows = [i for i, (seq, _) in enumerate(wanted) if seq.request and seq.request.params.temperature > 0]
+        if rows:
+            requests = [r for i in rows if (r := wanted[i][0].request)]
+            device = logprobs.device
+
+            def column(values: list, dtype: torch.dtype) -> Tensor:
+                return torch.tensor(values, dtype=dtype, device=device)
+
+            picked = sampling.sample(
+                logprobs[column(rows, torch.int64)],
+                column([r.params.temperature for r in requests], torch.float64),
+                column([r.params.top_k for r in requests], torch.int64),
+                column([r.params.top_p for r in requests], torch.float64),
+                column([_noise_key(wanted[i][0]) for i in rows], torch.int64),
+                column([wanted[i][1] + 1 for i in rows], torch.int64),  # the position being filled
+            )
+            for i, token in zip(rows, picked.tolist(), strict=True):
+                chosen[i] = token
+        return chosen
+
+    def _explain_non_finite(self, chunks: list[Chunk], results: list[PositionResult]) -> None:
+        """Names, for every row whose logprobs are NaN, the first op whose output was not finite there."""
+        bad = [r for r in results if r.greedy_id >= self.spec.vocab_size]
+        if not bad:
+            return
+        row_of = {(c.seq.seq_id, p): row for row, (c, p) in enumerate(_positions(chunks))}
+        culprits: dict[int, str] = {}
+
+        def watch(name: str, output: Tensor) -> None:
+            if output.shape[0] == len(row_of):
+                finite = output.reshape(len(row_of), -1).isfinite().all(dim=1)
+                for row in (~finite).nonzero().flatten().tolist():
+                    culprits.setdefault(row, name)
+
+        with op_hook(self.model, watch):
+            self._forward(chunks)  # writes the KV that is already there
+        for r in bad:
+            where = culprits.get(row_of[r.seq.seq_id, r.position], "lm_head")
+            r.error = f"not a finite number at token {r.position}: first in the output of {where}"
+
+
+def _positions(chunks: list[Chunk]) -> list[tuple[Chunk, int]]:
+    return [(c, p) for c in chunks for p in range(c.start, c.end)]
+
+
+def _num_top(seq: Sequence, position: int) -> int:
+    if seq.request:
+        return seq.request.params.logprobs
+    return max(t.pending.request.logprobs for t in seq.targets[position])
+
+
+def _top(logprobs: Tensor, n: int) -> dict[int, float]:
+    """The n best tokens of a row [V], best first, ties by id."""
+    if n == 0:
+        return {}
+    order = logprobs.sort(descending=True, stable=True)
+    return dict(zip(order.indices[:n].tolist(), order.values[:n].tolist(), strict=True))
+
+
+def _noise_key(seq: Sequence) -> int:
+    """64 bits of (seed, what is sampled): the same in every batch, engine and process."""
+    assert seq.request is not None
+    params = seq.request.params
+    name = params.noise_key if params.noise_key is not None else "ids:" + ",".join(map(str, seq.request.prompt_ids))
+    digest = hashlib.sha256(f"{params.seed}\0{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

@@ -1,0 +1,104 @@
+"""From requests to sequences: what is refused, and what is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING
+
+from evalengine.engine.request import GenerateRequest, Request
+from evalengine.engine.sequence import PendingScore, Sequence, Target
+from evalengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evalengine.engine.llm import LLM
+
+MAX_LISTED = 10
+
+
+def check_requests(requests: SequenceOf[Request], llm: LLM) -> None:
+    """Raises ConfigError naming every request that can never run, before any does."""
+    problems = []
+    if len({r.request_id for r in requests}) != len(requests):
+        problems.append("request_id: two requests have the same one")
+    for request in requests:
+        problem = _problem(request, llm)
+        if problem:
+            problems.append(f"request {request.request_id}: {problem}")
+    if len(problems) > MAX_LISTED:
+        problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problem(request: Request, llm: LLM) -> str | None:
+    if isinstance(request, GenerateRequest):
+        ids, fed = request.prompt_ids, len(request.prompt_ids)
+        longest = min(fed + request.params.max_tokens - 1, llm.max_model_len)
+        if fed >= llm.max_model_len:
+            return f"the prompt has {fed} tokens, engine.max_model_len={llm.max_model_len} leaves no room for a new one"
+        if request.params.stop and llm.tokenizer is None:
+            return "stop strings need a tokenizer, and this model has none (model.tokenizer)"
+    else:
+        ids = request.context_ids + request.continuation_ids
+        longest = fed = len(ids) - 1
+        if not request.context_ids or not request.continuation_ids:
+            return "the context and the continuation need at least one token each"
+        if fed > llm.max_model_len:
+            return f"context and continuation have {fed + 1} tokens, engine.max_model_len={llm.max_model_len}"
+    if not ids:
+        return "the prompt is empty; give at least one token"
+    if not 0 <= min(ids) <= max(ids) < llm.spec.vocab_size:
+        return f"token ids must lie in 0 ... {llm.spec.vocab_size - 1} (the tokenizer may not belong to the model)"
+    pages = -(-longest // llm.block_size)
+    if pages > llm.num_kv_blocks:
+        return f"{longest} tokens need {pages} KV pages of {llm.block_size}; engine.num_kv_blocks={llm.num_kv_blocks}"
+    return None
+
+
+def to_sequences(requests: SequenceOf[Request], share_contexts: bool) -> list[Sequence]:
+    """Sequences in the order of the requests. Score requests with equal contexts become one group at its first member's
+    place: all first tokens are read from one forward pass over the context, the rest follow through the prefix cache."""
+    groups: dict[tuple[int, ...], list[PendingScore]] = {}
+    order: list[GenerateRequest | tuple[int, ...]] = []
+    for request in requests:
+        if isinstance(request, GenerateRequest):
+            order.append(request)
+            continue
+        context = tuple(request.context_ids)
+        if context not in groups:
+            groups[context] = []
+            order.append(context)
+        groups[context].append(PendingScore(request))
+    sequences: list[Sequence] = []
+    for item in order:
+        if isinstance(item, GenerateRequest):
+            sequences.append(Sequence(list(item.prompt_ids), request=item))
+        else:
+            sequences.extend(_score_group(groups[item], share_contexts))
+    return sequences
+
+
+def _score_group(group: list[PendingScore], share_context: bool) -> list[Sequence]:
+    # Without the prefix cache a longer continuation would compute the context again anyway: it keeps its own first token.
+    alone = group if len(group) == 1 else [] if share_context else [p for p in group if len(_tokens(p)) > 1]
+    together = [p for p in group if p not in alone]
+    sequences = [_scoring(p, range(len(_tokens(p)))) for p in alone]
+    if together:
+        first = together[0].request
+        parent = Sequence(list(first.context_ids), targets={})
+        parent.targets[len(first.context_ids) - 1] = [Target(p, 0, _tokens(p)[0]) for p in together]
+        parent.then = [_scoring(p, range(1, len(_tokens(p)))) for p in together if len(_tokens(p)) > 1]
+        sequences.append(parent)
+    return sequences
+
+
+def _scoring(pending: PendingScore, indices: range) -> Sequence:
+    """A sequence of context and continuation (its last token is predicted, never fed) that scores tokens `indices`."""
+    request = pending.request
+    before = len(request.context_ids) - 1
+    targets = {before + i: [Target(pending, i, request.continuation_ids[i])] for i in indices}
+    return Sequence(request.context_ids + request.continuation_ids[:-1], targets=targets)
+
+
+def _tokens(pending: PendingScore) -> list[int]:
+    return pending.request.continuation_ids

@@ -1,0 +1,137 @@
+"""From the engine's answers to what a run leaves: records, and each task's samples and metrics."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from evalengine.harness.hashes import SampleHashes, sample_hashes, task_hash
+from evalengine.harness.journal import JournalEntry
+from evalengine.harness.metrics import summarize
+from evalengine.harness.plan import Plan, TaskPlan
+from evalengine.records.lm_eval import Sample, TaskResult
+from evalengine.records.schema import RecordKey, RequestRecord
+from evalengine.tasks.base import Doc, Instance, MetricKey, MetricValue, Response
+
+Answers = Mapping[RecordKey, JournalEntry]
+
+
+def records(plan: Plan, answers: Answers) -> list[RequestRecord]:
+    """A record per request, in the plan's order."""
+    result = []
+    for item in plan.requests:
+        answer = answers[item.key]
+        task, doc_id, index, repeat = item.key
+        result.append(
+            RequestRecord(
+                task=task,
+                doc_id=doc_id,
+                request_index=index,
+                repeat=repeat,
+                kind=item.instance.kind,
+                prompt_ids=item.prompt_ids,
+                prompt_sha256=answer.prompt_sha256,
+                output_ids=answer.output_ids,
+                logprobs=answer.logprobs,
+                finish_reason=answer.finish_reason,
+                truncated=item.truncated,
+                text=answer.text,
+                is_greedy=answer.is_greedy,
+            )
+        )
+    return result
+
+
+def task_results(plan: Plan, answers: Answers) -> list[TaskResult]:
+    """Every task's metrics and samples, in lm-eval's terms."""
+    by_instance: defaultdict[Instance, list[JournalEntry]] = defaultdict(list)
+    for item in plan.requests:
+        by_instance[item.instance].append(answers[item.key])
+    responses = {instance: _response(instance, entries) for instance, entries in by_instance.items()}
+    return [_task_result(task_plan, responses) for task_plan in plan.tasks]
+
+
+def _response(instance: Instance, entries: list[JournalEntry]) -> Response:
+    """The answer to one instance; a rolling one has an entry per window.
+
+    fsum is correctly rounded: a log-likelihood does not depend on the Python version (3.12's sum is compensated).
+    """
+    loglikelihood = math.fsum(value for entry in entries for value in entry.logprobs.tolist())
+    if instance.kind == "generate_until":
+        return Response(text=entries[0].text)
+    return Response(loglikelihood=loglikelihood, is_greedy=all(entry.is_greedy for entry in entries))
+
+
+def _task_result(plan: TaskPlan, responses: Mapping[Instance, Response]) -> TaskResult:
+    task = plan.task
+    per_doc: list[dict[MetricKey, MetricValue]] = []
+    hashes: list[SampleHashes] = []
+    samples: dict[str, list[Sample]] = {name: [] for name in task.filters}
+    for doc_id, instances in enumerate(plan.instances):
+        doc, answers = task.docs[doc_id], [responses[i] for i in instances]
+        per_doc.append(task.process_results(doc, answers))
+        hashes.append(sample_hashes(doc, instances, task.target(doc)))
+        for name, filtered in task.filtered(doc, answers).items():
+            values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
+            samples[name].append(_sample(doc_id, doc, task.target(doc), instances, answers, name, filtered, values, hashes[-1]))
+    return TaskResult(
+        name=task.name,
+        version=task.version if task.version is not None else "N/A",
+        num_fewshot=task.num_fewshot,
+        metrics=summarize(task, per_doc),
+        higher_is_better=task.higher_is_better(),
+        config=asdict(task.config),
+        original=len(task.docs),
+        effective=len(plan.instances),
+        task_hash=task_hash(hashes, len(task.filters)),
+        samples=[sample for name in task.filters for sample in samples[name]],
+    )
+
+
+def _sample(
+    doc_id: int,
+    doc: Doc,
+    target: str | int,
+    instances: list[Instance],
+    answers: list[Response],
+    filter_name: str,
+    filtered: list[Any],
+    values: Mapping[str, MetricValue],
+    hashes: SampleHashes,
+) -> Sample:
+    by_index: dict[int, list[Any]] = defaultdict(list)
+    for instance, answer in zip(instances, answers, strict=True):
+        by_index[instance.index].append(_plain(instance, answer))
+    first = {instance.index: instance for instance in reversed(instances)}
+    return Sample(
+        doc_id=doc_id,
+        doc=doc,
+        target=target,
+        arguments=[_arguments(first[index]) for index in by_index],
+        resps=list(by_index.values()),
+        filtered_resps=filtered,
+        filter=filter_name,
+        metrics=values,
+        doc_hash=hashes.doc,
+        prompt_hash=hashes.prompt,
+        target_hash=hashes.target,
+    )
+
+
+def _plain(instance: Instance, answer: Response) -> Any:
+    if instance.kind == "generate_until":
+        return answer.text
+    if instance.kind == "loglikelihood":
+        return (answer.loglikelihood, answer.is_greedy)
+    return answer.loglikelihood
+
+
+def _arguments(instance: Instance) -> tuple[Any, ...]:
+    if instance.kind == "generate_until":
+        assert instance.generation is not None
+        settings = asdict(instance.generation)
+        return (instance.context, {**settings, "until": list(settings["until"]), "do_sample": settings["temperature"] > 0})
+    return (instance.context, instance.continuation) if instance.kind == "loglikelihood" else (instance.context,)

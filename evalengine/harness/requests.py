@@ -1,0 +1,117 @@
+"""From a task's instances to the engine's requests: tokenisation, truncation, and the key each answer is filed under.
+
+All of it happens before anything is scheduled, so a request never depends on how the work is divided.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
+from evalengine.engine.rolling import rolling_windows
+from evalengine.engine.text import encode, encode_pair, prefix_token_id
+from evalengine.errors import ConfigError
+from evalengine.records.schema import RecordKey
+from evalengine.tasks.base import Instance
+
+
+@dataclass(frozen=True)
+class HarnessRequest:
+    """One engine request: an instance, or one window of a rolling instance."""
+
+    key: RecordKey
+    instance: Instance
+    request: Request
+    truncated: int  # tokens cut from the left of the prompt
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.request.prompt_ids if isinstance(self.request, GenerateRequest) else self.request.context_ids
+
+
+@dataclass(frozen=True)
+class RequestBuilder:
+    """Turns instances into requests for one tokenizer and one context length."""
+
+    tokenizer: Any
+    max_model_len: int
+    seed: int = 0
+    long_prompts: str = "truncate"  # truncate | error
+
+    def build(self, instances: Iterable[Instance]) -> list[HarnessRequest]:
+        """The requests, in the instances' order. Raises ConfigError that lists the prompts that cannot be run."""
+        requests: list[HarnessRequest] = []
+        problems: list[str] = []
+        indices: Counter[tuple[str, int, int]] = Counter()
+        for instance in instances:
+            document = (instance.task, instance.doc_id, instance.repeat)
+            try:
+                built = self._build(instance, len(requests))
+            except ConfigError as error:
+                problems.extend(f"{instance.task}, document {instance.doc_id}: {p}" for p in error.problems)
+                continue
+            for request, truncated in built:
+                key = (instance.task, instance.doc_id, indices[document], instance.repeat)
+                requests.append(HarnessRequest(key, instance, request, truncated))
+                indices[document] += 1
+        if problems:
+            raise ConfigError(problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else []))
+        return requests
+
+    def _build(self, instance: Instance, first_id: int) -> list[tuple[Request, int]]:
+        if instance.kind == "generate_until":
+            return [self._generate(instance, first_id)]
+        if instance.kind == "loglikelihood":
+            return [self._score(instance, first_id)]
+        ids = encode(self.tokenizer, instance.context)
+        windows = rolling_windows(ids, prefix_token_id(self.tokenizer), self.max_model_len)
+        return [(ScoreRequest(first_id + i, *window), 0) for i, window in enumerate(windows)]
+
+    def _generate(self, instance: Instance, request_id: int) -> tuple[Request, int]:
+        generation = instance.generation
+        assert generation is not None
+        room = self.max_model_len - generation.max_gen_toks
+        if room < 1:
+            raise ConfigError(
+                f"max_gen_toks={generation.max_gen_toks} leaves no room for a prompt in "
+                f"engine.max_model_len={self.max_model_len}; lower task.generation.max_gen_toks"
+            )
+        ids = encode(self.tokenizer, instance.context)
+        cut = self._cut(len(ids), room, f"max_model_len={self.max_model_len} less max_gen_toks={generation.max_gen_toks}")
+        params = SamplingParams(
+            max_tokens=generation.max_gen_toks,
+            temperature=generation.temperature,
+            top_k=generation.top_k,
+            top_p=generation.top_p,
+            stop=generation.until,
+            seed=self.seed,
+            noise_key=f"{instance.task}/{instance.doc_id}/{instance.index}/{instance.repeat}",
+        )
+        return GenerateRequest(request_id, ids[cut:], params), cut
+
+    def _score(self, instance: Instance, request_id: int) -> tuple[Request, int]:
+        """lm-eval keeps the last max_length + 1 tokens: the last one is predicted, not fed."""
+        context, continuation = encode_pair(self.tokenizer, instance.context, instance.continuation)
+        if not continuation:
+            raise ConfigError(f"the continuation {instance.continuation!r} has no tokens of its own")
+        room = self.max_model_len + 1 - len(continuation)
+        if room < 1:
+            raise ConfigError(
+                f"the continuation alone has {len(continuation)} tokens, engine.max_model_len={self.max_model_len}"
+            )
+        cut = self._cut(len(context), room, f"max_model_len={self.max_model_len} and {len(continuation)} to predict")
+        return ScoreRequest(request_id, context[cut:], continuation), cut
+
+    def _cut(self, length: int, room: int, what: str) -> int:
+        """Tokens to cut from the left."""
+        if length <= room:
+            return 0
+        if self.long_prompts == "error":
+            raise ConfigError(
+                f"the prompt has {length} tokens, {room} fit ({what}); shorten it (fewer exemplars: task.num_fewshot), "
+                "or set long_prompts=truncate"
+            )
+        return length - room

@@ -1,0 +1,215 @@
+"""One run, from its configuration to its folder: prepare, plan, execute, write.
+
+Nothing is written before every setting, row and prompt has been checked; the digest is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+import evalengine
+from evalengine.config import Config, to_yaml, validate
+from evalengine.engine.llm import LLM
+from evalengine.engine.loader import weights_fingerprint
+from evalengine.harness.execute import execute
+from evalengine.harness.outcome import records, task_results
+from evalengine.harness.plan import Plan, build_plan, prepare
+from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.folder import RECORDS, RunFolder
+from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_lm_eval
+from evalengine.records.manifest import (
+    MANIFEST,
+    RunCounts,
+    RunTimings,
+    build_manifest,
+    code_version,
+    run_id,
+    run_identity,
+)
+from evalengine.records.schema import RecordKey, RequestRecord, write_records
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Where a finished run lies, and what came out."""
+
+    folder: Path
+    digest: str
+    results: dict[str, Mapping[str, float | int | str]]  # task -> "metric,filter" -> value
+
+
+@dataclass(frozen=True)
+class _Clock:
+    started: float  # UNIX seconds
+    begin: float  # of the monotonic clock, as the others
+    loaded: float
+    executed: float
+
+    def timings(self) -> RunTimings:
+        now = time.perf_counter()
+        return RunTimings(self.loaded - self.begin, self.executed - self.loaded, now - self.begin)
+
+
+def run(config: Config) -> RunResult:
+    """Runs the configured tasks on the configured model.
+
+    Raises:
+        ConfigError: settings, rows or prompts that cannot be honoured; nothing has been written then.
+        EvalEngineError: a damaged file, a failed request, a disk that refuses; the same command resumes.
+        KeyboardInterrupt: with the run's folder as its argument, once there is one.
+    """
+    started, begin = time.time(), time.perf_counter()
+    validate(config)
+    checkpoint, tasks = prepare(config)
+    with LLM(
+        checkpoint, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine
+    ) as llm:
+        plan = build_plan(config, tasks, llm)
+        identity = _identity_extra(config, plan, llm)
+        loaded = time.perf_counter()
+        name = f"{'+'.join(config.tasks)}-{config.model.name}"
+        with RunFolder.open(
+            config.output_dir, name, run_id(config, identity), config.resume, run_identity(config, identity)
+        ) as folder:
+            folder.write_text("config.yaml", to_yaml(config))
+            answers, ran = execute(plan, llm, folder, "+".join(config.tasks), config.progress)
+            clock = _Clock(started, begin, loaded, time.perf_counter())
+            rows = records(plan, answers)
+            results = task_results(plan, answers)
+            digest = _write(config, plan, llm, folder, identity, rows, results, ran, clock)
+            return RunResult(folder.path, digest, {result.name: result.metrics for result in results})
+
+
+def _identity_extra(config: Config, plan: Plan, llm: LLM) -> dict[str, Any]:
+    """Everything that can change a result and that the configuration names only by reference."""
+    return {
+        "weights": weights_fingerprint(llm.checkpoint),
+        "tokenizer": _tokenizer_sha256(llm.tokenizer),
+        "datasets": {p.task.name: p.task.fingerprint(config.limit)["sha256"] for p in plan.tasks},
+        "prompts": plan.prompts_sha256(),
+        "numerics": llm.numerics,
+        "dtype": str(llm.dtype).removeprefix("torch."),
+    }
+
+
+def _tokenizer_sha256(tokenizer: Any) -> str:
+    text = tokenizer.backend_tokenizer.to_str() + repr(sorted(tokenizer.special_tokens_map.items()))
+    return hashlib.sha256((text + (tokenizer.chat_template or "")).encode()).hexdigest()
+
+
+def _write(
+    config: Config,
+    plan: Plan,
+    llm: LLM,
+    folder: RunFolder,
+    identity: Mapping[str, Any],
+    rows: Sequence[RequestRecord],
+    results: Sequence[TaskResult],
+    ran: set[RecordKey],
+    clock: _Clock,
+) -> str:
+    """All files of a finished run, the digest last; returns it."""
+    digest = run_digest(rows)
+    folder.write_with(RECORDS, lambda path: write_records(path, rows))
+    timings = clock.timings()
+    manifest = build_manifest(
+        run_id=run_id(config, identity),
+        identity=run_identity(config, identity),
+        model=_model_facts(config, llm, identity),
+        tokenizer={"sha256": identity["tokenizer"], "vocab_size": len(llm.tokenizer)},
+        datasets={p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks},
+        engine=_engine_facts(llm),
+        device=str(llm.device),
+        counts=_counts(plan, rows, ran),
+        timings=timings,
+        digest=digest,
+        task_digests=task_digests(rows),
+    )
+    folder.write_json(MANIFEST, manifest)
+    write_lm_eval(
+        folder, results, _model_info(config, llm, identity), _invocation(config, clock, timings), datetime.now()
+    )
+    folder.finish(digest)
+    return digest
+
+
+def _model_facts(config: Config, llm: LLM, identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": config.model.name,
+        "source": llm.checkpoint.source,
+        "revision": llm.checkpoint.revision,
+        "format": llm.checkpoint.format,
+        "architecture": llm.spec.architecture,
+        "num_parameters": llm.spec.num_parameters,
+        "weights_sha256": identity["weights"],
+        "eos_token_ids": list(llm.spec.eos_token_ids),
+    }
+
+
+def _engine_facts(llm: LLM) -> dict[str, Any]:
+    """The settings as they were resolved, and what the scheduler did."""
+    resolved = {
+        "numerics": llm.numerics,
+        "dtype": str(llm.dtype).removeprefix("torch."),
+        "device": str(llm.device),
+        "max_model_len": llm.max_model_len,
+        "block_size": llm.block_size,
+        "num_kv_blocks": llm.num_kv_blocks,
+        "num_threads": llm.num_threads,
+    }
+    return {**asdict(llm.config), **resolved, "stats": asdict(llm.stats)}
+
+
+def _counts(plan: Plan, rows: Sequence[RequestRecord], ran: set[RecordKey]) -> RunCounts:
+    done_now = [row for row in rows if row.key in ran]
+    return RunCounts(
+        documents=sum(len(p.instances) for p in plan.tasks),
+        requests=len(rows),
+        resumed_requests=len(rows) - len(done_now),
+        truncated_prompts=sum(row.truncated > 0 for row in rows),
+        prompt_tokens=sum(len(row.prompt_ids) for row in done_now),
+        output_tokens=sum(len(row.output_ids) for row in done_now),
+    )
+
+
+def _model_info(config: Config, llm: LLM, identity: Mapping[str, Any]) -> ModelInfo:
+    tokenizer = llm.tokenizer
+    return ModelInfo(
+        name=config.model.name,
+        path=llm.checkpoint.source,
+        dtype=str(llm.dtype),
+        revision=llm.checkpoint.revision,
+        sha=identity["weights"],
+        num_parameters=llm.spec.num_parameters,
+        max_length=llm.max_model_len,
+        device=str(llm.device),
+        eot_token_id=tokenizer.eos_token_id,
+        pad_token=(tokenizer.pad_token, tokenizer.pad_token_id),
+        eos_token=(tokenizer.eos_token, tokenizer.eos_token_id),
+        bos_token=(tokenizer.bos_token, tokenizer.bos_token_id),
+        chat_template=tokenizer.chat_template if config.apply_chat_template else None,
+    )
+
+
+def _invocation(config: Config, clock: _Clock, timings: RunTimings) -> Invocation:
+    return Invocation(
+        limit=config.limit,
+        seed=config.seed,
+        fewshot_seed=config.fewshot_seed,
+        started=clock.started,
+        total_seconds=timings.total_seconds,
+        evalengine_version=evalengine.__version__,
+        transformers_version=transformers.__version__,
+        git_hash=code_version()["commit"],
+        system_instruction=config.system_instruction,
+        fewshot_as_multiturn=config.fewshot_as_multiturn if config.apply_chat_template else None,
+        model_args={"numerics": config.numerics, "batch_invariant": config.batch_invariant},
+    )

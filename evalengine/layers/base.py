@@ -1,0 +1,46 @@
+"""What every layer is: a module that holds an `Ops`, calls nothing else, and knows its checkpoint tensors.
+
+The design for tensor parallelism: every weight matrix is cut by output rows (column-parallel), rank r of n owning the
+r-th of n equal parts; inputs are gathered instead of partial outputs being summed, so that no sum crosses ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from evalengine.layers.ops import Ops
+
+
+class Layer(nn.Module):
+    """A leaf: one op, whose output its forward returns (so that `op_hook` sees it)."""
+
+    def __init__(self, ops: Ops) -> None:
+        super().__init__()
+        self.ops = ops
+
+    def new_parameter(self, *shape: int) -> nn.Parameter:
+        """An uninitialised parameter in the run's dtype, on its device."""
+        return nn.Parameter(torch.empty(shape, dtype=self.ops.dtype, device=self.ops.device), requires_grad=False)
+
+    def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's layers that fill this one, which is called `name` -> the shape of their whole weight.
+
+        A bias has the weight's first dimension. Empty: the layer has no tensors of its own.
+        """
+        return {}
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
+        """Copy this rank's part of a whole checkpoint tensor into its place in `param`; `shard` is a key of
+        `checkpoint_shards`."""
+        param.copy_(loaded_weight)
+
+    def finalize(self) -> None:
+        """After loading: prepare the weights for `ops` and drop what is no longer needed."""
+
+
+def shard_rows(tensor: Tensor, tp_rank: int, tp_size: int) -> Tensor:
+    """The tp_rank-th of tp_size equal parts of the first dimension, as a view."""
+    rows = tensor.shape[0]
+    assert rows % tp_size == 0, f"{rows} rows do not divide among {tp_size} ranks"
+    return tensor.narrow(0, tp_rank * (rows // tp_size), rows // tp_size)

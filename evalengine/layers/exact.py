@@ -1,0 +1,76 @@
+"""`exact`: every op's output is float32 rounded once from float64, its sums exact, so their order cannot matter.
+
+Weights and KV are held in the run's dtype's values; the arithmetic is `evalengine.kernels.exact`'s.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evalengine.errors import EvalEngineError
+from evalengine.kernels import exact, exact_attention
+from evalengine.layers import kv_cache
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.ops import Ops, PreparedWeight
+
+
+class ExactOps(Ops):
+    """Raises `EvalEngineError`, at construction, for a device whose float64 product misses a bit."""
+
+    name = "exact"
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        try:
+            exact.self_test(device)
+        except RuntimeError as error:
+            raise EvalEngineError(
+                f"numerics=exact cannot run on engine.device={device}: {error}; use another device, "
+                "or batch_invariant=false"
+            ) from error
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
+        return exact.quantize_weight(weight.detach())
+
+    def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
+        return exact.linear(x, weight, bias)
+
+    def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
+        return exact.linear(x, weight)
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        return table[ids].float()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return exact.rms_norm(x, weight, eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return exact.add(x, residual)
+
+    def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
+        cos, sin = exact.rope_table(inv_freq, max_positions, scaling)
+        return cos.to(self.device), sin.to(self.device)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return exact.apply_rope(x, cos, sin)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return exact.silu_and_mul(gate_up)
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        kv_cache.store_kv(k, v, k_cache, v_cache, slot_mapping)
+
+    def attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        return exact_attention.paged_attention(
+            q, k_cache, v_cache, metadata.block_table, metadata.query_lens, metadata.kv_lens, scale
+        )
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return exact.log_softmax(logits)

@@ -1,0 +1,73 @@
+"""`fast`: plain torch, whatever is quickest. Nothing is promised about bits from one batch shape to another.
+
+Element-wise arithmetic rounds where transformers' eager code rounds, so on equal inputs those ops are byte-equal to it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalengine.layers import kv_cache
+from evalengine.layers.fast_attention import paged_attention
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.ops import Ops, PreparedWeight
+
+
+class FastOps(Ops):
+    """Weights stay as loaded, except that the CPU's lm_head keeps a float32 copy (logits are float32)."""
+
+    name = "fast"
+
+    def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
+        return weight.detach().float() if lm_head and self.device.type == "cpu" else weight.detach()
+
+    def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
+        if weight.dtype == torch.float32:
+            return F.linear(x.float(), weight)
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normed in float32, rounded to the model dtype, then times the weight."""
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * normed.to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return x + residual
+
+    def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
+        """cos and sin of the float32 angle, times `scaling` in float32, rounded to the model dtype."""
+        positions = torch.arange(max_positions, dtype=torch.float32, device=self.device)
+        angles = positions[:, None] * inv_freq.to(self.device)
+        return (angles.cos() * scaling).to(self.dtype), (angles.sin() * scaling).to(self.dtype)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Each product and the sum rounded."""
+        first, second = x.chunk(2, dim=-1)
+        cos, sin = cos[:, None], sin[:, None]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """silu rounded to the model dtype, then times the second half."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        # On the CPU, vector body and scalar tail of silu round differently: the same memory layout as transformers'.
+        return F.silu(gate.contiguous()) * up
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        kv_cache.store_kv(k, v, k_cache, v_cache, slot_mapping)
+
+    def attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        return paged_attention(q, k_cache, v_cache, metadata, scale)
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return torch.log_softmax(logits, dim=-1)

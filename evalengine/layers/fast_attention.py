@@ -1,0 +1,79 @@
+"""Paged attention on torch's scaled_dot_product_attention: sequences of like size in one padded batch.
+
+    S sequences of a group, Q query rows a sequence (padded), L KV tokens a sequence (padded), P pages,
+    Hq/Hkv heads, D head_dim.
+
+Only valid slots of the pool are ever used: padding is zeroed, so NaN in a stale page cannot reach a neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalengine.layers.metadata import AttentionMetadata
+
+GROUP_TOKENS = 1 << 16  # KV tokens gathered at once: bounds the copy
+GROUP_SCORES = 1 << 24  # query rows times KV tokens at once: bounds the mask
+
+
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], causal."""
+    output = torch.empty_like(q)
+    starts = [0]
+    for length in metadata.query_lens:
+        starts.append(starts[-1] + length)
+    for group in _groups(metadata.query_lens, metadata.kv_lens):
+        q_lens = torch.tensor([metadata.query_lens[s] for s in group])
+        kv_lens = torch.tensor([metadata.kv_lens[s] for s in group])
+        steps = torch.arange(int(q_lens.max()))
+        rows = torch.tensor([starts[s] for s in group])[:, None] + torch.minimum(steps, q_lens[:, None] - 1)
+        real = steps < q_lens[:, None]
+        k, v = (_gather(cache, metadata.block_table[group], kv_lens) for cache in (k_cache, v_cache))
+        out = _attend(q[rows.to(q.device)], k, v, q_lens, kv_lens, scale)
+        kept = real.flatten().nonzero().squeeze(1).to(q.device)
+        output[rows[real].to(q.device)] = out.flatten(0, 1)[kept]
+    return output
+
+
+def _groups(query_lens: list[int], kv_lens: list[int]) -> Iterator[list[int]]:
+    """Sequences whose lengths agree to a power of two, in groups that keep the padded sizes bounded."""
+    buckets: dict[tuple[int, int], list[int]] = {}
+    for s, (query_len, kv_len) in enumerate(zip(query_lens, kv_lens, strict=True)):
+        if query_len:
+            buckets.setdefault((query_len.bit_length(), kv_len.bit_length()), []).append(s)
+    for bucket in buckets.values():
+        q_max, kv_max = max(query_lens[s] for s in bucket), max(kv_lens[s] for s in bucket)
+        size = max(1, min(GROUP_TOKENS // kv_max, GROUP_SCORES // (q_max * kv_max)))
+        for start in range(0, len(bucket), size):
+            yield bucket[start : start + size]
+
+
+def _gather(cache: Tensor, block_table: Tensor, kv_lens: Tensor) -> Tensor:
+    """Pool [B, block_size, Hkv, D], int32 [S, P] -> [S, Hkv, L, D] with zeros past each sequence's length."""
+    longest, block_size = int(kv_lens.max()), cache.shape[1]
+    pages = block_table[:, : -(-longest // block_size)]
+    tokens = cache[pages].flatten(1, 2)[:, :longest]
+    past = torch.arange(longest) >= kv_lens[:, None]
+    if bool(past.any()):
+        tokens = tokens.masked_fill(past.to(cache.device)[:, :, None, None], 0)
+    return tokens.transpose(1, 2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, q_lens: Tensor, kv_lens: Tensor, scale: float) -> Tensor:
+    """q [S, Q, Hq, D], k and v [S, Hkv, L, D] -> [S, Q, Hq, D]. Row i sees tokens up to kv_len - query_len + i."""
+    rows, heads, tokens = q.shape[1], q.shape[2], k.shape[2]
+    if rows == 1:  # decode: a KV head's queries become the rows of one product
+        q = q[:, 0].unflatten(1, (k.shape[1], -1))
+        mask = (torch.arange(tokens) < kv_lens[:, None])[:, None, None].to(q.device)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).reshape(-1, 1, heads, q.shape[-1])
+    q = q.transpose(1, 2)
+    k, v = (x.repeat_interleave(heads // k.shape[1], dim=1) for x in (k, v))
+    if len(q_lens) == 1 and rows == tokens:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
+    last = (kv_lens - q_lens)[:, None] + torch.arange(rows)
+    mask = (torch.arange(tokens) <= last[:, :, None])[:, None].to(q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)

@@ -1,0 +1,30 @@
+"""RMS norm and the residual stream's sum."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from evalengine.layers.base import Layer
+from evalengine.layers.ops import Ops
+
+
+class RMSNorm(Layer):
+    """[..., H] -> [..., H]: x / sqrt(mean(x^2) + eps) * weight. Whole on every rank."""
+
+    def __init__(self, ops: Ops, size: int, eps: float) -> None:
+        super().__init__(ops)
+        self.size, self.eps = size, eps
+        self.weight = self.new_parameter(size)
+
+    def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
+        return {name: (self.size,)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+
+class ResidualAdd(Layer):
+    """[T, H], [T, H] -> [T, H]."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.ops.add(x, residual)

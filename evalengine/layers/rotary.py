@@ -1,0 +1,37 @@
+"""Rotary position embedding: one table for the model, applied to q and k in every layer.
+
+T tokens, D head_dim.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from evalengine.layers.base import Layer
+from evalengine.layers.ops import Ops
+
+
+class RopeTable(Layer):
+    """cos and sin of every position, made once; a step gathers its rows once for all layers."""
+
+    def __init__(self, ops: Ops, inv_freq: Tensor, scaling: float = 1.0) -> None:
+        super().__init__(ops)
+        self.inv_freq, self.scaling = inv_freq, scaling
+        self.cos: Tensor | None = None
+        self.sin: Tensor | None = None
+
+    def build(self, max_positions: int) -> None:
+        """Make the rows for positions below `max_positions`."""
+        self.cos, self.sin = self.ops.rope_table(self.inv_freq, max_positions, self.scaling)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 [T] -> cos, sin [T, D / 2]."""
+        assert self.cos is not None and self.sin is not None, "build() comes first"
+        return self.cos[positions], self.sin[positions]
+
+
+class Rope(Layer):
+    """[T, heads, D] and the step's cos, sin [T, D / 2] -> [T, heads, D]."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return self.ops.rope(x, cos, sin)

@@ -1,0 +1,141 @@
+"""The decoder that Llama, Qwen2 and Qwen3 share: pre-norm attention and a gated SiLU feed-forward.
+
+    T tokens, H hidden, Hq/Hkv heads, D head_dim, V vocabulary, B pages of `block_size` tokens, n rows of interest.
+
+Every operation is a layer, so a forward hook sees its output; the arithmetic behind each is `Ops`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from evalengine.layers.activation import SiluAndMul
+from evalengine.layers.attention import PagedAttention
+from evalengine.layers.base import Layer
+from evalengine.layers.embedding import LMHead, VocabEmbedding
+from evalengine.layers.linear import Linear, MergedLinear, QKVLinear
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.norm import ResidualAdd, RMSNorm
+from evalengine.layers.ops import Ops
+from evalengine.layers.rotary import Rope, RopeTable
+from evalengine.models.config import ModelSpec
+
+KVCache = tuple[Tensor, Tensor]
+
+
+class DecoderAttention(nn.Module):
+    """q, k, v; an optional norm over each head's q and k; RoPE; paged attention; the output projection."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__()
+        self.qkv_proj = QKVLinear(
+            ops, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, bias=spec.attention_bias
+        )
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(ops, spec.head_dim, spec.rms_norm_eps)
+            self.k_norm = RMSNorm(ops, spec.head_dim, spec.rms_norm_eps)
+        self.q_rope, self.k_rope = Rope(ops), Rope(ops)
+        self.attention = PagedAttention(ops, scale=spec.head_dim**-0.5)
+        self.o_proj = Linear(ops, spec.num_heads * spec.head_dim, spec.hidden_size, bias=spec.attention_output_bias)
+        self.qk_norm = spec.qk_norm
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
+        q, k, v = self.qkv_proj.split(self.qkv_proj(x))
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.q_rope(q, cos, sin), self.k_rope(k, cos, sin)
+        return self.o_proj(self.attention(q, k, v, kv_cache, metadata).flatten(1))
+
+
+class DecoderMLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__()
+        sizes = {"gate_proj": spec.intermediate_size, "up_proj": spec.intermediate_size}
+        self.gate_up_proj = MergedLinear(ops, spec.hidden_size, sizes)
+        self.activation = SiluAndMul(ops)
+        self.down_proj = Linear(ops, spec.intermediate_size, spec.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). The sum is rounded, and the rounded sum is normed."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
+        self.self_attn = DecoderAttention(spec, ops)
+        self.attention_add = ResidualAdd(ops)
+        self.post_attention_layernorm = RMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
+        self.mlp = DecoderMLP(spec, ops)
+        self.mlp_add = ResidualAdd(ops)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
+        x = self.attention_add(self.self_attn(self.input_layernorm(x), cos, sin, kv_cache, metadata), x)
+        return self.mlp_add(self.mlp(self.post_attention_layernorm(x)), x)
+
+
+class Decoder(nn.Module):
+    """Token ids to final hidden states."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__()
+        self.embed_tokens = VocabEmbedding(ops, spec.vocab_size, spec.hidden_size)
+        self.rope_table = RopeTable(ops, spec.rope.inv_freq(spec.head_dim))
+        self.layers = nn.ModuleList(DecoderLayer(spec, ops) for _ in range(spec.num_layers))
+        self.norm = RMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
+    ) -> Tensor:
+        x = self.embed_tokens(input_ids)
+        cos, sin = self.rope_table(positions)
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            x = layer(x, cos, sin, kv_cache, metadata)
+        return self.norm(x)
+
+
+class DecoderForCausalLM(nn.Module):
+    """The decoder and its vocabulary projection. A subclass states how its architecture differs.
+
+    Its parameters, read through `Layer.checkpoint_shards`, have the names of a Hugging Face checkpoint.
+    """
+
+    model_type: ClassVar[str]  # HF's config.model_type, GGUF's general.architecture
+    qk_norm: ClassVar[bool] = False
+    gguf_interleaved_rope: ClassVar[bool] = False  # GGUF files hold q and k with each head's RoPE pairs side by side
+
+    @classmethod
+    def attention_biases(cls, config: Any) -> tuple[bool, bool]:
+        """Whether (q, k and v; the output projection) have biases under this transformers config."""
+        raise TypeError(f"{cls.__name__} must define attention_biases")
+
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__()
+        self.spec = spec
+        self.ops = ops
+        self.model = Decoder(spec, ops)
+        tied = self.model.embed_tokens if spec.tie_word_embeddings else None
+        self.lm_head = LMHead(ops, spec.vocab_size, spec.hidden_size, tied_to=tied)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
+    ) -> Tensor:
+        """int64 [T], int64 [T], a (k, v) pair of pools [B, block_size, Hkv, D] a layer -> normed [T, H]."""
+        return self.model(input_ids, positions, kv_caches, metadata)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[n, H] -> float32 [n, V]."""
+        return self.lm_head(hidden)
+
+    def finalize(self, max_model_len: int) -> None:
+        """After loading: weights into the form the ops multiply with, RoPE tables for `max_model_len` positions."""
+        for layer in self.modules():
+            if isinstance(layer, Layer):
+                layer.finalize()
+        self.model.rope_table.build(max_model_len)

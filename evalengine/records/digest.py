@@ -1,0 +1,72 @@
+"""The digest of a run: equal digests mean equal bits.
+
+A leaf is one request: SHA-256 over (digest version, task, document, request index, repeat, prompt ids, output ids,
+logprobs), each field preceded by its length, so that no two different requests share a preimage. Ids are int32 and
+logprobs float32, little-endian. Time, paths, library versions, texts and top-n alternatives stay out.
+
+The run's digest is the Merkle tree hash of RFC 6962, section 2.1, over the leaves in (task, document, request index,
+repeat) order: leaves and inner nodes are hashed under different prefixes, so a leaf cannot pass for a node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from evalengine.records.schema import RequestRecord
+
+DIGEST_VERSION = 1
+_LEAF, _NODE = b"\x00", b"\x01"
+
+
+def leaf_hash(record: RequestRecord) -> bytes:
+    """The 32 bytes that stand for one request."""
+    assert len(record.output_ids) == len(record.logprobs), f"{record.key}: a logprob a token"
+    assert record.logprobs.dtype == np.float32, f"{record.key}: logprobs are {record.logprobs.dtype}, not float32"
+    hasher = hashlib.sha256(_LEAF)
+    for part in (
+        b"evalengine",
+        struct.pack("<I", DIGEST_VERSION),
+        record.task.encode(),
+        struct.pack("<q", record.doc_id),
+        struct.pack("<q", record.request_index),
+        struct.pack("<q", record.repeat),
+        np.asarray(record.prompt_ids, dtype="<i4").tobytes(),
+        np.asarray(record.output_ids, dtype="<i4").tobytes(),
+        record.logprobs.astype("<f4").tobytes(),
+    ):
+        hasher.update(struct.pack("<Q", len(part)))
+        hasher.update(part)
+    return hasher.digest()
+
+
+def merkle_root(leaves: Sequence[bytes]) -> bytes:
+    """The 32-byte root over leaf hashes; SHA-256 of nothing if there are none."""
+    if not leaves:
+        return hashlib.sha256().digest()
+    level = list(leaves)
+    while len(level) > 1:  # an odd last node moves up unchanged: the same tree as RFC 6962's split at a power of two
+        pairs = [hashlib.sha256(_NODE + a + b).digest() for a, b in zip(level[::2], level[1::2], strict=False)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0]
+
+
+def run_digest(records: Iterable[RequestRecord]) -> str:
+    """64 hex digits for all the records of a run, in whatever order they come."""
+    return merkle_root([leaf_hash(record) for record in _ordered(records)]).hex()
+
+
+def task_digests(records: Iterable[RequestRecord]) -> dict[str, str]:
+    """The same for each task alone: which task differs, at a glance."""
+    by_task = groupby(_ordered(records), key=lambda record: record.task)
+    return {task: merkle_root([leaf_hash(record) for record in group]).hex() for task, group in by_task}
+
+
+def _ordered(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    ordered = sorted(records, key=lambda record: record.key)
+    assert len({record.key for record in ordered}) == len(ordered), "two records of one request"
+    return ordered

@@ -1,0 +1,207 @@
+"""`results_<iso>.json` and `samples_<task>_<iso>.jsonl`, in lm-evaluation-harness's schema and keys.
+
+Read in lm_eval 0.4.12 and 0.4.13: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (what is
+saved, and how responses become strings), `result_schema.py` (the names). Tools that read its files read these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from evalengine.records.folder import RunFolder
+
+Value = float | int | str  # a metric's value; a standard error may be "N/A"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One document under one filter."""
+
+    doc_id: int
+    doc: Mapping[str, Any]
+    target: Any
+    arguments: Sequence[tuple[Any, ...]]  # per request: (context, continuation or generation settings)
+    resps: Sequence[Sequence[Any]]  # per request and repeat: text, or (log-likelihood, is_greedy)
+    filtered_resps: Sequence[Any]  # per request, after the filter
+    filter: str
+    metrics: Mapping[str, Any]  # metric -> this document's value
+    doc_hash: str
+    prompt_hash: str
+    target_hash: str
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task's outcome."""
+
+    name: str
+    version: float | str
+    num_fewshot: int
+    metrics: Mapping[str, Value]  # "metric,filter" and "metric_stderr,filter"
+    higher_is_better: Mapping[str, bool]
+    config: Mapping[str, Any]
+    original: int  # documents in the split
+    effective: int  # documents evaluated
+    task_hash: str
+    samples: Sequence[Sample] = ()
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model as lm-eval describes it. Special tokens are (token, id), both null if there is none."""
+
+    name: str
+    path: str
+    dtype: str
+    revision: str | None
+    sha: str | None
+    num_parameters: int
+    max_length: int
+    device: str
+    eot_token_id: int | None
+    pad_token: tuple[str | None, int | None] = (None, None)
+    eos_token: tuple[str | None, int | None] = (None, None)
+    bos_token: tuple[str | None, int | None] = (None, None)
+    chat_template: str | None = None  # only if it was applied
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How the run was asked for, and when."""
+
+    limit: int | None
+    seed: int
+    fewshot_seed: int
+    started: float  # UNIX seconds
+    total_seconds: float
+    evalengine_version: str
+    transformers_version: str | None = None
+    git_hash: str | None = None
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def results_dict(tasks: Sequence[TaskResult], model: ModelInfo, invocation: Invocation) -> dict[str, Any]:
+    """The content of `results_<iso>.json`."""
+    by_name = sorted(tasks, key=lambda task: task.name)
+    return {
+        "results": {
+            task.name: {"name": task.name, "alias": task.name, "sample_len": task.effective, **task.metrics}
+            for task in tasks
+        },
+        "group_subtasks": {},
+        "configs": {task.name: dict(task.config) for task in by_name},
+        "versions": {task.name: task.version for task in by_name},
+        "n-shot": {task.name: task.num_fewshot for task in by_name},
+        "higher_is_better": {task.name: dict(task.higher_is_better) for task in by_name},
+        "n-samples": {task.name: {"original": task.original, "effective": task.effective} for task in tasks},
+        "config": _execution(model, invocation),
+        "git_hash": invocation.git_hash,
+        "date": invocation.started,
+        "transformers_version": invocation.transformers_version,
+        "evalengine_version": invocation.evalengine_version,
+        "tokenizer_pad_token": _token(model.pad_token),
+        "tokenizer_eos_token": _token(model.eos_token),
+        "tokenizer_bos_token": _token(model.bos_token),
+        "eot_token_id": model.eot_token_id,
+        "max_length": model.max_length,
+        "task_hashes": {task.name: task.task_hash for task in tasks},
+        "model_source": "evalengine",
+        "model_name": model.name,
+        "model_name_sanitized": re.sub(r"[\"<>:/|\\?*\[\]]+", "__", model.name),
+        "system_instruction": invocation.system_instruction,
+        "system_instruction_sha": _sha(invocation.system_instruction),
+        "fewshot_as_multiturn": invocation.fewshot_as_multiturn,
+        "chat_template": model.chat_template,
+        "chat_template_sha": _sha(model.chat_template),
+        "total_evaluation_time_seconds": str(invocation.total_seconds),
+    }
+
+
+def sample_row(sample: Sample) -> dict[str, Any]:
+    """One line of `samples_<task>_<iso>.jsonl`."""
+    return {
+        "doc_id": sample.doc_id,
+        "doc": dict(sample.doc),
+        "target": str(sample.target),
+        "arguments": {
+            f"gen_args_{i}": {f"arg_{j}": value for j, value in enumerate(arguments)}
+            for i, arguments in enumerate(sample.arguments)
+        },
+        "resps": _strings(sample.resps),
+        "filtered_resps": _strings(sample.filtered_resps),
+        "filter": sample.filter,
+        "metrics": list(sample.metrics),
+        "doc_hash": sample.doc_hash,
+        "prompt_hash": sample.prompt_hash,
+        "target_hash": sample.target_hash,
+        **sample.metrics,
+    }
+
+
+def write_lm_eval(
+    folder: RunFolder, tasks: Sequence[TaskResult], model: ModelInfo, invocation: Invocation, finished: datetime
+) -> Path:
+    """Writes both kinds of file and returns the results file. Those of an earlier attempt at this run are removed.
+
+    Raises `EvalEngineError` if the disk refuses.
+    """
+    for stale in [*folder.path.glob("results_*.json"), *folder.path.glob("samples_*.jsonl")]:
+        stale.unlink()
+    iso = finished.isoformat().replace(":", "-")
+    for task in tasks:
+        lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=_plain) for sample in task.samples]
+        folder.write_text(f"samples_{task.name}_{iso}.jsonl", "".join(line + "\n" for line in lines))
+    results = json.dumps(results_dict(tasks, model, invocation), indent=2, ensure_ascii=False, default=_plain)
+    return folder.write_text(f"results_{iso}.json", results)
+
+
+def _execution(model: ModelInfo, invocation: Invocation) -> dict[str, Any]:
+    """lm-eval's `config`: the model and how it was run."""
+    return {
+        "model": "evalengine",
+        "model_args": {"pretrained": model.path, **invocation.model_args},
+        "model_num_parameters": model.num_parameters,
+        "model_dtype": model.dtype,
+        "model_revision": model.revision,
+        "model_sha": model.sha,
+        "batch_size": None,  # the scheduler's, step by step
+        "batch_sizes": [],
+        "device": model.device,
+        "use_cache": None,
+        "limit": invocation.limit,
+        "bootstrap_iters": 100000,
+        "gen_kwargs": None,
+        "random_seed": invocation.seed,
+        "numpy_seed": invocation.seed,
+        "torch_seed": invocation.seed,
+        "fewshot_seed": invocation.fewshot_seed,
+    }
+
+
+def _token(token: tuple[str | None, int | None]) -> list[Any]:
+    return [token[0], str(token[1])]
+
+
+def _sha(text: str | None) -> str | None:
+    return hashlib.sha256(text.encode()).hexdigest() if text else None
+
+
+def _strings(value: Any) -> Any:
+    """Nested lists and tuples kept, everything in them as a string."""
+    return [_strings(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """What json cannot write: numpy scalars and sets as Python's own, anything else as a string."""
+    if hasattr(value, "item"):
+        return value.item()
+    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)

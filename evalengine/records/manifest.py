@@ -1,0 +1,172 @@
+"""A run's identity (what can change a result) and its `manifest.json` (what it ran on, and how it went)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import evalengine
+from evalengine.config import OUTPUT_FIELDS, SCHEDULE_FIELDS, Config
+
+MANIFEST = "manifest.json"
+# What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
+IDENTITY_KEYS = ("weights", "tokenizer", "datasets", "prompts", "numerics", "dtype")
+_STANDS_FOR = ("model", "batch_invariant", "numerics", "task")
+LIBRARIES = (
+    *("torch", "triton", "transformers", "tokenizers", "datasets", "safetensors", "gguf", "flash-attn", "hydra-core"),
+    *("numpy", "scipy", "pandas", "pyarrow", "jinja2"),
+)
+
+
+@dataclass(frozen=True)
+class RunCounts:
+    """What a run did."""
+
+    documents: int
+    requests: int
+    resumed_requests: int  # taken from the journal, not run again
+    truncated_prompts: int  # cut from the left to fit max_model_len
+    prompt_tokens: int  # of the requests that ran
+    output_tokens: int  # generated or scored, of the requests that ran
+
+
+@dataclass(frozen=True)
+class RunTimings:
+    """Seconds of wall-clock time."""
+
+    load_seconds: float  # weights and tokenizer
+    run_seconds: float  # requests
+    total_seconds: float
+
+
+def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that can change a result, as plain JSON values.
+
+    extra: what stands for files, by content, at least `IDENTITY_KEYS`: fingerprints of weights, tokenizer, dataset rows
+    and prompts, and the resolved numerics level and dtype. Where a model or dataset lies is no part of the identity.
+    """
+    missing = [name for name in IDENTITY_KEYS if name not in extra]
+    assert not missing, f"a run's identity needs {missing}"
+    settings = asdict(config)
+    for name in (*OUTPUT_FIELDS, *_STANDS_FOR):
+        del settings[name]
+    for name in (*SCHEDULE_FIELDS, "dtype"):
+        del settings["engine"][name]
+    for task in settings["tasks"].values():
+        del task["dataset"], task["fewshot_file"]
+    identity = {"contract_version": evalengine.CONTRACT_VERSION, **settings, **extra}
+    plain: dict[str, Any] = json.loads(_canonical(identity))
+    return plain
+
+
+def run_id(config: Config, extra: Mapping[str, Any]) -> str:
+    """The first 8 hex digits of the SHA-256 of `run_identity`."""
+    return hashlib.sha256(_canonical(run_identity(config, extra)).encode()).hexdigest()[:8]
+
+
+def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    """One sentence for each value that differs between two plain JSON values."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted({*old, *new}):
+            yield from differences(old.get(name), new.get(name), f"{where}.{name}" if where else name)
+    elif old != new:
+        yield f"{where} was {json.dumps(old)}, is {json.dumps(new)}"
+
+
+def build_manifest(
+    *,
+    run_id: str,
+    identity: Mapping[str, Any],
+    model: Mapping[str, Any],
+    tokenizer: Mapping[str, Any],
+    datasets: Mapping[str, Any],
+    engine: Mapping[str, Any],
+    device: str,
+    counts: RunCounts,
+    timings: RunTimings,
+    digest: str,
+    task_digests: Mapping[str, str],
+) -> dict[str, Any]:
+    """`manifest.json`. The mappings are plain JSON values; `engine` holds the resolved settings. No environment
+    variables, user or host names go in."""
+    return {
+        "run_id": run_id,
+        "digest": digest,
+        "task_digests": dict(task_digests),
+        "contract_version": evalengine.CONTRACT_VERSION,
+        "numerics": identity["numerics"],
+        "identity": dict(identity),
+        "model": dict(model),
+        "tokenizer": dict(tokenizer),
+        "datasets": dict(datasets),
+        "engine": dict(engine),
+        "counts": asdict(counts),
+        "timings": asdict(timings),
+        "code": code_version(),
+        "hardware": {"device": device, "cpu": cpu_name(), "cpu_count": os.cpu_count(), "gpus": gpu_names(device)},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libraries": library_versions(),
+    }
+
+
+def code_version() -> dict[str, Any]:
+    """The package's version; and in a git checkout of it, the commit, and whether the tree differs from it."""
+    package = Path(evalengine.__file__).parent
+    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    commit = _git(package, "rev-parse", "HEAD") if tracked else None
+    status = _git(package, "status", "--porcelain") if commit else None
+    return {"version": evalengine.__version__, "commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of the libraries that a result can depend on, those that are installed."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_name() -> str:
+    """The processor's name, as the kernel gives it where it does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def gpu_names(device: str) -> list[str]:
+    """The GPUs of a run on `device`, with their driver's CUDA version; empty on CPU."""
+    if not device.startswith("cuda"):
+        return []
+    import torch
+
+    chosen = torch.device(device)
+    properties = torch.cuda.get_device_properties(chosen)
+    return [f"{properties.name} (sm_{properties.major}{properties.minor}, CUDA {torch.version.cuda})"]
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Git's answer, or None if it has none."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -1,0 +1,107 @@
+"""A request's record, and `records.parquet`: a row per request, read back bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RecordKey = tuple[str, int, int, int]  # task, document, request index, repeat
+
+
+@dataclass(frozen=True, eq=False)
+class RequestRecord:
+    """One finished request. Records compare by their digest's leaf (`digest.leaf_hash`), not by `==`."""
+
+    task: str
+    doc_id: int
+    request_index: int  # counts a document's requests from 0: a choice, a rolling window
+    repeat: int  # counts the samples of one request from 0
+    kind: str  # generate_until | loglikelihood | loglikelihood_rolling
+    prompt_ids: Sequence[int]
+    prompt_sha256: str  # of the prompt's ids: `ids_sha256(prompt_ids)`
+    output_ids: Sequence[int]  # generated (up to and including the token that completes a stop), or scored
+    logprobs: np.ndarray  # float32 [len(output_ids)]
+    finish_reason: str  # stop | length
+    truncated: int  # tokens cut from the prompt's left
+    text: str  # generated text, stop strings cut
+    is_greedy: bool
+
+    @property
+    def key(self) -> RecordKey:
+        return (self.task, self.doc_id, self.request_index, self.repeat)
+
+
+def ids_sha256(ids: Sequence[int]) -> str:
+    """SHA-256 (hex) of token ids as int32 little-endian."""
+    return hashlib.sha256(np.asarray(ids, dtype="<i4").tobytes()).hexdigest()
+
+
+def write_records(path: Path, records: Sequence[RequestRecord]) -> None:
+    """`records` as Parquet, in (task, document, request, repeat) order. Raises `OSError` if the disk refuses."""
+    import pyarrow.parquet as pq
+
+    # Arrow's dictionary encoding merges NaNs of different payloads, so only text columns may use it.
+    ordered = sorted(records, key=lambda record: record.key)
+    pq.write_table(_table(ordered), path, use_dictionary=["task", "kind", "finish_reason"], compression="zstd")
+
+
+def read_records(path: Path) -> list[RequestRecord]:
+    """The rows of a `records.parquet`, in its order."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path).combine_chunks()
+    columns: dict[str, list[Any]] = {
+        name: _lists(table.column(name)) if name in _LISTS else table.column(name).to_pylist()
+        for name in table.column_names
+    }
+    for name in ("prompt_ids", "output_ids"):
+        columns[name] = [ids.tolist() for ids in columns[name]]
+    return [RequestRecord(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+_LISTS = {"prompt_ids": "int32", "output_ids": "int32", "logprobs": "float32"}
+_SCALARS = {
+    "task": "string",
+    "doc_id": "int64",
+    "request_index": "int64",
+    "repeat": "int64",
+    "kind": "string",
+    "prompt_sha256": "string",
+    "finish_reason": "string",
+    "truncated": "int64",
+    "text": "string",
+    "is_greedy": "bool_",
+}
+
+
+def _table(records: Sequence[RequestRecord]) -> Any:
+    import pyarrow as pa
+
+    columns = {
+        name: pa.array([getattr(record, name) for record in records], type=getattr(pa, kind)())
+        for name, kind in _SCALARS.items()
+    }
+    for name, kind in _LISTS.items():
+        rows = [np.asarray(getattr(record, name), dtype=kind) for record in records]
+        offsets = np.cumsum([0, *(len(row) for row in rows)], dtype="int64")
+        values = np.concatenate([np.empty(0, dtype=kind), *rows])  # one buffer: the bits go in as they are
+        columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+    return pa.table({item.name: columns[item.name] for item in fields(RequestRecord)})
+
+
+def _lists(column: Any) -> list[np.ndarray]:
+    """A list column -> one array a row, sharing the column's buffer."""
+    import pyarrow as pa
+
+    if not len(column):
+        return []
+    array = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    offsets = array.offsets.to_numpy()
+    values = array.values.to_numpy(zero_copy_only=True)
+    return [values[start:end] for start, end in pairwise(offsets)]

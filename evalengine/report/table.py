@@ -1,0 +1,89 @@
+"""The end of a run on the terminal: one table, throughput, the folder, and the digest as the last line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.errors import EvalEngineError
+
+COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # lm-eval's
+NARROWEST = 100  # columns: a pipe has no width, and a wrapped table cannot be searched
+
+
+def print_report(folder: Path) -> None:
+    """Prints a finished run's report to standard output. Raises `EvalEngineError` if the run is not finished."""
+    results, manifest, digest = read_run(folder)
+    console = Console(file=sys.stdout, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, NARROWEST)
+    console.print(results_table(results))
+    for line in summary_lines(manifest):
+        console.print(Text(line))
+    console.print(Text(f"{folder}"))
+    console.print(Text(f"digest: {digest}"))
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """(lm-eval's results, manifest, digest) of a finished run."""
+    found = sorted(folder.glob("results_*.json"))
+    if not (folder / "digest.txt").exists() or not found:
+        raise EvalEngineError(f"{folder}: this run is not finished (digest.txt is missing); run its command again")
+    results = json.loads(found[-1].read_text(encoding="utf-8"))
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    return results, manifest, (folder / "digest.txt").read_text(encoding="utf-8").strip()
+
+
+def results_table(results: Mapping[str, Any]) -> Table:
+    """lm-eval's table: a row per metric and filter, in the tasks' order."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(COLUMNS):
+        table.add_column(name, justify="right" if number in (1, 3, 6, 8) else "left", no_wrap=True)
+    for task, values in results["results"].items():
+        label = [task, str(results["versions"].get(task, "N/A"))]
+        better = results["higher_is_better"].get(task, {})
+        for metric, filter_name, value, stderr in _metrics(values):
+            arrow = {True: "↑", False: "↓"}.get(better.get(metric), "")
+            shots = str(results["n-shot"].get(task, ""))
+            cells = [*label, filter_name, shots, metric, arrow, _number(value), "±" if stderr is not None else ""]
+            table.add_row(*(Text(cell) for cell in cells), Text("" if stderr is None else _number(stderr)))
+            label = ["", ""]
+    return table
+
+
+def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What ran, how fast, and what a reader must know before trusting the numbers."""
+    counts, seconds = manifest["counts"], manifest["timings"]["run_seconds"]
+    level, device = manifest["numerics"], manifest["hardware"]["device"]
+    resumed = counts["resumed_requests"]
+    kept = f", {resumed} of them kept from the interrupted run" if resumed else ""
+    yield f"{counts['requests']} requests of {counts['documents']} documents{kept}; numerics {level} on {device}"
+    if seconds > 0:
+        requests, prompt, output = counts["requests"] - resumed, counts["prompt_tokens"], counts["output_tokens"]
+        yield (
+            f"{seconds:.1f} s: {requests / seconds:.2f} requests/s, {prompt / seconds:.1f} prompt tokens/s, "
+            f"{output / seconds:.1f} output tokens/s"
+        )
+    if counts["truncated_prompts"]:
+        cut = counts["truncated_prompts"]
+        yield f"{cut} prompts were cut from the left to fit max_model_len (long_prompts=error refuses them)"
+
+
+def _metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
+    """(metric, filter, value, stderr) of one task's results."""
+    for key, value in values.items():
+        metric, comma, filter_name = key.partition(",")
+        if comma and not metric.endswith("_stderr"):
+            yield metric, filter_name, value, values.get(f"{metric}_stderr,{filter_name}")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,292 @@
+"""The `exact` numerics level: every op's bits are the same on every machine, at any batch, order or thread count.
+
+    M, T rows (tokens), K input features, N output features, V vocabulary, D head_dim, I intermediate size.
+
+Inputs are bf16, fp16 or float32 tensors; outputs are float32, rounded once from float64 (to nearest even; float32
+subnormals and -0 become +0). Sums are sums of integers below 2^53 times one power of two, so any BLAS, split or thread
+count gives the same result; everything else is `exact_math`. Cutting rows and columns into tiles is schedule, never
+arithmetic. A row that holds an infinity or a NaN becomes NaN as a whole, and no other row does.
+
+SPEED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels import exact_math as em
+
+K_SEGMENT = 8192  # contract constant: products longer than this are cut at its absolute multiples
+MAX_VOCABULARY = 2**19  # a sum of that many numbers of 44 bits just fits int64
+_TILE = 65536  # elements of a float64 temporary: 512 KB, 256 KB for each of two threads, so that chains stay in L2
+_ROW_BLOCK = 128  # rows of one matrix product, two limbs stacked
+_PRODUCT_ELEMENTS = 1 << 19  # of one matrix product's result
+
+
+@dataclass(frozen=True)
+class ExactWeight:
+    """A weight matrix on a grid of its own per output row: `limb[n] * scale[n]`."""
+
+    limb: Tensor  # float64 [N, K], integers of at most limb_bits(min(K, 8192)) bits
+    scale: Tensor  # float64 [N], powers of two
+
+
+def _tiles(rows: int, columns: int) -> Iterator[slice]:
+    """Slices of rows, so that a tile holds about `_TILE` elements."""
+    step = max(1, _TILE // max(columns, 1))
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
+
+
+def quantize_weight(weight: Tensor) -> ExactWeight:
+    """[N, K] -> one limb per element; each output row is scaled by the exponent of its largest magnitude."""
+    rows, columns = weight.shape
+    bits = em.limb_bits(min(columns, K_SEGMENT))
+    limb = torch.empty(rows, columns, dtype=torch.float64, device=weight.device)
+    scale = torch.empty(rows, dtype=torch.float64, device=weight.device)
+    for tile in _tiles(rows, columns):
+        absmax = em.row_absmax(weight[tile])
+        unit = em.pow2(em.exponent_field(absmax) - 1022 - bits)
+        c = em.grid(absmax, bits)
+        torch.add(em.widen(weight[tile]), c, out=limb[tile])
+        limb[tile].sub_(c).mul_(em.pow2(1022 + bits - em.exponent_field(absmax)))
+        scale[tile] = unit.squeeze(-1)
+    return ExactWeight(limb, scale)
+
+
+def _product(limbs: Tensor, right: Tensor) -> Tensor:
+    """Limbs [..., 2, M, K] times [..., K, N], both on power-of-two grids -> float64 [..., M, N] (0 or 1 batch axes).
+
+    Each of hi and lo is exact over a segment of 8192; their sum is rounded, and segments are added in ascending order.
+    `out=` keeps this clear of overrides of `mm` and `bmm`.
+    """
+    stacked = limbs.flatten(-3, -2)
+    multiply = torch.bmm if stacked.ndim == 3 else torch.mm
+    shape = (*limbs.shape[:-1], right.shape[-1])
+    total: Tensor | None = None
+    for start in range(0, right.shape[-2], K_SEGMENT):
+        end = start + K_SEGMENT
+        part = torch.empty(shape, dtype=torch.float64, device=right.device)
+        multiply(stacked[..., start:end], right[..., start:end, :], out=part.flatten(-3, -2))
+        hi, lo = part.unbind(-3)
+        hi.add_(lo)
+        total = hi if total is None else total.add_(hi)
+    assert total is not None, "an exact product needs at least one input feature"
+    return total
+
+
+def linear(x: Tensor, weight: ExactWeight, bias: Tensor | None = None) -> Tensor:
+    """[..., K] -> float32 [..., N]: x @ W^T + bias, activations in two limbs, weights in one, one rounding.
+
+    Per row of x: e the exponent of its largest magnitude, b = limb_bits(min(K, 8192)), hi = rint(x * 2^(b-e)),
+    lo = rint((x * 2^(b-e) - hi) * 2^b); y = (hi.W + (lo.W) * 2^-b) * 2^(e-b) * scale. The row's power of two is left in
+    the limbs (multiplying by it is exact, before the sums or after).
+    """
+    n, k = weight.limb.shape
+    rows = x.reshape(-1, k)
+    wide_bias = None if bias is None else em.widen(bias)
+    out = torch.empty(rows.shape[0], n, dtype=torch.float32, device=x.device)
+    for start in range(0, rows.shape[0], _ROW_BLOCK):
+        block = rows[start : start + _ROW_BLOCK]
+        limbs = torch.empty(2, *block.shape, dtype=torch.float64, device=x.device)
+        em.split_limbs(em.widen(block), em.row_absmax(block), em.limb_bits(min(k, K_SEGMENT)), limbs)
+        step = max(1024, _PRODUCT_ELEMENTS // (2 * block.shape[0]))
+        for column in range(0, n, step):
+            cut = slice(column, column + step)
+            y = _product(limbs, weight.limb[cut].t()).mul_(weight.scale[cut])
+            if wide_bias is not None:
+                y.add_(wide_bias[cut])
+            out[start : start + _ROW_BLOCK, cut] = em.round_float32(y)
+    return out.view(*x.shape[:-1], n)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """[B, M, K] x [B, K, N] -> float32 [B, M, N]: `linear`'s arithmetic, b[i]^T in the place of the weight.
+
+    A row's bits depend on its own a[i, m] and b[i], not on B or M. They do depend on what pads K.
+    """
+    batch, m, k = a.shape
+    n = b.shape[-1]
+    bits = em.limb_bits(min(k, K_SEGMENT))
+    out = torch.empty(batch, m, n, dtype=torch.float32, device=a.device)
+    step = max(1, _PRODUCT_ELEMENTS // max(1, 2 * m * max(n, k), k * n))
+    for start in range(0, batch, step):
+        left, right = a[start : start + step], b[start : start + step]
+        limbs = torch.empty(left.shape[0], 2, m, k, dtype=torch.float64, device=a.device)
+        em.split_limbs(em.widen(left), em.row_absmax(left), bits, limbs)
+        c = em.grid(em.row_absmax(right, 1), bits)
+        out[start : start + step] = em.round_float32(_product(limbs, em.widen(right).add_(c).sub_(c)))
+    return out
+
+
+def _exact_row_sums(x: Tensor, bits: int, *, square: bool) -> Tensor:
+    """Sums over the last axis (kept) of x or x^2, x on the grid of `bits` bits of its row's largest magnitude.
+
+    Squares are cut at absolute multiples of 8192, each segment exact, added in ascending order.
+    """
+    c = em.grid(em.row_absmax(x), bits)
+    q = (x + c).sub_(c)
+    if not square:
+        return q.sum(-1, keepdim=True)
+    q.mul_(q)
+    total = q[..., :K_SEGMENT].sum(-1, keepdim=True)
+    for start in range(K_SEGMENT, q.shape[-1], K_SEGMENT):
+        total.add_(q[..., start : start + K_SEGMENT].sum(-1, keepdim=True))
+    return total
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., H] -> float32 [..., H]: x * rsqrt(mean(x^2) + eps) * weight, the squares of one-limb integers."""
+    hidden = x.shape[-1]
+    rows = x.reshape(-1, hidden)
+    out = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
+    wide_weight = em.widen(weight)
+    bits = em.limb_bits(min(hidden, K_SEGMENT))
+    for tile in _tiles(*rows.shape):
+        wide = em.widen(rows[tile])
+        mean_square = _exact_row_sums(wide, bits, square=True).mul_(1.0 / hidden)
+        wide.mul_(em.rsqrt(mean_square.add_(eps))).mul_(wide_weight)
+        out[tile] = em.round_float32(wide)
+    return out.view(x.shape)
+
+
+def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
+    """Mean over `dim` (one axis or several) -> float32. One limb of 53 - ceil(log2 K) bits, at most 48, K the length."""
+    axes = sorted({axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim)})
+    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    moved = x.movedim(axes, list(range(x.ndim - len(axes), x.ndim)))
+    rows = moved.reshape(*kept, -1).flatten(0, -2) if kept else moved.reshape(1, -1)
+    length = rows.shape[-1]
+    out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
+    bits = min(48, 53 - (length - 1).bit_length())
+    for tile in _tiles(*rows.shape):
+        sums = _exact_row_sums(em.widen(rows[tile]), bits, square=False)
+        out[tile] = em.round_float32(sums.mul_(1.0 / length)).squeeze(-1)
+    result = out.view(kept)
+    for axis in axes if keepdim else []:
+        result = result.unsqueeze(axis)
+    return result
+
+
+def _softmax(x: Tensor, dim: int, finish: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """`finish(z - max, exp(z - max), sum of exp)` for each row along `dim`; the sum is exact on a grid of 2^-44."""
+    if x.ndim == 0:
+        return _softmax(x[None], 0, finish)[0]
+    moved = x.movedim(dim, -1)
+    columns = moved.shape[-1]
+    assert columns <= MAX_VOCABULARY, f"softmax over {columns} numbers: the exact level sums at most {MAX_VOCABULARY}"
+    rows = moved.reshape(-1, columns)
+    out = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
+    for tile in _tiles(*rows.shape):
+        block = rows[tile]
+        top = block.amax(-1, keepdim=True).to(torch.float64)
+        top.masked_fill_(~(top.abs() < torch.inf), torch.nan)
+        pieces = []
+        total = torch.zeros(block.shape[0], dtype=torch.int64, device=x.device)
+        for piece in block.split(_TILE, -1):
+            shifted = piece.to(torch.float64).sub_(top)
+            p = em.exp(shifted)
+            total.add_(em.unit_sum(p))
+            pieces.append((shifted, p))
+        norm = em.unit_total(total).unsqueeze(-1)
+        values = [em.round_float32(finish(shifted, p, norm)) for shifted, p in pieces]
+        out[tile] = values[0] if len(values) == 1 else torch.cat(values, -1)
+    return out.view(moved.shape).movedim(-1, dim).contiguous()
+
+
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """z - max - log(sum(exp(z - max))) along `dim` -> float32, at most 2^19 numbers a row."""
+    return _softmax(x, dim, lambda shifted, p, norm: shifted.sub_(em.log(norm)))
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """exp(z - max) / sum(exp(z - max)) along `dim` -> float32, at most 2^19 numbers a row."""
+    return _softmax(x, dim, lambda shifted, p, norm: p.mul_(em.reciprocal(norm)))
+
+
+def elementwise(function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """`function` of equally shaped operands, taken in float64 tile by tile -> float32 of their shape."""
+    shape = operands[0].shape
+    flat = [operand.reshape(-1) for operand in operands]
+    out = torch.empty(flat[0].shape, dtype=torch.float32, device=flat[0].device)
+    for tile in _tiles(out.shape[0], 1):
+        out[tile] = em.round_float32(function(*(em.widen(operand[tile]) for operand in flat)))
+    return out.view(shape)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y -> float32."""
+    return elementwise(Tensor.add_, x, y)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x) -> float32."""
+    return elementwise(lambda v: em.sigmoid(v).mul_(v), x)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 I] -> float32 [T, I]: silu(first half) * second half, one rounding."""
+    tokens, width = gate_up.shape[0], gate_up.shape[-1] // 2
+    out = torch.empty(tokens, width, dtype=torch.float32, device=gate_up.device)
+    for tile in _tiles(tokens, width):
+        gate, up = em.widen(gate_up[tile, :width]), em.widen(gate_up[tile, width:])
+        out[tile] = em.round_float32(em.sigmoid(gate).mul_(gate).mul_(up))
+    return out
+
+
+def rope_table(inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
+    """float32 [D/2] -> cos, sin float32 [max_positions, D/2] on the CPU, times `scaling` before the one rounding.
+
+    The angle is float32(position * inv_freq), as transformers computes it. Positions below 2^20 / max(inv_freq).
+    """
+    frequencies = inv_freq.to("cpu", torch.float64)
+    shape = (max_positions, frequencies.shape[0])
+    cosines, sines = torch.empty(shape), torch.empty(shape)
+    for tile in _tiles(*shape):
+        positions = torch.arange(max_positions, dtype=torch.float64)[tile]
+        angle = em.widen(em.round_float32(positions[:, None] * frequencies))
+        cosines[tile] = em.round_float32(em.cos(angle).mul_(scaling))
+        sines[tile] = em.round_float32(em.sin(angle).mul_(scaling))
+    return cosines, sines
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[T, heads, D] and cos, sin [T, D/2] -> float32 [T, heads, D]: (x1 cos - x2 sin, x2 cos + x1 sin), x = (x1, x2)."""
+    half = x.shape[-1] // 2
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    for tile in _tiles(x.shape[0], x.shape[1] * x.shape[2]):
+        wide = em.widen(x[tile])
+        x1, x2 = wide[..., :half], wide[..., half:]
+        c, s = em.widen(cos[tile]).unsqueeze(1), em.widen(sin[tile]).unsqueeze(1)
+        out[tile, :, :half] = em.round_float32((x1 * c).sub_(x2 * s))
+        out[tile, :, half:] = em.round_float32((x2 * c).add_(x1 * s))
+    return out
+
+
+def self_test(device: torch.device | str) -> None:
+    """Multiplies integer matrices whose sums need 53 bits, and rounds to a grid; RuntimeError if a bit is missing.
+
+    A BLAS that emulates float64 from shorter products fails here instead of giving other logprobs.
+    """
+    index = torch.arange(24 * K_SEGMENT).view(24, K_SEGMENT)
+    left = 2**20 - index * 7919 % 65537
+    right = 2**20 - index.flip(0) * 104729 % 65521
+    expected = torch.stack([(left * row).sum(-1) for row in right], -1)  # int64: exact
+    wide_left, wide_right = left.to(device, torch.float64), right.to(device, torch.float64)
+    ok = int(expected.max()) > 2**52
+    for rows in (1, 2, 24):
+        product = torch.empty(rows, 24, dtype=torch.float64, device=device)
+        torch.mm(wide_left[:rows], wide_right.t(), out=product)
+        ok = ok and torch.equal(product.cpu(), expected[:rows].to(torch.float64))
+    halves = torch.arange(-9, 10, dtype=torch.float64, device=device) * 0.5
+    c = em.grid(torch.ones_like(halves), 1)  # unit 1: rint, ties to even
+    ok = ok and torch.equal((halves + c).sub_(c).cpu(), halves.cpu().round())
+    if not ok:
+        raise RuntimeError(
+            f"device {device}: its float64 arithmetic is not IEEE 754 (a 53-bit integer product came out wrong), "
+            "so the exact numerics level cannot run on it; use device=cpu, or another numerics level"
+        )

@@ -1,0 +1,201 @@
+"""Attention of the `exact` numerics level: bits depend on a row's own query and the keys and values it sees.
+
+    T tokens, S sequences, Hq/Hkv query/KV heads, G = Hq // Hkv, D head_dim, B pages of `block` tokens, P pages a sequence;
+    inside: n sequences of one length, Lq query tokens, L KV positions, R = Lq * G rows per KV head.
+
+Arithmetic, per query row and head, over the positions j it sees (j ascending, from the sequence's first):
+
+    s_j = float32(q.k_j), q in two limbs, k_j in one, limb_bits(D) bits, each scaled by its own magnitude over D
+    z_j = s_j * float32(scale) in float64, m = max z_j, p_j = exp(z_j - m), l = sum of rint(p_j * 2^44) as int64
+    w_j = p_j * 2^(e_j), e_j the exponent of v_j's magnitude over D; in two limbs on the grid of the largest w_j
+    o = float32(sum_c (sum_j hi_j v_j + sum_j lo_j v_j) / l), v_j in one limb; limb_bits(1024) bits
+
+KV positions are cut at absolute multiples of 1024 into chunks c: each inner sum is exact, chunks are added in ascending
+order in float64. Positions a row does not see enter as exact zeros, so neither padding nor the page size, the query
+tile or prefill against decode changes a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels import exact_math as em
+
+CHUNK = 1024  # contract constant: KV positions whose products are summed exactly
+_BITS = em.limb_bits(CHUNK)
+_TILE = 65536  # scores in a query tile (a chunk of them): 512 KB of float64
+_GROUP_ELEMENTS = 1 << 20  # padded K elements of one group of sequences: 8 MB of float64
+_CONVERT_ROWS = 1024  # (token, head) rows brought to their grid at a time
+
+
+@dataclass(frozen=True)
+class _KeyValues:
+    """One group's keys and values on their grids, zeros past each sequence's length."""
+
+    keys: Tensor  # float64 [n * Hkv, L, D], multiples of 2^(e-b)
+    values: Tensor  # float64 [n * Hkv, L, D], likewise
+    fold: Tensor  # float64 [n * Hkv, 1, L]: 2^(e_j), NaN where v_j is not finite
+    unfold: Tensor  # float64 [n * Hkv, 1, L]: 2^(-e_j)
+
+
+def _groups(query_lens: list[int], kv_lens: list[int], elements_per_token: int) -> Iterator[list[int]]:
+    """Sequences of equal query length, similar KV lengths together, padded to at most `_GROUP_ELEMENTS`."""
+    group: list[int] = []
+    for s in sorted(range(len(query_lens)), key=lambda s: (query_lens[s], kv_lens[s])):
+        if query_lens[s] == 0:
+            continue
+        padded = (len(group) + 1) * kv_lens[s] * elements_per_token
+        if group and (query_lens[s] != query_lens[group[0]] or padded > _GROUP_ELEMENTS):
+            yield group
+            group = []
+        group.append(s)
+    if group:
+        yield group
+
+
+def _gather(cache: Tensor, pages: Tensor, lens: list[int]) -> Tensor:
+    """[B, block, Hkv, D] pool, [n, P] pages -> [n, L, Hkv, D], zeros past each length (the pool may hold NaN there)."""
+    longest, block = max(lens), cache.shape[1]
+    gathered = cache[pages[:, : -(-longest // block)].long()].flatten(1, 2)[:, :longest]
+    shortest = min(lens)
+    if shortest < longest:
+        beyond = torch.arange(shortest, longest) >= torch.tensor(lens)[:, None]
+        gathered[:, shortest:].masked_fill_(beyond.to(cache.device)[:, :, None, None], 0)
+    return gathered
+
+
+def _on_grid(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """[n, L, Hkv, D] -> float64 [n * Hkv, L, D] on each (token, head)'s grid, and the largest magnitudes [n * Hkv, 1, L].
+
+    Caches are written from flushed float32 numbers, so there are no float32 subnormals to flush here.
+    """
+    n, length, heads, _ = x.shape
+    x = x.transpose(1, 2)
+    out = torch.empty(x.shape, dtype=torch.float64, device=x.device)
+    absmax = em.row_absmax(x)
+    c = em.grid(absmax, bits)
+    step = max(1, _CONVERT_ROWS // (n * heads))
+    for start in range(0, length, step):
+        cut = slice(start, start + step)
+        out[:, :, cut].copy_(x[:, :, cut]).add_(c[:, :, cut]).sub_(c[:, :, cut])
+    return out.flatten(0, 1), absmax.reshape(n * heads, 1, length)
+
+
+def _key_values(k: Tensor, v: Tensor) -> _KeyValues:
+    """Gathered [n, L, Hkv, D] keys and values -> their grids. A value that is not finite is moved into `fold`."""
+    keys, _ = _on_grid(k, em.limb_bits(k.shape[-1]))
+    values, absmax = _on_grid(v, _BITS)
+    exponent = em.exponent_field(absmax).sub_(1022)
+    fold, unfold = em.pow2(exponent), em.pow2(-exponent)
+    bad = ~(absmax < torch.inf)
+    if bool(bad.any()):  # 0 * NaN would reach rows that do not see this position
+        values.masked_fill_(bad.transpose(1, 2), 0.0)
+        fold.masked_fill_(bad, torch.nan)
+    return _KeyValues(keys, values, fold, unfold)
+
+
+def _two_limb_product(limbs: Tensor, right: Tensor) -> Tensor:
+    """[n, 2, R, K] limbs x [n, K, N] -> float64 [n, R, N]: hi's exact sum plus lo's (`out=` dodges aten overrides)."""
+    n, _, rows, _ = limbs.shape
+    both = torch.empty(n, 2, rows, right.shape[-1], dtype=torch.float64, device=limbs.device)
+    torch.bmm(limbs.flatten(1, 2), right, out=both.flatten(1, 2))
+    return both[:, 0].add_(both[:, 1])
+
+
+def _scores(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int) -> Tensor:
+    """q [n * Hkv, R, D], visible int64 [n * Hkv, R, 1] -> float32 [n * Hkv, R, length], -inf where not seen.
+
+    Every row sees the first `always` positions. Subnormal scores stay: exp cannot tell them from zero.
+    """
+    limbs = torch.empty(q.shape[0], 2, *q.shape[1:], dtype=torch.float64, device=q.device)
+    em.split_limbs(em.widen(q), em.row_absmax(q), em.limb_bits(q.shape[-1]), limbs)
+    scores = torch.empty(*q.shape[:2], length, dtype=torch.float32, device=q.device)
+    for start in range(0, length, CHUNK):
+        cut = slice(start, min(start + CHUNK, length))
+        scores[..., cut] = _two_limb_product(limbs, kv.keys[:, cut].transpose(1, 2))
+    if always < length:
+        hidden = torch.arange(always, length, device=q.device) >= visible
+        scores[..., always:].masked_fill_(hidden, -torch.inf)
+    return scores
+
+
+def _attend(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int, scale: float) -> Tensor:
+    """One query tile: q [n * Hkv, R, D] over the first `length` positions -> float32 [n * Hkv, R, D]."""
+    scores = _scores(q, kv, visible, always, length)
+    top = scores.amax(-1, keepdim=True).to(torch.float64).mul_(scale)
+    top.masked_fill_(~(top.abs() < torch.inf), torch.nan)
+    chunks = [slice(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
+    total = torch.zeros(q.shape[:2], dtype=torch.int64, device=q.device)
+    weights, largest = [], []
+    for cut in chunks:
+        w = em.exp(scores[..., cut].to(torch.float64).mul_(scale).sub_(top))
+        if cut.stop > always:  # exp is clamped, and NaN values of later tokens must not come in
+            hidden = torch.arange(cut.start, cut.stop, device=q.device) >= visible
+            w.masked_fill_(hidden, 0.0)
+        total.add_(em.unit_sum(w))
+        w.mul_(kv.fold[..., cut])
+        if cut.stop > always:
+            w.masked_fill_(hidden, 0.0)
+        weights.append(w)
+        largest.append(w.amax(-1, keepdim=True))
+    grid_of = torch.cat(largest, -1).amax(-1, keepdim=True)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    for cut, w in zip(chunks, weights, strict=True):
+        limbs = torch.empty(w.shape[0], 2, *w.shape[1:], dtype=torch.float64, device=q.device)
+        em.split_limbs(w, grid_of, _BITS, limbs).mul_(kv.unfold[:, None, :, cut])
+        out.add_(_two_limb_product(limbs, kv.values[:, cut]))
+    return em.round_float32(out.mul_(em.reciprocal(em.unit_total(total)).unsqueeze(-1)))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, kv_lens: list[int], scale: float) -> Tensor:
+    """Causal attention: q [n, Lq, Hq, D], k and v [n, L, Hkv, D], zeros from kv_lens[i] on -> float32 [n, Lq, Hq, D].
+
+    Sequence i's queries are the last Lq of its kv_lens[i] tokens. `scale` is rounded to float32 first.
+    """
+    n, queries, heads, dim = q.shape
+    kv_heads = k.shape[2]
+    group = heads // kv_heads
+    kv = _key_values(k, v)
+    scale = torch.tensor(scale, dtype=torch.float32).item()
+    seen = torch.tensor(kv_lens, device=q.device)[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    step = max(1, _TILE // (n * heads * min(k.shape[1], CHUNK)))
+    for start in range(0, queries, step):
+        end = min(start + step, queries)
+        tile = q[:, start:end].unflatten(2, (kv_heads, group)).transpose(1, 2).reshape(n * kv_heads, -1, dim)
+        visible = seen[:, start:end].repeat_interleave(group, 1).repeat_interleave(kv_heads, 0).unsqueeze(-1)
+        always = min(kv_lens) - queries + start + 1
+        o = _attend(tile, kv, visible, always, max(kv_lens) - queries + end, scale)
+        out[:, start:end] = o.view(n, kv_heads, end - start, group, dim).transpose(1, 2).flatten(2, 3)
+    return out
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    query_lens: list[int],
+    kv_lens: list[int],
+    scale: float,
+) -> Tensor:
+    """[T, Hq, D] against [B, block, Hkv, D] pools -> float32 [T, Hq, D], causal, GQA by Hq // Hkv.
+
+    Sequence s owns the next `query_lens[s]` rows of q, the last of its `kv_lens[s]` tokens; its pages are
+    block_table[s] (int32 [S, P]). Slots past a sequence's length are never read into arithmetic.
+    """
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    first_row = torch.tensor([0, *query_lens]).cumsum(0)
+    kv_heads, dim = k_cache.shape[2:]
+    for group in _groups(query_lens, kv_lens, kv_heads * dim):
+        queries, lens = query_lens[group[0]], [kv_lens[s] for s in group]
+        rows = (first_row[group][:, None] + torch.arange(queries)).flatten().to(q.device)
+        pages = block_table[group]
+        k, v = _gather(k_cache, pages, lens), _gather(v_cache, pages, lens)
+        o = attention(q[rows].view(len(group), queries, *q.shape[1:]), k, v, lens, scale)
+        out[rows] = o.flatten(0, 1)
+    return out

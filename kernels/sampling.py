@@ -1,0 +1,81 @@
+"""Choosing the next token: arg max, and Gumbel-max sampling whose noise is a function of its key alone.
+
+    n rows, V vocabulary.
+
+The noise of a token is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11) of
+(request key; token id, position): no state, no batch slot, so a sample depends on nothing but what is sampled.
+exp and log are the project's own (`exact_math`), and sums are integer sums, so that one set of logprobs gives one
+token on every device. Ties go to the lowest token id.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels import exact_math
+
+_MASK32 = 0xFFFFFFFF
+_ROUNDS = 10
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57  # Philox4x32's multipliers
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85  # and its key increments
+_FIXED_POINT_BITS = 44  # 2^44 * 2^19 tokens < 2^63
+
+
+def argmax_lowest(values: Tensor) -> Tensor:
+    """[n, V] -> int64 [n]: position of the maximum, the lowest among equals; V where the row has a NaN.
+
+    torch.argmax promises no order among equals.
+    """
+    ids = torch.arange(values.shape[-1], device=values.device)
+    best = values.amax(dim=-1, keepdim=True)
+    return torch.where(values == best, ids, values.shape[-1]).amin(dim=-1)
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox4x32-10 of four counter words under two key words: four words; int64 tensors of 32-bit values."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # an int64 product wraps modulo 2^64, so the bits of the unsigned product are all there
+        p0, p1 = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = ((p1 >> 32) & _MASK32) ^ c1 ^ k0, p1 & _MASK32, ((p0 >> 32) & _MASK32) ^ c3 ^ k1, p0 & _MASK32
+        k0, k1 = (k0 + _W0) & _MASK32, (k1 + _W1) & _MASK32
+    return c0, c1, c2, c3
+
+
+def gumbel_noise(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """int64 keys [n] (64 bits), int64 positions [n] -> float64 [n, V] of standard Gumbel noise."""
+    ids = torch.arange(vocab_size, device=keys.device)[None, :].expand(len(keys), -1)
+    where = positions[:, None].expand_as(ids)
+    key = ((keys & _MASK32)[:, None], ((keys >> 32) & _MASK32)[:, None])
+    zero = torch.zeros_like(ids)
+    bits = philox((ids, where, zero, zero), key)[0]
+    uniform = (bits.double() + 0.5) * 2.0**-32  # in (0, 1), exact
+    inner = exact_math.log(uniform).neg_()
+    return exact_math.log(inner).neg_()
+
+
+def sample(
+    logprobs: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor, positions: Tensor
+) -> Tensor:
+    """float32 [n, V], float64 [n] (positive), int64 [n] (0: off), float64 [n], int64 keys and positions [n] -> int64 [n].
+
+    Temperature, then top-k, then top-p (the smallest set of most probable tokens whose mass reaches top_p; a token is in
+    if the mass before it is less), then arg max of scaled logprob + noise.
+    """
+    inverse = torch.tensor([1.0 / t for t in temperatures.tolist()], dtype=torch.float64, device=logprobs.device)
+    scaled = logprobs.double() * inverse[:, None]
+    order = scaled.sort(dim=-1, descending=True, stable=True)  # stable: equals stay in id order
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)[None, :]
+    keep = (rank < top_k[:, None]) | (top_k[:, None] == 0)
+    shifted = order.values - order.values[:, :1]
+    mass = (exact_math.exp(shifted) * 2.0**_FIXED_POINT_BITS).round().to(torch.int64)
+    mass = torch.where(keep, mass, 0)
+    before = mass.cumsum(dim=-1) - mass
+    limit = mass.sum(dim=-1, keepdim=True).double() * top_p[:, None]
+    keep &= (before.double() < limit) | (top_p[:, None] >= 1.0)
+    noisy = order.values + gumbel_noise(keys, positions, scaled.shape[-1]).gather(-1, order.indices)
+    noisy = torch.where(keep, noisy, float("-inf"))
+    best = noisy.amax(dim=-1, keepdim=True)
+    return torch.where(noisy == best, order.indices, scaled.shape[-1]).amin(dim=-1)

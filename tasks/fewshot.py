@@ -1,0 +1,101 @@
+"""Which exemplars a prompt gets, and how turns become its text. Rules of lm-evaluation-harness 0.4.12.
+
+The random draw goes on from document to document (one generator per task, seeded once), so prompt i depends on i and
+on nothing behind it. Prompts must therefore be built in document order and before any sharding: split over two ranks,
+each with a generator of its own, 1318 of gsm8k's 1319 prompts change.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evalengine.errors import ConfigError
+from evalengine.tasks.dataset import Rows, read_local, text_lines
+
+Chat = Callable[[list[dict[str, str]]], str]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message. `delimiter` follows `content` where turns are joined as plain text; chat templates do not see it."""
+
+    role: str  # system | user | assistant
+    content: str
+    delimiter: str = ""
+
+
+class Sampler:
+    """Draws exemplars from `pool`, for one document after the other.
+
+    `first_n` takes the head of the pool every time. Otherwise `random.Random(seed).sample`; with `spare` one exemplar
+    more is drawn, any that equals the evaluated document is dropped and the first n are kept (lm-eval does so when the
+    exemplars may hold the evaluated rows).
+    """
+
+    def __init__(
+        self, pool: Sequence[dict[str, Any]], *, seed: int, first_n: bool = False, spare: bool = False
+    ) -> None:
+        self._pool = list(pool)
+        self._random = random.Random(seed)
+        self._first_n = first_n
+        self._spare = spare and not first_n
+
+    def draw(self, n: int, doc: dict[str, Any]) -> list[dict[str, Any]]:
+        """`n` exemplars for `doc`. Raises ConfigError if the pool cannot give that many."""
+        if n == 0:
+            return []
+        wanted = n + 1 if self._spare else n
+        if wanted > len(self._pool):
+            raise ConfigError(f"num_fewshot={n} needs {wanted} exemplars, but there are {len(self._pool)}")
+        if self._first_n:
+            return self._pool[:n]
+        drawn = self._random.sample(self._pool, wanted)
+        if self._spare:
+            drawn = [exemplar for exemplar in drawn if exemplar != doc][:n]
+        if len(drawn) < n:
+            raise ConfigError(f"the exemplars hold the evaluated row more than once: {str(doc)[:200]}")
+        return drawn
+
+
+def read_exemplars(file: str) -> Rows:
+    """Exemplars from a file that the user names: .jsonl, .json, .yaml or .yml, a list of rows. Raises ConfigError."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"task.fewshot_file={file} does not exist or is not a file")
+    if path.suffix not in (".yaml", ".yml"):
+        return Rows(read_local(path, "exemplars", text_lines), str(path))
+    try:
+        rows = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"task.fewshot_file={file} cannot be read: {error}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"task.fewshot_file={file} must be a YAML list of mappings")
+    return Rows(rows, str(path))
+
+
+def join_system(instruction: str | None, description: str | None, delimiter: str) -> str:
+    """System instruction and task description, with `delimiter` between them unless white space is there already."""
+    if not instruction or not description:
+        return instruction or description or ""
+    gap = "" if instruction[-1].isspace() or description[0].isspace() else delimiter
+    return instruction + gap + description
+
+
+def render(turns: Sequence[Turn], chat: Chat | None, *, multiturn: bool) -> str:
+    """The prompt's text: the turns joined as they are, or through the model's chat template `chat`.
+
+    With `multiturn` off, everything but the system message becomes one user message, joined as in plain text.
+    """
+    if chat is None:
+        return "".join(turn.content + turn.delimiter for turn in turns)
+    if multiturn:
+        return chat([{"role": turn.role, "content": turn.content} for turn in turns])
+    system = [turn for turn in turns if turn.role == "system"]
+    rest = "".join(turn.content + turn.delimiter for turn in turns if turn.role != "system")
+    return chat([*({"role": turn.role, "content": turn.content} for turn in system), {"role": "user", "content": rest}])

@@ -1,0 +1,48 @@
+"""Fixtures for every test: where public data lies, what needs CUDA, and torch's thread count put back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with public datasets (`EVALENGINE_DATA`); tests that need it skip without it."""
+    folder = os.environ.get("EVALENGINE_DATA")
+    if not folder:
+        pytest.skip("needs public datasets: set EVALENGINE_DATA to their folder")
+    path = Path(folder)
+    assert path.is_dir(), f"EVALENGINE_DATA={folder}: no such folder"
+    return path
+
+
+@pytest.fixture
+def needs_cuda() -> None:
+    _skip_without_cuda()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        _skip_without_cuda()
+
+
+@pytest.fixture(autouse=True)
+def _same_threads_afterwards() -> Iterator[None]:
+    """A test that sets torch's thread count does not set it for the next one."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else None
+    yield
+    if torch and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
+def _skip_without_cuda() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")

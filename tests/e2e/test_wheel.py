@@ -1,0 +1,85 @@
+"""The wheel holds all that a run needs: built from a copy, installed elsewhere, run from another folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("evalengine", "conf", "kernels", "tasks", "pyproject.toml", "README.md", "LICENSE")
+WEIGHTS = ROOT / "evalengine" / "assets" / "tinymath" / "model.safetensors"
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the sources, so that the checkout stays clean; the links stay links."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, capture_output=True, text=True)
+    return target
+
+
+def call(site: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def test_wheel_holds_every_file(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {"evalengine/py.typed"}
+    for top in ("evalengine", "conf", "kernels", "tasks"):
+        base = Path() if top == "evalengine" else Path("evalengine")
+        for file in (ROOT / top).rglob("*"):
+            if file.suffix in (".py", ".yaml", ".json", ".jsonl", ".safetensors", ".jinja"):
+                wanted.add((base / file.relative_to(ROOT)).as_posix())
+    assert sorted(wanted - held) == []
+    assert not any(name.startswith(("kernels/", "tasks/", "conf/", "tests/", "results/")) for name in held)
+    assert any(name.endswith("/licenses/LICENSE") for name in held)
+
+
+def test_module_and_console_script_from_another_folder(site: Path, tmp_path: Path) -> None:
+    for command in ([sys.executable, "-m", "evalengine"], [str(site / "bin" / "evalengine")]):
+        shown = call(site, tmp_path, *command, "--help")
+        assert shown.returncode == 0 and "arithmetic" in shown.stdout and "tinymath" in shown.stdout, shown.stderr
+        assert call(site, tmp_path, *command, "task=gsm9k").returncode == 2
+    where = call(site, tmp_path, sys.executable, "-c", "import evalengine, evalengine.conf; print(evalengine.__file__)")
+    assert where.stdout.startswith(str(site)), where.stdout + where.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WEIGHTS.exists(), reason="needs the bundled model")
+def test_installed_run_equals_the_checkouts(site: Path, tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "evalengine", "limit=2", "progress=false")
+    digests = []
+    for place in (site, ROOT):
+        folder = tmp_path / place.name
+        folder.mkdir()
+        done = call(place, folder, *command)
+        assert done.returncode == 0, done.stderr
+        digests.append(done.stdout.splitlines()[-1])
+        assert [entry.name for entry in folder.iterdir()] == ["results"]
+        (run,) = (folder / "results").iterdir()
+        assert digests[-1] == f"digest: {(run / 'digest.txt').read_text().strip()}"
+    assert digests[0] == digests[1]

@@ -1,0 +1,48 @@
+"""A small random model with a real tokenizer: enough to drive the engine in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from evalengine import LLM
+from evalengine.config import ModelConfig
+from evalengine.engine.loader import Checkpoint, resolve_checkpoint
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Two layers, GQA 2, q/k norm, seeded random weights, tinymath's tokenizer."""
+    asset = Path(str(files("evalengine.assets") / "tinymath"))
+    folder = tmp_path_factory.mktemp("small")
+    config = json.loads((asset / "config.json").read_text())
+    config.update(num_hidden_layers=2, hidden_size=64, intermediate_size=96, head_dim=32, max_position_embeddings=512)
+    config.pop("layer_types", None)
+    config["max_window_layers"] = 2
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((asset / name).read_text())
+    checkpoint = resolve_checkpoint(ModelConfig(name="small", path=str(folder), load_format="dummy"))
+    assert checkpoint.tokenizer is not None
+    return dataclasses.replace(checkpoint)
+
+
+@pytest.fixture
+def make_llm(small_checkpoint: Checkpoint) -> Iterator[Callable[..., LLM]]:
+    """LLM(small_checkpoint, ...) with a small pool; closed at the end of the test."""
+    made: list[LLM] = []
+
+    def make(**settings: object) -> LLM:
+        settings.setdefault("num_kv_blocks", 256)
+        settings.setdefault("block_size", 16)
+        made.append(LLM(small_checkpoint, **settings))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()

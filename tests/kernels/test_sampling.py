@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from evalengine.kernels import sampling
+
+# Known answers published with Random123 (kat_vectors, philox4x32 10): counter, key, result.
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor([int(w, 16)]) for w in text.split())
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
+def test_philox_known_answers(counter, key, expected):
+    result = sampling.philox(words(counter), words(key))
+    assert " ".join(f"{w.item():08x}" for w in result) == expected
+
+
+def draw(logprobs, temperature=1.0, top_k=0, top_p=1.0, keys=None, positions=None):
+    n = len(logprobs)
+    return sampling.sample(
+        logprobs,
+        torch.full((n,), temperature, dtype=torch.float64),
+        torch.full((n,), top_k),
+        torch.full((n,), top_p, dtype=torch.float64),
+        torch.arange(n) if keys is None else keys,
+        torch.zeros(n, dtype=torch.int64) if positions is None else positions,
+    )
+
+
+def test_samples_follow_the_distribution():
+    p = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    n = 20000
+    counts = torch.bincount(draw(p.log().expand(n, -1)), minlength=4) / n
+    assert (counts - p).abs().max() < 4 * math.sqrt(0.25 / n)
+
+
+def test_temperature_sharpens():
+    p = torch.tensor([0.6, 0.4]).log().expand(5000, -1)
+    cold, hot = (draw(p, temperature=t).eq(0).float().mean().item() for t in (0.25, 4.0))
+    assert abs(cold - 0.6**4 / (0.6**4 + 0.4**4)) < 0.03
+    assert abs(hot - 0.6**0.25 / (0.6**0.25 + 0.4**0.25)) < 0.03
+
+
+def test_a_row_does_not_depend_on_its_neighbours_or_slot():
+    torch.manual_seed(0)
+    logprobs = torch.randn(45, 1009).log_softmax(-1)  # 45: one engine changes algorithm at 44 sequences
+    keys, positions = torch.randint(-(2**63), 2**63 - 1, (45,)), torch.randint(0, 5000, (45,))
+    together = draw(logprobs, 0.7, 50, 0.9, keys, positions)
+    order = torch.randperm(45)
+    assert torch.equal(draw(logprobs[order], 0.7, 50, 0.9, keys[order], positions[order]), together[order])
+    alone = torch.cat([draw(logprobs[i : i + 1], 0.7, 50, 0.9, keys[i : i + 1], positions[i : i + 1]) for i in range(45)])
+    assert torch.equal(alone, together)
+
+
+def test_key_and_position_change_the_sample():
+    logprobs = torch.zeros(1, 1009).expand(64, -1).log_softmax(-1)
+    assert draw(logprobs, keys=torch.zeros(64, dtype=torch.int64)).unique().numel() == 1
+    assert draw(logprobs, keys=torch.arange(64) << 32).unique().numel() > 50  # the key's high word counts too
+    zero = torch.zeros(64, dtype=torch.int64)
+    assert draw(logprobs, keys=zero, positions=torch.arange(64)).unique().numel() > 50
+
+
+def test_top_k_and_top_p_keep_what_they_should():
+    p = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(2000, -1)
+    assert set(draw(p, top_k=1).tolist()) == {1}
+    assert set(draw(p, top_k=2).tolist()) == {1, 3}
+    assert set(draw(p, top_p=0.4).tolist()) == {1}  # 0.4 reaches 0.4
+    assert set(draw(p, top_p=0.41).tolist()) == {1, 3}
+    assert set(draw(p, top_p=1.0).tolist()) == {0, 1, 2, 3}
+    assert set(draw(p, top_k=3, top_p=0.5).tolist()) == {1, 3}  # top-p of what top-k left: 0.44, 0.78
+
+
+def test_top_k_ties_go_to_the_lowest_id():
+    p = torch.zeros(2000, 7).log_softmax(-1)
+    assert set(draw(p, top_k=3).tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 31, 1009, 49152])
+def test_argmax_takes_the_lowest_of_equals(vocab):
+    values = torch.zeros(3, vocab)
+    assert sampling.argmax_lowest(values).tolist() == [0, 0, 0]
+    values[1, vocab // 2 :] = 1.0
+    assert sampling.argmax_lowest(values)[1] == (vocab // 2 if vocab > 1 else 0)
+
+
+def test_argmax_of_nan_is_out_of_range():
+    assert sampling.argmax_lowest(torch.tensor([[0.0, float("nan"), 1.0]])).tolist() == [3]
+    assert sampling.argmax_lowest(torch.empty(0, 5)).tolist() == []

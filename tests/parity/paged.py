@@ -1,0 +1,60 @@
+"""A paged KV pool and its metadata built by hand, so that models are tested without the engine."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.models.decoder import DecoderForCausalLM
+
+
+class PagedRunner:
+    """Runs ragged steps of several sequences; pages are handed out in shuffled order, the pool starts as NaN."""
+
+    def __init__(self, model: DecoderForCausalLM, block_size: int = 16, num_blocks: int = 64, fill: float = float("nan")):
+        spec, ops = model.spec, model.ops
+        shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.model, self.block_size = model, block_size
+        self.caches = [
+            (torch.full(shape, fill, dtype=ops.dtype), torch.full(shape, fill, dtype=ops.dtype))
+            for _ in range(spec.num_layers)
+        ]
+        self.free = list(range(num_blocks))
+        random.Random(0).shuffle(self.free)
+        self.pages: dict[str, list[int]] = {}
+        self.lengths: dict[str, int] = {}
+
+    @torch.inference_mode()
+    def step(self, batch: dict[str, list[int]], first_position: int = 0) -> dict[str, Tensor]:
+        """New tokens by sequence -> float32 logits [new tokens, V] by sequence."""
+        slots, positions, kv_lens = [], [], []
+        for name, tokens in batch.items():
+            start = self.lengths.setdefault(name, 0)
+            end = start + len(tokens)
+            pages = self.pages.setdefault(name, [])
+            while len(pages) * self.block_size < end:
+                pages.append(self.free.pop())
+            slots += [pages[i // self.block_size] * self.block_size + i % self.block_size for i in range(start, end)]
+            positions += range(first_position + start, first_position + end)
+            kv_lens.append(end)
+            self.lengths[name] = end
+        metadata = self.metadata(list(batch), [len(tokens) for tokens in batch.values()], kv_lens, slots)
+        ids = torch.tensor([token for tokens in batch.values() for token in tokens])
+        hidden = self.model(ids, torch.tensor(positions), self.caches, metadata)
+        logits = self.model.compute_logits(hidden).split(metadata.query_lens)
+        return dict(zip(batch, logits, strict=True))
+
+    def metadata(self, names: list[str], query_lens: list[int], kv_lens: list[int], slots: list[int]) -> AttentionMetadata:
+        width = max(len(self.pages[name]) for name in names)
+        table = [self.pages[name] + [0] * (width - len(self.pages[name])) for name in names]
+        return AttentionMetadata(
+            slot_mapping=torch.tensor(slots),
+            cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int(),
+            seqlens_k=torch.tensor(kv_lens, dtype=torch.int32),
+            block_table=torch.tensor(table, dtype=torch.int32),
+            query_lens=query_lens,
+            kv_lens=kv_lens,
+        )

@@ -1,0 +1,111 @@
+"""The arrows of the package: conf -> harness -> engine -> layers -> kernels -> records -> report, none back."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# package -> what it may import of evalengine, besides itself
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "config": {"errors"},
+    "compose": {"config", "errors"},
+    "kernels": set(),
+    "layers": {"kernels", "errors"},
+    "models": {"layers", "errors"},
+    "engine": {"models", "layers", "kernels", "config", "errors"},
+    "invariant": {"layers", "kernels", "errors"},
+    "tasks": {"config", "errors"},
+    "records": {"config", "errors"},
+    "report": {"records", "errors"},
+    "harness": {"engine", "tasks", "records", "config", "errors"},
+    "assets": set(),
+    "__init__": {"engine", "invariant"},
+    "__main__": {"compose", "config", "errors", "harness", "report"},
+}
+HEAVY = {"torch", "transformers", "datasets", "triton"}
+
+
+def package_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return parts[1] if parts[0] == "evalengine" else parts[0]
+
+
+def sources() -> Iterator[Path]:
+    for top in ("evalengine", "kernels", "tasks"):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            if top != "evalengine" or file.relative_to(ROOT).parts[1] not in ("kernels", "tasks", "conf"):
+                yield file
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every absolute module name that the file imports, functions included."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            assert node.module is not None
+            if node.module == "evalengine":
+                yield from (f"evalengine.{alias.name}" for alias in node.names)
+            yield node.module
+
+
+def test_every_arrow_is_allowed() -> None:
+    wrong = []
+    for file in sources():
+        package = package_of(file)
+        allowed = ARROWS[package] | {package, "CONTRACT_VERSION", "__version__"}
+        for name in imports(file):
+            top, _, rest = name.partition(".")
+            if top == "evalengine" and rest and rest.split(".")[0] not in allowed:
+                wrong.append(f"{file.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_package_has_its_arrows() -> None:
+    assert {package_of(file) for file in sources()} <= set(ARROWS)
+
+
+def test_kernels_import_torch_and_triton_only() -> None:
+    allowed = {"torch", "triton", "evalengine", *sys.stdlib_module_names}
+    wrong = [
+        f"{file.name}: {name}"
+        for file in sources()
+        if package_of(file) == "kernels"
+        for name in imports(file)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not wrong
+
+
+def test_kernels_is_a_namespace_package() -> None:
+    assert not (ROOT / "kernels" / "__init__.py").exists()  # it would shadow the Hub's `kernels` inside transformers
+
+
+@pytest.mark.parametrize("folder", ["kernels", "tasks", "conf"])
+def test_folders_are_links_inside_the_package(folder: str) -> None:
+    link = ROOT / "evalengine" / folder
+    assert link.is_symlink() and str(link.readlink()) == f"../{folder}"
+
+
+@pytest.mark.parametrize(
+    "module", ["evalengine", "evalengine.__main__", "evalengine.report.table", "evalengine.records.lm_eval"]
+)
+def test_import_stays_light(module: str) -> None:
+    """Help, configuration errors and reports answer without loading torch."""
+    program = f"import sys, {module}; print(*sorted({HEAVY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_light_import_check_can_fail() -> None:
+    program = f"import sys, torch; print(*sorted({HEAVY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "torch" in done.stdout

@@ -1,0 +1,160 @@
+"""The command line: exit codes 0, 1 and 2, one clear line on standard error, the result alone on standard output."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from evalengine import __version__
+from evalengine.__main__ import main
+from evalengine.config import Config
+from evalengine.errors import EvalEngineError
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Result:
+    folder: Path
+
+
+def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]) -> None:
+    """Stands in for the engine: the command line's own behaviour is what is tested here."""
+    runner = ModuleType("evalengine.harness.runner")
+    runner.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
+    monkeypatch.setattr("evalengine.report.table.print_report", lambda folder: print(f"digest: {folder}"))
+
+
+def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for word in ("gsm8k", "arc_easy", "tinymath", "smollm2-135m", "model.path=", "data_dir=", "-m, --multirun"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"evalengine {__version__} (contract ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["rnu"], "rnu: no such command; did you mean run?"),
+        (["frobnicate"], "frobnicate: no such command; there is: run"),
+        (["gsm8k"], "did you mean task=gsm8k?"),
+        (["run", "tinymath"], "did you mean model=tinymath?"),
+        (["--modle"], "--modle"),
+        (["task=gsm9k"], "did you mean gsm8k?"),
+        (["engine.max_num_seq=1"], "did you mean engine.max_num_seqs?"),
+        (["limit=abc"], "limit=abc"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and expected in err
+    assert err.startswith("evalengine: ") and err.count("\n") == 1
+
+
+def test_several_problems_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["limit=0", "engine.dtype=int8"]) == 2
+    assert capsys.readouterr().err.count("\n  - ") == 2
+
+
+def test_cfg_prints_and_runs_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    install_runner(monkeypatch, lambda config: pytest.fail("it ran"))
+    assert main(["run", "--cfg", "limit=7"]) == 0
+    assert "limit: 7\n" in capsys.readouterr().out
+
+
+def test_a_run_prints_its_digest_last(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+
+    def run(config: Config) -> Result:
+        seen.append(config)
+        return Result(Path("abc"))
+
+    install_runner(monkeypatch, run)
+    assert main(["run", "limit=3"]) == 0
+    assert main(["limit=4"]) == 0
+    assert [config.limit for config in seen] == [3, 4]
+    assert capsys.readouterr().out == "digest: abc\ndigest: abc\n"
+
+
+def failing(error: BaseException) -> Callable[[Config], Any]:
+    def run(config: Config) -> Any:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (EvalEngineError("weights.safetensors: damaged"), "evalengine: weights.safetensors: damaged\n"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere/file"), "evalengine: the disk is full"),
+        (KeyboardInterrupt("results/x"), "Interrupted: finished requests are kept in results/x; the same"),
+        (KeyboardInterrupt(), "Interrupted.\n"),
+    ],
+    ids=["ours", "full disk", "interrupt in a run", "interrupt before it"],
+)
+def test_failures_exit_1_in_one_line(
+    error: BaseException, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_runner(monkeypatch, failing(error))
+    assert main([]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(expected) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("ours"), PermissionError(errno.EACCES, "no")])
+def test_our_own_bugs_show_a_traceback(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_runner(monkeypatch, failing(error))
+    assert main([]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_sweep_goes_on_after_a_failure_and_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(config: Config) -> Result:
+        if config.limit == 2:
+            raise EvalEngineError("no")
+        return Result(Path(str(config.limit)))
+
+    install_runner(monkeypatch, run)
+    assert main(["-m", "limit=1,2,3"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "digest: 1\ndigest: 3\n"
+    assert "[1/3] limit=1\n" in err and "[3/3] limit=3\n" in err
+    assert main(["-m", "limit=1,3"]) == 0
+
+
+def test_an_interrupt_ends_a_sweep(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    install_runner(monkeypatch, failing(KeyboardInterrupt()))
+    assert main(["-m", "limit=1,2,3"]) == 1
+    assert "[2/3]" not in capsys.readouterr().err
+
+
+def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "evalengine", "task=gsm9k"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and "did you mean gsm8k?" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,235 @@
+"""Overrides become frozen `Config`s; typos, wrong types and contradictions are refused, all at once."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evalengine.compose import available, compose_jobs, known_keys
+from evalengine.config import Config, EngineConfig, resolve_numerics, to_yaml, validate
+from evalengine.errors import ConfigError
+
+
+def compose(*overrides: str) -> Config:
+    (job,) = compose_jobs(overrides)
+    return job.config
+
+
+def problems(*overrides: str, multirun: bool = False) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        compose_jobs(overrides, multirun)
+    assert "\n" not in caught.value.problems[0]
+    return caught.value.problems
+
+
+def test_defaults() -> None:
+    config = compose()
+    assert list(config.tasks) == ["arithmetic"] and config.model.path == "asset:tinymath"
+    assert config.model.name == "tinymath"
+    assert config.batch_invariant and config.numerics == "auto" and config.fewshot_seed == 1234
+    assert config.engine == EngineConfig()  # conf/engine/default.yaml repeats the schema's values
+
+
+def test_everything_is_frozen() -> None:
+    def check(value: Any) -> None:
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, fields(value)[0].name, None)
+        for item in fields(value):
+            if is_dataclass(getattr(value, item.name)):
+                check(getattr(value, item.name))
+
+    check(compose())
+
+
+@pytest.mark.parametrize("task", available("task"))
+def test_every_task_composes(task: str) -> None:
+    config = compose(f"task={task}")
+    assert list(config.tasks) == [task] and config.tasks[task].cls
+
+
+@pytest.mark.parametrize("model", available("model"))
+def test_every_model_composes_and_has_a_name(model: str) -> None:
+    config = compose(f"model={model}")
+    assert config.model.name and config.model.path
+
+
+def test_several_tasks_in_one_run() -> None:
+    config = compose("task=[gsm8k,arc_easy]", "task.num_fewshot=3", "task.generation.max_gen_toks=9")
+    assert list(config.tasks) == ["gsm8k", "arc_easy"]
+    assert [task.num_fewshot for task in config.tasks.values()] == [3, 3]
+    assert [task.generation.max_gen_toks for task in config.tasks.values()] == [9, 9]
+    assert config.tasks["gsm8k"].generation.until == ["Question:", "</s>", "<|im_end|>"]  # unset fields keep their own
+    assert config.tasks["arc_easy"].dataset.name == "ARC-Easy"
+
+
+def test_one_task_is_addressed_by_name_and_wins() -> None:
+    config = compose("tasks.gsm8k.num_fewshot=1", "task=[gsm8k,arc_easy]", "task.num_fewshot=3")
+    assert [task.num_fewshot for task in config.tasks.values()] == [1, 3]
+    zero = compose("task=gsm8k", "task.num_fewshot=0")
+    assert zero.tasks["gsm8k"].num_fewshot == 0
+
+
+def test_a_path_alone_is_a_model() -> None:
+    for path, name in [
+        ("org/Some-Model-1B", "Some-Model-1B"),
+        ("/models/some.gguf", "some"),
+        ("folder/", "folder"),
+        ("package:module/file.Q4_1.gguf", "file.Q4_1"),
+        (".", Path.cwd().name),
+    ]:
+        assert compose(f"model.path={path}").model.name == name
+    assert compose("model.path=a/b", "model.name=mine").model.name == "mine"
+
+
+def test_a_path_given_is_the_only_one_tried() -> None:
+    assert compose("model=smollm2-135m").model.alternatives
+    config = compose("model=smollm2-135m", "model.path=/elsewhere/weights")
+    assert config.model.alternatives == [] and config.model.revision is None
+    both = compose("model.path=a", "model.alternatives=[b]", "model.revision=c")
+    assert both.model.alternatives == ["b"] and both.model.revision == "c"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("modle=x", "modle: no such setting; did you mean model?"),
+        ("engine.max_num_seq=1", "did you mean engine.max_num_seqs?"),
+        ("max_num_seqs=1", "did you mean engine.max_num_seqs?"),
+        ("+anything=1", "anything: no such setting"),
+        ("tasks.arithmetic.num_fewshots=1", "tasks.arithmetic.num_fewshots: no such setting"),
+        ("task=gsm9k", "task=gsm9k: no such task; did you mean gsm8k? There are: arc_challenge, "),
+        ("model=tinymoth", "model=tinymoth: no such model; did you mean tinymath?"),
+        ("tasks.gsm8k.split=x", "tasks.gsm8k: this task is not selected; add it with task=gsm8k"),
+        ("task=null", "task=null: a group needs a name"),
+        ("task=[]", "task: no task is selected"),
+        ("limit=abc", "limit=abc: Value 'abc' of type 'str' could not be converted to Integer"),
+        ("limit=1.5", "could not be converted to Integer"),
+        ("batch_invariant=maybe", "batch_invariant=maybe: Value 'maybe' is not a valid bool"),
+        ("task=[gsm8k", "task=[gsm8k: no viable alternative"),
+        ("model.path=a=b", "quote a value"),
+        ("model.path=", "model.path: names no weights"),
+        ("hydra.run.dir=x", "hydra.run.dir: Hydra's own settings have no effect"),
+        ("hydra.searchpath=[file:///no/such/folder]", "is not available"),
+        ("limit=1,2", "limit=1,2: for one run a value add -m"),
+        ("limit=0", "limit=0: must be at least 1"),
+        ("seed=-1", "seed=-1"),
+        ("numerics=exakt", "numerics=exakt: must be one of auto, native, exact, fast"),
+        ("numerics=fast", "batch_invariant=true contradicts numerics=fast"),
+        ("engine.dtype=int8", "engine.dtype=int8: must be one of auto, bfloat16"),
+        ("engine.device=gpu", "engine.device=gpu: must be auto, cpu, cuda or cuda:<number>"),
+        ("engine.block_size=0", "engine.block_size=0"),
+        ("engine.block_size=true", "engine.block_size=True"),
+        ("engine.block_size=small", "engine.block_size=small"),
+        ("engine.max_num_batched_tokens=0", "engine.max_num_batched_tokens=0: must be at least 1"),
+        ("engine.kv_cache_memory_fraction=1.5", "must lie in (0, 1]"),
+        ("engine.kv_cache_memory_fraction=nan", "must lie in (0, 1]"),
+        ("long_prompts=drop", "long_prompts=drop: must be one of truncate, error"),
+        ("resume=no/such/folder", "resume=no/such/folder: must be auto, never, or an existing run folder"),
+        ("data_dir=no/such/folder", "data_dir=no/such/folder: no such folder"),
+        ("task.num_fewshot=-1", "tasks.arithmetic.num_fewshot=-1"),
+        ("task.generation.top_p=0", "tasks.arithmetic.generation.top_p=0"),
+        ("task.generation.temperature=nan", "tasks.arithmetic.generation.temperature=nan"),
+        ("model.load_format=pickle", "model.load_format=pickle: must be one of"),
+    ],
+)
+def test_refused_with_the_setting_and_the_cure(override: str, expected: str) -> None:
+    (problem,) = problems(override)
+    assert expected in problem
+
+
+def test_all_problems_at_once() -> None:
+    assert len(problems("limit=-1", "engine.dtype=x", "task.num_fewshot=-1")) == 3
+    assert len(problems("modle=x", "limt=3", "limit=1,2")) == 3
+
+
+def test_both_contradictions() -> None:
+    assert problems("batch_invariant=false", "numerics=exact")
+    assert problems("batch_invariant=false", "numerics=native")
+    assert compose("batch_invariant=false", "numerics=fast").numerics == "fast"
+
+
+@pytest.mark.parametrize("size", ["auto", "1", "64"])
+def test_block_sizes(size: str) -> None:
+    assert str(compose(f"engine.block_size={size}").engine.block_size) == size
+
+
+def test_sweeps_are_a_product_in_order() -> None:
+    jobs = compose_jobs(["engine.max_num_seqs=1,8", "limit=3", "batch_invariant=true,false"], multirun=True)
+    assert [(j.config.engine.max_num_seqs, j.config.batch_invariant) for j in jobs] == [
+        (1, True),
+        (1, False),
+        (8, True),
+        (8, False),
+    ]
+    assert jobs[1].overrides == ("engine.max_num_seqs=1", "batch_invariant=False")
+    by_task = compose_jobs(["task=gsm8k,arc_easy"], multirun=True)
+    assert [list(j.config.tasks) for j in by_task] == [["gsm8k"], ["arc_easy"]]
+    assert [j.config.limit for j in compose_jobs(["limit=range(1,4)"], multirun=True)] == [1, 2, 3]
+    assert "can be swept" in problems("task=glob(*)", multirun=True)[0]
+    assert "can be swept" in problems("seed=interval(0,1)", multirun=True)[0]
+
+
+def test_a_bad_value_in_a_sweep_stops_it_before_it_starts() -> None:
+    assert problems("engine.max_num_seqs=1,0", multirun=True) == ["engine.max_num_seqs=0: must be at least 1"]
+
+
+def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compose_jobs(["engine.max_num_seqs=1,8"], multirun=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_known_keys_cover_the_schema() -> None:
+    keys = known_keys()
+    assert {"limit", "engine.dtype", "task.dataset.files.<name>", "tasks.<name>.generation.top_k"} <= set(keys)
+
+
+def test_a_users_own_folder_of_tasks(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text("# @package tasks.mine\ncls: gsm8k:GSM8K\nsplit: test\n")
+    config = compose("task=mine", f"hydra.searchpath=[file://{tmp_path}]")
+    assert config.tasks["mine"].cls == "gsm8k:GSM8K"
+    (tmp_path / "task" / "mine.yaml").write_text("# @package tasks.mine\nclass: gsm8k:GSM8K\n")
+    assert "Key 'class' not in 'TaskConfig'" in problems("task=mine", f"hydra.searchpath=[file://{tmp_path}]")[0]
+
+
+def test_yaml_holds_every_setting() -> None:
+    data = yaml.safe_load(to_yaml(compose("task=gsm8k", "limit=3")))
+    assert set(data) == {item.name for item in fields(Config)}
+    assert data["limit"] == 3 and data["tasks"]["gsm8k"]["num_fewshot"] == 5
+
+
+@pytest.mark.parametrize(
+    ("invariant", "numerics", "device", "level"),
+    [
+        (True, "auto", "cpu", "exact"),
+        (True, "auto", "cuda", "native"),
+        (True, "exact", "cuda", "exact"),
+        (False, "auto", "cpu", "fast"),
+        (False, "auto", "cuda", "fast"),
+        (False, "fast", "cpu", "fast"),
+        (True, "native", "cuda", "native"),
+    ],
+)
+def test_numerics_levels(invariant: bool, numerics: str, device: str, level: str) -> None:
+    assert resolve_numerics(invariant, numerics, device) == level
+
+
+@pytest.mark.parametrize(
+    ("invariant", "numerics", "device"),
+    [(True, "native", "cpu"), (True, "fast", "cpu"), (False, "exact", "cpu"), (True, "nonsense", "cpu")],
+)
+def test_numerics_refused(invariant: bool, numerics: str, device: str) -> None:
+    with pytest.raises(ConfigError, match="numerics"):
+        resolve_numerics(invariant, numerics, device)
+
+
+def test_validate_refuses_a_config_built_by_hand() -> None:
+    with pytest.raises(ConfigError, match="no task is selected"):
+        validate(Config())
+    with pytest.raises(ConfigError, match="cls"):
+        validate(replace(compose(), tasks={"x": compose().task}))

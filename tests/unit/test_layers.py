@@ -1,0 +1,280 @@
+"""Layers: sharding, the fast level's ops against transformers' modules (bytes) and a float64 attention, RoPE tables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, apply_rotary_pos_emb
+
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.kernels import exact
+from evalengine.layers import create_ops, fast_attention
+from evalengine.layers.base import Layer
+from evalengine.layers.embedding import LMHead, VocabEmbedding
+from evalengine.layers.linear import Linear, MergedLinear, QKVLinear
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.ops import Ops
+from evalengine.models.config import RopeSpec, from_hf
+from evalengine.models.registry import get_model_class, model_class_for_type
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def fast(dtype: torch.dtype = torch.float32) -> Ops:
+    return create_ops("fast", dtype, CPU)
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bytes(a.contiguous().view(torch.uint8).numpy()) == bytes(
+        b.contiguous().view(torch.uint8).numpy()
+    )
+
+
+def fill(layer: Layer, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Load the whole checkpoint tensors into one rank's layer; returns its parameters."""
+    for shard in layer.checkpoint_shards("proj"):
+        for kind, param in layer.named_parameters(recurse=False):
+            layer.weight_loader(param, whole[f"{shard}.{kind}"], shard)
+    return dict(layer.named_parameters(recurse=False))
+
+
+def random_checkpoint(layer: Layer) -> dict[str, Tensor]:
+    tensors = {}
+    for shard, shape in layer.checkpoint_shards("proj").items():
+        tensors |= {f"{shard}.weight": torch.randn(shape), f"{shard}.bias": torch.randn(shape[:1])}
+    return tensors
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **tp: Linear(fast(), 5, 12, bias=True, **tp),
+        lambda **tp: VocabEmbedding(fast(), 20, 3, **tp),
+        lambda **tp: LMHead(fast(), 20, 3, **tp),
+    ],
+)
+def test_row_shards_concatenate_to_the_whole(build, tp_size: int) -> None:
+    whole = random_checkpoint(build())
+    ranks = [fill(build(tp_rank=r, tp_size=tp_size), whole) for r in range(tp_size)]
+    for kind in ranks[0]:
+        assert same_bytes(torch.cat([rank[kind] for rank in ranks]), whole[f"proj.{kind}"])
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_merged_shards_concatenate_within_each_part(tp_size: int) -> None:
+    sizes = {"gate_proj": 12, "up_proj": 8}
+    whole = random_checkpoint(MergedLinear(fast(), 5, sizes, bias=True))
+    layers = [MergedLinear(fast(), 5, sizes, bias=True, tp_rank=r, tp_size=tp_size) for r in range(tp_size)]
+    ranks = [fill(layer, whole) for layer in layers]
+    for kind in ("weight", "bias"):
+        gates = torch.cat([rank[kind][: 12 // tp_size] for rank in ranks])
+        ups = torch.cat([rank[kind][12 // tp_size :] for rank in ranks])
+        assert same_bytes(gates, whole[f"gate_proj.{kind}"]) and same_bytes(ups, whole[f"up_proj.{kind}"])
+
+
+@pytest.mark.parametrize(("tp_size", "kv_heads"), [(1, 2), (2, 2), (2, 1), (4, 4), (4, 2), (4, 1)])
+def test_qkv_shards_by_heads_and_replicates_kv_heads(tp_size: int, kv_heads: int) -> None:
+    heads, head_dim, hidden = 8, 6, 5
+    whole = random_checkpoint(QKVLinear(fast(), hidden, heads, kv_heads, head_dim, bias=True))
+    group = heads // kv_heads
+    for rank in range(tp_size):
+        layer = QKVLinear(fast(), hidden, heads, kv_heads, head_dim, True, tp_rank=rank, tp_size=tp_size)
+        weight = fill(layer, whole)["weight"]
+        q, k, v = layer.split(weight.t())  # features in the place of tokens: [hidden, heads, head_dim]
+        first = rank * heads // tp_size
+        for i in range(q.shape[1]):
+            head = first + i
+            kv_head, local = head // group, i // (q.shape[1] // k.shape[1])
+            for part, name, index, where in ((q, "q", head, i), (k, "k", kv_head, local), (v, "v", kv_head, local)):
+                rows = slice(index * head_dim, (index + 1) * head_dim)
+                assert same_bytes(part[:, where].t(), whole[f"{name}_proj.weight"][rows]), (rank, name, head)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "size"), [(1, 1), (3, 7), (17, 64), (5, 149), (2, 1025)])
+def test_element_wise_ops_are_byte_equal_to_transformers(tokens: int, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(tokens + size)
+    ops = fast(dtype)
+    x = torch.randn(tokens, size).mul(30).to(dtype)
+    norm = Qwen3RMSNorm(size, eps=1e-6).to(dtype)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(size) * 9)
+        assert same_bytes(ops.rms_norm(x, norm.weight, 1e-6), norm(x))
+    gate, up = torch.randn(2, tokens, size).mul(8).to(dtype)
+    activation = Qwen3MLP(Qwen3Config(hidden_size=8, intermediate_size=8)).act_fn
+    assert same_bytes(ops.silu_and_mul(torch.cat((gate, up), dim=-1)), activation(gate) * up)
+    assert same_bytes(ops.add(x, gate), gate + x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 48), (8, 64), (5, 128)])
+def test_rope_is_byte_equal_to_transformers(heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    config = LlamaConfig(hidden_size=heads * head_dim, num_attention_heads=heads, rope_parameters=rope)
+    ops = fast(dtype)
+    theirs = LlamaRotaryEmbedding(config)
+    positions = torch.tensor([0, 1, 17, 999])
+    cos, sin = ops.rope_table(theirs.inv_freq, 1000, 1.0)
+    q = torch.randn(4, heads, head_dim).to(dtype)
+    their_cos, their_sin = theirs(q, positions[None])
+    expected, _ = apply_rotary_pos_emb(q.transpose(0, 1)[None], q.transpose(0, 1)[None], their_cos, their_sin)
+    assert same_bytes(ops.rope(q, cos[positions], sin[positions]), expected[0].transpose(0, 1))
+
+
+LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize("head_dim", [2, 48, 64, 80, 128])
+@pytest.mark.parametrize("rope", [{}, {"rope_type": "linear", "factor": 4.0}, {"rope_type": "llama3", **LLAMA3}])
+@pytest.mark.parametrize("theta", [10000.0, 130000.0, 500000.0])
+def test_inv_freq_equals_transformers_to_an_ulp(theta: float, rope: dict, head_dim: int) -> None:
+    parameters = {"rope_type": "default", "rope_theta": theta, **rope}
+    config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, rope_parameters=parameters)
+    expected = LlamaRotaryEmbedding(config).inv_freq
+    actual = from_hf(config).rope.inv_freq(head_dim)
+    # torch's own float32 pow is off by an ulp for some of them; blending carries that through a few operations.
+    torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
+
+
+def test_inv_freq_bits_do_not_depend_on_the_instruction_set() -> None:
+    code = (
+        "import torch\n"
+        "from evalengine.models.config import RopeSpec\n"
+        "sizes = (64, 80, 96, 128, 256)\n"
+        "ours = [RopeSpec(theta=130000.0).inv_freq(d) for d in sizes]\n"
+        "torchs = [1.0 / 130000.0 ** (torch.arange(0, d, 2).float() / d) for d in sizes]\n"
+        "for tensors in (ours, torchs):\n"
+        "    print(torch.cat(tensors).numpy().tobytes().hex())\n"
+    )
+    outputs = []
+    for more in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
+        env = {**os.environ, **more}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        outputs.append(done.stdout.split())
+    assert outputs[0][0] == outputs[1][0]
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+        assert outputs[0][1] != outputs[1][1], "torch's own pow agrees here: this test shows nothing"
+
+
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """float64, the last len(q) of len(k) tokens: [Q, Hq, D], [L, Hkv, D] -> [Q, Hq, D]."""
+    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    last = torch.arange(len(k) - len(q), len(k))
+    scores.masked_fill_(torch.arange(len(k)) > last[:, None], -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize("small_groups", [False, True])
+@pytest.mark.parametrize("block_size", [1, 7, 64])
+def test_fast_attention(block_size: int, small_groups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if small_groups:
+        monkeypatch.setattr(fast_attention, "GROUP_TOKENS", 100)
+    torch.manual_seed(block_size)
+    kv_heads, heads, head_dim = 2, 6, 48
+    lens = [(1, 1), (1, 65), (1, 97), (1, 66), (3, 3), (2, 64), (65, 65), (17, 129), (0, 5), (31, 37)]
+    tokens = [torch.randn(2, kv_len, kv_heads, head_dim) for _, kv_len in lens]
+    q = torch.randn(sum(n for n, _ in lens), heads, head_dim)
+    outputs = []
+    for stale in (0.0, float("nan")):
+        order = torch.randperm(700, generator=torch.Generator().manual_seed(3)).tolist()
+        k_cache, v_cache = torch.full((2, 700, block_size, kv_heads, head_dim), stale)
+        table = torch.zeros(len(lens), 130, dtype=torch.int32)
+        for s, (_, kv_len) in enumerate(lens):
+            pages = [order.pop() for _ in range(-(-kv_len // block_size))]
+            table[s, : len(pages)] = torch.tensor(pages)
+            slots = torch.tensor([pages[i // block_size] * block_size + i % block_size for i in range(kv_len)])
+            fast().store_kv(tokens[s][0], tokens[s][1], k_cache, v_cache, slots)
+        metadata = AttentionMetadata(
+            slot_mapping=torch.empty(0, dtype=torch.int64),
+            cu_seqlens_q=torch.tensor([0] + [n for n, _ in lens]).cumsum(0).int(),
+            seqlens_k=torch.tensor([kv_len for _, kv_len in lens], dtype=torch.int32),
+            block_table=table,
+            query_lens=[n for n, _ in lens],
+            kv_lens=[kv_len for _, kv_len in lens],
+        )
+        outputs.append(fast().attention(q, k_cache, v_cache, metadata, 0.17))
+    assert same_bytes(outputs[0], outputs[1]), "a stale page reached the output"
+    rows = q.split([n for n, _ in lens])
+    expected = torch.cat([naive_attention(r, t[0], t[1], 0.17) for r, t in zip(rows, tokens, strict=True)])
+    torch.testing.assert_close(outputs[1].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_store_kv_rounds_to_the_pool_and_skips_slot_minus_one(dtype: torch.dtype) -> None:
+    k, v = torch.randn(2, 3, 2, 4)
+    k_cache, v_cache = torch.full((2, 2, 5, 2, 4), 9.0, dtype=dtype)
+    fast(dtype).store_kv(k, v, k_cache, v_cache, torch.tensor([7, -1, 0]))
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        assert same_bytes(cache[1, 2], new[0].to(dtype)) and same_bytes(cache[0, 0], new[2].to(dtype))
+        cache[1, 2] = cache[0, 0] = 9.0
+        assert (cache == 9.0).all()
+
+
+@pytest.mark.parametrize("level", ["fast", "exact"])
+def test_logits_are_float32_and_not_rounded_to_bfloat16(level: str) -> None:
+    ops = create_ops(level, torch.bfloat16, CPU)
+    x, weight = torch.randn(3, 64).to(torch.bfloat16), torch.randn(33, 64).to(torch.bfloat16)
+    logits = ops.lm_head(x.to(ops.activation_dtype), ops.prepare_weight(weight, lm_head=True))
+    torch.testing.assert_close(logits, (x.double() @ weight.double().t()).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_exact_keeps_no_original_weight_and_outputs_float32() -> None:
+    layer = Linear(create_ops("exact", torch.bfloat16, CPU), 5, 3)
+    fill(layer, random_checkpoint(layer))
+    layer.finalize()
+    assert layer.weight is None and isinstance(layer.prepared, exact.ExactWeight)
+    assert layer(torch.randn(2, 5)).dtype == torch.float32
+
+
+def test_unusable_levels_name_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"numerics=native needs the CUDA kernels.*batch_invariant=false"):
+        create_ops("native", torch.bfloat16, CPU)
+    with pytest.raises(ConfigError, match="must be native, exact or fast"):
+        create_ops("precise", torch.bfloat16, CPU)
+
+    def broken(device: torch.device) -> None:
+        raise RuntimeError("float64 products miss bits")
+
+    monkeypatch.setattr(exact, "self_test", broken)
+    with pytest.raises(EvalEngineError, match=r"engine.device=cpu: float64 products miss bits"):
+        create_ops("exact", torch.float32, CPU)
+
+
+def test_config_errors_are_listed_together() -> None:
+    config = Qwen2Config(
+        use_sliding_window=True,
+        sliding_window=64,
+        max_window_layers=0,
+        hidden_act="gelu",
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0},
+    )
+    config.quantization_config = {"quant_method": "gptq"}
+    with pytest.raises(ConfigError) as caught:
+        from_hf(config)
+    text = str(caught.value)
+    assert len(caught.value.problems) == 4
+    assert all(word in text for word in ("sliding window", "hidden_act=gelu", "yarn", "quantization_config"))
+
+
+def test_inactive_sliding_window_is_accepted() -> None:
+    spec = from_hf(Qwen2Config(use_sliding_window=False, sliding_window=4096, eos_token_id=[5, 7]))
+    assert spec.attention_bias and not spec.attention_output_bias and spec.eos_token_ids == (5, 7)
+    assert spec.rope == RopeSpec(theta=10000.0)
+
+
+def test_unknown_architectures_list_the_supported_ones() -> None:
+    supported = r"LlamaForCausalLM \(llama\), Qwen2ForCausalLM \(qwen2\), Qwen3ForCausalLM \(qwen3\)"
+    with pytest.raises(ConfigError, match=f"MambaForCausalLM is not supported; supported: {supported}"):
+        get_model_class("MambaForCausalLM")
+    with pytest.raises(ConfigError, match=supported):
+        model_class_for_type("mamba")

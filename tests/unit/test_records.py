@@ -1,0 +1,366 @@
+"""The run folder, records.parquet, identity, manifest, lm-eval's files, and the report that reads them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.compose import compose_jobs
+from evalengine.config import Config
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.folder import RunFolder, sanitise
+from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, sample_row, write_lm_eval
+from evalengine.records.manifest import RunCounts, RunTimings, build_manifest, code_version, run_id, run_identity
+from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
+from evalengine.report.table import print_report
+
+EXTRA = {"weights": "w", "tokenizer": "t", "datasets": {}, "prompts": "p", "numerics": "exact", "dtype": "bfloat16"}
+BITS = np.array([0x80000000, 0, 0x7FC00001, 0x7FC00000, 0xFFC0DEAD, 0x7F800001, 0xFF800000], dtype=np.uint32)
+
+
+@lru_cache(None)
+def config(*overrides: str) -> Config:
+    return compose_jobs(overrides)[0].config
+
+
+def record(doc: int, output: list[int], logprobs: np.ndarray, **more: Any) -> RequestRecord:
+    prompt = list(range(doc))
+    fields = {"text": "tëxt\n\0", "finish_reason": "stop", "truncated": doc, "is_greedy": doc % 2 == 0, **more}
+    return RequestRecord(
+        "t/ask", doc, 0, 0, "generate_until", prompt, ids_sha256(prompt), output, logprobs, **fields
+    )
+
+
+# -- records.parquet -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1031])
+def test_parquet_round_trip_is_bitwise(tmp_path: Path, count: int) -> None:
+    rows = []
+    for doc in range(count):
+        logprobs = np.roll(BITS, doc)[: doc % 8].view(np.float32)
+        rows.append(record(doc, list(range(len(logprobs))), logprobs))
+    write_records(tmp_path / "r", rows[::-1])
+    back = read_records(tmp_path / "r")
+    assert run_digest(back) == run_digest(rows)
+    for mine, theirs in zip(rows, back, strict=True):
+        ours, found = vars(mine).copy(), vars(theirs).copy()
+        assert ours.pop("logprobs").tobytes() == found.pop("logprobs").tobytes()
+        assert found == ours
+
+
+def test_parquet_of_one_column_shape_reads_elsewhere(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    write_records(tmp_path / "r", [record(3, [1, 2], np.array([-1, -2], dtype=np.float32))])
+    frame = pandas.read_parquet(tmp_path / "r")
+    assert frame.prompt_ids[0].tolist() == [0, 1, 2] and frame.logprobs[0].dtype == np.float32
+
+
+# -- identity --------------------------------------------------------------------------------------------------------
+
+
+SAME = [
+    ("engine.max_num_seqs=1", "engine.block_size=16", "engine.enable_prefix_caching=false", "engine.num_threads=1"),
+    ("output_dir=elsewhere", "progress=false", "resume=never", "data_dir=."),
+    ("numerics=exact",),  # resolved: in the extra
+    ("model.path=elsewhere/copy", "task.dataset.path=elsewhere/copy"),  # content: in the extra
+]
+OTHER = [
+    ("limit=3",),
+    ("seed=1",),
+    ("fewshot_seed=1",),
+    ("task.num_fewshot=2",),
+    ("task.generation.temperature=0.5",),
+    ("engine.max_model_len=512",),
+    ("long_prompts=error",),
+    ("task=gsm8k",),
+    ("system_instruction=hello",),
+]
+
+
+@pytest.mark.parametrize("overrides", SAME, ids=lambda overrides: overrides[0])
+def test_schedule_and_places_leave_the_id(overrides: tuple[str, ...]) -> None:
+    assert run_id(config(*overrides), EXTRA) == run_id(config(), EXTRA)
+
+
+@pytest.mark.parametrize("overrides", OTHER, ids=lambda overrides: overrides[0])
+def test_what_can_change_a_result_changes_the_id(overrides: tuple[str, ...]) -> None:
+    assert run_id(config(*overrides), EXTRA) != run_id(config(), EXTRA)
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_contents_change_the_id(name: str) -> None:
+    assert run_id(config(), {**EXTRA, name: "other"}) != run_id(config(), EXTRA)
+    with pytest.raises(AssertionError, match=name):
+        run_id(config(), {key: value for key, value in EXTRA.items() if key != name})
+
+
+def test_the_contract_version_changes_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run_id(config(), EXTRA)
+    monkeypatch.setattr("evalengine.CONTRACT_VERSION", 999)
+    assert run_id(config(), EXTRA) != before
+    assert len(before) == 8 and int(before, 16) >= 0
+
+
+def test_one_setting_written_two_ways_is_one_run() -> None:
+    assert run_id(config("task.num_fewshot=3"), EXTRA) == run_id(config("tasks.arithmetic.num_fewshot=3"), EXTRA)
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------
+
+
+def open_folder(root: Path, resume: str = "auto", identity: str = "01234567", **values: Any) -> RunFolder:
+    return RunFolder.open(root, "gsm8k+arc-org/model", identity, resume, values)
+
+
+def finish(folder: RunFolder) -> None:
+    folder.write_with("records.parquet", lambda path: write_records(path, []))
+    folder.finish("ab" * 32)
+
+
+def test_a_new_folder(tmp_path: Path) -> None:
+    with open_folder(tmp_path / "deep" / "results") as folder:
+        assert folder.path.parent == tmp_path / "deep" / "results" and not folder.resumed
+        assert folder.path.name.startswith("gsm8k+arc-org_model-2") and folder.path.name.endswith("-01234567")
+
+
+def test_an_unfinished_run_is_taken_up_and_a_finished_one_is_not(tmp_path: Path) -> None:
+    with open_folder(tmp_path) as first:
+        first.journal.write_text("x")
+    with open_folder(tmp_path) as second:
+        assert second.path == first.path and second.resumed
+        finish(second)
+        assert sorted(p.name for p in second.path.iterdir()) == ["digest.txt", "records.parquet"]
+        assert (second.path / "digest.txt").read_text() == "ab" * 32 + "\n"
+    with open_folder(tmp_path) as third:
+        assert third.path != first.path and not third.resumed
+
+
+def test_the_newest_unfinished_one_is_taken(tmp_path: Path) -> None:
+    paths = []
+    for number in range(3):
+        with open_folder(tmp_path, "never") as folder:
+            os.utime(folder.path / "identity.json", ns=(number, number))
+            paths.append(folder.path)
+    assert len(set(paths)) == 3  # the same second, the same name: still three folders
+    with open_folder(tmp_path) as again:
+        assert again.path == paths[-1]
+
+
+def test_other_ids_are_left_alone(tmp_path: Path) -> None:
+    with open_folder(tmp_path):
+        pass
+    with open_folder(tmp_path, identity="89abcdef") as other:
+        assert not other.resumed
+
+
+def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
+    program = (
+        "import sys; from evalengine.records.folder import RunFolder;"
+        "f = RunFolder.open(sys.argv[1], 'n', '01234567', 'auto', {}); print(f.path, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        theirs = process.stdout.readline().strip()
+        with open_folder(tmp_path) as mine:
+            assert str(mine.path) != theirs and not mine.resumed
+        with pytest.raises(ConfigError, match="another process"):
+            open_folder(tmp_path, theirs)
+        process.kill()
+        process.wait()
+    with open_folder(tmp_path, theirs) as taken:  # the lock went with the process
+        assert str(taken.path) == theirs and taken.resumed
+
+
+def test_resume_names_what_differs(tmp_path: Path) -> None:
+    with open_folder(tmp_path, limit=3, engine={"max_model_len": None}) as folder:
+        pass
+    with pytest.raises(ConfigError, match=r"limit was 3, is 4; .*resume=auto|engine\.max_model_len was null, is 5"):
+        open_folder(tmp_path, str(folder.path), "89abcdef", limit=4, engine={"max_model_len": 5})
+    with open_folder(tmp_path, str(folder.path), limit=3) as again:
+        assert again.path == folder.path
+        finish(again)
+    with pytest.raises(ConfigError, match="finished"):
+        open_folder(tmp_path, str(folder.path), limit=3)
+    with pytest.raises(ConfigError, match="not the folder of an evalengine run"):
+        open_folder(tmp_path, str(tmp_path))
+
+
+def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
+    def write(path: Path) -> None:
+        path.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_folder(tmp_path) as folder:
+        folder.write_text("a.txt", "old")
+        with pytest.raises(EvalEngineError, match=r"a\.txt: No space left on device; .*resumes"):
+            folder.write_with("a.txt", write)
+        assert (folder.path / "a.txt").read_text() == "old"
+        assert sorted(p.name for p in folder.path.iterdir()) == [".lock", "a.txt", "identity.json"]
+
+
+def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvalEngineError, match="could not write"):
+        open_folder(tmp_path / "file" / "results")
+
+
+def test_an_interrupt_tells_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, open_folder(tmp_path) as folder:
+        raise KeyboardInterrupt
+    assert caught.value.args == (str(folder.path),)
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [("a/b", "a_b"), ("../x", "_x"), (".hidden", "hidden"), ("ü b", "_b"), ("", "run"), ("x" * 500, "x" * 120)],
+)
+def test_names_are_one_part_of_a_path(name: str, safe: str) -> None:
+    assert sanitise(name) == safe
+
+
+# -- lm-eval's files, the manifest, the report ------------------------------------------------------------------------
+
+
+SAMPLE = Sample(
+    doc_id=0,
+    doc={"question": "ü?", "choices": ["a", "b"]},
+    target=1,
+    arguments=[("ctx", " a"), ("ctx", " b")],
+    resps=[[(-1.5, True)], [(-2.25, False)]],
+    filtered_resps=[(-1.5, True), (-2.25, False)],
+    filter="none",
+    metrics={"acc": 1.0, "acc_norm": np.float32(0.0)},
+    doc_hash="d",
+    prompt_hash="p",
+    target_hash="t",
+)
+TASK = TaskResult(
+    name="arc_easy",
+    version=1.0,
+    num_fewshot=2,
+    metrics={
+        "acc,none": 0.5, "acc_stderr,none": 0.25,
+        "word_perplexity,none": 7.0, "word_perplexity_stderr,none": "N/A",
+    },
+    higher_is_better={"acc": True, "word_perplexity": False},
+    config={"task": "arc_easy"},
+    original=10,
+    effective=1,
+    task_hash="h",
+    samples=[SAMPLE],
+)
+MODEL = ModelInfo("org/m", "org/m", "torch.bfloat16", None, "w", 7, 64, "cpu", 2, eos_token=("</s>", 2))
+INVOCATION = Invocation(1, 0, 1234, 1.5, 2.5, "0.1.0", model_args={"numerics": "exact"})
+
+
+def test_sample_row_is_lm_evals() -> None:
+    row = json.loads(json.dumps(sample_row(SAMPLE), default=float))
+    assert row == {
+        "doc_id": 0,
+        "doc": {"question": "ü?", "choices": ["a", "b"]},
+        "target": "1",
+        "arguments": {"gen_args_0": {"arg_0": "ctx", "arg_1": " a"}, "gen_args_1": {"arg_0": "ctx", "arg_1": " b"}},
+        "resps": [[["-1.5", "True"]], [["-2.25", "False"]]],
+        "filtered_resps": [["-1.5", "True"], ["-2.25", "False"]],
+        "filter": "none",
+        "metrics": ["acc", "acc_norm"],
+        "doc_hash": "d",
+        "prompt_hash": "p",
+        "target_hash": "t",
+        "acc": 1.0,
+        "acc_norm": 0.0,
+    }
+
+
+def manifest(resumed: int = 0, truncated: int = 0) -> dict[str, Any]:
+    return build_manifest(
+        run_id="01234567",
+        identity=run_identity(config(), EXTRA),
+        model={"name": "m"},
+        tokenizer={},
+        datasets={},
+        engine={"max_num_seqs": 1},
+        device="cpu",
+        counts=RunCounts(1, 2, resumed, truncated, prompt_tokens=30, output_tokens=10),
+        timings=RunTimings(1.0, 4.0, 5.0),
+        digest="ab" * 32,
+        task_digests=task_digests([]),
+    )
+
+
+def test_manifest_tells_what_ran_and_keeps_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_sEcReT")
+    data = manifest()
+    text = json.dumps(data)
+    assert "hf_sEcReT" not in text and "HF_TOKEN" not in text
+    assert data["libraries"]["torch"] and data["hardware"]["cpu"] and data["hardware"]["gpus"] == []
+    assert data["identity"]["contract_version"] == data["contract_version"]
+    assert set(data["code"]) == {"version", "commit", "dirty"}
+
+
+def test_code_version_ignores_a_checkout_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.setattr("evalengine.__file__", str(tmp_path / "site" / "evalengine" / "__init__.py"))
+    (tmp_path / "site" / "evalengine").mkdir(parents=True)
+    assert code_version()["commit"] is None
+
+
+def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_folder(tmp_path) as folder:
+        (folder.path / "results_old.json").write_text("{}")  # of an attempt that died between results and digest
+        write_lm_eval(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2, 3, 4, 5))
+        folder.write_json("manifest.json", manifest(resumed=1, truncated=1))
+        with pytest.raises(EvalEngineError, match="not finished"):
+            print_report(folder.path)
+        finish(folder)
+    assert [p.name for p in folder.path.glob("results_*")] == ["results_2026-01-02T03-04-05.json"]
+    (line,) = (folder.path / "samples_arc_easy_2026-01-02T03-04-05.jsonl").read_text().splitlines()
+    assert json.loads(line)["acc_norm"] == 0.0
+    print_report(folder.path)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["Tasks", "Version", "Filter", "n-shot", "Metric", "Value", "Stderr"] in rows
+    assert ["arc_easy", "1.0", "none", "2", "acc", "↑", "0.5000", "±", "0.2500"] in rows
+    assert ["none", "2", "word_perplexity", "↓", "7.0000", "±", "N/A"] in rows
+    assert "2 requests of 1 documents, 1 of them kept from the interrupted run; numerics exact on cpu" in lines
+    assert "4.0 s: 0.25 requests/s, 7.5 prompt tokens/s, 2.5 output tokens/s" in lines
+    assert any(line.startswith("1 prompts were cut") for line in lines)
+    assert lines[-2:] == [str(folder.path), "digest: " + "ab" * 32]
+
+
+def test_results_have_lm_evals_keys(tmp_path: Path) -> None:
+    with open_folder(tmp_path) as folder:
+        path = write_lm_eval(folder, [TASK, replace(TASK, name="a")], MODEL, INVOCATION, datetime(2026, 1, 2))
+    results = json.loads(path.read_text())
+    assert results["results"]["arc_easy"] == {"name": "arc_easy", "alias": "arc_easy", "sample_len": 1, **TASK.metrics}
+    assert list(results["results"]) == ["arc_easy", "a"]
+    assert results["n-samples"]["a"] == {"original": 10, "effective": 1}
+    assert results["n-shot"] == {"a": 2, "arc_easy": 2} and results["versions"] == {"a": 1.0, "arc_easy": 1.0}
+    assert results["task_hashes"] == {"arc_easy": "h", "a": "h"} and results["model_name_sanitized"] == "org__m"
+    assert results["config"]["limit"] == 1 and results["config"]["model_dtype"] == "torch.bfloat16"
+    assert results["tokenizer_eos_token"] == ["</s>", "2"] and results["tokenizer_pad_token"] == [None, "None"]
+
+
+def test_keys_are_those_of_an_installed_lm_eval(tmp_path: Path) -> None:
+    schema = pytest.importorskip("lm_eval.result_schema", reason="needs lm-eval 0.4.13 (the extra lm-eval)")
+    with open_folder(tmp_path) as folder:
+        path = write_lm_eval(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2))
+    results = json.loads(path.read_text())
+    known = set(schema.EvalResults.__annotations__) | {"evalengine_version"}
+    assert set(results) <= known
+    assert set(results["config"]) <= set(schema._EvalConfig.__annotations__)
+    assert set(schema.SampleResult.__annotations__) <= set(sample_row(SAMPLE))
