@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -52,10 +54,22 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line (default: the process's own) and returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
     try:
-        arguments = _parse(sys.argv[1:] if argv is None else list(argv))
+        return _main(sys.argv[1:] if argv is None else list(argv))
+    except BrokenPipeError:  # whoever read our output has gone (`| head`); nothing more can be said to them
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _main(argv: list[str]) -> int:
+    try:
+        arguments = _parse(argv)
         if arguments.help or arguments.version:
-            print(_help() if arguments.help else f"evalengine {__version__} (contract {CONTRACT_VERSION})")
+            version = f"evalengine {__version__} (contract {CONTRACT_VERSION})"
+            print(_help() if arguments.help else version, flush=True)
             return 0
         jobs = compose_jobs(arguments.overrides, arguments.multirun)
     except EvalEngineError as error:
@@ -118,6 +132,8 @@ def _run(job: Job) -> int:
         print_report(run(job.config).folder)
     except EvalEngineError as error:
         return _fail(error)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             traceback.print_exc()

@@ -12,6 +12,7 @@ SPEED
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from evalengine.kernels import exact_math as em
 
 K_SEGMENT = 8192  # contract constant: products longer than this are cut at its absolute multiples
 MAX_VOCABULARY = 2**19  # a sum of that many numbers of 44 bits just fits int64
-_TILE = 65536  # elements of a float64 temporary: 512 KB, 256 KB for each of two threads, so that chains stay in L2
+_TILE = 131072  # elements of a float64 temporary: 1 MB, half of it per thread, so that chains stay in L2
 _ROW_BLOCK = 128  # rows of one matrix product, two limbs stacked
 _PRODUCT_ELEMENTS = 1 << 19  # of one matrix product's result
 
@@ -50,11 +51,11 @@ def quantize_weight(weight: Tensor) -> ExactWeight:
     scale = torch.empty(rows, dtype=torch.float64, device=weight.device)
     for tile in _tiles(rows, columns):
         absmax = em.row_absmax(weight[tile])
-        unit = em.pow2(em.exponent_field(absmax) - 1022 - bits)
+        unit_exponent = em.exponent(absmax) - bits
         c = em.grid(absmax, bits)
         torch.add(em.widen(weight[tile]), c, out=limb[tile])
-        limb[tile].sub_(c).mul_(em.pow2(1022 + bits - em.exponent_field(absmax)))
-        scale[tile] = unit.squeeze(-1)
+        limb[tile].sub_(c).mul_(em.pow2(-unit_exponent))
+        scale[tile] = em.pow2(unit_exponent).squeeze(-1)
     return ExactWeight(limb, scale)
 
 
@@ -100,7 +101,7 @@ def linear(x: Tensor, weight: ExactWeight, bias: Tensor | None = None) -> Tensor
             y = _product(limbs, weight.limb[cut].t()).mul_(weight.scale[cut])
             if wide_bias is not None:
                 y.add_(wide_bias[cut])
-            out[start : start + _ROW_BLOCK, cut] = em.round_float32(y)
+            em.store_float32(y, out[start : start + _ROW_BLOCK, cut])
     return out.view(*x.shape[:-1], n)
 
 
@@ -119,7 +120,7 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
         limbs = torch.empty(left.shape[0], 2, m, k, dtype=torch.float64, device=a.device)
         em.split_limbs(em.widen(left), em.row_absmax(left), bits, limbs)
         c = em.grid(em.row_absmax(right, 1), bits)
-        out[start : start + step] = em.round_float32(_product(limbs, em.widen(right).add_(c).sub_(c)))
+        em.store_float32(_product(limbs, em.widen(right).add_(c).sub_(c)), out[start : start + step])
     return out
 
 
@@ -150,22 +151,22 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = em.widen(rows[tile])
         mean_square = _exact_row_sums(wide, bits, square=True).mul_(1.0 / hidden)
         wide.mul_(em.rsqrt(mean_square.add_(eps))).mul_(wide_weight)
-        out[tile] = em.round_float32(wide)
+        em.store_float32(wide, out[tile])
     return out.view(x.shape)
 
 
 def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
-    """Mean over `dim` (one axis or several) -> float32. One limb of 53 - ceil(log2 K) bits, at most 48, K the length."""
+    """Mean over `dim` (one axis or several) of K numbers each -> float32; one limb of min(48, 53 - ceil(log2 K)) bits."""
     axes = sorted({axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim)})
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
     moved = x.movedim(axes, list(range(x.ndim - len(axes), x.ndim)))
-    rows = moved.reshape(*kept, -1).flatten(0, -2) if kept else moved.reshape(1, -1)
-    length = rows.shape[-1]
+    length = math.prod(x.shape[axis] for axis in axes)
+    rows = moved.reshape(math.prod(kept), length)
     out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
     bits = min(48, 53 - (length - 1).bit_length())
     for tile in _tiles(*rows.shape):
         sums = _exact_row_sums(em.widen(rows[tile]), bits, square=False)
-        out[tile] = em.round_float32(sums.mul_(1.0 / length)).squeeze(-1)
+        em.store_float32(sums.mul_(1.0 / length).squeeze(-1), out[tile])
     result = out.view(kept)
     for axis in axes if keepdim else []:
         result = result.unsqueeze(axis)
@@ -193,8 +194,8 @@ def _softmax(x: Tensor, dim: int, finish: Callable[[Tensor, Tensor, Tensor], Ten
             total.add_(em.unit_sum(p))
             pieces.append((shifted, p))
         norm = em.unit_total(total).unsqueeze(-1)
-        values = [em.round_float32(finish(shifted, p, norm)) for shifted, p in pieces]
-        out[tile] = values[0] if len(values) == 1 else torch.cat(values, -1)
+        for (shifted, p), target in zip(pieces, out[tile].split(_TILE, -1), strict=True):
+            em.store_float32(finish(shifted, p, norm), target)
     return out.view(moved.shape).movedim(-1, dim).contiguous()
 
 
@@ -214,7 +215,7 @@ def elementwise(function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
     flat = [operand.reshape(-1) for operand in operands]
     out = torch.empty(flat[0].shape, dtype=torch.float32, device=flat[0].device)
     for tile in _tiles(out.shape[0], 1):
-        out[tile] = em.round_float32(function(*(em.widen(operand[tile]) for operand in flat)))
+        em.store_float32(function(*(em.widen(operand[tile]) for operand in flat)), out[tile])
     return out.view(shape)
 
 
@@ -234,7 +235,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty(tokens, width, dtype=torch.float32, device=gate_up.device)
     for tile in _tiles(tokens, width):
         gate, up = em.widen(gate_up[tile, :width]), em.widen(gate_up[tile, width:])
-        out[tile] = em.round_float32(em.sigmoid(gate).mul_(gate).mul_(up))
+        em.store_float32(em.sigmoid(gate).mul_(gate).mul_(up), out[tile])
     return out
 
 
@@ -249,21 +250,21 @@ def rope_table(inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Te
     for tile in _tiles(*shape):
         positions = torch.arange(max_positions, dtype=torch.float64)[tile]
         angle = em.widen(em.round_float32(positions[:, None] * frequencies))
-        cosines[tile] = em.round_float32(em.cos(angle).mul_(scaling))
-        sines[tile] = em.round_float32(em.sin(angle).mul_(scaling))
+        em.store_float32(em.cos(angle).mul_(scaling), cosines[tile])
+        em.store_float32(em.sin(angle).mul_(scaling), sines[tile])
     return cosines, sines
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[T, heads, D] and cos, sin [T, D/2] -> float32 [T, heads, D]: (x1 cos - x2 sin, x2 cos + x1 sin), x = (x1, x2)."""
+    """[T, heads, D] and cos, sin [T, D/2] -> float32 [T, heads, D]: halves x1 cos - x2 sin, x2 cos + x1 sin."""
     half = x.shape[-1] // 2
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for tile in _tiles(x.shape[0], x.shape[1] * x.shape[2]):
         wide = em.widen(x[tile])
         x1, x2 = wide[..., :half], wide[..., half:]
         c, s = em.widen(cos[tile]).unsqueeze(1), em.widen(sin[tile]).unsqueeze(1)
-        out[tile, :, :half] = em.round_float32((x1 * c).sub_(x2 * s))
-        out[tile, :, half:] = em.round_float32((x2 * c).add_(x1 * s))
+        em.store_float32((x1 * c).sub_(x2 * s), out[tile, :, :half])
+        em.store_float32((x2 * c).add_(x1 * s), out[tile, :, half:])
     return out
 
 

@@ -1,7 +1,7 @@
 """Attention of the `exact` numerics level: bits depend on a row's own query and the keys and values it sees.
 
-    T tokens, S sequences, Hq/Hkv query/KV heads, G = Hq // Hkv, D head_dim, B pages of `block` tokens, P pages a sequence;
-    inside: n sequences of one length, Lq query tokens, L KV positions, R = Lq * G rows per KV head.
+    T tokens, S sequences, Hq/Hkv query/KV heads, G = Hq // Hkv, D head_dim, B pages of `block` tokens, P pages a
+    sequence; inside: n sequences of one query length Lq, L KV positions, R = Lq * G rows per KV head.
 
 Arithmetic, per query row and head, over the positions j it sees (j ascending, from the sequence's first):
 
@@ -27,9 +27,8 @@ from evalengine.kernels import exact_math as em
 
 CHUNK = 1024  # contract constant: KV positions whose products are summed exactly
 _BITS = em.limb_bits(CHUNK)
-_TILE = 65536  # scores in a query tile (a chunk of them): 512 KB of float64
+_TILE = 131072  # scores in a query tile (a chunk of them): 1 MB of float64
 _GROUP_ELEMENTS = 1 << 20  # padded K elements of one group of sequences: 8 MB of float64
-_CONVERT_ROWS = 1024  # (token, head) rows brought to their grid at a time
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,9 @@ def _groups(query_lens: list[int], kv_lens: list[int], elements_per_token: int) 
 def _gather(cache: Tensor, pages: Tensor, lens: list[int]) -> Tensor:
     """[B, block, Hkv, D] pool, [n, P] pages -> [n, L, Hkv, D], zeros past each length (the pool may hold NaN there)."""
     longest, block = max(lens), cache.shape[1]
-    gathered = cache[pages[:, : -(-longest // block)].long()].flatten(1, 2)[:, :longest]
+    pages = pages[:, : -(-longest // block)]
+    picked = cache.index_select(0, pages.flatten())  # 0.06 ms where cache[pages] took 0.35 (76 pages of 64)
+    gathered = picked.view(pages.shape[0], -1, *cache.shape[2:])[:, :longest]
     shortest = min(lens)
     if shortest < longest:
         beyond = torch.arange(shortest, longest) >= torch.tensor(lens)[:, None]
@@ -69,7 +70,7 @@ def _gather(cache: Tensor, pages: Tensor, lens: list[int]) -> Tensor:
 
 
 def _on_grid(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """[n, L, Hkv, D] -> float64 [n * Hkv, L, D] on each (token, head)'s grid, and the largest magnitudes [n * Hkv, 1, L].
+    """[n, L, Hkv, D] -> float64 [n * Hkv, L, D] on each (token, head)'s grid, and their magnitudes [n * Hkv, 1, L].
 
     Caches are written from flushed float32 numbers, so there are no float32 subnormals to flush here.
     """
@@ -78,10 +79,7 @@ def _on_grid(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     out = torch.empty(x.shape, dtype=torch.float64, device=x.device)
     absmax = em.row_absmax(x)
     c = em.grid(absmax, bits)
-    step = max(1, _CONVERT_ROWS // (n * heads))
-    for start in range(0, length, step):
-        cut = slice(start, start + step)
-        out[:, :, cut].copy_(x[:, :, cut]).add_(c[:, :, cut]).sub_(c[:, :, cut])
+    out.copy_(x).add_(c).sub_(c)
     return out.flatten(0, 1), absmax.reshape(n * heads, 1, length)
 
 
@@ -89,7 +87,7 @@ def _key_values(k: Tensor, v: Tensor) -> _KeyValues:
     """Gathered [n, L, Hkv, D] keys and values -> their grids. A value that is not finite is moved into `fold`."""
     keys, _ = _on_grid(k, em.limb_bits(k.shape[-1]))
     values, absmax = _on_grid(v, _BITS)
-    exponent = em.exponent_field(absmax).sub_(1022)
+    exponent = em.exponent(absmax)
     fold, unfold = em.pow2(exponent), em.pow2(-exponent)
     bad = ~(absmax < torch.inf)
     if bool(bad.any()):  # 0 * NaN would reach rows that do not see this position

@@ -45,7 +45,12 @@ _LN2_LO = 1.9082149292705877e-10
 _SUM_UNIT = 2.0**-44
 _SUM_MAGIC = 1.5 * 2.0**52 * _SUM_UNIT
 _SUM_PIECE = 512  # at most 512 numbers in [0, 1] on a grid of 2^-44 add exactly in float64
-_INTEGER_OF = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
+_INTEGER_OF = {
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
 
 
 def widen(x: Tensor) -> Tensor:
@@ -59,6 +64,11 @@ def widen(x: Tensor) -> Tensor:
 def round_float32(x: Tensor) -> Tensor:
     """float64 -> float32, to nearest even; below 2^-126 in magnitude becomes +0, as does -0. NaN stays NaN."""
     return hardshrink(x, _BELOW_MIN_NORMAL).to(torch.float32)
+
+
+def store_float32(x: Tensor, out: Tensor) -> None:
+    """`round_float32(x)` written into the float32 tensor `out`."""
+    out.copy_(hardshrink(x, _BELOW_MIN_NORMAL))
 
 
 def pow2(exponent: Tensor) -> Tensor:
@@ -76,18 +86,18 @@ def row_absmax(x: Tensor, dim: int = -1) -> Tensor:
     return bits.view(x.dtype).to(torch.float64)
 
 
-def exponent_field(absmax: Tensor) -> Tensor:
-    """e + 1022 (int64) with 2^(e-1) <= absmax < 2^e, as frexp has it; zero and subnormals count as 2^-126."""
-    return absmax.view(torch.int64).bitwise_right_shift(52).clamp_(min=-126 + 1023)
+def exponent(absmax: Tensor) -> Tensor:
+    """e (int64) with 2^(e-1) <= absmax < 2^e, as frexp has it; zero and subnormals count as 2^-126."""
+    return absmax.view(torch.int64).bitwise_right_shift(52).sub_(1022).clamp_(min=-125)
 
 
 def grid(absmax: Tensor, bits: int) -> Tensor:
-    """The constant c that rounds to multiples of 2^(e-bits), e the exponent of `absmax`: `(x + c) - c`.
+    """The constant c that rounds to multiples of u = 2^(e-bits), e the exponent of `absmax`: `(x + c) - c`.
 
-    NaN where `absmax` is infinite or NaN, so that such a row becomes NaN as a whole.
+    NaN where `absmax` is infinite or NaN, so that such a row becomes NaN as a whole. c = 1.5 * 2^52 * u, from bits.
     """
-    c = exponent_field(absmax).add_(53 - bits).bitwise_left_shift_(52).bitwise_or_(1 << 51).view(torch.float64)
-    return c.masked_fill_(~(absmax < torch.inf), torch.nan)
+    field = absmax.view(torch.int64).bitwise_and(0x7FF << 52).clamp_(min=(1023 - 126) << 52)
+    return field.add_((53 - bits << 52) | (1 << 51)).view(torch.float64).add_(absmax * 0.0)
 
 
 def limb_bits(length: int) -> int:

@@ -172,9 +172,9 @@ def _read_hub(config: DatasetConfig, split: str, data_dir: str | None, evaluated
     from evalengine.tasks.hub import HubUnavailable, load_from_hub
 
     try:
-        rows = load_from_hub(config, split)
+        rows, commit = load_from_hub(config, split)
         name = f"/{config.name}" if config.name else ""
-        return Rows(rows, f"hub:{config.path}{name}", config.revision)
+        return Rows(rows, f"hub:{config.path}{name}", commit)
     except HubUnavailable as error:
         file = config.files.get(split) or f"{config.folder or '<name>'}/{split}.jsonl"
         looked = f" (looked for it in {data_dir})" if data_dir is not None else ""

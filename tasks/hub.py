@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import urllib.error
 import urllib.request
@@ -20,29 +21,31 @@ class HubUnavailable(Exception):
     """The Hub cannot be asked and its local cache does not hold the rows."""
 
 
-def load_from_hub(config: DatasetConfig, split: str) -> list[dict[str, Any]]:
-    """The rows of `split`, from the Hub or, without a network, from its local cache.
+def load_from_hub(config: DatasetConfig, split: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows of `split` and the commit that they are of, from the Hub or, without a network, from its local cache.
 
-    Raises HubUnavailable; ConfigError if the Hub has no such dataset, configuration, revision or split, or if the cache
-    holds another revision than the pinned one.
+    Raises HubUnavailable, also if only another commit than the pinned one can be had; ConfigError if the Hub has no
+    such dataset, configuration, revision or split.
     """
     import datasets
 
     if not config.path:
-        raise ConfigError("task.dataset.path is not set")
+        raise ConfigError("dataset.path is not set")
     with _offline_if_unreachable() as offline:
         try:
             rows = datasets.load_dataset(config.path, config.name, split=split, revision=config.revision)
-        except (OSError, ConnectionError) as error:
-            if offline or not isinstance(error, FileNotFoundError):
-                raise HubUnavailable(offline or str(error)) from error
-            raise ConfigError(f"task.dataset.path={config.path}: {error}") from error
         except ValueError as error:  # an unknown configuration or split: the message lists the known ones
-            raise ConfigError(f"task.dataset {config.path}: {error}") from error
-    cached = Path(rows.cache_files[0]["filename"]).parent.name if rows.cache_files else None
-    if offline and config.revision and cached != config.revision:  # `datasets` takes any cached revision when offline
-        raise HubUnavailable(f"{offline}, and the cache holds revision {cached} instead of {config.revision}")
-    return list(rows)
+            raise ConfigError(f"task.dataset.path={config.path}: {error}") from error
+        except Exception as error:  # transport errors share no class: the client is httpx or httpx2, by version
+            if isinstance(error, FileNotFoundError) and not offline:
+                raise ConfigError(f"task.dataset.path={config.path}: {error}") from error
+            raise HubUnavailable(offline or f"{type(error).__name__}: {error.__cause__ or error}") from error
+    commit = Path(rows.cache_files[0]["filename"]).parent.name if rows.cache_files else None
+    # `datasets` takes any cached commit when the Hub fails to answer; its cache folder is called after the commit
+    if re.fullmatch(r"[0-9a-f]{40}", config.revision or "") and commit != config.revision:
+        found = f"the cache holds revision {commit} instead of {config.revision}"
+        raise HubUnavailable(f"{offline}, and {found}" if offline else found)
+    return list(rows), commit
 
 
 @contextmanager

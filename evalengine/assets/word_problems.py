@@ -1,12 +1,12 @@
-"""Grade-school word problems, written by a seeded generator: the data of the bundled model and of the task `arithmetic`.
+"""Grade-school word problems, written by a seeded generator: the data of the bundled model and the task `arithmetic`.
 
-A problem is a template filled with names, things and numbers. Half of the problems come from `TEMPLATES` (whole stories);
-the other half are chains: a start, one to three changes of one quantity and an ending, joined at random. The rationale
-has one line and one calculation for each step, then `#### answer`.
+A problem is a template filled with names, things and numbers. Half of the problems come from `TEMPLATES` (whole
+stories); the other half are chains: a start, one to three changes of one quantity (as many as the difficulty's steps
+allow) and an ending, joined at random. The rationale has one line and one calculation a step, then `#### answer`.
 
-A template's text may hold `[one|other]` (one is drawn), `{field}` (a name, a thing or a number). Its numbers are drawn as
-"a 2-9, b 3-20" until every step is a whole number from 2 up to the difficulty's limit. A step "p = a * b: text" calculates
-p; `{=}` in its text becomes "4 * 12 = 48".
+A template's text holds `{field}` (a name, a thing or a number) and `[one|other]` (one of them is drawn). Its numbers
+are drawn as "a 2-9, b 3-20" until every step is a whole number from 2 up to the difficulty's limit. A step
+"p = a * b: text" calculates p; `{=}` in its text becomes "4 * 12 = 48".
 
 Every draw goes through `Random.random()`, the one method whose stream Python promises to keep for a seed.
 """
@@ -17,7 +17,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from random import Random
 from typing import TypeVar
 
@@ -72,7 +72,7 @@ class _Parsed:
     steps: tuple[_Step, ...]
 
 
-def generate(rng: Random, difficulty: Difficulty = Difficulty()) -> Problem:  # noqa: B008  (frozen: safe to share)
+def generate(rng: Random, difficulty: Difficulty = Difficulty()) -> Problem:
     """Draws one problem."""
     while True:
         parsed = _parse(_chain(rng) if rng.random() < CHAIN_SHARE else _pick(rng, TEMPLATES))
@@ -106,7 +106,7 @@ def exclusion_hashes(problem: Problem) -> set[str]:
     return {hashlib.sha256(text.encode()).hexdigest() for text in (problem.signature, problem.question)}
 
 
-@lru_cache(maxsize=1)
+@cache
 def _held_out_hashes() -> frozenset[str]:
     return frozenset(digest for problem in held_out_split() for digest in exclusion_hashes(problem))
 
@@ -127,7 +127,7 @@ def _chain(rng: Random) -> tuple[str, ...]:
     return (*parts, _pick(rng, tuple(ENDINGS)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse(source: Template | tuple[str, ...]) -> _Parsed:
     template = source if isinstance(source, Template) else _join(source)
     draws = []

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from evalengine.config import ModelConfig
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, EvalEngineError
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def locate_model(model: ModelConfig) -> Located:
 def locate(path: str, revision: str | None, patterns: tuple[str, ...]) -> Located:
     """One path. A Hub snapshot is downloaded (only files matching `patterns`) or taken from the Hub's cache.
 
-    Raises `Absent`.
+    Raises `Absent`, or `EvalEngineError` for a download that broke off.
     """
     if path.startswith("asset:"):
         return Located(_asset(path), path)
@@ -108,4 +108,6 @@ def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Locat
     except (HfHubHTTPError, HFValidationError) as error:
         at = f" at revision {revision}" if revision else ""
         raise Absent(f"{repo_id}{at} (no such folder; the Hub says: {str(error).strip().splitlines()[0]})") from error
+    except Exception as error:  # of whichever HTTP library the Hub's client uses
+        raise EvalEngineError(f"model.path={repo_id}: the download broke off ({error}); run it again") from error
     return Located(folder, repo_id, folder.name)

@@ -57,7 +57,7 @@ def load_tokenizer(folder: Path, setting: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"{setting}: no tokenizer.json in {folder}; {CURE}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except Exception as error:  # the tokenizers library raises plain Exception for a malformed file
         raise ConfigError(f"{setting}: the tokenizer in {folder} cannot be read ({error}); {CURE}") from error
     if not tokenizer.is_fast:
         raise ConfigError(f"{setting}: the tokenizer in {folder} has no tokenizer.json; {CURE}")

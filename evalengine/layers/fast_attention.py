@@ -56,10 +56,10 @@ def _gather(cache: Tensor, block_table: Tensor, kv_lens: Tensor) -> Tensor:
     """Pool [B, block_size, Hkv, D], int32 [S, P] -> [S, Hkv, L, D] with zeros past each sequence's length."""
     longest, block_size = int(kv_lens.max()), cache.shape[1]
     pages = block_table[:, : -(-longest // block_size)]
-    tokens = cache[pages].flatten(1, 2)[:, :longest]
-    past = torch.arange(longest) >= kv_lens[:, None]
-    if bool(past.any()):
-        tokens = tokens.masked_fill(past.to(cache.device)[:, :, None, None], 0)
+    tokens = cache[pages].flatten(1, 2)[:, :longest]  # a copy
+    shortest = int(kv_lens.min())
+    past = torch.arange(shortest, longest) >= kv_lens[:, None]
+    tokens[:, shortest:].masked_fill_(past.to(cache.device)[:, :, None, None], 0)
     return tokens.transpose(1, 2)
 
 

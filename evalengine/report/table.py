@@ -66,10 +66,10 @@ def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
     resumed = counts["resumed_requests"]
     kept = f", {resumed} of them kept from the interrupted run" if resumed else ""
     yield f"{counts['requests']} requests of {counts['documents']} documents{kept}; numerics {level} on {device}"
-    if seconds > 0:
-        requests, prompt, output = counts["requests"] - resumed, counts["prompt_tokens"], counts["output_tokens"]
+    ran, prompt, output = counts["requests"] - resumed, counts["prompt_tokens"], counts["output_tokens"]
+    if ran:
         yield (
-            f"{seconds:.1f} s: {requests / seconds:.2f} requests/s, {prompt / seconds:.1f} prompt tokens/s, "
+            f"{seconds:.1f} s: {ran / seconds:.2f} requests/s, {prompt / seconds:.1f} prompt tokens/s, "
             f"{output / seconds:.1f} output tokens/s"
         )
     if counts["truncated_prompts"]:

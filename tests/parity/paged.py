@@ -14,7 +14,9 @@ from evalengine.models.decoder import DecoderForCausalLM
 class PagedRunner:
     """Runs ragged steps of several sequences; pages are handed out in shuffled order, the pool starts as NaN."""
 
-    def __init__(self, model: DecoderForCausalLM, block_size: int = 16, num_blocks: int = 64, fill: float = float("nan")):
+    def __init__(
+        self, model: DecoderForCausalLM, block_size: int = 16, num_blocks: int = 64, fill: float = float("nan")
+    ):
         spec, ops = model.spec, model.ops
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.model, self.block_size = model, block_size
@@ -47,7 +49,9 @@ class PagedRunner:
         logits = self.model.compute_logits(hidden).split(metadata.query_lens)
         return dict(zip(batch, logits, strict=True))
 
-    def metadata(self, names: list[str], query_lens: list[int], kv_lens: list[int], slots: list[int]) -> AttentionMetadata:
+    def metadata(
+        self, names: list[str], query_lens: list[int], kv_lens: list[int], slots: list[int]
+    ) -> AttentionMetadata:
         width = max(len(self.pages[name]) for name in names)
         table = [self.pages[name] + [0] * (width - len(self.pages[name])) for name in names]
         return AttentionMetadata(

@@ -1,4 +1,4 @@
-"""Our models against transformers' eager float32 forward, on random weights, through a paged pool that starts as NaN."""
+"""Our models against transformers' eager float32 forward, on random weights, through a pool that starts as NaN."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def test_logits_equal_transformers(reference: tuple[PreTrainedModel, Path], leve
     chunked = PagedRunner(model, block_size=7)
     parts = [
         chunked.step({"one": prompts["one"], "prime": prompts["prime"][:19], "page": prompts["page"][:15]}),
-        chunked.step({"page": prompts["page"][15:], "prime": prompts["prime"][19:36], "over a page": prompts["over a page"]}),
+        chunked.step(
+            {"page": prompts["page"][15:], "prime": prompts["prime"][19:36], "over a page": prompts["over a page"]}
+        ),
         chunked.step({"prime": prompts["prime"][36:]}),
     ]
     for name, tokens in prompts.items():
@@ -128,7 +130,7 @@ def test_long_positions_equal_transformers(reference: tuple[PreTrainedModel, Pat
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(reference: tuple[PreTrainedModel, Path]) -> None:
-    hf, folder = reference
+    _, folder = reference
     rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
     tokens = sequences({"s": 41})
     # The reference for both: float32 arithmetic on the bfloat16 weights.

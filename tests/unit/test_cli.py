@@ -158,3 +158,19 @@ def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "") and "did you mean gsm8k?" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_terminal_without_the_signs_fails_no_finished_run() -> None:
+    program = "import evalengine.__main__ as m; m._help = lambda: 'value ± ↑'; raise SystemExit(m.main(['--help']))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "value ? ?\n"), done.stderr
+
+
+def test_a_reader_that_left_gets_no_traceback() -> None:
+    command = [sys.executable, "-m", "evalengine", "--help"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

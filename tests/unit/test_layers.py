@@ -33,8 +33,10 @@ def fast(dtype: torch.dtype = torch.float32) -> Ops:
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and bytes(a.contiguous().view(torch.uint8).numpy()) == bytes(
-        b.contiguous().view(torch.uint8).numpy()
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and bytes(a.contiguous().view(torch.uint8).numpy()) == bytes(b.contiguous().view(torch.uint8).numpy())
     )
 
 

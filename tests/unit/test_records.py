@@ -1,12 +1,9 @@
-"""The run folder, records.parquet, identity, manifest, lm-eval's files, and the report that reads them."""
+"""records.parquet, identity, manifest, lm-eval's files, and the report that reads them."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -18,9 +15,9 @@ import pytest
 
 from evalengine.compose import compose_jobs
 from evalengine.config import Config
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import EvalEngineError
 from evalengine.records.digest import run_digest, task_digests
-from evalengine.records.folder import RunFolder, sanitise
+from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, sample_row, write_lm_eval
 from evalengine.records.manifest import RunCounts, RunTimings, build_manifest, code_version, run_id, run_identity
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
@@ -118,121 +115,11 @@ def test_one_setting_written_two_ways_is_one_run() -> None:
     assert run_id(config("task.num_fewshot=3"), EXTRA) == run_id(config("tasks.arithmetic.num_fewshot=3"), EXTRA)
 
 
-# -- the folder ------------------------------------------------------------------------------------------------------
-
-
-def open_folder(root: Path, resume: str = "auto", identity: str = "01234567", **values: Any) -> RunFolder:
-    return RunFolder.open(root, "gsm8k+arc-org/model", identity, resume, values)
-
-
-def finish(folder: RunFolder) -> None:
-    folder.write_with("records.parquet", lambda path: write_records(path, []))
-    folder.finish("ab" * 32)
-
-
-def test_a_new_folder(tmp_path: Path) -> None:
-    with open_folder(tmp_path / "deep" / "results") as folder:
-        assert folder.path.parent == tmp_path / "deep" / "results" and not folder.resumed
-        assert folder.path.name.startswith("gsm8k+arc-org_model-2") and folder.path.name.endswith("-01234567")
-
-
-def test_an_unfinished_run_is_taken_up_and_a_finished_one_is_not(tmp_path: Path) -> None:
-    with open_folder(tmp_path) as first:
-        first.journal.write_text("x")
-    with open_folder(tmp_path) as second:
-        assert second.path == first.path and second.resumed
-        finish(second)
-        assert sorted(p.name for p in second.path.iterdir()) == ["digest.txt", "records.parquet"]
-        assert (second.path / "digest.txt").read_text() == "ab" * 32 + "\n"
-    with open_folder(tmp_path) as third:
-        assert third.path != first.path and not third.resumed
-
-
-def test_the_newest_unfinished_one_is_taken(tmp_path: Path) -> None:
-    paths = []
-    for number in range(3):
-        with open_folder(tmp_path, "never") as folder:
-            os.utime(folder.path / "identity.json", ns=(number, number))
-            paths.append(folder.path)
-    assert len(set(paths)) == 3  # the same second, the same name: still three folders
-    with open_folder(tmp_path) as again:
-        assert again.path == paths[-1]
-
-
-def test_other_ids_are_left_alone(tmp_path: Path) -> None:
-    with open_folder(tmp_path):
-        pass
-    with open_folder(tmp_path, identity="89abcdef") as other:
-        assert not other.resumed
-
-
-def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
-    program = (
-        "import sys; from evalengine.records.folder import RunFolder;"
-        "f = RunFolder.open(sys.argv[1], 'n', '01234567', 'auto', {}); print(f.path, flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        theirs = process.stdout.readline().strip()
-        with open_folder(tmp_path) as mine:
-            assert str(mine.path) != theirs and not mine.resumed
-        with pytest.raises(ConfigError, match="another process"):
-            open_folder(tmp_path, theirs)
-        process.kill()
-        process.wait()
-    with open_folder(tmp_path, theirs) as taken:  # the lock went with the process
-        assert str(taken.path) == theirs and taken.resumed
-
-
-def test_resume_names_what_differs(tmp_path: Path) -> None:
-    with open_folder(tmp_path, limit=3, engine={"max_model_len": None}) as folder:
-        pass
-    with pytest.raises(ConfigError, match=r"limit was 3, is 4; .*resume=auto|engine\.max_model_len was null, is 5"):
-        open_folder(tmp_path, str(folder.path), "89abcdef", limit=4, engine={"max_model_len": 5})
-    with open_folder(tmp_path, str(folder.path), limit=3) as again:
-        assert again.path == folder.path
-        finish(again)
-    with pytest.raises(ConfigError, match="finished"):
-        open_folder(tmp_path, str(folder.path), limit=3)
-    with pytest.raises(ConfigError, match="not the folder of an evalengine run"):
-        open_folder(tmp_path, str(tmp_path))
-
-
-def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
-    def write(path: Path) -> None:
-        path.write_text("half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with open_folder(tmp_path) as folder:
-        folder.write_text("a.txt", "old")
-        with pytest.raises(EvalEngineError, match=r"a\.txt: No space left on device; .*resumes"):
-            folder.write_with("a.txt", write)
-        assert (folder.path / "a.txt").read_text() == "old"
-        assert sorted(p.name for p in folder.path.iterdir()) == [".lock", "a.txt", "identity.json"]
-
-
-def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EvalEngineError, match="could not write"):
-        open_folder(tmp_path / "file" / "results")
-
-
-def test_an_interrupt_tells_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, open_folder(tmp_path) as folder:
-        raise KeyboardInterrupt
-    assert caught.value.args == (str(folder.path),)
-
-
-@pytest.mark.parametrize(
-    ("name", "safe"),
-    [("a/b", "a_b"), ("../x", "_x"), (".hidden", "hidden"), ("ü b", "_b"), ("", "run"), ("x" * 500, "x" * 120)],
-)
-def test_names_are_one_part_of_a_path(name: str, safe: str) -> None:
-    assert sanitise(name) == safe
-
-
 # -- lm-eval's files, the manifest, the report ------------------------------------------------------------------------
+
+
+def open_folder(root: Path) -> RunFolder:
+    return RunFolder.open(root, "arc_easy-m", "01234567", "auto", {})
 
 
 SAMPLE = Sample(
@@ -253,8 +140,10 @@ TASK = TaskResult(
     version=1.0,
     num_fewshot=2,
     metrics={
-        "acc,none": 0.5, "acc_stderr,none": 0.25,
-        "word_perplexity,none": 7.0, "word_perplexity_stderr,none": "N/A",
+        "acc,none": 0.5,
+        "acc_stderr,none": 0.25,
+        "word_perplexity,none": 7.0,
+        "word_perplexity_stderr,none": "N/A",
     },
     higher_is_better={"acc": True, "word_perplexity": False},
     config={"task": "arc_easy"},
@@ -326,7 +215,8 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
         folder.write_json("manifest.json", manifest(resumed=1, truncated=1))
         with pytest.raises(EvalEngineError, match="not finished"):
             print_report(folder.path)
-        finish(folder)
+        folder.write_with("records.parquet", lambda path: write_records(path, []))
+        folder.finish("ab" * 32)
     assert [p.name for p in folder.path.glob("results_*")] == ["results_2026-01-02T03-04-05.json"]
     (line,) = (folder.path / "samples_arc_easy_2026-01-02T03-04-05.jsonl").read_text().splitlines()
     assert json.loads(line)["acc_norm"] == 0.0

@@ -118,6 +118,7 @@ def test_offline_the_cache_must_hold_the_pinned_revision(offline: Path) -> None:
     fake_cache(offline, ROWS, "a" * 40)
     found = load(HUB)
     assert (found.rows, found.source, found.revision) == (ROWS, "hub:openai/gsm8k/main", "a" * 40)
+    assert load(DatasetConfig(path="openai/gsm8k", name="main")).revision == "a" * 40  # not pinned: still recorded
     other = DatasetConfig(path="openai/gsm8k", name="main", revision="b" * 40)
     with pytest.raises(ConfigError, match=f"cache holds revision {'a' * 40} instead of {'b' * 40}"):
         load(other)

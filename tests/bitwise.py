@@ -1,0 +1,41 @@
+"""Bitwise equality for tests: bytes, not values. -0 is not +0, and a NaN equals only a NaN of the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def _bytes_of(x: Tensor | np.ndarray) -> tuple[np.ndarray, tuple[int, ...], str]:
+    """uint8 [elements, item size], the shape, and the dtype's name."""
+    if isinstance(x, Tensor):
+        flat = x.detach().cpu().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8).numpy().reshape(flat.numel(), flat.element_size())
+        return raw, tuple(x.shape), str(x.dtype)
+    flat_array = np.ascontiguousarray(x).reshape(-1)
+    return flat_array.view(np.uint8).reshape(flat_array.size, flat_array.itemsize), x.shape, str(x.dtype)
+
+
+def count_differing(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> int:
+    """Elements whose bytes differ; shapes and dtypes must agree."""
+    left, left_shape, left_dtype = _bytes_of(actual)
+    right, right_shape, right_dtype = _bytes_of(expected)
+    assert (left_shape, left_dtype) == (right_shape, right_dtype), (
+        f"{left_dtype}{list(left_shape)} against {right_dtype}{list(right_shape)}"
+    )
+    return int((left != right).any(-1).sum())
+
+
+def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> None:
+    """Fails with the first differing coordinate, both values there (and their bytes), and how many differ."""
+    different = count_differing(actual, expected)
+    if not different:
+        return
+    left, shape, _ = _bytes_of(actual)
+    right, _, _ = _bytes_of(expected)
+    first = int((left != right).any(-1).argmax())
+    pairs = ((actual, left), (expected, right))
+    where = tuple(int(i) for i in np.unravel_index(first, shape)) if shape else ()
+    found, wanted = (f"{x[where].item()!r} ({raw[first].tobytes()[::-1].hex()})" for x, raw in pairs)
+    raise AssertionError(f"{different} of {len(left)} elements differ; first at {where}: {found} against {wanted}")

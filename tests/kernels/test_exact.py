@@ -1,0 +1,247 @@
+"""The exact level's row ops: the contract's integers, float64 truth, and bits that no schedule can move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.bitwise import assert_bitwise_equal
+from torch import Tensor
+
+from evalengine.kernels import exact, reference
+from evalengine.kernels import exact_math as em
+
+SHAPES = [(1, 1, 1), (1, 7, 5), (3, 17, 31), (5, 70, 576), (129, 33, 100), (2, 5, 8192), (3, 4, 8193), (2, 3, 17000)]
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def outlier_activations(rows: int, columns: int) -> Tensor:
+    """Normal numbers, one channel of them 2.5e4 times the rest, as before SmolLM2's down_proj."""
+    x = randn(rows, columns)
+    x[:, 3] = 2.5e4
+    return x
+
+
+def contract_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """NUMERICS to the letter, with frexp, rint and int64 sums (each below 2^53, so exact)."""
+    rows, k = x.shape
+    b = (53 - (min(k, 8192) - 1).bit_length()) // 2
+    _, e = torch.frexp(x.double().abs().amax(1, keepdim=True))
+    _, ew = torch.frexp(weight.double().abs().amax(1, keepdim=True))
+    scaled = torch.ldexp(x.double(), b - e)
+    hi = scaled.round()
+    lo = torch.ldexp(scaled - hi, torch.tensor(b)).round()
+    w = torch.ldexp(weight.double(), b - ew).round()
+    total = torch.zeros(rows, weight.shape[0], dtype=torch.float64)
+    for start in range(0, k, 8192):
+        cut = slice(start, start + 8192)
+        h, low = ((v[:, None, cut].long() * w[None, :, cut].long()).sum(-1).double() for v in (hi, lo))
+        total = total + (h + torch.ldexp(low, torch.tensor(-b)))
+    return torch.ldexp(torch.ldexp(total, e - b), ew.t() - b).float() + 0.0
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_linear_is_the_contracts_integer_product(m: int, n: int, k: int) -> None:
+    x, weight = outlier_activations(m, max(k, 4))[:, :k], randn(n, k, seed=1)
+    assert_bitwise_equal(exact.linear(x, exact.quantize_weight(weight)), contract_linear(x, weight))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_linear_and_bmm_against_float64(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    x, weight, bias = randn(m, k).to(dtype), randn(n, k, seed=1).to(dtype), randn(n, seed=2)
+    truth = reference.linear(x, weight, bias)
+    result = exact.linear(x, exact.quantize_weight(weight), bias)
+    unit = 2 * weight.abs().amax(1).double() * 2.0 ** -em.limb_bits(min(k, 8192))  # of the weights' limb
+    assert ((result - truth).abs() <= 1.5 * x.double().norm(dim=1, keepdim=True) * unit + 1e-7 * truth.abs()).all()
+    product = exact.bmm(x[None], weight.t()[None])
+    assert_bitwise_equal(product[0], exact.linear(x, exact.quantize_weight(weight)))
+
+
+def row_error(x: Tensor, weight: Tensor, *, limbs: int) -> float:
+    """Largest relative row error (L2) before the rounding to float32, with one activation limb or two."""
+    quantized = exact.quantize_weight(weight)
+    parts = torch.empty(2, *x.shape, dtype=torch.float64)
+    em.split_limbs(em.widen(x), em.row_absmax(x), em.limb_bits(x.shape[1]), parts)
+    y = (parts[:limbs].sum(0) @ quantized.limb.t()) * quantized.scale
+    truth = reference.linear(x, weight)
+    return float(((y - truth).norm(dim=1) / truth.norm(dim=1)).max())
+
+
+def test_two_limbs_are_needed_and_enough() -> None:
+    x = outlier_activations(16, 1536)
+    weight = torch.randint(-128, 128, (64, 1536), generator=torch.Generator().manual_seed(3)).bfloat16()
+    weight[:, 3] = 0  # the outlier channel sets the scale and adds nothing: the worst case for the rest
+    assert row_error(x, weight, limbs=2) <= 1e-9
+    assert row_error(x, weight, limbs=1) >= 1e-4
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 127, 128, 129, 257])
+def test_a_row_does_not_depend_on_the_batch(rows: int) -> None:
+    x, weight = outlier_activations(257, 100), exact.quantize_weight(randn(33, 100, seed=1))
+    whole = exact.linear(x, weight)
+    assert_bitwise_equal(exact.linear(x[:rows], weight), whole[:rows])
+    assert_bitwise_equal(exact.linear(x.flip(0)[-rows:], weight), whole[:rows].flip(0))
+
+
+def test_float32_rows_do_depend_on_the_batch() -> None:
+    x, weight = randn(64, 576), randn(576, 576, seed=1)
+    whole = torch.nn.functional.linear(x, weight)
+    assert any(not torch.equal(torch.nn.functional.linear(x[:m], weight), whole[:m]) for m in range(1, 64))
+
+
+ROW_OPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rms_norm": lambda x: exact.rms_norm(x, randn(x.shape[-1], seed=9), 1e-6),
+    "log_softmax": exact.log_softmax,
+    "softmax": exact.softmax,
+    "mean": lambda x: exact.mean(x, -1, True),
+    "silu": exact.silu,
+    "silu_and_mul": lambda x: exact.silu_and_mul(torch.cat((x, x.flip(1)), -1)),
+    "add": lambda x: exact.add(x, x.flip(1)),
+}
+TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rms_norm": lambda x: reference.rms_norm(x, randn(x.shape[-1], seed=9), 1e-6),
+    "log_softmax": reference.log_softmax,
+    "softmax": reference.softmax,
+    "mean": lambda x: reference.mean(x, -1, True),
+    "silu": lambda x: torch.nn.functional.silu(x.double()),
+    "silu_and_mul": lambda x: reference.silu_and_mul(torch.cat((x, x.flip(1)), -1)),
+    "add": lambda x: x.double() + x.flip(1).double(),
+}
+
+
+@pytest.mark.parametrize("columns", [1, 7, 513, 9001])
+@pytest.mark.parametrize("name", ROW_OPS)
+def test_row_ops_against_float64_and_alone(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = randn(37, columns) * 5
+    whole = ROW_OPS[name](x)
+    truth = TRUTHS[name](x)
+    assert whole.dtype == torch.float32
+    assert ((whole - truth).abs() <= 1.5e-7 * truth.abs() + 3e-7).all()
+    for row in (0, 17, 36):
+        assert_bitwise_equal(ROW_OPS[name](x[row : row + 1]), whole[row : row + 1])
+    monkeypatch.setattr(exact, "_TILE", 1000)
+    assert_bitwise_equal(ROW_OPS[name](x), whole)
+    assert ROW_OPS[name](x[:0]).shape == whole[:0].shape
+
+
+def test_tiles_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = outlier_activations(300, 700), randn(1500, 700, seed=1)
+    a, b = randn(6, 20, 50), randn(6, 50, 30, seed=1)
+
+    def results() -> list[Tensor]:
+        rows = [op(x) for op in ROW_OPS.values()]
+        return [exact.linear(x, exact.quantize_weight(weight)), exact.bmm(a, b), *rows]
+
+    before = results()
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(exact, "_TILE", 4096)
+    monkeypatch.setattr(exact, "_ROW_BLOCK", 7)
+    monkeypatch.setattr(exact, "_PRODUCT_ELEMENTS", 2000)
+    torch.set_num_threads(2 if threads == 1 else 1)
+    try:
+        after = results()
+    finally:
+        torch.set_num_threads(threads)
+    for left, right in zip(after, before, strict=True):
+        assert_bitwise_equal(left, right)
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("name", ["linear", "bmm", "rms_norm", "log_softmax", "softmax", "mean"])
+def test_a_bad_number_spoils_its_own_row_only(name: str, bad: float) -> None:
+    weight = randn(6, 50, seed=1)
+    ops = {
+        **ROW_OPS,
+        "linear": lambda x: exact.linear(x, exact.quantize_weight(weight)),
+        "bmm": lambda x: exact.bmm(x[None], weight.t()[None])[0],
+    }
+    x = randn(5, 50)
+    clean = ops[name](x)
+    x[2, 20] = bad
+    if name in ("log_softmax", "softmax") and bad == -torch.inf:  # a masked logit is no fault
+        assert not ops[name](x).isnan().any()
+        return
+    spoilt = ops[name](x)
+    assert spoilt[2].isnan().all()
+    assert_bitwise_equal(spoilt[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
+
+
+def test_zero_rows_empty_batches_and_subnormals() -> None:
+    weight = exact.quantize_weight(randn(6, 50, seed=1))
+    zeros = torch.zeros(2, 50)
+    assert_bitwise_equal(exact.linear(-zeros, weight), torch.zeros(2, 6))
+    assert_bitwise_equal(exact.rms_norm(zeros, torch.ones(50), 0.0), zeros)
+    assert_bitwise_equal(exact.linear(torch.full((2, 50), 1e-40), weight), torch.zeros(2, 6))
+    assert exact.linear(torch.zeros(0, 50), weight).shape == (0, 6)
+    assert exact.linear(torch.zeros(2, 3, 50), weight).shape == (2, 3, 6)
+    assert_bitwise_equal(exact.quantize_weight(torch.zeros(2, 3)).limb, torch.zeros(2, 3, dtype=torch.float64))
+    assert exact.silu_and_mul(torch.zeros(0, 8)).shape == (0, 4)
+    assert exact.bmm(torch.zeros(0, 2, 3), torch.zeros(0, 3, 4)).shape == (0, 2, 4)
+
+
+@pytest.mark.parametrize("magnitude", [2.0**-95, 2.0**-40, 2.0**60, 2.0**115])
+def test_huge_and_small_numbers_keep_their_precision(magnitude: float) -> None:
+    x, weight = randn(3, 40).clamp(-1, 1), randn(5, 40, seed=1).clamp(-1, 1)
+    scaled = exact.linear(x * magnitude, exact.quantize_weight(weight / magnitude))
+    truth = reference.linear(x * magnitude, weight / magnitude)
+    assert ((scaled - truth).abs() <= 1e-5).all()
+    assert exact.linear(torch.full((1, 40), 3e38), exact.quantize_weight(torch.full((1, 40), 3e38))).item() == torch.inf
+
+
+def test_a_vocabulary_of_2_to_the_19() -> None:
+    row = torch.zeros(1, 2**19)
+    assert exact.softmax(row).unique().tolist() == [2.0**-19]
+    assert abs(exact.log_softmax(row)[0, 0].item() + 19 * 0.6931471805599453) < 1e-6
+    with pytest.raises(AssertionError, match="at most 524288"):
+        exact.log_softmax(torch.zeros(1, 2**19 + 1))
+
+
+def test_log_softmax_keeps_tiny_logprobs() -> None:
+    row = torch.tensor([[0.0, -20.0]])
+    assert abs(exact.log_softmax(row)[0, 0].item() / -2.0611536e-9 - 1) < 1e-4
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -2])
+def test_softmax_along_any_axis(dim: int) -> None:
+    x = randn(4, 6, 9)
+    assert_bitwise_equal(exact.softmax(x, dim), exact.softmax(x.movedim(dim, -1)).movedim(-1, dim).contiguous())
+
+
+@pytest.mark.parametrize(("dim", "keepdim"), [(0, True), ((0, 2), False), ((-1,), True), ((0, 1, 2), False)])
+def test_mean_over_axes(dim: int | tuple[int, ...], keepdim: bool) -> None:
+    x = randn(4, 6, 9)
+    truth = reference.mean(x, dim, keepdim)
+    result = exact.mean(x, dim, keepdim)
+    assert result.shape == truth.shape
+    assert (result - truth).abs().max() < 1e-7
+
+
+def test_rope_table_and_rotation() -> None:
+    inv_freq = 1.0 / 1e5 ** (torch.arange(0, 48, 2).float() / 48)
+    cos, sin = exact.rope_table(inv_freq, 3000, 1.5)
+    angle = (torch.arange(3000).float()[:, None] * inv_freq).double()
+    assert cos.shape == sin.shape == (3000, 24)
+    assert (cos - 1.5 * angle.cos()).abs().max() < 1e-7
+    assert (sin - 1.5 * angle.sin()).abs().max() < 1e-7
+    assert_bitwise_equal(exact.rope_table(inv_freq, 17, 1.5)[0], cos[:17])
+    x = randn(30, 5, 48)
+    rotated = exact.apply_rope(x, cos[:30], sin[:30])
+    assert (rotated - reference.apply_rope(x, cos[:30], sin[:30])).abs().max() < 1e-6
+    assert_bitwise_equal(exact.apply_rope(x[7:8], cos[7:8], sin[7:8]), rotated[7:8])
+
+
+def test_self_test_refuses_emulated_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact.self_test("cpu")
+    real = torch.mm
+
+    def emulated(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(real(a.float(), b.float()))
+
+    monkeypatch.setattr(torch, "mm", emulated)
+    with pytest.raises(RuntimeError, match="device cpu"):
+        exact.self_test("cpu")

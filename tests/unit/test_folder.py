@@ -1,0 +1,127 @@
+"""The run folder: made, taken up again, locked while in use, finished; and no file half written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.records.folder import RunFolder, sanitise
+from evalengine.records.schema import write_records
+
+
+def open_folder(root: Path, resume: str = "auto", identity: str = "01234567", **values: Any) -> RunFolder:
+    return RunFolder.open(root, "gsm8k+arc-org/model", identity, resume, values)
+
+
+def finish(folder: RunFolder) -> None:
+    folder.write_with("records.parquet", lambda path: write_records(path, []))
+    folder.finish("ab" * 32)
+
+
+def test_a_new_folder(tmp_path: Path) -> None:
+    with open_folder(tmp_path / "deep" / "results") as folder:
+        assert folder.path.parent == tmp_path / "deep" / "results" and not folder.resumed
+        assert folder.path.name.startswith("gsm8k+arc-org_model-2") and folder.path.name.endswith("-01234567")
+
+
+def test_an_unfinished_run_is_taken_up_and_a_finished_one_is_not(tmp_path: Path) -> None:
+    with open_folder(tmp_path) as first:
+        first.journal.write_text("x")
+    with open_folder(tmp_path) as second:
+        assert second.path == first.path and second.resumed
+        finish(second)
+        assert sorted(p.name for p in second.path.iterdir()) == ["digest.txt", "records.parquet"]
+        assert (second.path / "digest.txt").read_text() == "ab" * 32 + "\n"
+    with open_folder(tmp_path) as third:
+        assert third.path != first.path and not third.resumed
+
+
+def test_the_newest_unfinished_one_is_taken(tmp_path: Path) -> None:
+    paths = []
+    for number in range(3):
+        with open_folder(tmp_path, "never") as folder:
+            os.utime(folder.path / "identity.json", ns=(number, number))
+            paths.append(folder.path)
+    assert len(set(paths)) == 3  # the same second, the same name: still three folders
+    with open_folder(tmp_path) as again:
+        assert again.path == paths[-1]
+
+
+def test_other_ids_are_left_alone(tmp_path: Path) -> None:
+    with open_folder(tmp_path):
+        pass
+    with open_folder(tmp_path, identity="89abcdef") as other:
+        assert not other.resumed
+
+
+def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
+    program = (
+        "import sys; from evalengine.records.folder import RunFolder;"
+        "f = RunFolder.open(sys.argv[1], 'n', '01234567', 'auto', {}); print(f.path, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        theirs = process.stdout.readline().strip()
+        with open_folder(tmp_path) as mine:
+            assert str(mine.path) != theirs and not mine.resumed
+        with pytest.raises(ConfigError, match="another process"):
+            open_folder(tmp_path, theirs)
+        process.kill()
+        process.wait()
+    with open_folder(tmp_path, theirs) as taken:  # the lock went with the process
+        assert str(taken.path) == theirs and taken.resumed
+
+
+def test_resume_names_what_differs(tmp_path: Path) -> None:
+    with open_folder(tmp_path, limit=3, engine={"max_model_len": None}) as folder:
+        pass
+    with pytest.raises(ConfigError, match=r"limit was 3, is 4; .*resume=auto|engine\.max_model_len was null, is 5"):
+        open_folder(tmp_path, str(folder.path), "89abcdef", limit=4, engine={"max_model_len": 5})
+    with open_folder(tmp_path, str(folder.path), limit=3) as again:
+        assert again.path == folder.path
+        finish(again)
+    with pytest.raises(ConfigError, match="finished"):
+        open_folder(tmp_path, str(folder.path), limit=3)
+    with pytest.raises(ConfigError, match="not the folder of an evalengine run"):
+        open_folder(tmp_path, str(tmp_path))
+
+
+def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
+    def write(path: Path) -> None:
+        path.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_folder(tmp_path) as folder:
+        folder.write_text("a.txt", "old")
+        with pytest.raises(EvalEngineError, match=r"a\.txt: No space left on device; .*resumes"):
+            folder.write_with("a.txt", write)
+        assert (folder.path / "a.txt").read_text() == "old"
+        assert sorted(p.name for p in folder.path.iterdir()) == [".lock", "a.txt", "identity.json"]
+
+
+def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvalEngineError, match="could not write"):
+        open_folder(tmp_path / "file" / "results")
+
+
+def test_an_interrupt_tells_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, open_folder(tmp_path) as folder:
+        raise KeyboardInterrupt
+    assert caught.value.args == (str(folder.path),)
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [("a/b", "a_b"), ("../x", "_x"), (".hidden", "hidden"), ("ü b", "_b"), ("", "run"), ("x" * 500, "x" * 120)],
+)
+def test_names_are_one_part_of_a_path(name: str, safe: str) -> None:
+    assert sanitise(name) == safe
