@@ -8,10 +8,10 @@ are, on the thread count or on the instruction set. float64, integer and complex
         logits = model(input_ids)
 
 What it does not promise: `bmm` and `baddbmm` depend on what pads K, so attention over a cache padded to another length
-may differ (the engine's own paged attention does not). Left to torch: `addmv`, `addbmm`, `out=` variants, `logsumexp`,
-`layer_norm`, `group_norm`, convolutions, `sum`, `cumsum`, and `gelu` (whose vector body and scalar tail differ). cos,
-sin, exp, log, tanh and float32 rsqrt gave equal bits at every length and offset tried, so they need no override on one
-machine; across instruction sets they may differ.
+may differ (the engine's own paged attention does not). Left to torch: `dot`, `addmv`, `addbmm`, `out=` variants,
+`logsumexp`, `layer_norm`, `group_norm`, convolutions, `sum`, `cumsum`, and `gelu` (whose vector body and scalar tail
+differ). cos, sin, exp, log, tanh and float32 rsqrt gave equal bits at every length and offset tried, so they need no
+override on one machine; across instruction sets they may differ.
 """
 
 from __future__ import annotations
@@ -90,12 +90,6 @@ def _mv(matrix: Tensor, vector: Tensor) -> Tensor:
     return _mm(vector[None], matrix.t())[0]
 
 
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    if not _covered(x, y):
-        return _stock(torch.ops.aten.dot.out, x.dtype, x, y)
-    return _mm(x[None], y[:, None])[0, 0]
-
-
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     if not _covered(x):
         return _stock(torch.ops.aten._softmax.out, x.dtype, x, dim, half_to_float)
@@ -143,7 +137,6 @@ COVERED_OPS: dict[str, tuple[Callable[..., Tensor | int], str]] = {
     "bmm": (_bmm, "matmul, einsum, F.linear on 3-D strided input; same bits as mm, row by row"),
     "baddbmm": (_baddbmm, "bmm, rounded, then added"),
     "mv": (_mv, "matmul with a vector; the vector takes two limbs, as F.linear's input does"),
-    "dot": (_dot, "matmul of two vectors"),
     "_softmax": (_softmax, "softmax, along any axis up to 2^19 long"),
     "_log_softmax": (_log_softmax, "log_softmax and cross_entropy, along any axis up to 2^19 long"),
     "mean.dim": (_mean, "mean over axes; F.rms_norm and hand-written RMSNorms"),

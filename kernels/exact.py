@@ -156,7 +156,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
-    """Mean over `dim` (one axis or several) of K numbers each -> float32; one limb of min(48, 53 - ceil(log2 K)) bits."""
+    """Mean over `dim` (one axis or several) of K numbers each -> float32; a limb of min(48, 53 - ceil(log2 K)) bits."""
     axes = sorted({axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim)})
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
     moved = x.movedim(axes, list(range(x.ndim - len(axes), x.ndim)))

@@ -59,10 +59,10 @@ def gumbel_noise(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 def sample(
     logprobs: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor, positions: Tensor
 ) -> Tensor:
-    """float32 [n, V], float64 [n] (positive), int64 [n] (0: off), float64 [n], int64 keys and positions [n] -> int64 [n].
+    """float32 [n, V]; float64 [n] > 0; int64 [n] (0: off); float64 [n]; int64 keys and positions [n] -> int64 [n].
 
-    Temperature, then top-k, then top-p (the smallest set of most probable tokens whose mass reaches top_p; a token is in
-    if the mass before it is less), then arg max of scaled logprob + noise.
+    Temperature, then top-k, then top-p (the smallest set of most probable tokens whose mass reaches top_p; a token is
+    in if the mass before it is less), then arg max of scaled logprob + noise.
     """
     inverse = torch.tensor([1.0 / t for t in temperatures.tolist()], dtype=torch.float64, device=logprobs.device)
     scaled = logprobs.double() * inverse[:, None]

@@ -76,7 +76,7 @@ class BlockManager:
         return copies
 
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
-        """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if the pool is full."""
+        """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if it is full."""
         end = seq.num_computed_tokens + num_tokens
         needed = self.blocks_for(end) - len(seq.block_table)
         if needed > len(self.free):
@@ -131,7 +131,7 @@ class BlockManager:
         return shared, best, length
 
     def _copy_target(self, source: int, seq: Sequence, num_tokens: int) -> int | None:
-        """A fresh page that will hold the first `num_tokens` tokens of `source`; None if only `source` itself is free."""
+        """A fresh page for the first `num_tokens` tokens of `source`; None if only `source` itself is free."""
         was_free = self.free.pop(source, 0) is None
         destination = None
         if self.free:

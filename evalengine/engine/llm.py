@@ -6,7 +6,8 @@ A step is schedule, run, postprocess.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence as SequenceOf
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -97,12 +98,14 @@ class LLM:
 
         Raises: ConfigError for requests that do not fit; EvalEngineError if one failed (non-finite activations).
         """
-        batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[list-item]
+        batch = _prompt_list(prompts)
         params = sampling_params or SamplingParams()
         each = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(batch):
             raise ConfigError(f"sampling_params: {len(each)} given for {len(batch)} prompts; give one, or one each")
-        return self._collect([GenerateRequest(i, self._ids(p), s) for i, (p, s) in enumerate(zip(batch, each, strict=True))])
+        return self._collect(
+            [GenerateRequest(i, self._ids(p), s) for i, (p, s) in enumerate(zip(batch, each, strict=True))]
+        )
 
     def score(self, pairs: SequenceOf[tuple[Prompt, Prompt]], logprobs: int = 0) -> list[RequestOutput]:
         """Log-likelihood of each continuation after its context, given as text pairs or token-id pairs.
@@ -244,8 +247,12 @@ class LLM:
         return self.tokenizer
 
 
-def _is_ids(prompts: object) -> bool:
-    return isinstance(prompts, list) and bool(prompts) and all(isinstance(x, int) for x in prompts)
+def _prompt_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
+    """A single text, or a single list of token ids, is a batch of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    return [items] if items and all(isinstance(x, int) for x in items) else items
 
 
 def _engine_config(engine: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
@@ -273,5 +280,7 @@ def _max_model_len(config: EngineConfig, limit: int) -> int:
     if config.max_model_len is None:
         return limit
     if not 1 < config.max_model_len <= limit:
-        raise ConfigError(f"engine.max_model_len={config.max_model_len}: must lie in 2 ... {limit}, the model's own limit")
+        raise ConfigError(
+            f"engine.max_model_len={config.max_model_len}: must lie in 2 ... {limit}, the model's own limit"
+        )
     return config.max_model_len

@@ -38,8 +38,8 @@ def plan_pool(
     num_blocks = min(budget // block_bytes, needed * config.max_num_seqs)
     if num_blocks < needed:
         raise ConfigError(
-            f"engine.max_model_len={max_model_len}: one sequence needs {needed * block_bytes / 2**30:.1f} GiB of KV cache, "
-            f"and {budget / 2**30:.1f} GiB are to be had; lower engine.max_model_len or raise "
+            f"engine.max_model_len={max_model_len}: one sequence needs {needed * block_bytes / 2**30:.1f} GiB of KV "
+            f"cache, and {budget / 2**30:.1f} GiB are to be had; lower engine.max_model_len or raise "
             f"engine.kv_cache_memory_fraction (now {config.kv_cache_memory_fraction})"
         )
     return Pool(num_blocks, block_size)

@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evalengine.engine.scheduler import Chunk, Schedule
 from evalengine.engine.sequence import Sequence
@@ -20,6 +20,7 @@ from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.models.config import ModelSpec
+from evalengine.models.decoder import DecoderForCausalLM
 
 LOGITS_BYTES = 64 << 20  # of one slice of logits
 
@@ -37,7 +38,7 @@ class PositionResult:
 
 
 class ModelRunner:
-    def __init__(self, model: nn.Module, spec: ModelSpec, ops: Ops, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: DecoderForCausalLM, spec: ModelSpec, ops: Ops, num_blocks: int, block_size: int) -> None:
         self.model = model
         self.spec = spec
         self.ops = ops
@@ -69,14 +70,8 @@ class ModelRunner:
         for c in chunks:
             ids.extend(c.seq.token_ids[c.start : c.end])
             positions.extend(range(c.start, c.end))
-        device = self.ops.device
-        input_ids = torch.tensor(ids, dtype=torch.int64, device=device)
-        return self.model(
-            input_ids,
-            torch.tensor(positions, dtype=torch.int64, device=device),
-            self.kv_caches,
-            self._metadata(chunks),
-        )
+        input_ids, where = (torch.tensor(x, dtype=torch.int64, device=self.ops.device) for x in (ids, positions))
+        return self.model(input_ids, where, self.kv_caches, self._metadata(chunks))
 
     def _metadata(self, chunks: list[Chunk]) -> AttentionMetadata:
         size, device = self.block_size, self.ops.device
@@ -99,7 +94,8 @@ class ModelRunner:
 
     def _rows(self, chunks: list[Chunk]) -> Tensor:
         """Rows of the batch, int64 [n], that hold the wanted positions, in the order of `execute`."""
-        rows, first = [], 0
+        rows: list[int] = []
+        first = 0
         for c in chunks:
             rows.extend(first + p - c.start for p in c.seq.wanted_positions(c.start, c.end))
             first += c.end - c.start

@@ -1,8 +1,8 @@
 """Which tokens the next step computes.
 
 One rule serves prefill, chunked prefill and decode: every sequence has `num_tokens`, of which `num_computed_tokens`
-have their KV in the pool, and a step computes as many of the rest as the budget allows. Running sequences come first, in
-the order they were admitted; when the pool is full the last admitted is preempted, and computed again later.
+have their KV in the pool, and a step computes as many of the rest as the budget allows. Running sequences come first,
+in the order they were admitted; when the pool is full the last admitted is preempted, and computed again later.
 
 Whatever this chooses changes no bit of a batch-invariant level's results.
 """
@@ -61,7 +61,9 @@ class Scheduler:
         preempted = self._schedule_running(schedule)
         if not preempted:
             self._admit_waiting(schedule)
-        assert schedule.chunks or not self.has_work, "work is left but nothing fits: LLM.submit must refuse such requests"
+        assert schedule.chunks or not self.has_work, (
+            "work is left but nothing fits: LLM.submit must refuse such requests"
+        )
         return schedule
 
     def finish(self, seq: Sequence) -> None:

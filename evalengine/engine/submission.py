@@ -56,8 +56,11 @@ def _problem(request: Request, llm: LLM) -> str | None:
 
 
 def to_sequences(requests: SequenceOf[Request], share_contexts: bool) -> list[Sequence]:
-    """Sequences in the order of the requests. Score requests with equal contexts become one group at its first member's
-    place: all first tokens are read from one forward pass over the context, the rest follow through the prefix cache."""
+    """Sequences in the order of the requests.
+
+    Score requests with equal contexts become one group at its first member's place: all first tokens are read from one
+    forward pass over the context, the rest follow through the prefix cache.
+    """
     groups: dict[tuple[int, ...], list[PendingScore]] = {}
     order: list[GenerateRequest | tuple[int, ...]] = []
     for request in requests:
@@ -79,7 +82,7 @@ def to_sequences(requests: SequenceOf[Request], share_contexts: bool) -> list[Se
 
 
 def _score_group(group: list[PendingScore], share_context: bool) -> list[Sequence]:
-    # Without the prefix cache a longer continuation would compute the context again anyway: it keeps its own first token.
+    # Without the prefix cache a longer continuation computes the context again anyway, so it keeps its first token.
     alone = group if len(group) == 1 else [] if share_context else [p for p in group if len(_tokens(p)) > 1]
     together = [p for p in group if p not in alone]
     sequences = [_scoring(p, range(len(_tokens(p)))) for p in alone]

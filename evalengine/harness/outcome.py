@@ -76,7 +76,9 @@ def _task_result(plan: TaskPlan, responses: Mapping[Instance, Response]) -> Task
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
         for name, filtered in task.filtered(doc, answers).items():
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
-            samples[name].append(_sample(doc_id, doc, task.target(doc), instances, answers, name, filtered, values, hashes[-1]))
+            samples[name].append(
+                _sample(doc_id, doc, task.target(doc), instances, answers, name, filtered, values, hashes[-1])
+            )
     return TaskResult(
         name=task.name,
         version=task.version if task.version is not None else "N/A",
@@ -133,5 +135,8 @@ def _arguments(instance: Instance) -> tuple[Any, ...]:
     if instance.kind == "generate_until":
         assert instance.generation is not None
         settings = asdict(instance.generation)
-        return (instance.context, {**settings, "until": list(settings["until"]), "do_sample": settings["temperature"] > 0})
+        return (
+            instance.context,
+            {**settings, "until": list(settings["until"]), "do_sample": settings["temperature"] > 0},
+        )
     return (instance.context, instance.continuation) if instance.kind == "loglikelihood" else (instance.context,)

@@ -50,7 +50,11 @@ def prepare(config: Config) -> tuple[Checkpoint, list[Task]]:
     """
     problems: list[str] = []
     checkpoint = _collect(problems, lambda: resolve_checkpoint(config.model))
-    chat = _collect(problems, lambda: chat_renderer(checkpoint.tokenizer)) if checkpoint and config.apply_chat_template else None
+    chat = (
+        _collect(problems, lambda: chat_renderer(checkpoint.tokenizer))
+        if checkpoint and config.apply_chat_template
+        else None
+    )
     tasks = [_collect(problems, lambda name=name: _loaded(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     if checkpoint is not None and checkpoint.tokenizer is None:
         problems.append("model.tokenizer: this model has no tokenizer (load_format=dummy); name one to run tasks on it")

@@ -80,7 +80,9 @@ class RequestBuilder:
                 f"engine.max_model_len={self.max_model_len}; lower task.generation.max_gen_toks"
             )
         ids = encode(self.tokenizer, instance.context)
-        cut = self._cut(len(ids), room, f"max_model_len={self.max_model_len} less max_gen_toks={generation.max_gen_toks}")
+        cut = self._cut(
+            len(ids), room, f"max_model_len={self.max_model_len} less max_gen_toks={generation.max_gen_toks}"
+        )
         params = SamplingParams(
             max_tokens=generation.max_gen_toks,
             temperature=generation.temperature,

@@ -69,9 +69,7 @@ def run(config: Config) -> RunResult:
     started, begin = time.time(), time.perf_counter()
     validate(config)
     checkpoint, tasks = prepare(config)
-    with LLM(
-        checkpoint, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine
-    ) as llm:
+    with LLM(checkpoint, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine) as llm:
         plan = build_plan(config, tasks, llm)
         identity = _identity_extra(config, plan, llm)
         loaded = time.perf_counter()
@@ -124,7 +122,7 @@ def _write(
         run_id=run_id(config, identity),
         identity=run_identity(config, identity),
         model=_model_facts(config, llm, identity),
-        tokenizer={"sha256": identity["tokenizer"], "vocab_size": len(llm.tokenizer)},
+        tokenizer={"sha256": identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
         datasets={p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks},
         engine=_engine_facts(llm),
         device=str(llm.device),
@@ -182,6 +180,7 @@ def _counts(plan: Plan, rows: Sequence[RequestRecord], ran: set[RecordKey]) -> R
 
 def _model_info(config: Config, llm: LLM, identity: Mapping[str, Any]) -> ModelInfo:
     tokenizer = llm.tokenizer
+    assert tokenizer is not None, "prepare() refuses a model without one"
     return ModelInfo(
         name=config.model.name,
         path=llm.checkpoint.source,

@@ -14,8 +14,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """One step's ragged batch. Sequence s owns the rows cu_seqlens_q[s] : cu_seqlens_q[s + 1] of the batch; they are the
-    last `query_lens[s]` of its `kv_lens[s]` tokens, in order (causal)."""
+    """One step's ragged batch.
+
+    Sequence s owns the rows cu_seqlens_q[s] : cu_seqlens_q[s + 1] of the batch; they are the last `query_lens[s]` of
+    its `kv_lens[s]` tokens, in order (causal).
+    """
 
     slot_mapping: Tensor  # int64 [T]: page * block_size + offset of each token's KV; -1 is skipped
     cu_seqlens_q: Tensor  # int32 [S + 1]

@@ -80,7 +80,11 @@ def test_score_rolling_scores_every_token_once(make_llm):
 
 
 def test_all_shapes_run_in_one_batch(llm):
-    requests = [GenerateRequest(7, [5, 6], SamplingParams(max_tokens=6, ignore_eos=True)), ScoreRequest(3, [5, 6], [1, 2]), ScoreRequest(9, [4], [2])]
+    requests = [
+        GenerateRequest(7, [5, 6], SamplingParams(max_tokens=6, ignore_eos=True)),
+        ScoreRequest(3, [5, 6], [1, 2]),
+        ScoreRequest(9, [4], [2]),
+    ]
     outputs = {o.request_id: o for o in llm.run(requests)}
     assert set(outputs) == {3, 7, 9}
     np.testing.assert_allclose(outputs[3].logprobs, llm.score([([5, 6], [1, 2])])[0].logprobs, atol=1e-5)
@@ -118,7 +122,10 @@ def test_sampling_depends_on_seed_and_key_alone(llm):
     first = [o.token_ids for o in llm.generate(PROMPTS, params)]
     again = [o.token_ids for o in llm.generate(list(reversed(PROMPTS)), params)][::-1]
     assert first == again
-    assert [o.token_ids for o in llm.generate(PROMPTS, SamplingParams(max_tokens=8, temperature=1.0, seed=4, ignore_eos=True))] != first
+    assert [
+        o.token_ids
+        for o in llm.generate(PROMPTS, SamplingParams(max_tokens=8, temperature=1.0, seed=4, ignore_eos=True))
+    ] != first
     keyed = [SamplingParams(max_tokens=8, temperature=1.0, noise_key=str(i), ignore_eos=True) for i in range(4)]
     assert len({tuple(o.token_ids) for o in llm.generate([[5, 6, 7]] * 4, keyed)}) == 4
 
@@ -134,7 +141,14 @@ def test_refusals_come_before_anything_runs_and_all_at_once(make_llm):
     with pytest.raises(ConfigError) as caught:
         llm.generate([[], list(range(64)), [10**6], list(range(30))], SamplingParams(max_tokens=20))
     text = str(caught.value)
-    for part in ("request 0: the prompt is empty", "request 1", "max_model_len=64", "request 2: token ids", "request 3", "num_kv_blocks=2"):
+    for part in (
+        "request 0: the prompt is empty",
+        "request 1",
+        "max_model_len=64",
+        "request 2: token ids",
+        "request 3",
+        "num_kv_blocks=2",
+    ):
         assert part in text
     assert llm.stats.num_steps == 0
     with pytest.raises(ConfigError, match="at least one token each"):
@@ -159,7 +173,11 @@ def test_a_non_finite_activation_fails_its_own_request_and_names_the_layer(llm):
     poisoned = embedding.weight.detach().clone()  # lm_head is tied: it keeps the healthy table
     poisoned[11] = float("nan")
     embedding.weight = torch.nn.Parameter(poisoned, requires_grad=False)
-    requests = [ScoreRequest(0, [5, 11], [3]), ScoreRequest(1, [5, 6], [3, 4]), GenerateRequest(2, [11], SamplingParams(max_tokens=3))]
+    requests = [
+        ScoreRequest(0, [5, 11], [3]),
+        ScoreRequest(1, [5, 6], [3, 4]),
+        GenerateRequest(2, [11], SamplingParams(max_tokens=3)),
+    ]
     outputs = {o.request_id: o for o in llm.run(requests)}
     assert outputs[1].error is None and np.isfinite(outputs[1].logprobs).all()
     for failed in (0, 2):

@@ -1,5 +1,8 @@
-"""Scheduler and block manager, driven by a model that only remembers: a slot of its pool holds the whole prefix whose KV
-was written there, so every read of a wrong, stale or unwritten slot is seen."""
+"""Scheduler and block manager, driven by a model that only remembers.
+
+A slot of its pool holds the whole prefix whose KV was written there, so every read of a wrong, stale or unwritten slot
+is seen.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,13 @@ class RememberingModel:
 
 
 def drive(
-    sequences: list[Sequence], num_blocks: int, block_size: int, max_num_seqs: int, budget: int, caching: bool, seed: int = 0
+    sequences: list[Sequence],
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    budget: int,
+    caching: bool,
+    seed: int = 0,
 ) -> tuple[Scheduler, RememberingModel, dict[int, list[int]]]:
     """Runs everything to its end, checking integrity after every step; returns what each position was asked for."""
     manager = BlockManager(num_blocks, block_size, caching)
@@ -80,9 +89,7 @@ def drive(
 
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)  # three tokens: long common prefixes are frequent
-generate = st.builds(
-    lambda ids, n: (ids, n), tokens, st.integers(1, 20)
-)
+generate = st.builds(lambda ids, n: (ids, n), tokens, st.integers(1, 20))
 score = st.builds(lambda a, b: (a, b), tokens, st.lists(tokens, min_size=1, max_size=4))
 
 
@@ -98,13 +105,16 @@ score = st.builds(lambda a, b: (a, b), tokens, st.lists(tokens, min_size=1, max_
     seed=st.integers(0, 5),
 )
 def test_every_read_finds_its_own_prefix(generates, scores, block_size, spare, max_num_seqs, budget, caching, seed):
-    requests: list = [
-        GenerateRequest(i, ids, SamplingParams(max_tokens=n)) for i, (ids, n) in enumerate(generates)
-    ]
+    requests: list = [GenerateRequest(i, ids, SamplingParams(max_tokens=n)) for i, (ids, n) in enumerate(generates)]
     for context, continuations in scores:
         requests += [ScoreRequest(len(requests) + i, context, c) for i, c in enumerate(continuations)]
     longest = max(
-        (len(r.prompt_ids) + r.params.max_tokens if isinstance(r, GenerateRequest) else len(r.context_ids) + len(r.continuation_ids) for r in requests),
+        (
+            len(r.prompt_ids) + r.params.max_tokens
+            if isinstance(r, GenerateRequest)
+            else len(r.context_ids) + len(r.continuation_ids)
+            for r in requests
+        ),
         default=1,
     )
     num_blocks = -(-longest // block_size) + spare
@@ -158,7 +168,10 @@ def test_preemption_happens_and_ends():
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_prefill_chunks_mix_with_decode(caching):
-    requests = [GenerateRequest(0, [0] * 3, SamplingParams(max_tokens=30)), GenerateRequest(1, [1] * 50, SamplingParams(max_tokens=2))]
+    requests = [
+        GenerateRequest(0, [0] * 3, SamplingParams(max_tokens=30)),
+        GenerateRequest(1, [1] * 50, SamplingParams(max_tokens=2)),
+    ]
     manager = BlockManager(40, 4, caching)
     scheduler = Scheduler(manager, 4, 8)
     for seq in to_sequences(requests, caching):

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.bitwise import assert_bitwise_equal
 from torch import Tensor
 
 from evalengine.kernels import exact, reference
 from evalengine.kernels import exact_math as em
+from tests.bitwise import assert_bitwise_equal
 
 SHAPES = [(1, 1, 1), (1, 7, 5), (3, 17, 31), (5, 70, 576), (129, 33, 100), (2, 5, 8192), (3, 4, 8193), (2, 3, 17000)]
 
@@ -182,6 +182,23 @@ def test_zero_rows_empty_batches_and_subnormals() -> None:
     assert_bitwise_equal(exact.quantize_weight(torch.zeros(2, 3)).limb, torch.zeros(2, 3, dtype=torch.float64))
     assert exact.silu_and_mul(torch.zeros(0, 8)).shape == (0, 4)
     assert exact.bmm(torch.zeros(0, 2, 3), torch.zeros(0, 3, 4)).shape == (0, 2, 4)
+
+
+@pytest.mark.parametrize("name", ["linear", *ROW_OPS])
+def test_denormals_are_zero_mode_changes_nothing(name: str) -> None:
+    weight = exact.quantize_weight(randn(6, 50, seed=1))
+    op = ROW_OPS.get(name, lambda x: exact.linear(x, weight))
+    x = randn(4, 50)
+    x[0, ::3] *= 1e-39
+    x[1] *= 1e-36
+    x[2] = 2.0**-126
+    before = op(x)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    try:
+        assert_bitwise_equal(op(x), before)
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("magnitude", [2.0**-95, 2.0**-40, 2.0**60, 2.0**115])

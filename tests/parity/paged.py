@@ -21,7 +21,7 @@ class PagedRunner:
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.model, self.block_size = model, block_size
         self.caches = [
-            (torch.full(shape, fill, dtype=ops.dtype), torch.full(shape, fill, dtype=ops.dtype))
+            tuple(torch.full(shape, fill, dtype=ops.dtype, device=ops.device) for _ in range(2))
             for _ in range(spec.num_layers)
         ]
         self.free = list(range(num_blocks))
@@ -31,7 +31,7 @@ class PagedRunner:
 
     @torch.inference_mode()
     def step(self, batch: dict[str, list[int]], first_position: int = 0) -> dict[str, Tensor]:
-        """New tokens by sequence -> float32 logits [new tokens, V] by sequence."""
+        """New tokens by sequence -> float32 logits [new tokens, V] by sequence, on the CPU."""
         slots, positions, kv_lens = [], [], []
         for name, tokens in batch.items():
             start = self.lengths.setdefault(name, 0)
@@ -45,8 +45,9 @@ class PagedRunner:
             self.lengths[name] = end
         metadata = self.metadata(list(batch), [len(tokens) for tokens in batch.values()], kv_lens, slots)
         ids = torch.tensor([token for tokens in batch.values() for token in tokens])
-        hidden = self.model(ids, torch.tensor(positions), self.caches, metadata)
-        logits = self.model.compute_logits(hidden).split(metadata.query_lens)
+        device = self.model.ops.device
+        hidden = self.model(ids.to(device), torch.tensor(positions, device=device), self.caches, metadata)
+        logits = self.model.compute_logits(hidden).cpu().split(metadata.query_lens)
         return dict(zip(batch, logits, strict=True))
 
     def metadata(
@@ -54,11 +55,12 @@ class PagedRunner:
     ) -> AttentionMetadata:
         width = max(len(self.pages[name]) for name in names)
         table = [self.pages[name] + [0] * (width - len(self.pages[name])) for name in names]
+        device = self.model.ops.device
         return AttentionMetadata(
-            slot_mapping=torch.tensor(slots),
-            cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int(),
-            seqlens_k=torch.tensor(kv_lens, dtype=torch.int32),
-            block_table=torch.tensor(table, dtype=torch.int32),
+            slot_mapping=torch.tensor(slots, device=device),
+            cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
+            seqlens_k=torch.tensor(kv_lens, dtype=torch.int32, device=device),
+            block_table=torch.tensor(table, dtype=torch.int32, device=device),
             query_lens=query_lens,
             kv_lens=kv_lens,
         )

@@ -20,6 +20,8 @@ from tests.parity.paged import PagedRunner
 
 VOCAB = 211
 TOLERANCE = 2e-4  # of the reference logits' range
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -78,11 +80,13 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return model, folder
 
 
-def ours(folder: Path, level: str, dtype: torch.dtype = torch.float32, max_model_len: int = 128) -> DecoderForCausalLM:
+def ours(
+    folder: Path, level: str, dtype: torch.dtype = torch.float32, max_model_len: int = 128, device: str = "cpu"
+) -> DecoderForCausalLM:
     # The saved model has no tokenizer: its spec is resolved as a dummy's, its weights are read as they are.
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
     checkpoint = dataclasses.replace(checkpoint, format="safetensors")
-    return load_model(checkpoint, create_ops(level, dtype, torch.device("cpu")), max_model_len)
+    return load_model(checkpoint, create_ops(level, dtype, torch.device(device)), max_model_len)
 
 
 def sequences(lengths: dict[str, int]) -> dict[str, list[int]]:
@@ -101,10 +105,11 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE)
     assert error <= tolerance, f"max |diff| is {error:.2e} of the logit range"
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("level", ["fast", "exact"])
-def test_logits_equal_transformers(reference: tuple[PreTrainedModel, Path], level: str) -> None:
+def test_logits_equal_transformers(reference: tuple[PreTrainedModel, Path], level: str, device: str) -> None:
     hf, folder = reference
-    model = ours(folder, level)
+    model = ours(folder, level, device=device)
     prompts = sequences({"one": 1, "page": 16, "over a page": 17, "prime": 37})
     whole = PagedRunner(model).step(prompts)
     chunked = PagedRunner(model, block_size=7)
@@ -129,7 +134,10 @@ def test_long_positions_equal_transformers(reference: tuple[PreTrainedModel, Pat
     assert_close(PagedRunner(model).step(tokens, first_position=40000)["s"], reference_logits(hf, tokens["s"], 40000))
 
 
-def test_bfloat16_is_as_near_to_float32_as_transformers_is(reference: tuple[PreTrainedModel, Path]) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(
+    reference: tuple[PreTrainedModel, Path], device: str
+) -> None:
     _, folder = reference
     rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
     tokens = sequences({"s": 41})
@@ -138,10 +146,30 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(reference: tuple[PreT
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").float().eval(),
         tokens["s"],
     )
-    actual = PagedRunner(ours(folder, "fast", torch.bfloat16)).step(tokens)["s"]
+    actual = PagedRunner(ours(folder, "fast", torch.bfloat16, device=device)).step(tokens)["s"]
     theirs = (reference_logits(rounded, tokens["s"]) - expected).pow(2).mean().sqrt()
     mine = (actual - expected).pow(2).mean().sqrt()
     assert mine <= 1.25 * theirs, f"RMS error {mine:.3e}, transformers' {theirs:.3e}"
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_gives_the_same_bytes_on_cpu_and_cuda(
+    reference: tuple[PreTrainedModel, Path], dtype: torch.dtype
+) -> None:
+    tokens = sequences({"a": 41, "b": 1})
+
+    def logits(level: str, device: str) -> list[Tensor]:
+        runner = PagedRunner(ours(reference[1], level, dtype, device=device))
+        return [*runner.step(tokens).values(), runner.step({"a": [7]})["a"]]
+
+    def bits(level: str) -> list[bool]:
+        pairs = zip(logits(level, "cpu"), logits(level, "cuda"), strict=True)
+        return [torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs]
+
+    assert all(bits("exact"))
+    assert not all(bits("fast")), "fast agrees here: this test shows nothing"
 
 
 def test_op_hook_reports_every_op_in_order(reference: tuple[PreTrainedModel, Path]) -> None:

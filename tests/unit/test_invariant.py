@@ -1,4 +1,4 @@
-"""The aten overrides: what they cover, how they nest, and a transformers model whose rows stop depending on the batch."""
+"""The aten overrides: what they cover, how they nest, and a transformers model whose rows ignore the batch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.bitwise import assert_bitwise_equal, count_differing
 from torch import Tensor
 
 from evalengine.invariant import COVERED_OPS, is_batch_invariant_mode, set_batch_invariant_mode
+from tests.bitwise import assert_bitwise_equal, count_differing
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -145,7 +145,9 @@ def test_empty_and_scalar_inputs() -> None:
         assert_bitwise_equal(torch.mm(torch.zeros(2, 0), torch.zeros(0, 4)), torch.zeros(2, 4))
         assert torch.zeros(0, 5).softmax(-1).shape == (0, 5)
         assert torch.tensor(2.0).softmax(0) == 1 and torch.tensor(2.0).mean() == 2
-        assert torch.zeros(3, 4).mean() == 0 and torch.mean(torch.ones(2, 2).bfloat16(), 0, dtype=torch.float32).sum() == 2
+        assert (
+            torch.zeros(3, 4).mean() == 0 and torch.mean(torch.ones(2, 2).bfloat16(), 0, dtype=torch.float32).sum() == 2
+        )
 
 
 def test_autocast_and_gradients_pass_through() -> None:

@@ -1,0 +1,50 @@
+"""Exact bits under other instruction sets, BLAS paths and thread counts: one subprocess each, all hashes equal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKLOAD = Path(__file__).with_name("exact_workload.py")
+ROOT = WORKLOAD.parents[2]
+VARIATIONS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "plain": ({}, ()),
+    "scalar aten": ({"ATEN_CPU_CAPABILITY": "default"}, ()),
+    "avx2 aten, 2 threads": ({"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "2"}, ()),
+    "SSE4.2 MKL": ({"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}, ()),
+    "SSE4.1 oneDNN": ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, ()),
+    "no oneDNN, 2 threads": ({"OMP_NUM_THREADS": "2"}, ("--no-mkldnn",)),
+    "everything down": (
+        {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+        ("--no-mkldnn",),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def hashes() -> dict[str, dict[str, dict[str, str]]]:
+    """Variation -> "exact" or "stock" -> op -> SHA-256."""
+    found = {}
+    for name, (variables, arguments) in VARIATIONS.items():
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+        done = subprocess.run(
+            [sys.executable, str(WORKLOAD), *arguments], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+        found[name] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("variation", [name for name in VARIATIONS if name != "plain"])
+def test_exact_bits_are_the_same(hashes: dict[str, dict[str, dict[str, str]]], variation: str) -> None:
+    plain, other = hashes["plain"]["exact"], hashes[variation]["exact"]
+    assert plain == other, f"ops that differ: {[op for op in plain if plain[op] != other[op]]}"
+
+
+def test_stock_bits_are_not(hashes: dict[str, dict[str, dict[str, str]]]) -> None:
+    assert len({json.dumps(found["stock"], sort_keys=True) for found in hashes.values()}) > 1
