@@ -104,6 +104,14 @@ def _two_limb_product(limbs: Tensor, right: Tensor) -> Tensor:
     return both[:, 0].add_(both[:, 1])
 
 
+def _hide(x: Tensor, first: int, visible: Tensor, always: int, value: float) -> None:
+    """Fills, in x [n * Hkv, R, columns] over the positions from `first` on, what a row does not see (past `always`)."""
+    begin = max(always - first, 0)
+    if begin < x.shape[-1]:
+        positions = torch.arange(first + begin, first + x.shape[-1], device=x.device)
+        x[..., begin:].masked_fill_(positions >= visible, value)
+
+
 def _scores(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int) -> Tensor:
     """q [n * Hkv, R, D], visible int64 [n * Hkv, R, 1] -> float32 [n * Hkv, R, length], -inf where not seen.
 
@@ -115,9 +123,7 @@ def _scores(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int
     for start in range(0, length, CHUNK):
         cut = slice(start, min(start + CHUNK, length))
         scores[..., cut] = _two_limb_product(limbs, kv.keys[:, cut].transpose(1, 2))
-    if always < length:
-        hidden = torch.arange(always, length, device=q.device) >= visible
-        scores[..., always:].masked_fill_(hidden, -torch.inf)
+    _hide(scores, 0, visible, always, -torch.inf)
     return scores
 
 
@@ -131,13 +137,10 @@ def _attend(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int
     weights, largest = [], []
     for cut in chunks:
         w = em.exp(scores[..., cut].to(torch.float64).mul_(scale).sub_(top))
-        if cut.stop > always:  # exp is clamped, and NaN values of later tokens must not come in
-            hidden = torch.arange(cut.start, cut.stop, device=q.device) >= visible
-            w.masked_fill_(hidden, 0.0)
+        _hide(w, cut.start, visible, always, 0.0)  # exp is clamped, so not yet zero
         total.add_(em.unit_sum(w))
         w.mul_(kv.fold[..., cut])
-        if cut.stop > always:
-            w.masked_fill_(hidden, 0.0)
+        _hide(w, cut.start, visible, always, 0.0)  # a later token's fold may be NaN
         weights.append(w)
         largest.append(w.amax(-1, keepdim=True))
     grid_of = torch.cat(largest, -1).amax(-1, keepdim=True)

@@ -32,14 +32,6 @@ class Located:
     revision: str | None = None  # the Hub commit
 
 
-def model_name(model: ModelConfig) -> str:
-    """`model.name`, or, if that is not set, the last part of `model.path` in lower case, without `.gguf`."""
-    if model.name not in ("", "???"):
-        return model.name
-    last = re.split(r"[/:\\]", model.path.rstrip("/\\"))[-1]
-    return re.sub(r"\.(gguf|json)$", "", last, flags=re.IGNORECASE).lower() or "model"
-
-
 def locate_model(model: ModelConfig) -> Located:
     """The first of `model.path` and `model.alternatives` that exists; `ConfigError` names all that were tried."""
     patterns = CONFIG_FILES if model.load_format == "dummy" else CONFIG_FILES + WEIGHT_FILES

