@@ -136,6 +136,7 @@ def _compose(overrides: list[str]) -> Config:
     assert isinstance(data, dict)
     _complete_model(data["model"], keys)
     for name, task in data["tasks"].items():
+        _complete_dataset(task["dataset"], data["task"]["dataset"], f"tasks.{name}.dataset", keys)
         data["tasks"][name] = _apply(data["task"], task, f"tasks.{name}", keys)
     config: Config = _freeze(Config, data)
     return config
@@ -153,9 +154,16 @@ def _complete_model(model: dict[str, Any], keys: set[str]) -> None:
     if "model.path" in keys:
         model["alternatives"] = model["alternatives"] if "model.alternatives" in keys else []
         model["revision"] = model["revision"] if "model.revision" in keys else None
-    if not model["name"]:
+    if "model.path" in keys and not {"model", "model.name"} & keys:  # the default model's name is not this path's
         last = re.split(r"[/\\:]", model["path"].rstrip("/\\"))[-1]
         model["name"] = (Path(model["path"]).resolve().name if last in ("", ".", "..") else last).removesuffix(".gguf")
+
+
+def _complete_dataset(own: dict[str, Any], shared: dict[str, Any], where: str, keys: set[str]) -> None:
+    """The shipped configuration and commit mean nothing to a dataset that the user names."""
+    given = {name for name in shared if shared[name] or f"{where}.{name}" in keys}
+    if "path" in given:
+        own.update(dict.fromkeys({"name", "revision"} - given))
 
 
 def _apply(shared: dict[str, Any], own: dict[str, Any], where: str, keys: set[str]) -> dict[str, Any]:

@@ -7,7 +7,10 @@ subnormals and -0 become +0). Sums are sums of integers below 2^53 times one pow
 count gives the same result; everything else is `exact_math`. Cutting rows and columns into tiles is schedule, never
 arithmetic. A row that holds an infinity or a NaN becomes NaN as a whole, and no other row does.
 
-SPEED
+Measured on one Zen 3 core at 2.4 GHz (AVX2; best of 12, other work on the machine), ms, exact against stock float32:
+linear N576 K1536 at M = 1 / 16 / 256 / 1024: 0.45 / 1.9 / 23 / 95 against 0.07 / 0.46 / 5.0 / 20 (38 GFLOP/s, float64);
+log_softmax 512 x 49152: 353 against 91; silu_and_mul 1024 x 1536: 18; rms_norm 1024 x 576: 2.3; at one row the cost is
+the calls: linear 0.17, rms_norm 0.20, silu_and_mul 0.15.
 """
 
 from __future__ import annotations

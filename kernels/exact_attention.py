@@ -13,6 +13,10 @@ Arithmetic, per query row and head, over the positions j it sees (j ascending, f
 KV positions are cut at absolute multiples of 1024 into chunks c: each inner sum is exact, chunks are added in ascending
 order in float64. Positions a row does not see enter as exact zeros, so neither padding nor the page size, the query
 tile or prefill against decode changes a bit.
+
+Measured on one Zen 3 core at 2.4 GHz (9 query and 3 KV heads of 64, bf16 cache, best of 12): prefill of 1024 tokens
+199 ms (float32 SDPA 25 ms), of 100 tokens 4.4 ms; decode of 16 sequences at context 1200 33 ms, two fifths of it `bmm`
+and a quarter bringing K and V to their grids.
 """
 
 from __future__ import annotations

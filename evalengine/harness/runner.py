@@ -91,11 +91,15 @@ def _identity_extra(config: Config, plan: Plan, llm: LLM) -> dict[str, Any]:
     return {
         "weights": weights_fingerprint(llm.checkpoint),
         "tokenizer": _tokenizer_sha256(llm.tokenizer),
-        "datasets": {p.task.name: p.task.fingerprint(config.limit)["sha256"] for p in plan.tasks},
+        "datasets": {p.task.name: _rows_sha256(p.task.fingerprint(config.limit)) for p in plan.tasks},
         "prompts": plan.prompts_sha256(),
         "numerics": llm.numerics,
         "dtype": str(llm.dtype).removeprefix("torch."),
     }
+
+
+def _rows_sha256(fingerprint: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: fingerprint[name] for name in ("sha256", "fewshot_sha256")}
 
 
 def _tokenizer_sha256(tokenizer: Any) -> str:

@@ -1,0 +1,119 @@
+"""The command line as tests drive it, and what its runs leave on disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalengine.__main__ import main
+from evalengine.records.digest import leaf_hash
+from evalengine.records.schema import RecordKey, RequestRecord, read_records
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 12  # documents of most runs here: enough for batches, preemption and a kill in the middle
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, read back."""
+
+    folder: Path
+
+    @property
+    def digest(self) -> str:
+        return (self.folder / "digest.txt").read_text(encoding="utf-8").strip()
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        return manifest
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Task -> "metric,filter" -> value."""
+        (file,) = self.folder.glob("results_*.json")
+        results: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["results"]
+        return results
+
+    def samples(self, task: str) -> list[dict[str, Any]]:
+        (file,) = self.folder.glob(f"samples_{task}_*.jsonl")
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        return read_records(self.folder / "records.parquet")
+
+    @property
+    def leaves(self) -> dict[RecordKey, bytes]:
+        """What the digest is made of, so that a run of fewer documents compares with one of more."""
+        return {record.key: leaf_hash(record) for record in self.records}
+
+
+def call(*arguments: str) -> Outcome:
+    """The command line in this process, which saves the seconds that importing torch takes."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(arguments)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """`python -m evalengine ...` in a process of its own, on one thread."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "evalengine", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_default_interrupt,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 600) -> Outcome:
+    out, err = process.communicate(timeout=timeout)
+    return Outcome(process.returncode, out, err)
+
+
+def runs(output_dir: Path) -> list[Run]:
+    """The runs below `output_dir`, by name; none if it does not exist."""
+    return [Run(folder) for folder in sorted(output_dir.glob("*"))]
+
+
+def finished(output_dir: Path, *settings: str) -> Run:
+    """The one run that a command leaves in `output_dir`, in this process."""
+    done = call(f"output_dir={output_dir}", "engine.device=cpu", *settings)
+    assert done.code == 0, done.err
+    (run,) = runs(output_dir)
+    check_output(done, run)
+    return run
+
+
+def check_output(done: Outcome, run: Run) -> None:
+    """The digest is the last line, the folder the one before it."""
+    *_, folder, digest = done.out.splitlines()
+    assert folder == str(run.folder)
+    assert digest == f"digest: {run.digest}" and re.fullmatch(r"digest: [0-9a-f]{64}", digest)
+
+
+def _default_interrupt() -> None:
+    """A test run in a shell's background ignores SIGINT, and a child would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,71 @@
+"""The default run's bits: the committed digest, on every CPU and under every schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evalengine import CONTRACT_VERSION
+from tests.e2e.command import LIMIT, Run, finished
+from tests.e2e.golden import default_run, explain, facts, read_golden
+
+SCHEDULES = {
+    "alone": ("limit=3", "engine.max_num_seqs=1"),
+    "small pages": (f"limit={LIMIT}", "engine.block_size=16"),
+    "odd pages": ("limit=5", "engine.block_size=7"),
+    "chunked prefill": (f"limit={LIMIT}", "engine.max_num_batched_tokens=64"),
+    "odd chunks": ("limit=5", "engine.max_num_batched_tokens=37", "engine.max_num_seqs=3"),
+    "no prefix cache": (f"limit={LIMIT}", "engine.enable_prefix_caching=false"),
+    "preemption": (f"limit={LIMIT}", "engine.block_size=16", "engine.num_kv_blocks=20"),
+    "one thread": ("limit=5", "engine.num_threads=1"),
+    "two threads": ("limit=5", "engine.num_threads=2"),
+}
+
+
+def test_the_default_run_is_the_golden_one(reference: Run, tmp_path: Path) -> None:
+    run = default_run(tmp_path)
+    problem = explain(facts(run), read_golden()[str(CONTRACT_VERSION)])
+    assert not problem, problem
+    assert 0.5 <= run.results["arithmetic"]["exact_match,strict-match"] <= 0.95, "a flipped answer must show"
+    leaves = run.leaves
+    assert {key: leaves[key] for key in reference.leaves} == reference.leaves, "12 rows or 200: the same bits"
+
+
+@pytest.mark.parametrize("settings", SCHEDULES.values(), ids=SCHEDULES)
+def test_no_schedule_changes_a_bit(settings: tuple[str, ...], reference: Run, tmp_path: Path) -> None:
+    run = finished(tmp_path, *settings)
+    leaves = run.leaves
+    assert leaves == {key: reference.leaves[key] for key in leaves}
+    if len(leaves) == LIMIT:
+        assert run.digest == reference.digest
+
+
+def test_preemption_takes_place(tmp_path: Path) -> None:
+    """So that the schedule of that name tests what it says."""
+    assert finished(tmp_path, *SCHEDULES["preemption"]).manifest["engine"]["stats"]["num_preemptions"] > 0
+
+
+def test_ordinary_arithmetic_depends_on_the_batch(tmp_path: Path) -> None:
+    """The inverse: without invariance the same comparison shows a difference."""
+    settings = ("batch_invariant=false", "engine.dtype=float32")
+    together = finished(tmp_path / "together", f"limit={LIMIT}", *settings).leaves
+    alone = finished(tmp_path / "alone", "limit=3", "engine.max_num_seqs=1", *settings).leaves
+    assert alone != {key: together[key] for key in alone}
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({"weights_sha256": "0"}, "bundled weights"),
+        ({"prompts_sha256": "0", "digest": "0"}, "tokenizer, the task or its rows"),
+        ({"digest": "0"}, "arithmetic, the sampler or the stop handling"),
+        ({"exact_match": 0.0}, "arithmetic, the sampler or the stop handling"),
+    ],
+)
+def test_a_difference_is_named_as_what_it_is(changed: dict[str, object], cause: str) -> None:
+    golden = read_golden()[str(CONTRACT_VERSION)]
+    assert explain(dict(golden), golden) == ""
+    text = explain({**golden, **changed}, golden)
+    assert cause in text and "python -m tests.e2e.golden" in text
+    assert all(f"  {name}: golden {golden[name]}, found " in text for name in changed)
