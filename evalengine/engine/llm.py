@@ -6,7 +6,7 @@ A step is schedule, run, postprocess.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any
@@ -135,10 +135,12 @@ class LLM:
             outputs[owner].append(output)
         return outputs
 
-    def run(self, requests: Iterable[Request]) -> Iterator[RequestOutput]:
+    def run(
+        self, requests: Iterable[Request], on_step: Callable[[EngineStats], None] | None = None
+    ) -> Iterator[RequestOutput]:
         """Runs any mix of requests together and yields each output as it finishes.
 
-        Leaving the iterator early takes back every unfinished request.
+        `on_step` is called after every step (progress). Leaving the iterator early takes back what is unfinished.
         """
         batch = list(requests)
         check_requests(batch, self)
@@ -148,7 +150,10 @@ class LLM:
             self.scheduler.add(seq)
         try:
             while self.scheduler.has_work:
-                yield from self.step()
+                outputs = self.step()
+                if on_step is not None:
+                    on_step(self.stats)
+                yield from outputs
         finally:
             self.scheduler.abort()
 

@@ -28,13 +28,13 @@ def execute(
         todo = {item.request.request_id: item for item in plan.requests if not _is_done(item, journal)}
         failed = []
         with RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress) as bar:
-            for output in llm.run([item.request for item in todo.values()]):
+            for output in llm.run([item.request for item in todo.values()], bar.step):
                 item = todo[output.request_id]
                 if output.error:
                     failed.append(f"{item.key[0]}, document {item.key[1]}, request {item.key[2]}: {output.error}")
                 else:
                     journal.append(_entry(item, output))
-                bar.advance(llm.stats.num_computed_tokens)
+                bar.finished()
         if failed:
             more = [f"... and {len(failed) - MAX_LISTED} more"] if len(failed) > MAX_LISTED else []
             raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *failed[:MAX_LISTED], *more]))

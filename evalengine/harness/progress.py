@@ -9,11 +9,13 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from evalengine.engine.llm import EngineStats
+
 LINE_SECONDS = 10.0  # between lines where there is no terminal
 
 
 class RunProgress:
-    """Requests done, tokens per second, time left. A context manager; `advance` after every finished request."""
+    """Requests done, tokens per second, time left. A context manager."""
 
     def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True) -> None:
         self._console = Console(stderr=True)
@@ -44,14 +46,19 @@ class RunProgress:
     ) -> None:
         self._bar.stop()
 
-    def advance(self, num_tokens: int) -> None:
-        """One request more is done; `num_tokens` is all tokens that went through the model so far."""
+    def finished(self) -> None:
+        """One request more is done."""
         self._done += 1
+        self._bar.update(self._task, completed=self._done)
+
+    def step(self, stats: EngineStats) -> None:
+        """The engine made a step."""
         now = time.monotonic()
-        rate = num_tokens / max(now - self._started, 1e-9)
-        self._bar.update(self._task, completed=self._done, rate=f"{rate:,.0f}")
+        rate = f"{stats.num_computed_tokens / max(now - self._started, 1e-9):,.0f}"
+        self._bar.update(self._task, rate=rate)
         if self._enabled and not self._console.is_terminal and now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            left = (now - self._started) / (self._done - self._first) * (self._total - self._done)
-            line = f"{self._label}: {self._done}/{self._total} requests, {rate:,.0f} tokens/s, {left:.0f} s left"
+            new = self._done - self._first
+            left = f", {(now - self._started) / new * (self._total - self._done):.0f} s left" if new else ""
+            line = f"{self._label}: {self._done}/{self._total} requests, {rate} tokens/s{left}"
             print(line, file=sys.stderr, flush=True)

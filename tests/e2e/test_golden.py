@@ -17,9 +17,8 @@ SCHEDULES = {
     "chunked prefill": (f"limit={LIMIT}", "engine.max_num_batched_tokens=64"),
     "odd chunks": ("limit=5", "engine.max_num_batched_tokens=37", "engine.max_num_seqs=3"),
     "no prefix cache": (f"limit={LIMIT}", "engine.enable_prefix_caching=false"),
-    "preemption": (f"limit={LIMIT}", "engine.block_size=16", "engine.num_kv_blocks=20"),
-    "one thread": ("limit=5", "engine.num_threads=1"),
-    "two threads": ("limit=5", "engine.num_threads=2"),
+    "one thread": ("limit=2", "engine.num_threads=1"),
+    "two threads": ("limit=2", "engine.num_threads=2"),  # few rows: on busy cores the two wait for each other
 }
 
 
@@ -41,9 +40,12 @@ def test_no_schedule_changes_a_bit(settings: tuple[str, ...], reference: Run, tm
         assert run.digest == reference.digest
 
 
-def test_preemption_takes_place(tmp_path: Path) -> None:
-    """So that the schedule of that name tests what it says."""
-    assert finished(tmp_path, *SCHEDULES["preemption"]).manifest["engine"]["stats"]["num_preemptions"] > 0
+def test_preemption_changes_no_bit(reference: Run, tmp_path: Path) -> None:
+    """A pool that holds about two documents of six: the others are thrown out and computed again."""
+    run = finished(tmp_path, "limit=6", "engine.block_size=16", "engine.num_kv_blocks=20")
+    assert run.manifest["engine"]["stats"]["num_preemptions"] > 0
+    leaves = run.leaves
+    assert leaves == {key: reference.leaves[key] for key in leaves}
 
 
 def test_ordinary_arithmetic_depends_on_the_batch(tmp_path: Path) -> None:

@@ -85,6 +85,17 @@ def test_a_path_alone_is_a_model() -> None:
     assert compose("model.path=a/b", "model.name=mine").model.name == "mine"
 
 
+@pytest.mark.parametrize("where", ["task", "tasks.gsm8k"])
+def test_a_dataset_given_drops_the_shipped_ones_configuration_and_commit(where: str) -> None:
+    shipped = compose("task=gsm8k").tasks["gsm8k"].dataset
+    assert shipped.name and shipped.revision
+    given = compose("task=[gsm8k,arc_easy]", f"{where}.dataset.path=other/rows").tasks
+    assert given["gsm8k"].dataset == replace(shipped, path="other/rows", name=None, revision=None)
+    assert (given["arc_easy"].dataset.revision is None) == (where == "task")
+    both = compose("task=gsm8k", f"{where}.dataset.path=other/rows", f"{where}.dataset.revision=v2", "task.dataset.name=x")
+    assert both.tasks["gsm8k"].dataset == replace(shipped, path="other/rows", name="x", revision="v2")
+
+
 def test_a_path_given_is_the_only_one_tried() -> None:
     assert compose("model=smollm2-135m").model.alternatives
     config = compose("model=smollm2-135m", "model.path=/elsewhere/weights")

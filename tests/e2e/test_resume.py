@@ -1,0 +1,171 @@
+"""Runs that are killed, interrupted or out of disk: the same command again ends in the digest of an unbroken run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import LIMIT, Outcome, Run, call, check_output, finish, runs, start
+
+# Four at a time, so that requests finish one after another and a kill finds some done and some not.
+SETTINGS = (f"limit={LIMIT}", "engine.device=cpu", "engine.max_num_seqs=4")
+IN_PROGRESS = [".lock", "config.yaml", "identity.json", "journal.jsonl"]
+SIZE_OF_PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@contextmanager
+def running(output_dir: Path, lines: int = 2) -> Iterator[tuple[subprocess.Popen[str], Run]]:
+    """A run stopped (SIGSTOP) once its journal has `lines` lines; killed at the end if it still lives."""
+    process = start(f"output_dir={output_dir}", *SETTINGS)
+    try:
+        journal = wait_for_journal(process, output_dir, lines)
+        process.send_signal(signal.SIGSTOP)
+        assert process.poll() is None and journal.exists(), "it was over before it could be stopped"
+        yield process, Run(journal.parent)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_journal(process: subprocess.Popen[str], output_dir: Path, lines: int) -> Path:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        for journal in output_dir.glob("*/journal.jsonl"):
+            if journal.read_bytes().count(b"\n") >= lines:
+                return journal
+        time.sleep(0.005)
+    raise AssertionError(f"no journal of {lines} lines; exit code {process.poll()}")
+
+
+def resume(output_dir: Path, *settings: str) -> Outcome:
+    return call(f"output_dir={output_dir}", *SETTINGS, *settings)
+
+
+def check_resumed(done: Outcome, run: Run, kept: int, reference: Run) -> None:
+    assert done.code == 0, done.err
+    check_output(done, run)
+    counts = run.manifest["counts"]
+    assert counts["resumed_requests"] == kept and counts["requests"] == LIMIT
+    assert counts["output_tokens"] < sum(len(record.output_ids) for record in run.records)
+    assert f"{LIMIT} requests of {LIMIT} documents, {kept} of them kept from the interrupted run" in done.out
+    assert not any((run.folder / name).exists() for name in (".lock", "identity.json", "journal.jsonl"))
+    assert run.digest == reference.digest
+    assert run.results == reference.results
+
+
+def journaled(run: Run) -> int:
+    """Whole lines of an unfinished run's journal."""
+    return (run.folder / "journal.jsonl").read_bytes().count(b"\n")
+
+
+def test_kill_9_halfway(reference: Run, tmp_path: Path) -> None:
+    """And while it still runs, the same command makes a folder of its own."""
+    with running(tmp_path) as (process, broken):
+        meanwhile = resume(tmp_path)
+        assert meanwhile.code == 0, meanwhile.err
+        (other,) = (run for run in runs(tmp_path) if run != broken)
+        check_output(meanwhile, other)
+        assert other.digest == reference.digest and other.manifest["counts"]["resumed_requests"] == 0
+        process.kill()
+        assert finish(process).code == -signal.SIGKILL
+    assert sorted(entry.name for entry in broken.folder.iterdir()) == IN_PROGRESS
+    kept = journaled(broken)
+    assert 2 <= kept < LIMIT
+    check_resumed(resume(tmp_path), broken, kept, reference)
+    assert len(runs(tmp_path)) == 2
+    again = resume(tmp_path)  # nothing is left to take up
+    assert again.code == 0 and len(runs(tmp_path)) == 3
+
+
+def test_a_torn_last_line_runs_again_and_never_starts_anew(reference: Run, tmp_path: Path) -> None:
+    with running(tmp_path) as (process, broken):
+        process.kill()
+    journal = broken.folder / "journal.jsonl"
+    kept = journaled(broken)
+    with journal.open("r+b") as file:
+        file.truncate(journal.stat().st_size - 7)
+    fresh = resume(tmp_path, "resume=never")
+    (new,) = (run for run in runs(tmp_path) if run != broken)
+    assert fresh.code == 0 and new.manifest["counts"]["resumed_requests"] == 0
+    assert new.digest == reference.digest
+    check_resumed(resume(tmp_path, f"resume={broken.folder}"), broken, kept - 1, reference)
+
+
+def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
+    with running(tmp_path) as (process, broken):
+        process.kill()
+    journal = broken.folder / "journal.jsonl"
+    content = bytearray(journal.read_bytes())
+    content[10] ^= 1
+    journal.write_bytes(content)
+    done = resume(tmp_path)
+    assert done.code == 1 and done.out == ""
+    assert done.err.startswith(f"evalengine: {journal}: line 1 is damaged") and done.err.count("\n") == 1
+    assert journal.read_bytes() == content, "the rest may be worth something to its owner"
+
+
+def test_another_run_does_not_take_it_up(tmp_path: Path) -> None:
+    with running(tmp_path) as (process, broken):
+        process.kill()
+    done = call(f"output_dir={tmp_path}", *SETTINGS, "limit=1")
+    assert done.code == 0 and len(runs(tmp_path)) == 2
+    refused = resume(tmp_path, "seed=1", f"resume={broken.folder}")
+    assert refused.code == 2 and "seed was 0, is 1" in refused.err and refused.err.count("\n") == 1
+    assert journaled(broken) >= 2
+
+
+def test_interrupt(reference: Run, tmp_path: Path) -> None:
+    process = start(f"output_dir={tmp_path}", *SETTINGS)
+    broken = Run(wait_for_journal(process, tmp_path, lines=2).parent)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert (done.code, done.out) == (1, "")
+    assert (
+        done.err == f"Interrupted: finished requests are kept in {broken.folder}; the same command resumes.\n"
+    )
+    check_resumed(resume(tmp_path), broken, journaled(broken), reference)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of our own, whose size `mount -o remount,size=` sets."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small tmpfs")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def resize(disk: Path, pages: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={pages * SIZE_OF_PAGE}", disk], check=True)
+
+
+@pytest.mark.parametrize("pages", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_full_disk(pages: int, small_disk: Path, reference: Run) -> None:
+    """Wherever the disk fills up (identity, configuration, journal, records, manifest, samples): one sentence, no
+    digest; with room again the same command finishes."""
+    resize(small_disk, pages)
+    done = resume(small_disk / "out")
+    assert done.code == 1 and done.out == ""
+    print(done.err)
+    print(sorted((e.name, e.stat().st_size) for r in runs(small_disk/"out") for e in r.folder.iterdir()))
+    assert done.err.count("\n") == 1 and "No space left on device" in done.err and str(small_disk) in done.err
+    assert "run the same command again: it resumes" in done.err
+    assert not list(small_disk.glob("out/*/digest.txt"))
+    resize(small_disk, 256)
+    again = resume(small_disk / "out")
+    assert again.code == 0, again.err
+    (run,) = runs(small_disk / "out")
+    check_output(again, run)
+    assert run.digest == reference.digest
