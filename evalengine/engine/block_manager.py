@@ -100,6 +100,7 @@ class BlockManager:
             assert block.ref_count > 0
             block.ref_count -= 1
             if block.ref_count == 0:
+                self._forget_uncomputed(block)
                 self.free[block_id] = None
         seq.block_table = []
         seq.num_computed_tokens = 0
@@ -172,13 +173,23 @@ class BlockManager:
             del self.free[block_id]
         block.ref_count += 1
 
+    def _forget_uncomputed(self, block: Block) -> None:
+        """A step that failed has left tokens recorded whose KV never came: nobody may find them."""
+        if block.num_computed < len(block.token_ids):
+            block.token_ids = block.token_ids[: block.num_computed]
+            self._unhash(block)
+
+    def _unhash(self, block: Block) -> None:
+        if block.hash is not None and self.by_hash.get(block.hash) == block.block_id:
+            del self.by_hash[block.hash]
+        block.hash = None
+
     def _allocate(self) -> int:
         """The least recently freed page, forgotten and held."""
         block_id, _ = self.free.popitem(last=False)
         block = self.blocks[block_id]
         assert block.ref_count == 0
-        if block.hash is not None and self.by_hash.get(block.hash) == block_id:
-            del self.by_hash[block.hash]
+        self._unhash(block)
         siblings = self.by_parent.get(block.parent)
         if siblings is not None:
             siblings.pop(block_id, None)
@@ -201,6 +212,7 @@ class BlockManager:
             assert block.ref_count == held[block.block_id], (block, held[block.block_id])
             assert (block.block_id in self.free) == (block.ref_count == 0), block
             assert block.num_computed <= self.block_size
+            assert block.ref_count or block.num_computed >= len(block.token_ids), block
         for digest, block_id in self.by_hash.items():
             assert self.blocks[block_id].hash == digest
         for parent, children in self.by_parent.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -65,42 +66,50 @@ def journaled(run: Run) -> int:
     return (run.folder / "journal.jsonl").read_bytes().count(b"\n")
 
 
-def test_kill_9_halfway(reference: Run, tmp_path: Path) -> None:
-    """And while it still runs, the same command makes a folder of its own."""
-    with running(tmp_path) as (process, broken):
-        meanwhile = resume(tmp_path)
+@pytest.fixture(scope="module")
+def killed(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The unfinished folder of a run ended by kill -9. While it still ran, the same command made a folder of its own."""
+    output_dir = tmp_path_factory.mktemp("killed")
+    with running(output_dir) as (process, broken):
+        meanwhile = resume(output_dir)
         assert meanwhile.code == 0, meanwhile.err
-        (other,) = (run for run in runs(tmp_path) if run != broken)
+        (other,) = (run for run in runs(output_dir) if run != broken)
         check_output(meanwhile, other)
         assert other.digest == reference.digest and other.manifest["counts"]["resumed_requests"] == 0
         process.kill()
         assert finish(process).code == -signal.SIGKILL
+    return broken
+
+
+@pytest.fixture
+def broken(killed: Run, tmp_path: Path) -> Run:
+    """A copy of it, alone in its output folder."""
+    return Run(Path(shutil.copytree(killed.folder, tmp_path / killed.folder.name)))
+
+
+def test_kill_9_halfway(broken: Run, reference: Run, tmp_path: Path) -> None:
     assert sorted(entry.name for entry in broken.folder.iterdir()) == IN_PROGRESS
     kept = journaled(broken)
     assert 2 <= kept < LIMIT
     check_resumed(resume(tmp_path), broken, kept, reference)
-    assert len(runs(tmp_path)) == 2
-    again = resume(tmp_path)  # nothing is left to take up
-    assert again.code == 0 and len(runs(tmp_path)) == 3
+    assert runs(tmp_path) == [broken]
 
 
-def test_a_torn_last_line_runs_again_and_never_starts_anew(reference: Run, tmp_path: Path) -> None:
-    with running(tmp_path) as (process, broken):
-        process.kill()
-    journal = broken.folder / "journal.jsonl"
-    kept = journaled(broken)
-    with journal.open("r+b") as file:
-        file.truncate(journal.stat().st_size - 7)
-    fresh = resume(tmp_path, "resume=never")
-    (new,) = (run for run in runs(tmp_path) if run != broken)
-    assert fresh.code == 0 and new.manifest["counts"]["resumed_requests"] == 0
-    assert new.digest == reference.digest
+def test_a_torn_last_line_runs_again(broken: Run, reference: Run, tmp_path: Path) -> None:
+    journal, kept = broken.folder / "journal.jsonl", journaled(broken)
+    os.truncate(journal, journal.stat().st_size - 7)
     check_resumed(resume(tmp_path, f"resume={broken.folder}"), broken, kept - 1, reference)
 
 
-def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
-    with running(tmp_path) as (process, broken):
-        process.kill()
+def test_resume_never_starts_anew(broken: Run, reference: Run, tmp_path: Path) -> None:
+    done = resume(tmp_path, "resume=never")
+    (new,) = (run for run in runs(tmp_path) if run != broken)
+    assert done.code == 0 and new.manifest["counts"]["resumed_requests"] == 0
+    assert new.digest == reference.digest
+    assert sorted(entry.name for entry in broken.folder.iterdir()) == IN_PROGRESS
+
+
+def test_a_damaged_journal_is_named(broken: Run, tmp_path: Path) -> None:
     journal = broken.folder / "journal.jsonl"
     content = bytearray(journal.read_bytes())
     content[10] ^= 1
@@ -111,14 +120,12 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
     assert journal.read_bytes() == content, "the rest may be worth something to its owner"
 
 
-def test_another_run_does_not_take_it_up(tmp_path: Path) -> None:
-    with running(tmp_path) as (process, broken):
-        process.kill()
-    done = call(f"output_dir={tmp_path}", *SETTINGS, "limit=1")
+def test_another_run_does_not_take_it_up(broken: Run, tmp_path: Path) -> None:
+    done = resume(tmp_path, "limit=1")
     assert done.code == 0 and len(runs(tmp_path)) == 2
     refused = resume(tmp_path, "seed=1", f"resume={broken.folder}")
-    assert refused.code == 2 and "seed was 0, is 1" in refused.err and refused.err.count("\n") == 1
-    assert journaled(broken) >= 2
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert "seed was 0, is 1" in refused.err and "set resume=auto" in refused.err
 
 
 def test_interrupt(reference: Run, tmp_path: Path) -> None:
@@ -127,10 +134,9 @@ def test_interrupt(reference: Run, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert (done.code, done.out) == (1, "")
-    assert (
-        done.err == f"Interrupted: finished requests are kept in {broken.folder}; the same command resumes.\n"
-    )
-    check_resumed(resume(tmp_path), broken, journaled(broken), reference)
+    assert done.err == f"Interrupted: finished requests are kept in {broken.folder}; the same command resumes.\n"
+    kept = journaled(broken)
+    check_resumed(resume(tmp_path), broken, kept, reference)
 
 
 @pytest.fixture
@@ -147,23 +153,26 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-def resize(disk: Path, pages: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={pages * SIZE_OF_PAGE}", disk], check=True)
+def leave(disk: Path, pages: int) -> None:
+    """Resizes the file system to what it holds and `pages` pages more."""
+    usage = os.statvfs(disk)
+    size = (usage.f_blocks - usage.f_bfree) * usage.f_frsize + pages * SIZE_OF_PAGE
+    subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
 
 
-@pytest.mark.parametrize("pages", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("pages", [0, 1, 3, 5, 10], ids=lambda pages: f"{pages} pages left")
 def test_full_disk(pages: int, small_disk: Path, reference: Run) -> None:
-    """Wherever the disk fills up (identity, configuration, journal, records, manifest, samples): one sentence, no
-    digest; with room again the same command finishes."""
-    resize(small_disk, pages)
+    """Wherever the disk fills up (identity, configuration, journal, records, results; by the pages left): one sentence
+    and no digest; with room again the same command finishes."""
+    (small_disk / "filler").write_bytes(bytes(SIZE_OF_PAGE))  # size=0 would be no limit
+    leave(small_disk, pages)
     done = resume(small_disk / "out")
     assert done.code == 1 and done.out == ""
-    print(done.err)
-    print(sorted((e.name, e.stat().st_size) for r in runs(small_disk/"out") for e in r.folder.iterdir()))
     assert done.err.count("\n") == 1 and "No space left on device" in done.err and str(small_disk) in done.err
     assert "run the same command again: it resumes" in done.err
     assert not list(small_disk.glob("out/*/digest.txt"))
-    resize(small_disk, 256)
+    print(done.err, [sorted(e.name for e in r.folder.iterdir()) for r in runs(small_disk/"out")])
+    leave(small_disk, 256)
     again = resume(small_disk / "out")
     assert again.code == 0, again.err
     (run,) = runs(small_disk / "out")

@@ -195,6 +195,24 @@ def test_leaving_the_iterator_takes_everything_back(llm):
     assert len(llm.generate(PROMPTS, SamplingParams(max_tokens=2))) == len(PROMPTS)
 
 
+def test_a_failed_step_leaves_no_page_behind_that_was_never_computed(llm, monkeypatch):
+    request = ScoreRequest(0, list(range(1, 70)), [3, 4])
+    expected = llm.score([(list(range(1, 70)), [3, 4])])[0].logprobs
+    llm.block_manager = llm.scheduler.block_manager = type(llm.block_manager)(256, 16)  # a cold cache
+
+    def fail(schedule):
+        raise RuntimeError("lost device")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="lost device"):
+        patch.setattr(llm.runner, "execute", fail)
+        list(llm.run([request]))
+    llm.runner.kv_pool.fill_(float("nan"))
+    llm.block_manager.check([])
+    (out,) = llm.run([request])
+    assert out.error is None
+    np.testing.assert_allclose(out.logprobs, expected, atol=1e-5)
+
+
 def test_close_gives_everything_back(small_checkpoint):
     before = torch.get_num_threads()
     with LLM(small_checkpoint, batch_invariant=False, num_threads=before + 1) as llm:
