@@ -13,6 +13,7 @@ from evalengine.config import Config
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import GenerateRequest
+from evalengine.engine.submission import check_requests
 from evalengine.errors import ConfigError
 from evalengine.harness.requests import HarnessRequest, RequestBuilder
 from evalengine.tasks.base import Instance, Task
@@ -65,11 +66,17 @@ def prepare(config: Config) -> tuple[Checkpoint, list[Task]]:
 
 
 def build_plan(config: Config, tasks: list[Task], llm: LLM) -> Plan:
-    """All prompts of all documents, in document order, and their requests. Raises ConfigError (see RequestBuilder)."""
+    """All prompts of all documents, in document order, and their requests.
+
+    Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`): the engine would
+    refuse them too, but only once the run has a folder.
+    """
     plans = [TaskPlan(task, task.instances(config.limit)) for task in tasks]
     builder = RequestBuilder(llm.tokenizer, llm.max_model_len, config.seed, config.long_prompts)
     instances = chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans)
-    return Plan(plans, builder.build(instances))
+    requests = builder.build(instances)
+    check_requests([item.request for item in requests], llm)
+    return Plan(plans, requests)
 
 
 def chat_renderer(tokenizer: Any) -> Callable[[list[dict[str, str]]], str]:

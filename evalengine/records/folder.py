@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -68,7 +69,12 @@ class RunFolder:
             if lock is None:  # another process took the new folder up in between: it is theirs
                 continue
             folder = cls(path, lock, resumed=False)
-            folder.write_json(IDENTITY, {"run_id": run_id, **identity})
+            try:
+                folder.write_json(IDENTITY, {"run_id": run_id, **identity})
+            except BaseException:  # without it no run would ever take this folder up
+                folder.close()
+                shutil.rmtree(path, ignore_errors=True)
+                raise
             return folder
         raise EvalEngineError(f"output_dir={root}: a thousand runs named {stem} already; use another output_dir")
 

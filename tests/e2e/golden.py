@@ -20,8 +20,10 @@ REGENERATE = "python -m tests.e2e.golden"
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What the golden file keeps of a run. The prompts' hash covers token ids only, so that it tells a changed tokenizer
-    or task from changed arithmetic."""
+    """What the golden file keeps of a run.
+
+    The prompts' hash covers token ids only, so that it tells a changed tokenizer or task from changed arithmetic.
+    """
     manifest = run.manifest
     (task,) = run.results
     prompts = "".join(record.prompt_sha256 for record in run.records)
@@ -57,8 +59,9 @@ def explain(found: dict[str, Any], golden: dict[str, Any]) -> str:
     values = "\n".join(f"  {name}: golden {golden[name]}, found {found[name]}" for name in changed)
     return (
         f"The default run is not the golden one of contract version {golden['contract_version']}: {cause}.\n{values}\n"
-        "If no change of numerics, prompts or weights was meant, the change is wrong, not the digest. If one was: raise "
-        f"CONTRACT_VERSION where arithmetic changed, say so in CHANGELOG.md, and run `{REGENERATE}` (CONTRIBUTING.md)."
+        "If no change of numerics, prompts or weights was meant, the change is wrong, not the digest. If one was: "
+        "raise CONTRACT_VERSION where arithmetic changed, say so in CHANGELOG.md, and run "
+        f"`{REGENERATE}` (CONTRIBUTING.md)."
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.command import LIMIT, Outcome, Run, call, check_output, finish, runs, start
 
 # Four at a time, so that requests finish one after another and a kill finds some done and some not.
-SETTINGS = (f"limit={LIMIT}", "engine.device=cpu", "engine.max_num_seqs=4")
+SETTINGS = (f"limit={LIMIT}", "engine.device=cpu", "engine.max_num_seqs=4", "progress=false")
 IN_PROGRESS = [".lock", "config.yaml", "identity.json", "journal.jsonl"]
 SIZE_OF_PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -68,7 +68,7 @@ def journaled(run: Run) -> int:
 
 @pytest.fixture(scope="module")
 def killed(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The unfinished folder of a run ended by kill -9. While it still ran, the same command made a folder of its own."""
+    """The unfinished folder of a run ended by kill -9; while it still ran, the same command made one of its own."""
     output_dir = tmp_path_factory.mktemp("killed")
     with running(output_dir) as (process, broken):
         meanwhile = resume(output_dir)
@@ -160,7 +160,7 @@ def leave(disk: Path, pages: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
 
 
-@pytest.mark.parametrize("pages", [0, 1, 3, 5, 10], ids=lambda pages: f"{pages} pages left")
+@pytest.mark.parametrize("pages", [0, 1, 3, 5, 11], ids=lambda pages: f"{pages} pages left")
 def test_full_disk(pages: int, small_disk: Path, reference: Run) -> None:
     """Wherever the disk fills up (identity, configuration, journal, records, results; by the pages left): one sentence
     and no digest; with room again the same command finishes."""
@@ -171,10 +171,11 @@ def test_full_disk(pages: int, small_disk: Path, reference: Run) -> None:
     assert done.err.count("\n") == 1 and "No space left on device" in done.err and str(small_disk) in done.err
     assert "run the same command again: it resumes" in done.err
     assert not list(small_disk.glob("out/*/digest.txt"))
-    print(done.err, [sorted(e.name for e in r.folder.iterdir()) for r in runs(small_disk/"out")])
+    assert len(runs(small_disk / "out")) == (pages > 0), "a folder that could not be resumed is not left behind"
     leave(small_disk, 256)
     again = resume(small_disk / "out")
     assert again.code == 0, again.err
     (run,) = runs(small_disk / "out")
     check_output(again, run)
     assert run.digest == reference.digest
+    assert run.results == reference.results and len(run.samples("arithmetic")) == LIMIT

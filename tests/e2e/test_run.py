@@ -1,0 +1,171 @@
+"""Finished runs: what they print and leave, several tasks at once, sweeps, chat templates, sampling, real datasets."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evalengine import CONTRACT_VERSION
+from evalengine.records.digest import run_digest
+from tests.e2e.command import Run, call, check_output, finish, finished, runs, start
+
+FILES = (
+    "config.yaml",
+    "manifest.json",
+    "results_*.json",
+    "samples_arithmetic_*.jsonl",
+    "records.parquet",
+    "digest.txt",
+)
+
+
+def test_the_command_and_its_folder(tmp_path: Path) -> None:
+    done = finish(start("limit=2", f"output_dir={tmp_path}", "engine.device=cpu", "progress=false"))
+    assert (done.code, done.err) == (0, "")
+    (run,) = runs(tmp_path)
+    check_output(done, run)
+    table = [line.split() for line in done.out.splitlines() if "exact_match" in line]
+    shown = ["arithmetic", "1.0", "strict-match", "0", "exact_match", "↑"]
+    assert [row[: len(shown)] for row in table] == [shown]
+    assert f"{float(table[0][len(shown)]):.4f}" == f"{run.results['arithmetic']['exact_match,strict-match']:.4f}"
+    assert "Traceback" not in done.out and len(done.out.splitlines()) < 12
+    for pattern in FILES:
+        assert len(list(run.folder.glob(pattern))) == 1, pattern
+    assert len(list(run.folder.iterdir())) == len(FILES), "nothing else: no journal, lock or scratch file"
+    assert run.folder.name.startswith("arithmetic-tinymath-")
+
+
+def test_progress_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("evalengine.harness.progress.LINE_SECONDS", 0.0)
+    done = call("limit=2", f"output_dir={tmp_path}", "engine.device=cpu", "engine.max_num_seqs=1")
+    assert re.search(r"^arithmetic: 1/2 requests, [\d,]+ tokens/s, \d+ s left$", done.err, re.MULTILINE)
+    assert "1/2 requests" not in done.out
+
+
+def test_the_digest_is_that_of_the_records(reference: Run) -> None:
+    records = reference.records
+    assert run_digest(records) == reference.digest == reference.manifest["digest"]
+    bits = records[0].logprobs.view(np.int32) ^ np.eye(1, len(records[0].logprobs), dtype=np.int32)[0]
+    records[0] = replace(records[0], logprobs=bits.view(np.float32))  # the last bit of one logprob
+    assert run_digest(records) != reference.digest
+
+
+def test_the_files_agree(reference: Run) -> None:
+    records, manifest, samples = reference.records, reference.manifest, reference.samples("arithmetic")
+    assert [sample["resps"] for sample in samples] == [[[record.text]] for record in records]
+    scores = [sample["exact_match"] for sample in samples]
+    assert reference.results["arithmetic"]["exact_match,strict-match"] == sum(scores) / len(scores)
+    assert 0 < sum(scores) < len(scores)
+    assert manifest["counts"] == {
+        "documents": len(records),
+        "requests": len(records),
+        "resumed_requests": 0,
+        "truncated_prompts": 0,
+        "prompt_tokens": sum(len(record.prompt_ids) for record in records),
+        "output_tokens": sum(len(record.output_ids) for record in records),
+    }
+    assert manifest["contract_version"] == CONTRACT_VERSION and manifest["numerics"] == "exact"
+    assert reference.folder.name.endswith(manifest["run_id"])
+    assert all(record.logprobs.max() <= 0 and record.is_greedy for record in records)
+
+
+def test_a_sweep_is_a_run_a_value(tmp_path: Path) -> None:
+    done = call("-m", "engine.max_num_seqs=1,8", "limit=2", "engine.device=cpu", f"output_dir={tmp_path}")
+    assert done.code == 0, done.err
+    first, second = runs(tmp_path)
+    assert first.digest == second.digest
+    assert done.out.count(f"digest: {first.digest}\n") == 2
+    assert "[1/2] engine.max_num_seqs=1\n" in done.err and "[2/2] engine.max_num_seqs=8\n" in done.err
+    assert {run.manifest["engine"]["max_num_seqs"] for run in (first, second)} == {1, 8}
+
+
+def test_the_chat_template_changes_the_prompts(reference: Run, tmp_path: Path) -> None:
+    run = finished(tmp_path, "limit=2", "apply_chat_template=true", "system_instruction=Be brief.")
+    plain, chat = reference.samples("arithmetic")[0], run.samples("arithmetic")[0]
+    (asked,), (templated,) = ([sample["arguments"]["gen_args_0"]["arg_0"]] for sample in (plain, chat))
+    assert asked != templated and asked in templated and "Be brief." in templated
+    assert run.records[0].prompt_ids != reference.records[0].prompt_ids
+
+
+def test_samples_depend_on_the_seed_and_not_on_the_schedule(tmp_path: Path) -> None:
+    settings = ("limit=3", "task.generation.temperature=0.7", "task.generation.repeats=2")
+    one = finished(tmp_path / "one", *settings, "seed=1")
+    same = finished(tmp_path / "same", *settings, "seed=1", "engine.max_num_seqs=2", "engine.block_size=16")
+    other = finished(tmp_path / "other", *settings, "seed=2")
+    assert one.digest == same.digest != other.digest
+    texts = [record.text for record in one.records]
+    assert [record.key[1:] for record in one.records] == [(doc, 0, sample) for doc in range(3) for sample in range(2)]
+    assert any(a != b for a, b in zip(texts[::2], texts[1::2], strict=True)), "repeats draw their own noise"
+    assert not all(record.is_greedy for record in one.records)
+
+
+def test_long_prompts_are_cut_counted_and_told(tmp_path: Path) -> None:
+    settings = ("limit=2", "engine.max_model_len=64", "task.generation.max_gen_toks=40")
+    done = call(f"output_dir={tmp_path}", "engine.device=cpu", *settings)
+    assert done.code == 0, done.err
+    (run,) = runs(tmp_path)
+    assert run.manifest["counts"]["truncated_prompts"] == 2
+    assert "2 prompts were cut from the left to fit max_model_len" in done.out
+    assert all(record.truncated > 0 and len(record.prompt_ids) == 64 - 40 for record in run.records)
+
+
+def test_two_tasks_share_a_folder(data_dir: Path, tmp_path: Path) -> None:
+    run = finished(tmp_path, "task=[arithmetic,arc_easy]", f"data_dir={data_dir}", "limit=2")
+    assert run.folder.name.startswith("arithmetic+arc_easy-tinymath-")
+    assert list(run.results) == ["arithmetic", "arc_easy"]
+    assert len(run.samples("arithmetic")) == len(run.samples("arc_easy")) == 2
+    alone = finished(tmp_path / "alone", "task=arc_easy", f"data_dir={data_dir}", "limit=2")
+    assert alone.digest == run.manifest["task_digests"]["arc_easy"], "what runs beside a task changes none of its bits"
+
+
+@pytest.mark.parametrize("task", ["arc_easy", "arc_challenge", "hellaswag"])
+def test_multiple_choice(task: str, data_dir: Path, tmp_path: Path) -> None:
+    """acc from the records' logprobs, by hand."""
+    run = finished(tmp_path, f"task={task}", f"data_dir={data_dir}", "limit=2")
+    right = {"acc": 0, "acc_norm": 0}
+    for sample in run.samples(task):
+        choices = sample["doc"]["choices"] if task == "hellaswag" else sample["doc"]["choices"]["text"]
+        records = [record for record in run.records if record.doc_id == sample["doc_id"]]
+        assert [record.request_index for record in records] == list(range(len(choices)))
+        sums = [math.fsum(record.logprobs.tolist()) for record in records]
+        normed = [value / len(choice) for value, choice in zip(sums, choices, strict=True)]
+        right["acc"] += sums.index(max(sums)) == int(sample["target"])
+        right["acc_norm"] += normed.index(max(normed)) == int(sample["target"])
+        assert [float(response[0][0]) for response in sample["resps"]] == sums
+    assert {name: run.results[task][f"{name},none"] for name in right} == {name: n / 2 for name, n in right.items()}
+
+
+def test_wikitext(data_dir: Path, tmp_path: Path) -> None:
+    """The three metrics from the records' logprobs, by hand; a page longer than the context is scored in windows."""
+    run = finished(tmp_path, "task=wikitext", f"data_dir={data_dir}", "limit=1", "engine.max_model_len=512")
+    (sample,), records, results = run.samples("wikitext"), run.records, run.results["wikitext"]
+    page = sample["doc"]["page"]
+    nats = -math.fsum(value for record in records for value in record.logprobs.tolist())
+    words, size = len(re.split(r"\s+", page)), len(page.encode())
+    assert len(records) > 1 and all(len(record.output_ids) == 512 for record in records[:-1])
+    assert results["bits_per_byte,none"] == pytest.approx(nats / size / math.log(2), rel=1e-12)
+    assert results["byte_perplexity,none"] == pytest.approx(math.exp(nats / size), rel=1e-12)
+    assert results["word_perplexity,none"] == pytest.approx(math.exp(nats / words), rel=1e-12)
+    assert results["word_perplexity_stderr,none"] == "N/A"
+
+
+def test_gsm8k(data_dir: Path, tmp_path: Path) -> None:
+    settings = ("task=gsm8k", "limit=2", "task.num_fewshot=1", "task.generation.max_gen_toks=24")
+    run = finished(tmp_path, f"data_dir={data_dir}", *settings)
+    results = run.results["gsm8k"]
+    assert [key for key in results if "," in key] == [
+        f"exact_match{part},{name}" for name in ("strict-match", "flexible-extract") for part in ("", "_stderr")
+    ]
+    rows = run.samples("gsm8k")
+    assert [(row["doc_id"], row["filter"]) for row in rows] == [
+        (doc, name) for name in ("strict-match", "flexible-extract") for doc in range(2)
+    ]
+    assert all(row["arguments"]["gen_args_0"]["arg_0"].count("Question: ") == 2 for row in rows)
+    assert all(len(record.output_ids) <= 24 for record in run.records)
+    datasets = run.manifest["identity"]["datasets"]["gsm8k"]
+    assert len(datasets["sha256"]) == len(datasets["fewshot_sha256"]) == 64
