@@ -227,4 +227,3 @@ def _freeze(kind: Any, data: Any) -> Any:
         return data
     hints = get_type_hints(kind)
     return kind(**{name: _freeze(hints[name], value) for name, value in data.items()})  # type: ignore[operator]
-

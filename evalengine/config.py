@@ -175,6 +175,8 @@ def _run_problems(config: Config) -> Iterator[str]:
         yield f"resume={config.resume}: must be auto, never, or an existing run folder"
     if config.data_dir is not None and not Path(config.data_dir).is_dir():
         yield f"data_dir={config.data_dir}: no such folder"
+    if not config.output_dir:
+        yield "output_dir: names no folder; results is the default"
     if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
         yield f"output_dir={config.output_dir}: exists and is not a folder"
 

@@ -161,11 +161,17 @@ def _read_folder(folder: Path, split: str, read_text: TextReader) -> list[Row]:
 def _through_datasets(path: Path, builder: str, **arguments: Any) -> list[Row]:
     import datasets
 
-    with tempfile.TemporaryDirectory() as cache:  # rows are copied out: leave nothing behind, trust no stale cache
+    bars = datasets.is_progress_bar_enabled()
+    # rows are copied out: leave nothing behind, trust no stale cache
+    with tempfile.TemporaryDirectory() as cache:
         try:
+            datasets.disable_progress_bars()  # reading a local file is no progress to watch
             return list(datasets.load_dataset(builder, cache_dir=cache, **arguments))
         except Exception as error:  # whatever the format's parser raises
             raise ConfigError(f"{path} cannot be read: {error.__cause__ or error}") from error
+        finally:
+            if bars:
+                datasets.enable_progress_bars()
 
 
 def _read_hub(config: DatasetConfig, split: str, data_dir: str | None, evaluated: bool) -> Rows:

@@ -28,6 +28,11 @@ def plan_pool(
     Raises: ConfigError if one sequence of `max_model_len` tokens would not fit; it names the cures.
     """
     block_size = DEFAULT_BLOCK_SIZE if config.block_size == "auto" else int(config.block_size)
+    if block_size > max(max_model_len, 256):
+        raise ConfigError(
+            f"engine.block_size={block_size}: a page longer than any sequence (max_model_len={max_model_len}) only "
+            "wastes memory; leave it at auto, or take 16 to 256"
+        )
     needed = -(-max_model_len // block_size)
     if config.num_kv_blocks is not None:
         return Pool(config.num_kv_blocks, block_size)

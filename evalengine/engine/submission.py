@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 MAX_LISTED = 10
 
 
-def check_requests(requests: SequenceOf[Request], llm: LLM) -> None:
+def check_requests(
+    requests: SequenceOf[Request], llm: LLM, name: Callable[[Request], str] = lambda r: f"request {r.request_id}"
+) -> None:
     """Raises ConfigError naming every request that can never run, before any does."""
     problems = []
     if len({r.request_id for r in requests}) != len(requests):
@@ -23,7 +26,7 @@ def check_requests(requests: SequenceOf[Request], llm: LLM) -> None:
     for request in requests:
         problem = _problem(request, llm)
         if problem:
-            problems.append(f"request {request.request_id}: {problem}")
+            problems.append(f"{name(request)}: {problem}")
     if len(problems) > MAX_LISTED:
         problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
     if problems:
@@ -51,7 +54,10 @@ def _problem(request: Request, llm: LLM) -> str | None:
         return f"token ids must lie in 0 ... {llm.spec.vocab_size - 1} (the tokenizer may not belong to the model)"
     pages = -(-longest // llm.block_size)
     if pages > llm.num_kv_blocks:
-        return f"{longest} tokens need {pages} KV pages of {llm.block_size}; engine.num_kv_blocks={llm.num_kv_blocks}"
+        return (
+            f"{longest} tokens need {pages} KV pages of {llm.block_size} tokens, the pool has {llm.num_kv_blocks}; "
+            "raise engine.num_kv_blocks, or leave it null"
+        )
     return None
 
 

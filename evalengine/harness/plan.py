@@ -75,7 +75,8 @@ def build_plan(config: Config, tasks: list[Task], llm: LLM) -> Plan:
     builder = RequestBuilder(llm.tokenizer, llm.max_model_len, config.seed, config.long_prompts)
     instances = chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans)
     requests = builder.build(instances)
-    check_requests([item.request for item in requests], llm)
+    names = {item.request.request_id: f"{item.key[0]}, document {item.key[1]}" for item in requests}
+    check_requests([item.request for item in requests], llm, lambda request: names[request.request_id])
     return Plan(plans, requests)
 
 

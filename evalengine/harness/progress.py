@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from evalengine.engine.llm import EngineStats
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
+ETA_SHARE = 0.05  # of the requests done before an estimate is shown
 
 
 class RunProgress:
@@ -59,6 +60,8 @@ class RunProgress:
         if self._enabled and not self._console.is_terminal and now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             new = self._done - self._first
-            left = f", {(now - self._started) / new * (self._total - self._done):.0f} s left" if new else ""
+            # a large batch finishes its requests late: an estimate from the first few would be wild
+            known = new >= ETA_SHARE * (self._total - self._first)
+            left = f", {(now - self._started) / new * (self._total - self._done):.0f} s left" if known else ""
             line = f"{self._label}: {self._done}/{self._total} requests, {rate} tokens/s{left}"
             print(line, file=sys.stderr, flush=True)

@@ -47,7 +47,12 @@ def message(done: Outcome, output_dir: Path, code: int) -> str:
         (["engine.max_model_len=1000000"], ["engine.max_model_len=1000000: must lie in 2 ... "]),
         (["engine.max_model_len=100"], ["max_gen_toks=160 leaves no room", "engine.max_model_len=100; lower"]),
         (["engine.max_model_len=170", "long_prompts=error"], ["10 fit", "set long_prompts=truncate", "document 0"]),
-        (["engine.num_kv_blocks=1", "engine.block_size=16"], ["KV pages of 16; engine.num_kv_blocks=1"]),
+        (["engine.block_size=1000000"], ["engine.block_size=1000000", "max_model_len=1024"]),
+        (["output_dir="], ["output_dir: names no folder"]),
+        (
+            ["engine.num_kv_blocks=1", "engine.block_size=16"],
+            ["arithmetic, document 0: ", "KV pages of 16 tokens", "raise engine.num_kv_blocks"],
+        ),
         (["task.num_fewshot=100000"], ["num_fewshot=100000"]),
         (["task.dataset.path=no/such/rows.jsonl"], ["task.dataset.path=no/such/rows.jsonl does not exist"]),
         (["task.generation.repeats=2"], ["generation.repeats=2: at temperature 0", "set a temperature"]),

@@ -147,7 +147,7 @@ def test_refusals_come_before_anything_runs_and_all_at_once(make_llm):
         "max_model_len=64",
         "request 2: token ids",
         "request 3",
-        "num_kv_blocks=2",
+        "the pool has 2",
     ):
         assert part in text
     assert llm.stats.num_steps == 0

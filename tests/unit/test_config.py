@@ -92,7 +92,9 @@ def test_a_dataset_given_drops_the_shipped_ones_configuration_and_commit(where: 
     given = compose("task=[gsm8k,arc_easy]", f"{where}.dataset.path=other/rows").tasks
     assert given["gsm8k"].dataset == replace(shipped, path="other/rows", name=None, revision=None)
     assert (given["arc_easy"].dataset.revision is None) == (where == "task")
-    both = compose("task=gsm8k", f"{where}.dataset.path=other/rows", f"{where}.dataset.revision=v2", "task.dataset.name=x")
+    both = compose(
+        "task=gsm8k", f"{where}.dataset.path=other/rows", f"{where}.dataset.revision=v2", "task.dataset.name=x"
+    )
     assert both.tasks["gsm8k"].dataset == replace(shipped, path="other/rows", name="x", revision="v2")
 
 

@@ -35,9 +35,7 @@ def config(*overrides: str) -> Config:
 def record(doc: int, output: list[int], logprobs: np.ndarray, **more: Any) -> RequestRecord:
     prompt = list(range(doc))
     fields = {"text": "tëxt\n\0", "finish_reason": "stop", "truncated": doc, "is_greedy": doc % 2 == 0, **more}
-    return RequestRecord(
-        "t/ask", doc, 0, 0, "generate_until", prompt, ids_sha256(prompt), output, logprobs, **fields
-    )
+    return RequestRecord("t/ask", doc, 0, 0, "generate_until", prompt, ids_sha256(prompt), output, logprobs, **fields)
 
 
 # -- records.parquet -------------------------------------------------------------------------------------------------
