@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from itertools import islice
 from pathlib import Path
@@ -9,6 +10,8 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from evalengine.assets import train_tinymath
@@ -155,3 +158,25 @@ def test_the_checkpoints_nearest_the_target_are_kept(tmp_path: Path) -> None:
         kept.offer(Weights(), step, score)
     assert kept.best() == (3, 0.8)  # as near as 0.7, and later
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002.safetensors", "step-000003.safetensors"]
+
+
+def test_weights_are_the_recorded_ones_and_small() -> None:
+    weights = ASSETS / "model.safetensors"
+    recorded, name = (ASSETS / "model.safetensors.sha256").read_text(encoding="utf-8").split()
+    assert name == weights.name and hashlib.sha256(weights.read_bytes()).hexdigest() == recorded
+    assert weights.stat().st_size < 8_000_000
+    with safe_open(weights, "pt") as tensors:
+        names = list(tensors.keys())
+        assert {tensors.get_tensor(n).dtype for n in names} == {torch.bfloat16}
+        count = sum(tensors.get_tensor(n).numel() for n in names)
+    assert "lm_head.weight" not in names  # tied
+    assert count == 3_214_720
+
+
+def test_weights_answer_a_word_problem(tokenizer) -> None:
+    """In transformers, without our engine: the model is a model."""
+    model = AutoModelForCausalLM.from_pretrained(ASSETS, dtype=torch.float32).eval()
+    question = "A hall has 9 rows with 20 seats each. On Friday 63 seats are empty. How many seats are taken?"
+    ids = tokenizer(f"Question: {question}\nAnswer:", return_tensors="pt")
+    text = tokenizer.decode(model.generate(**ids, max_new_tokens=60, do_sample=False)[0])
+    assert "#### 117" in text
