@@ -34,10 +34,17 @@ def plan_pool(
             "wastes memory; leave it at auto, or take 16 to 256"
         )
     needed = -(-max_model_len // block_size)
-    if config.num_kv_blocks is not None:
-        return Pool(config.num_kv_blocks, block_size)
     block_bytes = 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    budget = int(_free_bytes(device) * config.kv_cache_memory_fraction)
+    free = _free_bytes(device)
+    if config.num_kv_blocks is not None:
+        if config.num_kv_blocks * block_bytes > free:
+            raise ConfigError(
+                f"engine.num_kv_blocks={config.num_kv_blocks}: that pool takes "
+                f"{config.num_kv_blocks * block_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; "
+                f"at most {free // block_bytes} fit"
+            )
+        return Pool(config.num_kv_blocks, block_size)
+    budget = int(free * config.kv_cache_memory_fraction)
     if device.type == "cpu":
         budget = min(budget, CPU_POOL_BYTES)
     num_blocks = min(budget // block_bytes, needed * config.max_num_seqs)

@@ -161,6 +161,8 @@ def test_bad_settings_are_listed_together(small_checkpoint):
     with pytest.raises(ConfigError) as caught:
         LLM(small_checkpoint, max_num_seqs=0, dtype="int8")
     assert "engine.max_num_seqs=0" in str(caught.value) and "engine.dtype=int8" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"num_kv_blocks=1000000000: that pool takes .* at most \d+ fit"):
+        LLM(small_checkpoint, num_kv_blocks=10**9)
     with pytest.raises(ConfigError, match="max_model_len=4096"):
         LLM(small_checkpoint, max_model_len=4096)
     with pytest.raises(ConfigError) as caught:
