@@ -6,11 +6,11 @@ from typing import Any
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids, with the special tokens that the tokenizer adds by default, unless the text begins with BOS itself
-    (a chat template writes it)."""
+    """Token ids, with the special tokens that the tokenizer adds by default, unless the text begins with BOS itself (a
+    chat template writes it). Of any length: `verbose=False` spares a warning about prompts that are cut afterwards."""
     bos = tokenizer.bos_token
     add_special_tokens = not (bos and text.startswith(bos))
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
     return ids
 
 
@@ -22,7 +22,7 @@ def encode_pair(tokenizer: Any, context: str, continuation: str) -> tuple[list[i
     """
     if not context:
         prefix = prefix_token_id(tokenizer)
-        ids = tokenizer.encode(continuation, add_special_tokens=False)
+        ids = tokenizer.encode(continuation, add_special_tokens=False, verbose=False)
         return ([prefix], ids[1:]) if ids[:1] == [prefix] else ([prefix], ids)
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation

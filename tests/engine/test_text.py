@@ -1,0 +1,87 @@
+"""Tokenisation rules, windows and stop strings, on the bundled tokenizer."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from evalengine.engine.detokenizer import Detokenizer
+from evalengine.engine.request import SamplingParams
+from evalengine.engine.rolling import rolling_windows
+from evalengine.engine.text import encode, encode_pair, prefix_token_id
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(str(files("evalengine.assets") / "tinymath"))
+
+
+def test_whitespace_at_the_end_of_a_context_goes_to_the_continuation(tokenizer: Any) -> None:
+    assert encode_pair(tokenizer, "Answer: ", "7 apples") == encode_pair(tokenizer, "Answer:", " 7 apples")
+
+
+def test_an_empty_context_is_the_prefix_token(tokenizer: Any) -> None:
+    context, continuation = encode_pair(tokenizer, "", "7 apples")
+    assert context == [prefix_token_id(tokenizer)] and continuation == encode(tokenizer, "7 apples")
+    again = encode_pair(tokenizer, "", tokenizer.eos_token + "7 apples")
+    assert again == (context, continuation)  # the text's own prefix token is the context
+
+
+def test_a_text_that_begins_with_bos_gets_no_second_one(tokenizer: Any) -> None:
+    class WithBos:
+        bos_token, bos_token_id = "<|im_start|>", 1
+
+        def encode(self, text: str, add_special_tokens: bool, verbose: bool) -> list[int]:
+            return [1] * add_special_tokens + tokenizer.encode(text, add_special_tokens=False)
+
+    assert encode(WithBos(), "hello")[0] == 1
+    assert encode(WithBos(), "<|im_start|>hello") == [1, *tokenizer.encode("hello")]
+
+
+@given(length=st.integers(0, 90), window=st.integers(2, 20))
+def test_windows_score_every_token_once_with_as_much_context_as_fits(length: int, window: int) -> None:
+    text = list(range(1000, 1000 + length))
+    windows = rolling_windows(text, 0, window)
+    assert [t for _, continuation in windows for t in continuation] == text
+    seen: list[int] = [0]
+    for number, (context, continuation) in enumerate(windows):
+        assert context == seen[-len(context) :]  # what stands right before
+        fed = len(context) + len(continuation) - 1
+        assert fed <= window
+        assert number == 0 or fed == window  # the last window too keeps a full-size context
+        seen += continuation
+
+
+def stopped_at(tokenizer: Any, ids: list[int], *stop: str) -> int | None:
+    """How many tokens were taken when a stop string was complete."""
+    detokenizer = Detokenizer(tokenizer, SamplingParams(stop=stop))
+    return next((i + 1 for i, token in enumerate(ids) if detokenizer.stops_at(token)), None)
+
+
+def test_a_stop_string_over_several_tokens_is_found_when_it_is_complete(tokenizer: Any) -> None:
+    ids = tokenizer.encode("3 apples and 17 pears\n\nQuestion: next")
+    for stop in ("apples and 17", "\n\n", "Question:", "s\n\nQ", "7"):
+        taken = stopped_at(tokenizer, ids, stop)
+        assert taken is not None
+        assert stop in tokenizer.decode(ids[:taken]) and stop not in tokenizer.decode(ids[: taken - 1])
+        text = Detokenizer(tokenizer, SamplingParams(stop=(stop,))).text(ids[:taken])
+        assert text == tokenizer.decode(ids).split(stop)[0]
+    assert stopped_at(tokenizer, ids, "oranges") is None
+
+
+def test_a_character_cut_between_tokens_is_matched_whole(tokenizer: Any) -> None:
+    ids = tokenizer.encode("a 苹果 b")
+    assert len(ids) > 6  # bytes
+    taken = stopped_at(tokenizer, ids, "果")
+    assert taken is not None and tokenizer.decode(ids[:taken]).endswith("果")
+
+
+def test_a_special_token_stops_by_id_and_does_not_show(tokenizer: Any) -> None:
+    ids = [*tokenizer.encode("58 flowers"), tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    assert stopped_at(tokenizer, ids, "<|im_end|>") == len(ids)
+    assert Detokenizer(tokenizer, SamplingParams(stop=("<|im_end|>",))).text(ids) == "58 flowers"
