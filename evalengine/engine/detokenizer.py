@@ -22,9 +22,9 @@ class Detokenizer:
         self._longest = max((len(s) for s in params.stop), default=0)
         self._stream = DecodeStream(skip_special_tokens=True)
         self._tail = ""
-        special = set(tokenizer.all_special_ids)
-        ids = (tokenizer.convert_tokens_to_ids(s) for s in params.stop)
-        self._stop_ids = frozenset(i for i in ids if i in special)
+        # the added tokens' own flag: all_special_ids holds only those with a role (bos, eos, ...)
+        special = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        self._stop_ids = frozenset(special[s] for s in params.stop if s in special)
 
     def stops_at(self, token_id: int) -> bool:
         """Takes the next token; True if it completes a stop string."""

@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
-from evalengine.config import EngineConfig, ModelConfig, engine_problems, resolve_numerics
+from evalengine.config import EngineConfig, ModelConfig
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
-from evalengine.engine.memory import plan_pool
+from evalengine.engine.memory import plan_num_kv_blocks
 from evalengine.engine.model_runner import ModelRunner, PositionResult
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.engine.rolling import rolling_windows
 from evalengine.engine.scheduler import Schedule, Scheduler
 from evalengine.engine.sequence import Sequence
+from evalengine.engine.settings import resolve_settings
 from evalengine.engine.submission import check_requests, to_sequences
 from evalengine.engine.text import encode, encode_pair, prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
@@ -66,26 +67,31 @@ class LLM:
         **settings: Any,
     ) -> None:
         self.config = _engine_config(engine, settings)
-        self.device = _device(self.config.device)
-        self.numerics = resolve_numerics(batch_invariant, numerics, self.device.type)
         if isinstance(model, str):
             model = ModelConfig(name=model, path=model)
         self.checkpoint = resolve_checkpoint(model) if isinstance(model, ModelConfig) else model
         self.spec = self.checkpoint.spec
         self.tokenizer = self.checkpoint.tokenizer
-        self.max_model_len = _max_model_len(self.config, self.spec.max_position_embeddings)
-        self.dtype = self.spec.dtype if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
-        self._num_threads_before = torch.get_num_threads()
-        self.num_threads = self.config.num_threads or self._num_threads_before
-        torch.set_num_threads(self.num_threads)
-        ops = create_ops(self.numerics, self.dtype, self.device)
-        loaded = load_model(self.checkpoint, ops, self.max_model_len)
-        pool = plan_pool(self.config, self.spec, self.dtype, self.device, self.max_model_len)
-        self.block_size, self.num_kv_blocks = pool.block_size, pool.num_blocks
-        self.runner: ModelRunner | None = ModelRunner(loaded, self.spec, ops, pool.num_blocks, pool.block_size)
-        self.block_manager = BlockManager(pool.num_blocks, pool.block_size, self.config.enable_prefix_caching)
-        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        self.settings = resolve_settings(self.config, batch_invariant, numerics, self.spec)
+        self.runner: ModelRunner | None = None
         self.stats = EngineStats()
+        self._num_threads_before = torch.get_num_threads()
+        torch.set_num_threads(self.settings.num_threads)
+        try:
+            self._load()
+        except BaseException:
+            torch.set_num_threads(self._num_threads_before)
+            raise
+
+    def _load(self) -> None:
+        """Weights, then a KV pool in what memory they leave."""
+        settings = self.settings
+        ops = create_ops(settings.numerics, settings.dtype, settings.device)
+        model = load_model(self.checkpoint, ops, settings.max_model_len)
+        self.num_kv_blocks = plan_num_kv_blocks(self.config, self.spec, settings)
+        self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
+        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        self.runner = ModelRunner(model, self.spec, ops, self.num_kv_blocks, settings.block_size)
 
     # -- what users call ---------------------------------------------------------------------------------------------
 
@@ -127,7 +133,7 @@ class LLM:
         requests: list[ScoreRequest] = []
         owners: list[int] = []
         for i, text in enumerate(texts):
-            for context, continuation in rolling_windows(self._ids(text), prefix, self.max_model_len):
+            for context, continuation in rolling_windows(self._ids(text), prefix, self.settings.max_model_len):
                 requests.append(ScoreRequest(len(requests), context, continuation))
                 owners.append(i)
         outputs: list[list[RequestOutput]] = [[] for _ in texts]
@@ -142,6 +148,8 @@ class LLM:
 
         `on_step` is called after every step (progress). Leaving the iterator early takes back what is unfinished.
         """
+        if self.scheduler.has_work:
+            raise EvalEngineError("this LLM is running other requests: finish or close their iterator first")
         batch = list(requests)
         check_requests(batch, self)
         for seq in to_sequences(batch, share_contexts=self.config.enable_prefix_caching):
@@ -161,8 +169,9 @@ class LLM:
         """Gives back the weights, the KV pool and the thread setting. Idempotent."""
         if self.runner is not None:
             self.runner = None
+            self.scheduler.abort()
             torch.set_num_threads(self._num_threads_before)
-            if self.device.type == "cuda":
+            if self.settings.device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def __enter__(self) -> LLM:
@@ -225,7 +234,7 @@ class LLM:
         if hit_stop or (token in stop_ids and not params.ignore_eos):
             seq.finish_reason = "stop"
             return True
-        return len(seq.logprobs) == params.max_tokens or seq.num_tokens == self.max_model_len
+        return len(seq.logprobs) == params.max_tokens or seq.num_tokens == self.settings.max_model_len
 
     def _count(self, schedule: Schedule, seconds: float) -> None:
         self.stats.num_steps += 1
@@ -267,25 +276,4 @@ def _engine_config(engine: EngineConfig | None, settings: dict[str, Any]) -> Eng
         raise ConfigError(f"unknown engine settings {', '.join(unknown)}; known ones: {', '.join(sorted(known))}")
     if engine is not None and settings:
         raise ConfigError("give either engine=EngineConfig(...) or its fields as keyword arguments, not both")
-    config = engine or EngineConfig(**settings)
-    if problems := list(engine_problems(config)):
-        raise ConfigError(problems)
-    return config
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"engine.device={name}: this machine has no usable CUDA device; use engine.device=cpu")
-    return torch.device(name)
-
-
-def _max_model_len(config: EngineConfig, limit: int) -> int:
-    if config.max_model_len is None:
-        return limit
-    if not 1 < config.max_model_len <= limit:
-        raise ConfigError(
-            f"engine.max_model_len={config.max_model_len}: must lie in 2 ... {limit}, the model's own limit"
-        )
-    return config.max_model_len
+    return engine or EngineConfig(**settings)

@@ -2,59 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from evalengine.config import EngineConfig
+from evalengine.engine.settings import Settings
 from evalengine.errors import ConfigError
 from evalengine.models.config import ModelSpec
 
 CPU_POOL_BYTES = 4 << 30  # at most, unless num_kv_blocks says otherwise: a CPU's memory is shared with everything else
-DEFAULT_BLOCK_SIZE = 64
 
 
-@dataclass(frozen=True)
-class Pool:
-    num_blocks: int
-    block_size: int
+def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
+    """The pages that the configuration asks for, or as many as can be useful within the memory fraction.
 
-
-def plan_pool(
-    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int
-) -> Pool:
-    """The pool that the settings ask for, or as large as can be useful within the memory fraction.
-
-    Raises: ConfigError if one sequence of `max_model_len` tokens would not fit; it names the cures.
+    Raises: ConfigError if they do not fit, or if one sequence of `max_model_len` tokens would not; it names the cures.
     """
-    block_size = DEFAULT_BLOCK_SIZE if config.block_size == "auto" else int(config.block_size)
-    if block_size > max(max_model_len, 256):
-        raise ConfigError(
-            f"engine.block_size={block_size}: a page longer than any sequence (max_model_len={max_model_len}) only "
-            "wastes memory; leave it at auto, or take 16 to 256"
-        )
-    needed = -(-max_model_len // block_size)
-    block_bytes = 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-    free = _free_bytes(device)
+    page = 2 * spec.num_layers * settings.block_size * spec.num_kv_heads * spec.head_dim * settings.dtype.itemsize
+    free = _free_bytes(settings.device)
     if config.num_kv_blocks is not None:
-        if config.num_kv_blocks * block_bytes > free:
+        if config.num_kv_blocks * page > free:
             raise ConfigError(
-                f"engine.num_kv_blocks={config.num_kv_blocks}: that pool takes "
-                f"{config.num_kv_blocks * block_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; "
-                f"at most {free // block_bytes} fit"
+                f"engine.num_kv_blocks={config.num_kv_blocks}: that pool takes {_gib(config.num_kv_blocks * page)}, "
+                f"{_gib(free)} are free; at most {free // page} fit"
             )
-        return Pool(config.num_kv_blocks, block_size)
+        return config.num_kv_blocks
     budget = int(free * config.kv_cache_memory_fraction)
-    if device.type == "cpu":
+    if settings.device.type == "cpu":
         budget = min(budget, CPU_POOL_BYTES)
-    num_blocks = min(budget // block_bytes, needed * config.max_num_seqs)
-    if num_blocks < needed:
+    one_sequence = -(-settings.max_model_len // settings.block_size)
+    num_blocks = min(budget // page, one_sequence * config.max_num_seqs)
+    if num_blocks < one_sequence:
         raise ConfigError(
-            f"engine.max_model_len={max_model_len}: one sequence needs {needed * block_bytes / 2**30:.1f} GiB of KV "
-            f"cache, and {budget / 2**30:.1f} GiB are to be had; lower engine.max_model_len or raise "
-            f"engine.kv_cache_memory_fraction (now {config.kv_cache_memory_fraction})"
+            f"engine.max_model_len={settings.max_model_len}: one sequence needs {_gib(one_sequence * page)} of KV "
+            f"cache, and {_gib(budget)} are to be had; lower engine.max_model_len, raise engine.kv_cache_memory_fraction (now "
+            f"{config.kv_cache_memory_fraction}) or set engine.num_kv_blocks"
         )
-    return Pool(num_blocks, block_size)
+    return num_blocks
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from evalengine.errors import ConfigError
 
 FinishReason = Literal["stop", "length"]
+MIN_TEMPERATURE = 1e-6  # its reciprocal times a logprob stays far inside float64; colder is greedy in all but name
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class SamplingParams:
         problems = []
         if self.max_tokens < 1:
             problems.append(f"max_tokens={self.max_tokens}: must be at least 1")
-        if self.temperature < 0:
-            problems.append(f"temperature={self.temperature}: must be 0 (greedy) or positive")
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
+            problems.append(
+                f"temperature={self.temperature}: must be 0 (greedy), or finite and at least {MIN_TEMPERATURE}"
+            )
         if self.top_k < 0:
             problems.append(f"top_k={self.top_k}: must be 0 (off) or positive")
         if not 0 < self.top_p <= 1:

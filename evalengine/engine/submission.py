@@ -34,11 +34,12 @@ def check_requests(
 
 
 def _problem(request: Request, llm: LLM) -> str | None:
+    limit, page = llm.settings.max_model_len, llm.settings.block_size
     if isinstance(request, GenerateRequest):
         ids, fed = request.prompt_ids, len(request.prompt_ids)
-        longest = min(fed + request.params.max_tokens - 1, llm.max_model_len)
-        if fed >= llm.max_model_len:
-            return f"the prompt has {fed} tokens, engine.max_model_len={llm.max_model_len} leaves no room for a new one"
+        longest = min(fed + request.params.max_tokens - 1, limit)
+        if fed >= limit:
+            return f"the prompt has {fed} tokens, engine.max_model_len={limit} leaves no room for a new one"
         if request.params.stop and llm.tokenizer is None:
             return "stop strings need a tokenizer, and this model has none (model.tokenizer)"
     else:
@@ -46,16 +47,16 @@ def _problem(request: Request, llm: LLM) -> str | None:
         longest = fed = len(ids) - 1
         if not request.context_ids or not request.continuation_ids:
             return "the context and the continuation need at least one token each"
-        if fed > llm.max_model_len:
-            return f"context and continuation have {fed + 1} tokens, engine.max_model_len={llm.max_model_len}"
+        if fed > limit:
+            return f"context and continuation have {fed + 1} tokens, engine.max_model_len={limit}"
     if not ids:
         return "the prompt is empty; give at least one token"
     if not 0 <= min(ids) <= max(ids) < llm.spec.vocab_size:
         return f"token ids must lie in 0 ... {llm.spec.vocab_size - 1} (the tokenizer may not belong to the model)"
-    pages = -(-longest // llm.block_size)
+    pages = -(-longest // page)
     if pages > llm.num_kv_blocks:
         return (
-            f"{longest} tokens need {pages} KV pages of {llm.block_size} tokens, the pool has {llm.num_kv_blocks}; "
+            f"{longest} tokens need {pages} KV pages of {page} tokens, the pool has {llm.num_kv_blocks}; "
             "raise engine.num_kv_blocks, or leave it null"
         )
     return None

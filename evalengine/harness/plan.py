@@ -13,6 +13,7 @@ from evalengine.config import Config
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import GenerateRequest
+from evalengine.engine.settings import settings_problems
 from evalengine.engine.submission import check_requests
 from evalengine.errors import ConfigError
 from evalengine.harness.requests import HarnessRequest, RequestBuilder
@@ -45,9 +46,9 @@ class Plan:
 
 
 def prepare(config: Config) -> tuple[Checkpoint, list[Task]]:
-    """Finds the model and reads the tasks' rows, before any weight is loaded.
+    """Finds the model, reads the tasks' rows and checks the engine's settings, before any weight is loaded.
 
-    Raises one ConfigError with everything that is wrong with either.
+    Raises one ConfigError with everything that is wrong with any of them.
     """
     problems: list[str] = []
     checkpoint = _collect(problems, lambda: resolve_checkpoint(config.model))
@@ -57,6 +58,8 @@ def prepare(config: Config) -> tuple[Checkpoint, list[Task]]:
         else None
     )
     tasks = [_collect(problems, lambda name=name: _loaded(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
+    spec = checkpoint.spec if checkpoint else None
+    problems.extend(settings_problems(config.engine, config.batch_invariant, config.numerics, spec))
     if checkpoint is not None and checkpoint.tokenizer is None:
         problems.append("model.tokenizer: this model has no tokenizer (load_format=dummy); name one to run tasks on it")
     if problems:
@@ -72,7 +75,7 @@ def build_plan(config: Config, tasks: list[Task], llm: LLM) -> Plan:
     refuse them too, but only once the run has a folder.
     """
     plans = [TaskPlan(task, task.instances(config.limit)) for task in tasks]
-    builder = RequestBuilder(llm.tokenizer, llm.max_model_len, config.seed, config.long_prompts)
+    builder = RequestBuilder(llm.tokenizer, llm.settings.max_model_len, config.seed, config.long_prompts)
     instances = chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans)
     requests = builder.build(instances)
     names = {item.request.request_id: f"{item.key[0]}, document {item.key[1]}" for item in requests}

@@ -93,8 +93,8 @@ def _identity_extra(config: Config, plan: Plan, llm: LLM) -> dict[str, Any]:
         "tokenizer": _tokenizer_sha256(llm.tokenizer),
         "datasets": {p.task.name: _rows_sha256(p.task.fingerprint(config.limit)) for p in plan.tasks},
         "prompts": plan.prompts_sha256(),
-        "numerics": llm.numerics,
-        "dtype": str(llm.dtype).removeprefix("torch."),
+        "numerics": llm.settings.numerics,
+        "dtype": str(llm.settings.dtype).removeprefix("torch."),
     }
 
 
@@ -129,7 +129,7 @@ def _write(
         tokenizer={"sha256": identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
         datasets={p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks},
         engine=_engine_facts(llm),
-        device=str(llm.device),
+        device=str(llm.settings.device),
         counts=_counts(plan, rows, ran),
         timings=timings,
         digest=digest,
@@ -159,13 +159,13 @@ def _model_facts(config: Config, llm: LLM, identity: Mapping[str, Any]) -> dict[
 def _engine_facts(llm: LLM) -> dict[str, Any]:
     """The settings as they were resolved, and what the scheduler did."""
     resolved = {
-        "numerics": llm.numerics,
-        "dtype": str(llm.dtype).removeprefix("torch."),
-        "device": str(llm.device),
-        "max_model_len": llm.max_model_len,
-        "block_size": llm.block_size,
+        "numerics": llm.settings.numerics,
+        "dtype": str(llm.settings.dtype).removeprefix("torch."),
+        "device": str(llm.settings.device),
+        "max_model_len": llm.settings.max_model_len,
+        "block_size": llm.settings.block_size,
         "num_kv_blocks": llm.num_kv_blocks,
-        "num_threads": llm.num_threads,
+        "num_threads": llm.settings.num_threads,
     }
     return {**asdict(llm.config), **resolved, "stats": asdict(llm.stats)}
 
@@ -188,12 +188,12 @@ def _model_info(config: Config, llm: LLM, identity: Mapping[str, Any]) -> ModelI
     return ModelInfo(
         name=config.model.name,
         path=llm.checkpoint.source,
-        dtype=str(llm.dtype),
+        dtype=str(llm.settings.dtype),
         revision=llm.checkpoint.revision,
         sha=identity["weights"],
         num_parameters=llm.spec.num_parameters,
-        max_length=llm.max_model_len,
-        device=str(llm.device),
+        max_length=llm.settings.max_model_len,
+        device=str(llm.settings.device),
         eot_token_id=tokenizer.eos_token_id,
         pad_token=(tokenizer.pad_token, tokenizer.pad_token_id),
         eos_token=(tokenizer.eos_token, tokenizer.eos_token_id),

@@ -168,6 +168,11 @@ def test_bad_settings_are_listed_together(small_checkpoint):
     with pytest.raises(ConfigError) as caught:
         SamplingParams(max_tokens=0, top_p=0.0, temperature=-1)
     assert all(part in str(caught.value) for part in ("max_tokens=0", "top_p=0.0", "temperature=-1"))
+    with pytest.raises(ConfigError, match="temperature=nan"):
+        SamplingParams(temperature=math.nan)
+    with pytest.raises(ConfigError) as caught:
+        LLM(small_checkpoint, batch_invariant=False, numerics="exact", device="cuda:99", max_model_len=4096)
+    assert len(caught.value.problems) == 3
 
 
 def test_a_non_finite_activation_fails_its_own_request_and_names_the_layer(llm):
@@ -195,6 +200,23 @@ def test_leaving_the_iterator_takes_everything_back(llm):
     assert not llm.scheduler.has_work
     llm.block_manager.check([])
     assert len(llm.generate(PROMPTS, SamplingParams(max_tokens=2))) == len(PROMPTS)
+
+
+def test_a_second_run_may_not_mix_with_an_unfinished_one(llm):
+    requests = [GenerateRequest(i, [i + 1, 2], SamplingParams(max_tokens=2 + i, ignore_eos=True)) for i in range(3)]
+    outputs = llm.run(requests)
+    next(outputs)
+    with pytest.raises(EvalEngineError, match="finish or close their iterator"):
+        llm.generate([[9]])
+    assert len(list(outputs)) == 2
+    assert len(llm.generate([[9]], SamplingParams(max_tokens=1))) == 1
+
+
+def test_a_failed_construction_puts_the_thread_setting_back(small_checkpoint):
+    before = torch.get_num_threads()
+    with pytest.raises(ConfigError):
+        LLM(small_checkpoint, num_threads=before + 1, num_kv_blocks=10**9)
+    assert torch.get_num_threads() == before
 
 
 def test_a_failed_step_leaves_no_page_behind_that_was_never_computed(llm, monkeypatch):

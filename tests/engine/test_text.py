@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.request import SamplingParams
@@ -79,6 +80,17 @@ def test_a_character_cut_between_tokens_is_matched_whole(tokenizer: Any) -> None
     assert len(ids) > 6  # bytes
     taken = stopped_at(tokenizer, ids, "果")
     assert taken is not None and tokenizer.decode(ids[:taken]).endswith("果")
+
+
+def test_an_added_special_token_without_a_role_stops_too() -> None:
+    """Llama 3's <|eot_id|> is one; and an unknown word, which the tokenizer maps to its unk id, must not stop."""
+    backend = Tokenizer.from_file(str(files("evalengine.assets") / "tinymath" / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken("<|eot|>", special=True)])
+    end = "<|endoftext|>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, unk_token=end)
+    ids = tokenizer.encode("58 flowers<|eot|> and")
+    assert stopped_at(tokenizer, ids, "<|eot|>") == ids.index(backend.token_to_id("<|eot|>")) + 1
+    assert stopped_at(tokenizer, [tokenizer.eos_token_id], "Question:") is None
 
 
 def test_a_special_token_stops_by_id_and_does_not_show(tokenizer: Any) -> None:
