@@ -34,8 +34,8 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
     if num_blocks < one_sequence:
         raise ConfigError(
             f"engine.max_model_len={settings.max_model_len}: one sequence needs {_gib(one_sequence * page)} of KV "
-            f"cache, and {_gib(budget)} are to be had; lower engine.max_model_len, raise engine.kv_cache_memory_fraction (now "
-            f"{config.kv_cache_memory_fraction}) or set engine.num_kv_blocks"
+            f"cache, and {_gib(budget)} are to be had; lower engine.max_model_len, raise "
+            f"engine.kv_cache_memory_fraction (now {config.kv_cache_memory_fraction}) or set engine.num_kv_blocks"
         )
     return num_blocks
 

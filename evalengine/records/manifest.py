@@ -119,11 +119,15 @@ def build_manifest(
 
 
 def code_version() -> dict[str, Any]:
-    """The package's version; and in a git checkout of it, the commit, and whether the tree differs from it."""
+    """The package's version; and in a git checkout of it, the commit, and whether the tree differs from it.
+
+    Where the code runs from a copy without its git folder, `EVALENGINE_COMMIT` says which commit it is a copy of.
+    """
     package = Path(evalengine.__file__).parent
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
-    commit = _git(package, "rev-parse", "HEAD") if tracked else None
-    status = _git(package, "status", "--porcelain") if commit else None
+    if not tracked:
+        return {"version": evalengine.__version__, "commit": os.environ.get("EVALENGINE_COMMIT"), "dirty": None}
+    commit, status = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
     return {"version": evalengine.__version__, "commit": commit, "dirty": None if status is None else bool(status)}
 
 

@@ -203,7 +203,19 @@ def test_code_version_ignores_a_checkout_that_is_not_ours(tmp_path: Path, monkey
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     monkeypatch.setattr("evalengine.__file__", str(tmp_path / "site" / "evalengine" / "__init__.py"))
     (tmp_path / "site" / "evalengine").mkdir(parents=True)
+    monkeypatch.delenv("EVALENGINE_COMMIT", raising=False)
     assert code_version()["commit"] is None
+    monkeypatch.setenv("EVALENGINE_COMMIT", "abc")  # a copy without its git folder
+    assert code_version()["commit"] == "abc"
+
+
+def test_a_checkout_knows_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALENGINE_COMMIT", "abc")
+    commit = code_version()["commit"]
+    in_checkout = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    assert commit == (in_checkout.stdout.strip() if in_checkout.returncode == 0 else "abc")
 
 
 def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
