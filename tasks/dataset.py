@@ -61,7 +61,8 @@ def load_rows(
     """
     local = local_source(config, split, data_dir, evaluated)
     if local is not None:
-        found = Rows(read_local(local, split, read_text), str(local))
+        bundled = config.path if config.path and local == _asset(config.path) else None
+        found = Rows(read_local(local, split, read_text), bundled or str(local))
     else:
         found = _read_hub(config, split, data_dir, evaluated)
     if not found.rows:
@@ -75,8 +76,8 @@ def local_source(config: DatasetConfig, split: str, data_dir: str | None, evalua
     if named is not None and Path(named).is_absolute():
         return _existing(Path(named), f"task.dataset.files.{split}")
     path = config.path or ""
-    if path.startswith("asset:"):
-        return Path(str(resources.files("evalengine") / "assets" / path.removeprefix("asset:")))
+    if asset := _asset(path):
+        return asset
     here = Path(path).expanduser()
     if path and (here.exists() or _looks_local(path)):
         _existing(here, "task.dataset.path")
@@ -93,6 +94,13 @@ def local_source(config: DatasetConfig, split: str, data_dir: str | None, evalua
             f"set task.dataset.files.{split} or task.fewshot_file to a file with exemplars, or task.num_fewshot=0"
         )
     return None
+
+
+def _asset(path: str) -> Path | None:
+    """The folder of `asset:<name>`, bundled with the package; None for any other path."""
+    if not path.startswith("asset:"):
+        return None
+    return Path(str(resources.files("evalengine") / "assets" / path.removeprefix("asset:")))
 
 
 def read_local(path: Path, split: str, read_text: TextReader) -> list[Row]:

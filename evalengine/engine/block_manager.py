@@ -38,7 +38,8 @@ class BlockManager:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))  # oldest first
         self.by_hash: dict[bytes, int] = {}
-        self.by_parent: defaultdict[bytes, dict[int, None]] = defaultdict(dict)  # pages that continue a prefix
+        # pages that continue a prefix, by its hash and their first token: a run of one token or more begins with it
+        self.continuing: defaultdict[tuple[bytes, int], dict[int, None]] = defaultdict(dict)
 
     @property
     def num_free_blocks(self) -> int:
@@ -67,11 +68,12 @@ class BlockManager:
         seq.num_computed_tokens = len(shared) * self.block_size
         copies = []
         if copy_from is not None:
-            destination = self._copy_target(copy_from, seq, num_copied)
-            if destination is not None:
-                seq.block_table.append(destination)
-                seq.num_computed_tokens += num_copied
-                copies.append((copy_from, destination))
+            # the source may be the very page that is handed out, and is then copied onto itself: still right
+            destination = self._allocate()
+            seq.block_table.append(destination)
+            seq.num_computed_tokens += num_copied
+            self._record_page(seq, len(shared), destination, seq.num_computed_tokens)
+            copies.append((copy_from, destination))
         seq.num_cached_tokens = seq.num_computed_tokens
         return copies
 
@@ -90,7 +92,9 @@ class BlockManager:
         """The step ran: the KV of tokens [start, end) is in the pool."""
         for index in range(start // self.block_size, self.blocks_for(end)):
             block = self.blocks[seq.block_table[index]]
-            block.num_computed = max(block.num_computed, min(end - index * self.block_size, self.block_size))
+            computed = min(end - index * self.block_size, self.block_size)
+            assert computed >= block.num_computed
+            block.num_computed = computed
         seq.num_computed_tokens = end
 
     def release(self, seq: Sequence) -> None:
@@ -124,23 +128,12 @@ class BlockManager:
         start = len(shared) * self.block_size
         rest = seq.token_ids[start : min(limit, start + self.block_size)]
         best, length = None, 0
-        for block_id in self.by_parent.get(parent, ()):
+        for block_id in self.continuing.get((parent, rest[0]), ()) if rest else ():
             block = self.blocks[block_id]
-            run = _common_run(block.token_ids[: block.num_computed], rest)
+            run = min(_common_run(block.token_ids, rest), block.num_computed)
             if run > length:
                 best, length = block_id, run
         return shared, best, length
-
-    def _copy_target(self, source: int, seq: Sequence, num_tokens: int) -> int | None:
-        """A fresh page for the first `num_tokens` tokens of `source`; None if only `source` itself is free."""
-        was_free = self.free.pop(source, 0) is None
-        destination = None
-        if self.free:
-            destination = self._allocate()
-            self._record_page(seq, len(seq.block_table), destination, seq.num_computed_tokens + num_tokens)
-        if was_free:
-            self.free[source] = None
-        return destination
 
     def _record(self, seq: Sequence, start: int, end: int) -> None:
         for index in range(start // self.block_size, self.blocks_for(end)):
@@ -152,7 +145,7 @@ class BlockManager:
         first = index * self.block_size
         block.parent = self._hash(seq, index - 1) if index else ROOT
         block.token_ids = seq.token_ids[first : min(end, first + self.block_size)]
-        self.by_parent[block.parent][block_id] = None
+        self.continuing[block.parent, block.token_ids[0]][block_id] = None
         if len(block.token_ids) == self.block_size:
             block.hash = self._hash(seq, index)
             self.by_hash.setdefault(block.hash, block_id)
@@ -176,13 +169,22 @@ class BlockManager:
     def _forget_uncomputed(self, block: Block) -> None:
         """A step that failed has left tokens recorded whose KV never came: nobody may find them."""
         if block.num_computed < len(block.token_ids):
-            block.token_ids = block.token_ids[: block.num_computed]
             self._unhash(block)
+            if block.num_computed == 0:
+                self._unlist(block)
+            block.token_ids = block.token_ids[: block.num_computed]
 
     def _unhash(self, block: Block) -> None:
         if block.hash is not None and self.by_hash.get(block.hash) == block.block_id:
             del self.by_hash[block.hash]
         block.hash = None
+
+    def _unlist(self, block: Block) -> None:
+        if block.token_ids:
+            key = (block.parent, block.token_ids[0])
+            del self.continuing[key][block.block_id]
+            if not self.continuing[key]:
+                del self.continuing[key]
 
     def _allocate(self) -> int:
         """The least recently freed page, forgotten and held."""
@@ -190,11 +192,7 @@ class BlockManager:
         block = self.blocks[block_id]
         assert block.ref_count == 0
         self._unhash(block)
-        siblings = self.by_parent.get(block.parent)
-        if siblings is not None:
-            siblings.pop(block_id, None)
-            if not siblings:
-                del self.by_parent[block.parent]
+        self._unlist(block)
         self.blocks[block_id] = Block(block_id, ref_count=1)
         return block_id
 
@@ -215,8 +213,9 @@ class BlockManager:
             assert block.ref_count or block.num_computed >= len(block.token_ids), block
         for digest, block_id in self.by_hash.items():
             assert self.blocks[block_id].hash == digest
-        for parent, children in self.by_parent.items():
-            assert children and all(self.blocks[b].parent == parent for b in children)
+        for (parent, first), pages in self.continuing.items():
+            assert pages
+            assert all(self.blocks[b].parent == parent and self.blocks[b].token_ids[0] == first for b in pages)
 
 
 def _common_run(a: list[int], b: list[int]) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class LLM:
         self.settings = resolve_settings(self.config, batch_invariant, numerics, self.spec)
         self.runner: ModelRunner | None = None
         self.stats = EngineStats()
+        self._running = False  # an iterator of run() is alive
         self._num_threads_before = torch.get_num_threads()
         torch.set_num_threads(self.settings.num_threads)
         try:
@@ -105,7 +107,7 @@ class LLM:
         Raises: ConfigError for requests that do not fit; EvalEngineError if one failed (non-finite activations).
         """
         batch = _prompt_list(prompts)
-        params = sampling_params or SamplingParams()
+        params = SamplingParams() if sampling_params is None else sampling_params
         each = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(batch):
             raise ConfigError(f"sampling_params: {len(each)} given for {len(batch)} prompts; give one, or one each")
@@ -148,15 +150,16 @@ class LLM:
 
         `on_step` is called after every step (progress). Leaving the iterator early takes back what is unfinished.
         """
-        if self.scheduler.has_work:
+        if self._running:
             raise EvalEngineError("this LLM is running other requests: finish or close their iterator first")
         batch = list(requests)
         check_requests(batch, self)
-        for seq in to_sequences(batch, share_contexts=self.config.enable_prefix_caching):
-            if seq.request is not None and self.tokenizer is not None:
-                seq.detokenizer = Detokenizer(self.tokenizer, seq.request.params)
-            self.scheduler.add(seq)
+        self._running = True
         try:
+            for seq in to_sequences(batch, share_contexts=self.config.enable_prefix_caching):
+                if seq.request is not None and self.tokenizer is not None:
+                    seq.detokenizer = Detokenizer(self.tokenizer, seq.request.params)
+                self.scheduler.add(seq)
             while self.scheduler.has_work:
                 outputs = self.step()
                 if on_step is not None:
@@ -164,12 +167,12 @@ class LLM:
                 yield from outputs
         finally:
             self.scheduler.abort()
+            self._running = False
 
     def close(self) -> None:
         """Gives back the weights, the KV pool and the thread setting. Idempotent."""
         if self.runner is not None:
             self.runner = None
-            self.scheduler.abort()
             torch.set_num_threads(self._num_threads_before)
             if self.settings.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -208,7 +211,8 @@ class LLM:
             token, logprob = result.tokens[0]
             seq.append(token, logprob, is_greedy=token == result.greedy_id, top=result.top)
             self.stats.num_generated_tokens += 1
-        seq.error = result.error
+        else:
+            seq.error, seq.all_greedy = result.error, False
         if not (seq.error or self._is_complete(seq)):
             return []
         self.scheduler.finish(seq)
@@ -266,7 +270,7 @@ def _prompt_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     items: list[Any] = list(prompts)
-    return [items] if items and all(isinstance(x, int) for x in items) else items
+    return [items] if items and all(isinstance(x, Integral) for x in items) else items
 
 
 def _engine_config(engine: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
 from evalengine.config import EngineConfig
@@ -9,7 +12,8 @@ from evalengine.engine.settings import Settings
 from evalengine.errors import ConfigError
 from evalengine.models.config import ModelSpec
 
-CPU_POOL_BYTES = 4 << 30  # at most, unless num_kv_blocks says otherwise: a CPU's memory is shared with everything else
+CPU_POOL_BYTES = 4 << 30  # unless one sequence or num_kv_blocks needs more: a CPU's memory is shared with all else
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
@@ -26,10 +30,10 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
                 f"{_gib(free)} are free; at most {free // page} fit"
             )
         return config.num_kv_blocks
+    one_sequence = -(-settings.max_model_len // settings.block_size)
     budget = int(free * config.kv_cache_memory_fraction)
     if settings.device.type == "cpu":
-        budget = min(budget, CPU_POOL_BYTES)
-    one_sequence = -(-settings.max_model_len // settings.block_size)
+        budget = min(budget, max(CPU_POOL_BYTES, one_sequence * page))
     num_blocks = min(budget // page, one_sequence * config.max_num_seqs)
     if num_blocks < one_sequence:
         raise ConfigError(
@@ -47,8 +51,13 @@ def _gib(size: int) -> str:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    with open("/proc/meminfo") as lines:  # MemAvailable counts what the page cache can give back
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise AssertionError("no MemAvailable in /proc/meminfo")
+    try:  # MemAvailable counts what the page cache can give back
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:  # a container's own limit
+        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, int(limit) - int(used))

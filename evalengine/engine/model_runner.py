@@ -52,8 +52,7 @@ class ModelRunner:
     def execute(self, schedule: Schedule) -> list[PositionResult]:
         self._copy_pages(schedule.copies)
         hidden = self._forward(schedule.chunks)
-        wanted = [(c.seq, p) for c in schedule.chunks for p in c.seq.wanted_positions(c.start, c.end)]
-        rows = self._rows(schedule.chunks)
+        wanted, rows = self._wanted(schedule.chunks)
         results: list[PositionResult] = []
         for i in range(0, len(wanted), self.rows_per_slice):
             part = wanted[i : i + self.rows_per_slice]
@@ -92,14 +91,17 @@ class ModelRunner:
             kv_lens=kv_lens,
         )
 
-    def _rows(self, chunks: list[Chunk]) -> Tensor:
-        """Rows of the batch, int64 [n], that hold the wanted positions, in the order of `execute`."""
+    def _wanted(self, chunks: list[Chunk]) -> tuple[list[tuple[Sequence, int]], Tensor]:
+        """The wanted positions (sequence, position), and the batch's rows that hold them, int64 [n]."""
+        wanted: list[tuple[Sequence, int]] = []
         rows: list[int] = []
         first = 0
         for c in chunks:
-            rows.extend(first + p - c.start for p in c.seq.wanted_positions(c.start, c.end))
+            positions = c.seq.wanted_positions(c.start, c.end)
+            wanted.extend((c.seq, p) for p in positions)
+            rows.extend(first + p - c.start for p in positions)
             first += c.end - c.start
-        return torch.tensor(rows, dtype=torch.int64, device=self.ops.device)
+        return wanted, torch.tensor(rows, dtype=torch.int64, device=self.ops.device)
 
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
         if copies:

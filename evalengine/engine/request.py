@@ -93,7 +93,9 @@ class RequestOutput:
     text: str = ""  # generated text, cut before the stop string; empty for a ScoreRequest
     is_greedy: bool = False  # every token is the arg max (lowest id among ties)
     top_logprobs: list[dict[int, float]] | None = None  # per position: token id -> logprob, best first
-    error: str | None = None  # why this request failed (a non-finite activation); its numbers are then NaN
+    error: str | None = (
+        None  # why it failed (a non-finite activation): a score is then NaN, a generation ends before it
+    )
 
     @property
     def sum_logprob(self) -> float:

@@ -90,8 +90,9 @@ def to_sequences(requests: SequenceOf[Request], share_contexts: bool) -> list[Se
 
 def _score_group(group: list[PendingScore], share_context: bool) -> list[Sequence]:
     # Without the prefix cache a longer continuation computes the context again anyway, so it keeps its first token.
-    alone = group if len(group) == 1 else [] if share_context else [p for p in group if len(_tokens(p)) > 1]
-    together = [p for p in group if p not in alone]
+    grouped = [len(group) > 1 and (share_context or len(_tokens(p)) == 1) for p in group]
+    alone = [p for p, with_others in zip(group, grouped, strict=True) if not with_others]
+    together = [p for p, with_others in zip(group, grouped, strict=True) if with_others]
     sequences = [_scoring(p, range(len(_tokens(p)))) for p in alone]
     if together:
         first = together[0].request

@@ -210,6 +210,75 @@ def test_a_second_run_may_not_mix_with_an_unfinished_one(llm):
         llm.generate([[9]])
     assert len(list(outputs)) == 2
     assert len(llm.generate([[9]], SamplingParams(max_tokens=1))) == 1
+    together = llm.run([GenerateRequest(i, [i + 1, 2], SamplingParams(max_tokens=2)) for i in range(2)])
+    next(together)  # both are done, one is not yet yielded
+    with pytest.raises(EvalEngineError, match="finish or close their iterator"):
+        llm.generate([[9]])
+    assert len(list(together)) == 1
+
+
+def test_closing_in_the_middle_of_a_run_is_said(llm):
+    outputs = llm.run(
+        [GenerateRequest(i, [i + 1], SamplingParams(max_tokens=1 + i, ignore_eos=True)) for i in range(3)]
+    )
+    next(outputs)
+    llm.close()
+    with pytest.raises(EvalEngineError, match="closed"):
+        list(outputs)
+
+
+def test_noise_changes_from_position_to_position(llm):
+    (out,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=1e3, ignore_eos=True))
+    assert len(set(out.token_ids)) > 4  # nearly uniform over 1024 tokens
+
+
+def test_many_wanted_rows_go_through_lm_head_in_slices(llm):
+    pair = (list(range(1, 20)), list(range(30, 41)))
+    whole = llm.score([pair])[0].logprobs
+    llm.runner.rows_per_slice = 2
+    np.testing.assert_allclose(llm.score([pair])[0].logprobs, whole, atol=1e-5)
+
+
+def test_one_token_that_is_not_greedy_is_enough(llm):
+    greedy = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1, ignore_eos=True))[0].token_ids[0]
+    wrong = (greedy + 1) % 1000
+    then = llm.generate([[5, 6, 7, wrong]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids
+    assert not llm.score([([5, 6, 7], [wrong, *then])])[0].is_greedy
+    assert llm.score([([5, 6, 7, wrong], then)])[0].is_greedy
+    for seed in range(40):  # a sample whose first token is not greedy and whose last one is
+        params = SamplingParams(max_tokens=2, temperature=1.0, top_k=2, seed=seed, ignore_eos=True, logprobs=1)
+        (out,) = llm.generate([[5, 6, 7]], params)
+        is_best = [token in top for token, top in zip(out.token_ids, out.top_logprobs, strict=True)]
+        if is_best == [False, True]:
+            assert not out.is_greedy
+            return
+    pytest.fail("no seed gave the sample that the test needs")
+
+
+def test_each_request_gets_the_number_of_alternatives_it_asked_for(llm):
+    requests = [ScoreRequest(n, [5, 6, 7], [1 + n], logprobs=n) for n in range(4)]
+    outputs = {o.request_id: o for o in llm.run(requests)}
+    assert outputs[0].top_logprobs is None
+    assert [len(outputs[n].top_logprobs[0]) for n in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_stop_on_the_last_allowed_token_is_a_stop(llm):
+    free = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1, ignore_eos=True))[0]
+    params = SamplingParams(max_tokens=1, stop_token_ids=tuple(free.token_ids))
+    assert llm.generate([[5, 6, 7]], params)[0].finish_reason == "stop"
+
+
+def test_leaving_with_requests_still_waiting(make_llm):
+    llm = make_llm(batch_invariant=False, max_num_seqs=1)
+    for _ in llm.run([GenerateRequest(i, [i + 1, 2], SamplingParams(max_tokens=2)) for i in range(4)]):
+        break
+    assert not llm.scheduler.has_work and len(llm.generate([[9]], SamplingParams(max_tokens=1))) == 1
+
+
+def test_no_sampling_params_for_a_prompt_is_refused(llm):
+    with pytest.raises(ConfigError, match="0 given for 1 prompts"):
+        llm.generate([[5]], [])
+    assert len(llm.generate(np.array([5, 6]), SamplingParams(max_tokens=1))) == 1
 
 
 def test_a_failed_construction_puts_the_thread_setting_back(small_checkpoint):

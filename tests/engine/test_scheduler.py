@@ -154,6 +154,22 @@ def test_a_hit_may_end_inside_a_page():
     assert sequences[1].num_cached_tokens == 19  # two pages of 8, and 3 tokens of the copied third
 
 
+def test_choices_follow_their_context_while_it_is_in_the_pool():
+    """Two contexts of which the pool holds one: the choices of the first come before the second."""
+    requests = [ScoreRequest(4 * g + i, [g] * 16, [5, i, i]) for g in range(2) for i in range(3)]
+    _, model, _ = drive(to_sequences(requests, True), 6, 4, 1, 100, True)
+    assert model.computed == 2 * (16 + 3 * 2)  # each choice feeds two tokens, and both their logits are wanted
+
+
+def test_a_prefix_outlives_its_tail():
+    """Of a finished sequence's pages the last is handed out first."""
+    first, other, again = [0] * 16, [1] * 8, [0] * 16
+    requests = [GenerateRequest(i, ids, SamplingParams(max_tokens=1)) for i, ids in enumerate([first, other, again])]
+    sequences = to_sequences(requests, True)
+    drive(sequences, 5, 4, 1, 100, True)
+    assert sequences[2].num_cached_tokens == 12
+
+
 def test_a_prefix_in_the_same_step_is_shared():
     requests = [GenerateRequest(i, [0] * 32 + [i], SamplingParams(max_tokens=1)) for i in range(4)]
     _, model, _ = drive(to_sequences(requests, True), 40, 16, 8, 1000, True)
