@@ -9,6 +9,7 @@ import torch
 
 from evalengine.config import EngineConfig, Numerics, engine_problems, resolve_numerics
 from evalengine.errors import ConfigError
+from evalengine.layers import NATIVE_IS_ABSENT
 from evalengine.models.config import ModelSpec
 
 DEFAULT_BLOCK_SIZE = 64
@@ -59,10 +60,7 @@ def settings_problems(
         yield from error.problems
     else:
         if level == "native":
-            yield (
-                "numerics=native needs the CUDA kernels, which are not in this version; "
-                "set numerics=exact (equal bits on every device) or batch_invariant=false (numerics=fast)"
-            )
+            yield NATIVE_IS_ABSENT
     if spec is not None:
         yield from _length_problems(config, spec.max_position_embeddings)
 

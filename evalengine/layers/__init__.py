@@ -7,6 +7,11 @@ import torch
 from evalengine.errors import ConfigError
 from evalengine.layers.ops import Ops
 
+NATIVE_IS_ABSENT = (
+    "numerics=native needs the CUDA kernels, which are not in this version; "
+    "set numerics=exact (equal bits on every device) or batch_invariant=false (numerics=fast)"
+)
+
 
 def create_ops(level: str, dtype: torch.dtype, device: torch.device) -> Ops:
     """The implementation of a numerics level, `fast` or `exact`, on one device.
@@ -22,8 +27,5 @@ def create_ops(level: str, dtype: torch.dtype, device: torch.device) -> Ops:
 
         return ExactOps(dtype, device)
     if level == "native":
-        raise ConfigError(
-            "numerics=native needs the CUDA kernels, which are not in this version; "
-            "set numerics=exact (equal bits on every device) or batch_invariant=false (numerics=fast)"
-        )
+        raise ConfigError(NATIVE_IS_ABSENT)
     raise ConfigError(f"numerics={level}: must be native, exact or fast")
