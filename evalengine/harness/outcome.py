@@ -50,12 +50,11 @@ def task_results(plan: Plan, answers: Answers) -> list[TaskResult]:
     by_instance: defaultdict[Instance, list[JournalEntry]] = defaultdict(list)
     for item in plan.requests:
         by_instance[item.instance].append(answers[item.key])
-    responses = {instance: _response(instance, entries) for instance, entries in by_instance.items()}
-    return [_task_result(task_plan, responses) for task_plan in plan.tasks]
+    return [_task_result(task_plan, by_instance) for task_plan in plan.tasks]
 
 
 def _response(instance: Instance, entries: list[JournalEntry]) -> Response:
-    """The answer to one instance; a rolling one has an entry per window.
+    """The answer to one instance; a rolling one has an entry per window, and none for an empty text.
 
     fsum is correctly rounded: a log-likelihood does not depend on the Python version (3.12's sum is compensated).
     """
@@ -65,13 +64,13 @@ def _response(instance: Instance, entries: list[JournalEntry]) -> Response:
     return Response(loglikelihood=loglikelihood, is_greedy=all(entry.is_greedy for entry in entries))
 
 
-def _task_result(plan: TaskPlan, responses: Mapping[Instance, Response]) -> TaskResult:
+def _task_result(plan: TaskPlan, entries: Mapping[Instance, list[JournalEntry]]) -> TaskResult:
     task = plan.task
     per_doc: list[dict[MetricKey, MetricValue]] = []
     hashes: list[SampleHashes] = []
     samples: dict[str, list[Sample]] = {name: [] for name in task.filters}
     for doc_id, instances in enumerate(plan.instances):
-        doc, answers = task.docs[doc_id], [responses[i] for i in instances]
+        doc, answers = task.docs[doc_id], [_response(i, entries.get(i, [])) for i in instances]
         per_doc.append(task.process_results(doc, answers))
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
         for name, filtered in task.filtered(doc, answers).items():

@@ -47,6 +47,15 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class _Facts:
+    """What the run is, by content: everything that can change a result, and where its rows came from."""
+
+    run_id: str
+    identity: dict[str, Any]
+    datasets: dict[str, dict[str, Any]]  # task -> Task.fingerprint
+
+
+@dataclass(frozen=True)
 class _Clock:
     started: float  # UNIX seconds
     begin: float  # of the monotonic clock, as the others
@@ -71,31 +80,31 @@ def run(config: Config) -> RunResult:
     checkpoint, tasks = prepare(config)
     with LLM(checkpoint, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine) as llm:
         plan = build_plan(config, tasks, llm)
-        identity = _identity_extra(config, plan, llm)
+        facts = _facts(config, plan, llm)
         loaded = time.perf_counter()
         name = f"{'+'.join(config.tasks)}-{config.model.name}"
-        with RunFolder.open(
-            config.output_dir, name, run_id(config, identity), config.resume, run_identity(config, identity)
-        ) as folder:
+        with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity) as folder:
             folder.write_text("config.yaml", to_yaml(config))
             answers, ran = execute(plan, llm, folder, "+".join(config.tasks), config.progress)
             clock = _Clock(started, begin, loaded, time.perf_counter())
             rows = records(plan, answers)
             results = task_results(plan, answers)
-            digest = _write(config, plan, llm, folder, identity, rows, results, ran, clock)
+            digest = _write(config, plan, llm, folder, facts, rows, results, ran, clock)
             return RunResult(folder.path, digest, {result.name: result.metrics for result in results})
 
 
-def _identity_extra(config: Config, plan: Plan, llm: LLM) -> dict[str, Any]:
-    """Everything that can change a result and that the configuration names only by reference."""
-    return {
+def _facts(config: Config, plan: Plan, llm: LLM) -> _Facts:
+    """Hashes files and rows, so it is called once."""
+    datasets = {p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks}
+    extra = {
         "weights": weights_fingerprint(llm.checkpoint),
         "tokenizer": _tokenizer_sha256(llm.tokenizer),
-        "datasets": {p.task.name: _rows_sha256(p.task.fingerprint(config.limit)) for p in plan.tasks},
+        "datasets": {name: _rows_sha256(fingerprint) for name, fingerprint in datasets.items()},
         "prompts": plan.prompts_sha256(),
         "numerics": llm.settings.numerics,
         "dtype": str(llm.settings.dtype).removeprefix("torch."),
     }
+    return _Facts(run_id(config, extra), run_identity(config, extra), datasets)
 
 
 def _rows_sha256(fingerprint: Mapping[str, Any]) -> dict[str, str | None]:
@@ -112,7 +121,7 @@ def _write(
     plan: Plan,
     llm: LLM,
     folder: RunFolder,
-    identity: Mapping[str, Any],
+    facts: _Facts,
     rows: Sequence[RequestRecord],
     results: Sequence[TaskResult],
     ran: set[RecordKey],
@@ -123,11 +132,11 @@ def _write(
     folder.write_with(RECORDS, lambda path: write_records(path, rows))
     timings = clock.timings()
     manifest = build_manifest(
-        run_id=run_id(config, identity),
-        identity=run_identity(config, identity),
-        model=_model_facts(config, llm, identity),
-        tokenizer={"sha256": identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
-        datasets={p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks},
+        run_id=facts.run_id,
+        identity=facts.identity,
+        model=_model_facts(config, llm, facts.identity),
+        tokenizer={"sha256": facts.identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
+        datasets=facts.datasets,
         engine=_engine_facts(llm),
         device=str(llm.settings.device),
         counts=_counts(plan, rows, ran),
@@ -137,7 +146,7 @@ def _write(
     )
     folder.write_json(MANIFEST, manifest)
     write_lm_eval(
-        folder, results, _model_info(config, llm, identity), _invocation(config, clock, timings), datetime.now()
+        folder, results, _model_info(config, llm, facts.identity), _invocation(config, clock, timings), datetime.now()
     )
     folder.finish(digest)
     return digest
