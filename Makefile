@@ -3,7 +3,7 @@ WORKERS ?= 2
 # A test worker per core: more threads in each only fight for them (the thread-count tests set their own).
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: lint test test-all test-gpu bench
+.PHONY: lint test test-all test-gpu bench bench-cpu
 
 lint:
 	$(PYTHON) -m ruff check .
@@ -18,6 +18,10 @@ test-all:
 test-gpu:
 	$(PYTHON) -m pytest -q -m gpu
 
-# What invariance costs here: the default task in both modes, one table each.
+# Every kernel and whole forward steps beside their comparisons, on this machine's GPU, into results/reference.
 bench:
-	$(PYTHON) -m evalengine -m batch_invariant=true,false limit=64 resume=never
+	$(PYTHON) -m evalengine bench all
+
+# What invariance costs on a CPU: the default task in both modes, one table each.
+bench-cpu:
+	$(PYTHON) -m evalengine -m engine.device=cpu batch_invariant=true,false limit=64 resume=never

@@ -1,4 +1,4 @@
-"""The command line: `python -m evalengine [run] [setting=value ...]`.
+"""The command line: `python -m evalengine [run] [setting=value ...]`, `verify` and `bench`.
 
 Exit codes: 0 done, 1 failed, 2 bad usage or configuration. Standard output holds the result and nothing else (its last
 line is `digest: <64 hex>`); progress and errors go to standard error. Torch is imported only when a run starts, so that
@@ -22,9 +22,11 @@ from evalengine.compose import Job, available, compose_jobs
 from evalengine.config import to_yaml
 from evalengine.errors import ConfigError, EvalEngineError
 
-COMMANDS = ("run",)
+COMMANDS = ("run", "verify", "bench")
 HELP = """\
 usage: python -m evalengine [run] [setting=value ...] [-m] [--cfg] [--help] [--version]
+       python -m evalengine verify engine|kernels [...]
+       python -m evalengine bench [matmul|attention|rows|forward|all ...] [...]
 
 Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
 
@@ -44,6 +46,10 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   -h, --help                    this text
   --version                     version and numerics contract
 
+  verify engine                 proves on this machine that no schedule changes a bit (verify engine --help)
+  verify kernels                compares every schedule that a GPU kernel may choose (verify kernels --help)
+  bench                         measures the kernels and forward steps on this GPU (bench --help)
+
 Exit codes: 0 done, 1 failed, 2 bad usage or configuration."""
 
 
@@ -57,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
+    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _main(sys.argv[1:] if argv is None else list(argv))
+        return _command(words) if words[:1] in (["verify"], ["bench"]) else _main(words)
     except BrokenPipeError:  # whoever read our output has gone (`| head`); nothing more can be said to them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -78,6 +85,25 @@ def _main(argv: list[str]) -> int:
         print("---\n".join(to_yaml(job.config) for job in jobs), end="")
         return 0
     return _run_all(jobs)
+
+
+def _command(words: list[str]) -> int:
+    """A command with arguments of its own, which Hydra never sees."""
+    _quiet_threads()
+    try:
+        if words[0] == "verify":
+            from evalengine.certify.cli import main as command
+        else:
+            from evalengine.bench.cli import main as command
+        return command(words[1:])
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        raise
+    except Exception:
+        traceback.print_exc()
+        return 1
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -125,10 +151,7 @@ def _run_all(jobs: list[Job]) -> int:
 
 def _run(job: Job) -> int:
     """One run, its table and digest; every failure becomes an exit code, so that a sweep goes on."""
-    # OpenMP threads that spin while they wait starve each other on a busy machine. 20 rows of the default run on two
-    # cores taken by other programs: 73 s as libgomp spins by itself, 6.6 s with this; idle, 200 rows: 12 and 16 s.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # read when torch is imported
+    _quiet_threads()
     try:
         from evalengine.harness.runner import run
         from evalengine.report.table import print_report
@@ -148,6 +171,13 @@ def _run(job: Job) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _quiet_threads() -> None:
+    """OpenMP threads that spin while they wait starve each other on a busy machine. 20 rows of the default run on two
+    cores taken by other programs: 73 s as libgomp spins by itself, 6.6 s with this; idle, 200 rows: 12 and 16 s."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # read when torch is imported
 
 
 def _fail(error: EvalEngineError) -> int:

@@ -17,6 +17,7 @@ from evalengine.errors import ConfigError
 Numerics = Literal["fast", "exact", "native"]
 NUMERICS = ("auto", "native", "exact", "fast")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "sdpa")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 LONG_PROMPTS = ("truncate", "error")
 SCHEDULE_FIELDS = (
@@ -46,14 +47,16 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The engine. Only `dtype` and `max_model_len` can change a result; the rest is schedule."""
+    """The engine. Only `dtype`, `max_model_len` and, with numerics=fast, `attention_backend` can change a result; the
+    rest is schedule."""
 
     dtype: str = "auto"  # auto (the checkpoint's) | bfloat16 | float16 | float32
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     max_model_len: int | None = None  # tokens; null: the model's own limit
     max_num_seqs: int = 256  # sequences in one step
     max_num_batched_tokens: int = 4096  # tokens in one step
-    block_size: Any = "auto"  # tokens in a KV page; auto: 64
+    attention_backend: str = "auto"  # auto | flash_attn | triton | sdpa; numerics=fast only has a choice
+    block_size: Any = "auto"  # tokens in a KV page; auto: 256 with flash_attn, else 64
     num_kv_blocks: int | None = None  # pages in the pool; null: from the memory fraction
     kv_cache_memory_fraction: float = 0.5  # of the memory free after loading
     enable_prefix_caching: bool = True
@@ -195,6 +198,7 @@ def engine_problems(engine: EngineConfig) -> Iterator[str]:
     yield from _one_of("engine.dtype", engine.dtype, DTYPES)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", engine.device):
         yield f"engine.device={engine.device}: must be auto, cpu, cuda or cuda:<number>"
+    yield from _one_of("engine.attention_backend", engine.attention_backend, ATTENTION_BACKENDS)
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "num_threads"):
         yield from _at_least(f"engine.{name}", getattr(engine, name), 1)
     size = engine.block_size

@@ -45,7 +45,18 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 def gumbel_noise(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """int64 keys [n] (64 bits), int64 positions [n] -> float64 [n, V] of standard Gumbel noise."""
+    """int64 keys [n] (64 bits), int64 positions [n] below 2^32 -> float64 [n, V] of standard Gumbel noise.
+
+    The same bits on every device; on CUDA by one kernel instead of 200 passes over [n, V].
+    """
+    if keys.is_cuda:
+        from evalengine.kernels import gumbel  # Triton comes with torch's CUDA builds, not with the CPU's
+
+        return gumbel.gumbel_noise(keys, positions, vocab_size)
+    return _gumbel_noise_in_torch(keys, positions, vocab_size)
+
+
+def _gumbel_noise_in_torch(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     ids = torch.arange(vocab_size, device=keys.device)[None, :].expand(len(keys), -1)
     where = positions[:, None].expand_as(ids)
     key = ((keys & _MASK32)[:, None], ((keys >> 32) & _MASK32)[:, None])
@@ -63,19 +74,26 @@ def sample(
 
     Temperature, then top-k, then top-p (the smallest set of most probable tokens whose mass reaches top_p; a token is
     in if the mass before it is less), then arg max of scaled logprob + noise.
+
+    Temperatures, top-k and top-p are read on the host: given as CPU tensors they cost CUDA no synchronisation.
     """
-    inverse = torch.tensor([1.0 / t for t in temperatures.tolist()], dtype=torch.float64, device=logprobs.device)
-    scaled = logprobs.double() * inverse[:, None]
+    device = logprobs.device
+    inverse = torch.tensor([1.0 / t for t in temperatures.tolist()], dtype=torch.float64)
+    scaled = logprobs.double() * inverse.to(device, non_blocking=True)[:, None]
+    noise = gumbel_noise(keys.to(device), positions.to(device), scaled.shape[-1])
+    top_k, top_p = top_k.cpu(), top_p.cpu()
+    if not ((top_k != 0) | (top_p < 1.0)).any():
+        return argmax_lowest(scaled.add_(noise))  # what follows, of a set that holds every token: no need to sort
+    top_k, top_p = (x.to(device, non_blocking=True)[:, None] for x in (top_k, top_p))
     order = scaled.sort(dim=-1, descending=True, stable=True)  # stable: equals stay in id order
-    rank = torch.arange(scaled.shape[-1], device=scaled.device)[None, :]
-    keep = (rank < top_k[:, None]) | (top_k[:, None] == 0)
+    rank = torch.arange(scaled.shape[-1], device=device)[None, :]
+    keep = (rank < top_k) | (top_k == 0)
     shifted = order.values - order.values[:, :1]
     mass = (exact_math.exp(shifted) * 2.0**_FIXED_POINT_BITS).round().to(torch.int64)
     mass = torch.where(keep, mass, 0)
     before = mass.cumsum(dim=-1) - mass
-    limit = mass.sum(dim=-1, keepdim=True).double() * top_p[:, None]
-    keep &= (before.double() < limit) | (top_p[:, None] >= 1.0)
-    noisy = order.values + gumbel_noise(keys, positions, scaled.shape[-1]).gather(-1, order.indices)
-    noisy = torch.where(keep, noisy, float("-inf"))
+    limit = mass.sum(dim=-1, keepdim=True).double() * top_p
+    keep &= (before.double() < limit) | (top_p >= 1.0)
+    noisy = torch.where(keep, order.values + noise.gather(-1, order.indices), float("-inf"))
     best = noisy.amax(dim=-1, keepdim=True)
     return torch.where(noisy == best, order.indices, scaled.shape[-1]).amin(dim=-1)

@@ -27,8 +27,8 @@ def count_differing(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) 
     return int((left != right).any(-1).sum())
 
 
-def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> None:
-    """Fails with the first differing coordinate, both values there (and their bytes), and how many differ."""
+def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray, what: str = "") -> None:
+    """Fails with the first differing coordinate, both values there (and their bytes), how many differ, and `what`."""
     different = count_differing(actual, expected)
     if not different:
         return
@@ -38,4 +38,5 @@ def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndar
     pairs = ((actual, left), (expected, right))
     where = tuple(int(i) for i in np.unravel_index(first, shape)) if shape else ()
     found, wanted = (f"{x[where].item()!r} ({raw[first].tobytes()[::-1].hex()})" for x, raw in pairs)
-    raise AssertionError(f"{different} of {len(left)} elements differ; first at {where}: {found} against {wanted}")
+    total = f"{what}: {different} of {len(left)}" if what else f"{different} of {len(left)}"
+    raise AssertionError(f"{total} elements differ; first at {where}: {found} against {wanted}")

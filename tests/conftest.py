@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined: the kernels' tests run on the CPU
 
 
 @pytest.fixture(scope="session")
@@ -34,15 +37,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _same_threads_afterwards() -> Iterator[None]:
     """A test that sets torch's thread count does not set it for the next one."""
-    torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch else None
+    before = torch.get_num_threads()
     yield
-    if torch and torch.get_num_threads() != before:
+    if torch.get_num_threads() != before:
         torch.set_num_threads(before)
 
 
 def _skip_without_cuda() -> None:
-    import torch
-
     if not torch.cuda.is_available():
         pytest.skip("needs CUDA")

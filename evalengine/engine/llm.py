@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any
 
 import torch
 
-from evalengine.config import EngineConfig, ModelConfig
+from evalengine.config import SCHEDULE_FIELDS, EngineConfig, ModelConfig
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
@@ -29,8 +29,11 @@ from evalengine.engine.submission import check_requests, to_sequences
 from evalengine.engine.text import encode, encode_pair, prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
+from evalengine.layers.ops import Ops
+from evalengine.models.decoder import DecoderForCausalLM
 
 Prompt = str | list[int]
+RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name != "device")  # what `LLM.reconfigure` takes
 
 
 @dataclass
@@ -42,6 +45,7 @@ class EngineStats:
     num_generated_tokens: int = 0
     num_cached_tokens: int = 0  # not computed thanks to the prefix cache
     num_preemptions: int = 0
+    largest_batch: int = 0  # sequences in one step
     seconds: float = 0.0  # in steps
 
 
@@ -88,8 +92,11 @@ class LLM:
     def _load(self) -> None:
         """Weights, then a KV pool in what memory they leave."""
         settings = self.settings
-        ops = create_ops(settings.numerics, settings.dtype, settings.device)
-        model = load_model(self.checkpoint, ops, settings.max_model_len)
+        ops = create_ops(settings.numerics, settings.dtype, settings.device, settings.attention_backend)
+        self._build(load_model(self.checkpoint, ops, settings.max_model_len), ops)
+
+    def _build(self, model: DecoderForCausalLM, ops: Ops) -> None:
+        settings = self.settings
         self.num_kv_blocks = plan_num_kv_blocks(self.config, self.spec, settings)
         self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
         self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
@@ -169,6 +176,29 @@ class LLM:
             self.scheduler.abort()
             self._running = False
 
+    def reconfigure(self, **schedule: Any) -> None:
+        """Other schedule settings (`RECONFIGURABLE`) on the same weights: a new KV pool, an empty prefix cache,
+        counters at zero. Raises ConfigError for any other setting, and for values that cannot be honoured."""
+        if self.runner is None or self._running:
+            raise EvalEngineError("this LLM is closed or running requests: it cannot be reconfigured now")
+        if fixed := sorted(set(schedule) - set(RECONFIGURABLE)):
+            raise ConfigError(f"engine.{fixed[0]} is fixed once weights are loaded: make a new LLM")
+        config = replace(self.config, **schedule)
+        level = self.settings.numerics
+        settings = resolve_settings(config, level != "fast", level, self.spec)
+        if config.num_threads is None:
+            settings = replace(settings, num_threads=self._num_threads_before)
+        if settings.attention_backend != self.settings.attention_backend:
+            raise ConfigError(
+                f"engine.block_size={settings.block_size}: needs attention_backend={settings.attention_backend}, and "
+                f"this LLM was made with {self.settings.attention_backend}: make a new one, or name the backend"
+            )
+        self.config, self.settings, self.stats = config, settings, EngineStats()
+        torch.set_num_threads(self.settings.num_threads)
+        model, ops = self.runner.model, self.runner.ops
+        self.runner = None  # the old pool goes before the new one is made
+        self._build(model, ops)
+
     def close(self) -> None:
         """Gives back the weights, the KV pool and the thread setting. Idempotent."""
         if self.runner is not None:
@@ -242,6 +272,7 @@ class LLM:
 
     def _count(self, schedule: Schedule, seconds: float) -> None:
         self.stats.num_steps += 1
+        self.stats.largest_batch = max(self.stats.largest_batch, len(schedule.chunks))
         self.stats.num_computed_tokens += schedule.num_tokens
         self.stats.num_cached_tokens = self.scheduler.num_cached_tokens
         self.stats.num_preemptions = self.scheduler.num_preemptions

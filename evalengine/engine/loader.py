@@ -85,7 +85,7 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderF
     missing = set(targets)
     unexpected: list[str] = []
     wrong: list[str] = []
-    for name, tensor in _tensors(checkpoint, targets):
+    for name, tensor in _tensors(checkpoint, targets, ops.device):
         missing.discard(name)
         target = targets.get(name)
         if target is None:
@@ -203,11 +203,13 @@ def _targets(model: DecoderForCausalLM) -> dict[str, _Target]:
     return targets
 
 
-def _tensors(checkpoint: Checkpoint, targets: dict[str, _Target]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(
+    checkpoint: Checkpoint, targets: dict[str, _Target], device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     if checkpoint.gguf is not None:
         return checkpoint.gguf.tensors()
     if checkpoint.format == "dummy":
-        return dummy_tensors({name: target.shape for name, target in targets.items()})
+        return dummy_tensors({name: target.shape for name, target in targets.items()}, device)
     return safetensors_tensors(checkpoint.path)
 
 

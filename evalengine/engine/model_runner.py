@@ -18,7 +18,7 @@ from evalengine.engine.sequence import Sequence
 from evalengine.kernels import sampling
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.ops import Ops
+from evalengine.layers.ops import GREEDY, Ops
 from evalengine.models.config import ModelSpec
 from evalengine.models.decoder import DecoderForCausalLM
 
@@ -51,14 +51,15 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, schedule: Schedule) -> list[PositionResult]:
         self._copy_pages(schedule.copies)
-        hidden = self._forward(schedule.chunks)
-        wanted, rows = self._wanted(schedule.chunks)
+        chunks = sorted(schedule.chunks, key=lambda c: c.end - c.start > 1)  # decodes first: see AttentionMetadata
+        hidden = self._forward(chunks)
+        wanted, rows = self._wanted(chunks)
         results: list[PositionResult] = []
         for i in range(0, len(wanted), self.rows_per_slice):
             part = wanted[i : i + self.rows_per_slice]
             selected = hidden[rows[i : i + self.rows_per_slice]]
-            results.extend(self._read_out(part, self.ops.log_softmax(self.model.compute_logits(selected))))
-        self._explain_non_finite(schedule.chunks, results)
+            results.extend(self._read_out(part, self.model.compute_logits(selected)))
+        self._explain_non_finite(chunks, results)
         return results
 
     # -- the batch ---------------------------------------------------------------------------------------------------
@@ -73,22 +74,12 @@ class ModelRunner:
         return self.model(input_ids, where, self.kv_caches, self._metadata(chunks))
 
     def _metadata(self, chunks: list[Chunk]) -> AttentionMetadata:
-        size, device = self.block_size, self.ops.device
-        slots = [c.seq.block_table[p // size] * size + p % size for c in chunks for p in range(c.start, c.end)]
-        query_lens = [c.end - c.start for c in chunks]
-        kv_lens = [c.end for c in chunks]
-        width = max(-(-n // size) for n in kv_lens)
-        table = [c.seq.block_table[:width] + [0] * (width - len(c.seq.block_table)) for c in chunks]
-        cu_seqlens = [0]
-        for n in query_lens:
-            cu_seqlens.append(cu_seqlens[-1] + n)
-        return AttentionMetadata(
-            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-            cu_seqlens_q=torch.tensor(cu_seqlens, dtype=torch.int32, device=device),
-            seqlens_k=torch.tensor(kv_lens, dtype=torch.int32, device=device),
-            block_table=torch.tensor(table, dtype=torch.int32, device=device),
-            query_lens=query_lens,
-            kv_lens=kv_lens,
+        return AttentionMetadata.build(
+            [c.end - c.start for c in chunks],
+            [c.end for c in chunks],
+            [c.seq.block_table for c in chunks],
+            self.block_size,
+            self.ops.device,
         )
 
     def _wanted(self, chunks: list[Chunk]) -> tuple[list[tuple[Sequence, int]], Tensor]:
@@ -110,46 +101,41 @@ class ModelRunner:
 
     # -- reading results ---------------------------------------------------------------------------------------------
 
-    def _read_out(self, wanted: list[tuple[Sequence, int]], logprobs: Tensor) -> list[PositionResult]:
+    def _read_out(self, wanted: list[tuple[Sequence, int]], logits: Tensor) -> list[PositionResult]:
         """float32 [n, V] -> a result per row."""
-        greedy = sampling.argmax_lowest(logprobs).tolist()
-        chosen = self._choose(wanted, logprobs, greedy)
-        tokens = []
-        for (seq, position), token in zip(wanted, chosen, strict=True):
-            tokens.append([token] if seq.request else [t.token_id for t in seq.targets[position]])
-        counts = torch.tensor([len(t) for t in tokens])
-        rows = torch.repeat_interleave(torch.arange(len(tokens)), counts).to(logprobs.device)
-        columns = torch.tensor([t for group in tokens for t in group], device=logprobs.device)
-        values = iter(logprobs[rows, columns.clamp(max=logprobs.shape[1] - 1)].tolist())
+        sampled = self._sample(wanted, logits)
+        tokens: list[list[int]] = []
+        for row, (seq, position) in enumerate(wanted):
+            targets = [sampled.get(row, GREEDY)] if seq.request else [t.token_id for t in seq.targets[position]]
+            tokens.append(targets)
+        rows = torch.tensor([row for row, group in enumerate(tokens) for _ in group])
+        columns = torch.tensor([t for group in tokens for t in group])
+        device = logits.device
+        greedy_ids, logprobs = self.ops.read_out(logits, rows.to(device), columns.to(device))
+        greedy, values = greedy_ids.tolist(), iter(logprobs.tolist())
         results = []
         for row, (seq, position) in enumerate(wanted):
-            pairs = [(token, next(values)) for token in tokens[row]]
-            top = _top(logprobs[row], _num_top(seq, position))
+            pairs = [(greedy[row] if token == GREEDY else token, next(values)) for token in tokens[row]]
+            num_top = _num_top(seq, position)
+            top = _top(self.ops.log_softmax(logits[row : row + 1])[0], num_top) if num_top else {}
             results.append(PositionResult(seq, position, greedy[row], pairs, top))
         return results
 
-    def _choose(self, wanted: list[tuple[Sequence, int]], logprobs: Tensor, greedy: list[int]) -> list[int]:
-        """The next token of every generating row (greedy, or sampled where the temperature is positive)."""
-        chosen = list(greedy)
+    def _sample(self, wanted: list[tuple[Sequence, int]], logits: Tensor) -> dict[int, int]:
+        """The next token of every generating row whose temperature is positive."""
         rows = [i for i, (seq, _) in enumerate(wanted) if seq.request and seq.request.params.temperature > 0]
-        if rows:
-            requests = [r for i in rows if (r := wanted[i][0].request)]
-            device = logprobs.device
-
-            def column(values: list, dtype: torch.dtype) -> Tensor:
-                return torch.tensor(values, dtype=dtype, device=device)
-
-            picked = sampling.sample(
-                logprobs[column(rows, torch.int64)],
-                column([r.params.temperature for r in requests], torch.float64),
-                column([r.params.top_k for r in requests], torch.int64),
-                column([r.params.top_p for r in requests], torch.float64),
-                column([_noise_key(wanted[i][0]) for i in rows], torch.int64),
-                column([wanted[i][1] + 1 for i in rows], torch.int64),  # the position being filled
-            )
-            for i, token in zip(rows, picked.tolist(), strict=True):
-                chosen[i] = token
-        return chosen
+        if not rows:
+            return {}
+        requests = [r for i in rows if (r := wanted[i][0].request)]
+        picked = sampling.sample(
+            self.ops.log_softmax(logits[torch.tensor(rows, device=logits.device)]),
+            torch.tensor([r.params.temperature for r in requests], dtype=torch.float64),
+            torch.tensor([r.params.top_k for r in requests]),
+            torch.tensor([r.params.top_p for r in requests], dtype=torch.float64),
+            torch.tensor([_noise_key(wanted[i][0]) for i in rows]),
+            torch.tensor([wanted[i][1] + 1 for i in rows]),  # the position being filled
+        )
+        return dict(zip(rows, picked.tolist(), strict=True))
 
     def _explain_non_finite(self, chunks: list[Chunk], results: list[PositionResult]) -> None:
         """Names, for every row whose logprobs are NaN, the first op whose output was not finite there."""
@@ -184,8 +170,6 @@ def _num_top(seq: Sequence, position: int) -> int:
 
 def _top(logprobs: Tensor, n: int) -> dict[int, float]:
     """The n best tokens of a row [V], best first, ties by id."""
-    if n == 0:
-        return {}
     order = logprobs.sort(descending=True, stable=True)
     return dict(zip(order.indices[:n].tolist(), order.values[:n].tolist(), strict=True))
 

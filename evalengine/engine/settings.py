@@ -9,11 +9,18 @@ import torch
 
 from evalengine.config import EngineConfig, Numerics, engine_problems, resolve_numerics
 from evalengine.errors import ConfigError
-from evalengine.layers import NATIVE_IS_ABSENT
+from evalengine.layers.attention_backends import (
+    backend_problems,
+    choose_backend,
+    head_dim_problems,
+    kernel_problems,
+)
+from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.models.config import ModelSpec
 
 DEFAULT_BLOCK_SIZE = 64
-LARGEST_USEFUL_PAGE = 256  # tokens: the page size that flash-attn asks for
+LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens: what flash-attn asks for
+NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Settings:
     device: torch.device
     numerics: Numerics
     dtype: torch.dtype  # of weights and KV
+    attention_backend: str  # flash_attn | triton | sdpa (fast); triton (native); exact (exact)
     max_model_len: int
     block_size: int
     num_threads: int
@@ -33,12 +41,16 @@ def resolve_settings(config: EngineConfig, batch_invariant: bool, numerics: str,
     if problems := list(settings_problems(config, batch_invariant, numerics, spec)):
         raise ConfigError(problems)
     device = torch.device(_device_name(config.device))
+    level = resolve_numerics(batch_invariant, numerics, device.type)
+    backend = _attention_backend(config, level, device, spec)
+    default_block_size = PAGE_MULTIPLE if backend == "flash_attn" else DEFAULT_BLOCK_SIZE
     return Settings(
         device=device,
-        numerics=resolve_numerics(batch_invariant, numerics, device.type),
-        dtype=spec.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
+        numerics=level,
+        dtype=_dtype(config, spec),
+        attention_backend=backend,
         max_model_len=config.max_model_len or spec.max_position_embeddings,
-        block_size=DEFAULT_BLOCK_SIZE if config.block_size == "auto" else int(config.block_size),
+        block_size=_block_size(config) or default_block_size,
         num_threads=config.num_threads or torch.get_num_threads(),
     )
 
@@ -51,16 +63,17 @@ def settings_problems(
     yield from problems
     if problems:
         return
-    device = _device_name(config.device)
-    if device.startswith("cuda"):
-        yield from _cuda_problems(device)
+    device = torch.device(_device_name(config.device))
+    if device.type == "cuda":
+        problems = list(_cuda_problems(device))
+        yield from problems
     try:
-        level = resolve_numerics(batch_invariant, numerics, device.partition(":")[0])
+        level = resolve_numerics(batch_invariant, numerics, device.type)
     except ConfigError as error:
         yield from error.problems
     else:
-        if level == "native":
-            yield NATIVE_IS_ABSENT
+        if not problems:  # else there is no device to ask
+            yield from _level_problems(config, level, device, spec)
     if spec is not None:
         yield from _length_problems(config, spec.max_position_embeddings)
 
@@ -69,10 +82,56 @@ def _device_name(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
-def _cuda_problems(device: str) -> Iterator[str]:
+def _dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
+    dtype: torch.dtype = spec.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    return dtype
+
+
+def _block_size(config: EngineConfig) -> int | None:
+    """None: auto."""
+    return None if config.block_size == "auto" else int(config.block_size)
+
+
+def _attention_backend(config: EngineConfig, level: Numerics, device: torch.device, spec: ModelSpec) -> str:
+    if level != "fast":
+        return "triton" if level == "native" else "exact"
+    if config.attention_backend != "auto":
+        return config.attention_backend
+    return choose_backend(device, _dtype(config, spec), spec.head_dim, _block_size(config))
+
+
+def _level_problems(
+    config: EngineConfig, level: Numerics, device: torch.device, spec: ModelSpec | None
+) -> Iterator[str]:
+    """What the numerics level does not cover, and the attention backend asked for beside it."""
+    dtype = _dtype(config, spec) if spec else None
+    head_dim = spec.head_dim if spec else None
+    asked = config.attention_backend
+    if level == "fast":
+        if asked != "auto":
+            for problem in backend_problems(asked, device, dtype, head_dim, _block_size(config)):
+                yield f"engine.attention_backend={asked}: {problem}"
+        return
+    if asked not in (("auto", "triton") if level == "native" else ("auto",)):
+        yield (
+            f"engine.attention_backend={asked}: batch_invariant=true (numerics={level}) has an attention of its own; "
+            "leave engine.attention_backend at auto, or set batch_invariant=false"
+        )
+    if level == "native":
+        cure = "use numerics=exact (equal bits on every device), or batch_invariant=false"
+        if dtype is not None and dtype not in NATIVE_DTYPES:
+            yield (
+                f"numerics=native: it computes in bfloat16, float16 or float32, and this run's dtype is "
+                f"{str(dtype).removeprefix('torch.')}; set engine.dtype"
+            )
+        for problem in (*kernel_problems(device), *head_dim_problems(head_dim)):
+            yield f"numerics=native: {problem}; {cure}"
+
+
+def _cuda_problems(device: torch.device) -> Iterator[str]:
     if not torch.cuda.is_available():
         yield f"engine.device={device}: this machine has no usable CUDA device; use engine.device=cpu"
-    elif (torch.device(device).index or 0) >= torch.cuda.device_count():
+    elif (device.index or 0) >= torch.cuda.device_count():
         yield f"engine.device={device}: this machine has {torch.cuda.device_count()} CUDA devices, numbered from 0"
 
 

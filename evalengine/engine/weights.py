@@ -16,6 +16,7 @@ from evalengine.errors import ConfigError, EvalEngineError
 DUMMY_STD = 0.02  # of dummy weights: transformers' usual initializer_range
 INDEX = "model.safetensors.index.json"
 CHUNK = 1 << 22  # bytes read at once
+HASHED_AT_ONCE = 1 << 20  # elements of a dummy tensor: 8 MB of int64, which fits a cache
 
 
 def safetensors_files(folder: Path) -> list[Path]:
@@ -60,18 +61,34 @@ def safetensors_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
             ) from error
 
 
-def dummy_tensors(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    """Seeded random float32 weights, the same on every machine: norm weights 1, the rest uniform with mean 0.
+def dummy_tensors(shapes: dict[str, tuple[int, ...]], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Seeded random float32 weights, the same on every machine, made on `device`: norm weights 1, the rest uniform.
 
-    Uniform, because `rand` is scaled integers; `randn` takes log and cos, whose bits depend on the instruction set.
+    The integers are a hash of (name, element), in integer arithmetic: a generator's stream differs between CPU and GPU
+    and between GPUs, and a CPU's takes minutes for 8 billion weights.
     """
     for name in sorted(shapes):
-        if name.endswith("norm.weight"):
-            yield name, torch.ones(shapes[name])
-            continue
-        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "little")
-        uniform = torch.rand(shapes[name], generator=torch.Generator().manual_seed(seed))
-        yield name, (uniform - 0.5) * (DUMMY_STD * 12**0.5)
+        tensor = torch.ones(shapes[name], device=device)
+        if not name.endswith("norm.weight"):
+            for start, part in enumerate(tensor.view(-1).split(HASHED_AT_ONCE)):
+                part.copy_(_uniform(name, start * HASHED_AT_ONCE, len(part), device))
+        yield name, tensor
+
+
+def _uniform(name: str, start: int, count: int, device: torch.device) -> Tensor:
+    """float32 [count], mean 0, standard deviation `DUMMY_STD`: elements [start, start + count) of a dummy tensor.
+
+    Two rounds of a 32-bit multiply-xorshift hash, the name's two seeds before each. Products stay below 2^63.
+    """
+    seeds = hashlib.sha256(name.encode()).digest()
+    x = torch.arange(start, start + count, device=device)
+    for seed in (seeds[:4], seeds[4:8]):
+        x += int.from_bytes(seed, "little")
+        for _ in range(2):
+            x &= 0xFFFFFFFF
+            x ^= x >> 16
+            x *= 0x45D9F3B
+    return ((x >> 8) & 0xFFFFFF).float().mul_(2.0**-24).sub_(0.5).mul_(DUMMY_STD * 12**0.5)
 
 
 def fingerprint(files: list[Path]) -> str:

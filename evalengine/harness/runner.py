@@ -104,6 +104,8 @@ def _facts(config: Config, plan: Plan, llm: LLM) -> _Facts:
         "numerics": llm.settings.numerics,
         "dtype": str(llm.settings.dtype).removeprefix("torch."),
     }
+    if llm.settings.numerics == "fast":
+        extra["attention_backend"] = llm.settings.attention_backend
     return _Facts(run_id(config, extra), run_identity(config, extra), datasets)
 
 
@@ -171,6 +173,7 @@ def _engine_facts(llm: LLM) -> dict[str, Any]:
         "numerics": llm.settings.numerics,
         "dtype": str(llm.settings.dtype).removeprefix("torch."),
         "device": str(llm.settings.device),
+        "attention_backend": llm.settings.attention_backend,
         "max_model_len": llm.settings.max_model_len,
         "block_size": llm.settings.block_size,
         "num_kv_blocks": llm.num_kv_blocks,

@@ -7,25 +7,38 @@ import torch
 from evalengine.errors import ConfigError
 from evalengine.layers.ops import Ops
 
-NATIVE_IS_ABSENT = (
-    "numerics=native needs the CUDA kernels, which are not in this version; "
-    "set numerics=exact (equal bits on every device) or batch_invariant=false (numerics=fast)"
-)
 
+def create_ops(level: str, dtype: torch.dtype, device: torch.device, attention_backend: str = "auto") -> Ops:
+    """The implementation of a numerics level on one device.
 
-def create_ops(level: str, dtype: torch.dtype, device: torch.device) -> Ops:
-    """The implementation of a numerics level, `fast` or `exact`, on one device.
+    attention_backend: `fast` only: flash_attn | triton | sdpa. auto takes triton or sdpa, which read KV pages of any
+    size; flash_attn is named by whoever knows that the pages suit it (`choose_backend`).
 
-    Raises `ConfigError` for a level that is not there, `EvalEngineError` for a device that fails the exact self-test.
+    What a level cannot run on is found before, by `evalengine.engine.settings`. Raises `ConfigError` for a level that
+    is not there, `EvalEngineError` for a device that fails the exact self-test.
     """
     if level == "fast":
-        from evalengine.layers.fast import FastOps
-
-        return FastOps(dtype, device)
+        return _fast_ops(dtype, device, attention_backend)
     if level == "exact":
         from evalengine.layers.exact import ExactOps
 
         return ExactOps(dtype, device)
     if level == "native":
-        raise ConfigError(NATIVE_IS_ABSENT)
+        from evalengine.layers.native import NativeOps
+
+        return NativeOps(dtype, device)
     raise ConfigError(f"numerics={level}: must be native, exact or fast")
+
+
+def _fast_ops(dtype: torch.dtype, device: torch.device, attention_backend: str) -> Ops:
+    from evalengine.layers.attention_backends import choose_backend, kernel_problems
+
+    if attention_backend == "auto":
+        attention_backend = choose_backend(device, dtype, head_dim=None, block_size=1)
+    if kernel_problems(device):
+        from evalengine.layers.fast import FastOps
+
+        return FastOps(dtype, device, attention_backend)
+    from evalengine.layers.fast_cuda import CudaFastOps
+
+    return CudaFastOps(dtype, device, attention_backend)

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache.
+"""Attention over the paged KV cache, and what comes before it.
 
 T tokens, Hq/Hkv heads, D head_dim, B pages of `block_size` tokens.
 """
@@ -9,20 +9,46 @@ from torch import Tensor
 
 from evalengine.layers.base import Layer
 from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.norm import RMSNorm
 from evalengine.layers.ops import Ops
+
+KVCache = tuple[Tensor, Tensor]  # k and v pools [B, block_size, Hkv, D]
+
+
+class NormRopeStore(Layer):
+    """q, k, v as projected -> q as attention takes it; k and v go to the cache. One kernel where the ops fuse it."""
+
+    def forward(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        norms: tuple[RMSNorm, RMSNorm] | None,
+        cos: Tensor,
+        sin: Tensor,
+        kv_cache: KVCache,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """q [T, Hq, D], k and v [T, Hkv, D]; norms over each head's q and k, if the model has them -> [T, Hq, D]."""
+        q_weight, k_weight, eps = (norms[0].weight, norms[1].weight, norms[0].eps) if norms else (None, None, 0.0)
+        return self.ops.qk_norm_rope_store(*qkv, q_weight, k_weight, eps, cos, sin, *kv_cache, slot_mapping)
 
 
 class PagedAttention(Layer):
-    """Stores the step's k and v, then attends: KV is written before it is read."""
+    """Attends over the pool, which holds the step's k and v already: KV is written before it is read."""
 
     def __init__(self, ops: Ops, scale: float) -> None:
         super().__init__(ops)
         self.scale = scale
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, kv_cache: tuple[Tensor, Tensor], metadata: AttentionMetadata
-    ) -> Tensor:
-        """q [T, Hq, D], k and v [T, Hkv, D], pools [B, block_size, Hkv, D] -> [T, Hq, D]."""
+    def forward(self, q: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
+        """q [T, Hq, D], pools [B, block_size, Hkv, D] -> [T, Hq, D]."""
         k_cache, v_cache = kv_cache
-        self.ops.store_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
         return self.ops.attention(q, k_cache, v_cache, metadata, self.scale)
+
+
+class StoreKV(Layer):
+    """k and v into the pools, one op by itself."""
+
+    def forward(self, k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v [T, Hkv, D], handed on."""
+        self.ops.store_kv(k, v, *kv_cache, slot_mapping)
+        return k, v

@@ -1,4 +1,4 @@
-"""`fast`: plain torch, whatever is quickest. Nothing is promised about bits from one batch shape to another.
+"""`fast`: plain torch, on a CPU or on CUDA without Triton. Nothing is promised about bits from one batch to another.
 
 Element-wise arithmetic rounds where transformers' eager code rounds, so on equal inputs those ops are byte-equal to it.
 """
@@ -10,15 +10,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from evalengine.layers import kv_cache
-from evalengine.layers.fast_attention import paged_attention
+from evalengine.layers.attention_backends import attention_function
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops, PreparedWeight
+
+
+def rope_table(
+    inv_freq: Tensor, max_positions: int, scaling: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """float32 [D/2] -> cos, sin [max_positions, D/2] of the float32 angle, times `scaling` in float32, rounded to
+    `dtype`."""
+    positions = torch.arange(max_positions, dtype=torch.float32, device=device)
+    angles = positions[:, None] * inv_freq.to(device)
+    return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
 
 
 class FastOps(Ops):
     """Weights stay as loaded, except that the CPU's lm_head keeps a float32 copy (logits are float32)."""
 
     name = "fast"
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, attention_backend: str = "sdpa") -> None:
+        super().__init__(dtype, device)
+        self._attention = attention_function(attention_backend)
 
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         return weight.detach().float() if lm_head and self.device.type == "cpu" else weight.detach()
@@ -44,10 +58,7 @@ class FastOps(Ops):
         return x + residual
 
     def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
-        """cos and sin of the float32 angle, times `scaling` in float32, rounded to the model dtype."""
-        positions = torch.arange(max_positions, dtype=torch.float32, device=self.device)
-        angles = positions[:, None] * inv_freq.to(self.device)
-        return (angles.cos() * scaling).to(self.dtype), (angles.sin() * scaling).to(self.dtype)
+        return rope_table(inv_freq, max_positions, scaling, self.dtype, self.device)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Each product and the sum rounded."""
@@ -67,7 +78,7 @@ class FastOps(Ops):
     def attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
-        return paged_attention(q, k_cache, v_cache, metadata, scale)
+        return self._attention(q, k_cache, v_cache, metadata, scale)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return torch.log_softmax(logits, dim=-1)

@@ -7,8 +7,14 @@ The engine builds it, the model's forward takes it as an argument: there is no g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -17,7 +23,8 @@ class AttentionMetadata:
     """One step's ragged batch.
 
     Sequence s owns the rows cu_seqlens_q[s] : cu_seqlens_q[s + 1] of the batch; they are the last `query_lens[s]` of
-    its `kv_lens[s]` tokens, in order (causal).
+    its `kv_lens[s]` tokens, in order (causal). The first `num_decodes` sequences have one row each: kernels that split
+    the KV range serve them, kernels that tile the rows serve the others, and each gets a slice of these tensors.
     """
 
     slot_mapping: Tensor  # int64 [T]: page * block_size + offset of each token's KV; -1 is skipped
@@ -26,3 +33,64 @@ class AttentionMetadata:
     block_table: Tensor  # int32 [S, P]: page ids, padded with 0
     query_lens: list[int]  # the same on the host: no device synchronisation in a layer
     kv_lens: list[int]
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # a kernel's own, made once a step
+
+    @classmethod
+    def build(
+        cls,
+        query_lens: list[int],
+        kv_lens: list[int],
+        pages: Sequence[list[int]],
+        block_size: int,
+        device: torch.device,
+    ) -> AttentionMetadata:
+        """From every sequence's number of new tokens, number of tokens and page ids."""
+
+        def tensor(values: list, dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        slots = [
+            table[p // block_size] * block_size + p % block_size
+            for table, queries, length in zip(pages, query_lens, kv_lens, strict=True)
+            for p in range(length - queries, length)
+        ]
+        width = max(-(-n // block_size) for n in kv_lens)
+        return cls(
+            slot_mapping=tensor(slots, torch.int64),
+            cu_seqlens_q=tensor([0, *accumulate(query_lens)], torch.int32),
+            seqlens_k=tensor(kv_lens, torch.int32),
+            block_table=tensor([table[:width] + [0] * (width - len(table)) for table in pages], torch.int32),
+            query_lens=query_lens,
+            kv_lens=kv_lens,
+        )
+
+    @cached_property
+    def num_decodes(self) -> int:
+        """How many sequences, from the first on, have exactly one row."""
+        return next((s for s, n in enumerate(self.query_lens) if n != 1), len(self.query_lens))
+
+    @cached_property
+    def max_query_len(self) -> int:
+        """Of the sequences that are no decodes."""
+        return max(self.query_lens[self.num_decodes :], default=0)
+
+    @cached_property
+    def max_decode_kv_len(self) -> int:
+        return max(self.kv_lens[: self.num_decodes], default=0)
+
+    @cached_property
+    def max_prefill_kv_len(self) -> int:
+        return max(self.kv_lens[self.num_decodes :], default=0)
+
+    @cached_property
+    def prefill_cu_seqlens_q(self) -> Tensor:
+        """int32 [S - num_decodes + 1], from 0: the rows past the decodes, by sequence."""
+        return self.cu_seqlens_q[self.num_decodes :] - self.num_decodes
+
+    @cached_property
+    def prefill_cu_seqlens_k(self) -> Tensor:
+        """int32 [S - num_decodes + 1], from 0: running sums of the lengths of the sequences that are no decodes.
+
+        Made on the device, once a step for all layers (a copy from the host would wait for it).
+        """
+        return F.pad(self.seqlens_k[self.num_decodes :].cumsum(0, dtype=torch.int32), (1, 0))

@@ -1,4 +1,4 @@
-"""RMS norm and the residual stream's sum."""
+"""RMS norm, by itself or with the residual stream's sum before it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RMSNorm(Layer):
         return self.ops.rms_norm(x, self.weight, self.eps)
 
 
-class ResidualAdd(Layer):
-    """[T, H], [T, H] -> [T, H]."""
+class AddRMSNorm(RMSNorm):
+    """[T, H], [T, H] -> the norm of the rounded sum, and that sum: the residual stream goes on as it was normed."""
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.ops.add(x, residual)
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)

@@ -5,18 +5,21 @@
 
 Layers hold an `Ops` and call nothing else, so `fast`, `exact` and (on CUDA) `native` share every model, loader and
 scheduler. Level by level the rounding points are those of the numerics contract; each implementation quotes its own.
+The fused forms at the end are defined by the forms they are made of, and give their bytes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from evalengine.kernels import sampling
 from evalengine.layers.metadata import AttentionMetadata
 
+GREEDY = -1  # in `read_out`: the row's most probable token
 PreparedWeight = Any  # what `prepare_weight` returns: opaque to the layers
 
 
@@ -24,6 +27,7 @@ class Ops(ABC):
     """One numerics level on one device. Every method is a pure function of its arguments."""
 
     name: str  # "fast" | "exact" | "native"
+    fused: ClassVar[bool] = False  # the fused forms are kernels of their own: callers that need no parts call them
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype  # of weights and KV cache
@@ -83,3 +87,44 @@ class Ops(ABC):
     @abstractmethod
     def log_softmax(self, logits: Tensor) -> Tensor:
         """float32 [T, V] -> float32 [T, V]."""
+
+    # -- fused forms -------------------------------------------------------------------------------------------------
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """[T, H] twice, [H] -> `rms_norm` of `add(x, residual)`, and that sum, the new residual."""
+        total = self.add(x, residual)
+        return self.rms_norm(total, weight, eps), total
+
+    def qk_norm_rope_store(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """q [T, Hq, D] -> normed over each head (where it has a weight [D]) and rotated; k [T, Hkv, D] likewise, into
+        the pools with v."""
+        if q_weight is not None:
+            q = self.rms_norm(q, q_weight, eps)
+        if k_weight is not None:
+            k = self.rms_norm(k, k_weight, eps)
+        self.store_kv(self.rope(k, cos, sin), v, k_cache, v_cache, slot_mapping)
+        return self.rope(q, cos, sin)
+
+    def read_out(self, logits: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """float32 [n, V]; int64 [k] twice -> each row's most probable token, int64 [n], and the logprobs of the tokens
+        (rows[i], columns[i]), float32 [k]. A column `GREEDY` stands for the row's most probable token.
+
+        Among equals, the lowest id. A row that holds a NaN: V for its token, NaN for its logprobs.
+        """
+        logprobs = self.log_softmax(logits)
+        greedy = sampling.argmax_lowest(logprobs)
+        columns = torch.where(columns == GREEDY, greedy[rows], columns)
+        return greedy, logprobs[rows, columns.clamp(max=logprobs.shape[1] - 1)]

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from evalengine.layers.activation import SiluAndMul
-from evalengine.layers.attention import PagedAttention
+from evalengine.layers.attention import KVCache, NormRopeStore, PagedAttention, StoreKV
 from evalengine.layers.base import Layer
 from evalengine.layers.embedding import LMHead, VocabEmbedding
 from evalengine.layers.linear import Linear, MergedLinear, QKVLinear
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.norm import ResidualAdd, RMSNorm
+from evalengine.layers.norm import AddRMSNorm, RMSNorm
 from evalengine.layers.ops import Ops
 from evalengine.layers.rotary import Rope, RopeTable
 from evalengine.models.config import ModelSpec
-
-KVCache = tuple[Tensor, Tensor]
 
 
 class DecoderAttention(nn.Module):
@@ -30,23 +29,37 @@ class DecoderAttention(nn.Module):
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         super().__init__()
+        self.ops = ops
         self.qkv_proj = QKVLinear(
             ops, spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, bias=spec.attention_bias
         )
         if spec.qk_norm:
             self.q_norm = RMSNorm(ops, spec.head_dim, spec.rms_norm_eps)
             self.k_norm = RMSNorm(ops, spec.head_dim, spec.rms_norm_eps)
-        self.q_rope, self.k_rope = Rope(ops), Rope(ops)
+        self.norms = (self.q_norm, self.k_norm) if spec.qk_norm else None
+        self.norm_rope_store = NormRopeStore(ops)
+        self.q_rope, self.k_rope, self.store_kv = Rope(ops), Rope(ops), StoreKV(ops)
         self.attention = PagedAttention(ops, scale=spec.head_dim**-0.5)
         self.o_proj = Linear(ops, spec.num_heads * spec.head_dim, spec.hidden_size, bias=spec.attention_output_bias)
-        self.qk_norm = spec.qk_norm
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
-        q, k, v = self.qkv_proj.split(self.qkv_proj(x))
-        if self.qk_norm:
+        qkv = self.qkv_proj.split(self.qkv_proj(x))
+        if self.ops.fused:
+            q = self.norm_rope_store(qkv, self.norms, cos, sin, kv_cache, metadata.slot_mapping)
+        else:
+            q = self._in_steps(qkv, cos, sin, kv_cache, metadata.slot_mapping)
+        return self.o_proj(self.attention(q, kv_cache, metadata).flatten(1))
+
+    def _in_steps(
+        self, qkv: tuple[Tensor, Tensor, Tensor], cos: Tensor, sin: Tensor, kv_cache: KVCache, slot_mapping: Tensor
+    ) -> Tensor:
+        """What `norm_rope_store` does, the same bytes, an op at a time: each one's output can be looked at."""
+        q, k, v = qkv
+        if self.norms:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.q_rope(q, cos, sin), self.k_rope(k, cos, sin)
-        return self.o_proj(self.attention(q, k, v, kv_cache, metadata).flatten(1))
+        self.store_kv(k, v, kv_cache, slot_mapping)
+        return q
 
 
 class DecoderMLP(nn.Module):
@@ -64,20 +77,25 @@ class DecoderMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). The sum is rounded, and the rounded sum is normed."""
+    """Attention and feed-forward, each on the norm of the residual stream: the sum so far, rounded, then normed.
+
+    A layer takes the last layer's output `x` not yet added to `residual`, and hands its own on in the same way.
+    """
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
+        self.input_layernorm = AddRMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
         self.self_attn = DecoderAttention(spec, ops)
-        self.attention_add = ResidualAdd(ops)
-        self.post_attention_layernorm = RMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
+        self.post_attention_layernorm = AddRMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
         self.mlp = DecoderMLP(spec, ops)
-        self.mlp_add = ResidualAdd(ops)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
-        x = self.attention_add(self.self_attn(self.input_layernorm(x), cos, sin, kv_cache, metadata), x)
-        return self.mlp_add(self.mlp(self.post_attention_layernorm(x)), x)
+    def forward(
+        self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, kv_cache: KVCache, metadata: AttentionMetadata
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.input_layernorm(x, residual)
+        x = self.self_attn(x, cos, sin, kv_cache, metadata)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self.mlp(x), residual
 
 
 class Decoder(nn.Module):
@@ -88,16 +106,17 @@ class Decoder(nn.Module):
         self.embed_tokens = VocabEmbedding(ops, spec.vocab_size, spec.hidden_size)
         self.rope_table = RopeTable(ops, spec.rope.inv_freq(spec.head_dim))
         self.layers = nn.ModuleList(DecoderLayer(spec, ops) for _ in range(spec.num_layers))
-        self.norm = RMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
+        self.norm = AddRMSNorm(ops, spec.hidden_size, spec.rms_norm_eps)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
     ) -> Tensor:
         x = self.embed_tokens(input_ids)
+        residual = torch.zeros_like(x)  # 0 + x is x, but for -0, which no norm or sum after it tells from +0
         cos, sin = self.rope_table(positions)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            x = layer(x, cos, sin, kv_cache, metadata)
-        return self.norm(x)
+            x, residual = layer(x, residual, cos, sin, kv_cache, metadata)
+        return self.norm(x, residual)[0]
 
 
 class DecoderForCausalLM(nn.Module):

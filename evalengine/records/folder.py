@@ -108,16 +108,10 @@ class RunFolder:
     def write_with(self, name: str, write: Callable[[Path], Any]) -> Path:
         """The same, by a function that fills the path it is given."""
         target = self.path / name
-        scratch = self.path / f".{name}.partial"
         try:
-            write(scratch)
-            _sync(scratch)
-            os.replace(scratch, target)
-            _sync(self.path)
+            write_whole(target, write)
         except OSError as error:
             raise write_failed(target, error) from error
-        finally:
-            scratch.unlink(missing_ok=True)
         return target
 
     def finish(self, digest: str) -> None:
@@ -147,6 +141,18 @@ class RunFolder:
 def sanitise(name: str) -> str:
     """`name` as one part of a path: letters, digits and . _ + - only, of limited length."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "_", name).lstrip(".-")[:NAME_LIMIT] or "run"
+
+
+def write_whole(target: Path, write: Callable[[Path], Any]) -> None:
+    """A file that appears whole or not at all, by a function that fills the path it is given."""
+    scratch = target.parent / f".{target.name}.partial"
+    try:
+        write(scratch)
+        _sync(scratch)
+        os.replace(scratch, target)
+        _sync(target.parent)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def write_failed(path: Path, error: OSError) -> EvalEngineError:

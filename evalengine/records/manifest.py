@@ -19,6 +19,7 @@ from evalengine.config import OUTPUT_FIELDS, SCHEDULE_FIELDS, Config
 MANIFEST = "manifest.json"
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
 IDENTITY_KEYS = ("weights", "tokenizer", "datasets", "prompts", "numerics", "dtype")
+FAST_IDENTITY_KEYS = ("attention_backend",)  # resolved too; at the other levels they change nothing
 _STANDS_FOR = ("model", "batch_invariant", "numerics", "task")
 LIBRARIES = (
     *("torch", "triton", "transformers", "tokenizers", "datasets", "safetensors", "gguf", "flash-attn", "hydra-core"),
@@ -51,14 +52,16 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that can change a result, as plain JSON values.
 
     extra: what stands for files, by content, at least `IDENTITY_KEYS`: fingerprints of weights, tokenizer, dataset rows
-    and prompts, and the resolved numerics level and dtype. Where a model or dataset lies is no part of the identity.
+    and prompts, the resolved numerics level and dtype, and `FAST_IDENTITY_KEYS` where that level is `fast`. Where a
+    model or dataset lies is no part of the identity.
     """
-    missing = [name for name in IDENTITY_KEYS if name not in extra]
+    needed = (*IDENTITY_KEYS, *(FAST_IDENTITY_KEYS if extra.get("numerics") == "fast" else ()))
+    missing = [name for name in needed if name not in extra]
     assert not missing, f"a run's identity needs {missing}"
     settings = asdict(config)
     for name in (*OUTPUT_FIELDS, *_STANDS_FOR):
         del settings[name]
-    for name in (*SCHEDULE_FIELDS, "dtype"):
+    for name in (*SCHEDULE_FIELDS, "dtype", *FAST_IDENTITY_KEYS):
         del settings["engine"][name]
     for task in settings["tasks"].values():
         del task["dataset"], task["fewshot_file"]

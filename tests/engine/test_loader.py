@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import load_model, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.weights import DUMMY_STD, HASHED_AT_ONCE, dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
@@ -268,8 +269,8 @@ def test_dummy_weights_are_seeded_by_name_and_need_neither_weights_nor_tokenizer
     first, second = load(folder, load_format="dummy"), load(bare, load_format="dummy")
     assert torch.equal(logits(first), logits(second))
     table = first.model.embed_tokens.weight
-    # The bits of rand are scaled integers of a Mersenne twister: these hold on every machine.
-    assert [x.hex() for x in table[0, :2].tolist()] == ["-0x1.104bce0000000p-6", "0x1.0ca77a0000000p-5"]
+    # A hash in integer arithmetic, scaled: these hold on every machine.
+    assert [x.hex() for x in table[0, :2].tolist()] == ["0x1.bc54860000000p-6", "0x1.89cae60000000p-8"]
     assert abs(float(table.std()) - 0.02) < 0.003 and not torch.equal(
         table[:16], first.model.norm.weight.expand(16, 16)
     )
@@ -278,6 +279,23 @@ def test_dummy_weights_are_seeded_by_name_and_need_neither_weights_nor_tokenizer
     assert checkpoint.tokenizer is None and checkpoint.format == "dummy"
     other = dataclasses.replace(checkpoint, spec=dataclasses.replace(checkpoint.spec, num_layers=1))
     assert weights_fingerprint(checkpoint) != weights_fingerprint(other)
+
+
+def test_dummy_weights_look_random_across_the_parts_they_are_made_in() -> None:
+    shape = (2 * HASHED_AT_ONCE + 5,)
+    tensors = dict(dummy_tensors({"a.weight": shape, "b.weight": shape}, torch.device("cpu")))
+    a, b = tensors["a.weight"] / DUMMY_STD, tensors["b.weight"] / DUMMY_STD
+    assert abs(float(a.mean())) < 0.01 and abs(float(a.std()) - 1) < 0.01
+    assert abs(float((a * b).mean())) < 0.01, "tensors are unlike each other"
+    for shift in (1, 2, 4096, HASHED_AT_ONCE):
+        assert abs(float((a[shift:] * a[:-shift]).mean())) < 0.01, f"a repeats itself at {shift}"
+
+
+@pytest.mark.gpu
+def test_dummy_weights_are_the_same_on_the_gpu() -> None:
+    shapes = {"a.weight": (1031, 2053), "norm.weight": (7,)}
+    here, there = (dict(dummy_tensors(shapes, torch.device(device))) for device in ("cpu", "cuda"))
+    assert all(torch.equal(here[name], there[name].cpu()) for name in shapes)
 
 
 def test_fingerprint_sees_contents_and_names_of_weight_files_only(folder: Path) -> None:

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from evalengine.kernels import sampling
+from tests.bitwise import assert_bitwise_equal
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 # Known answers published with Random123 (kat_vectors, philox4x32 10): counter, key, result.
 KNOWN = [
@@ -15,14 +18,21 @@ KNOWN = [
 ]
 
 
-def words(text: str) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.tensor([int(w, 16)]) for w in text.split())
+def words(text: str, device: str) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor([int(w, 16)], device=device) for w in text.split())
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
-def test_philox_known_answers(counter, key, expected):
-    result = sampling.philox(words(counter), words(key))
+def test_philox_known_answers(counter, key, expected, device):
+    result = sampling.philox(words(counter, device), words(key, device))
     assert " ".join(f"{w.item():08x}" for w in result) == expected
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    """Where logprobs lie, and where `draw` samples."""
+    return request.param
 
 
 def draw(logprobs, temperature=1.0, top_k=0, top_p=1.0, keys=None, positions=None):
@@ -32,31 +42,37 @@ def draw(logprobs, temperature=1.0, top_k=0, top_p=1.0, keys=None, positions=Non
         torch.full((n,), temperature, dtype=torch.float64),
         torch.full((n,), top_k),
         torch.full((n,), top_p, dtype=torch.float64),
-        torch.arange(n) if keys is None else keys,
-        torch.zeros(n, dtype=torch.int64) if positions is None else positions,
+        torch.arange(n, device=logprobs.device) if keys is None else keys,
+        torch.zeros(n, dtype=torch.int64, device=logprobs.device) if positions is None else positions,
     )
 
 
-def test_samples_follow_the_distribution():
-    p = torch.tensor([0.5, 0.25, 0.125, 0.125])
+def test_samples_follow_the_distribution(device):
+    p = torch.tensor([0.5, 0.25, 0.125, 0.125], device=device)
     n = 20000
     counts = torch.bincount(draw(p.log().expand(n, -1)), minlength=4) / n
     assert (counts - p).abs().max() < 4 * math.sqrt(0.25 / n)
 
 
-def test_temperature_sharpens():
-    p = torch.tensor([0.6, 0.4]).log().expand(5000, -1)
+def test_temperature_sharpens(device):
+    p = torch.tensor([0.6, 0.4], device=device).log().expand(5000, -1)
     cold, hot = (draw(p, temperature=t).eq(0).float().mean().item() for t in (0.25, 4.0))
     assert abs(cold - 0.6**4 / (0.6**4 + 0.4**4)) < 0.03
     assert abs(hot - 0.6**0.25 / (0.6**0.25 + 0.4**0.25)) < 0.03
 
 
-def test_a_row_does_not_depend_on_its_neighbours_or_slot():
-    torch.manual_seed(0)
-    logprobs = torch.randn(45, 1009).log_softmax(-1)  # 45: one engine changes algorithm at 44 sequences
-    keys, positions = torch.randint(-(2**63), 2**63 - 1, (45,)), torch.randint(0, 5000, (45,))
+def random_rows(rows, vocab):
+    """float32 logprobs [rows, vocab] on the CPU, keys and positions."""
+    generator = torch.Generator().manual_seed(rows)
+    logprobs = torch.randn(rows, vocab, generator=generator).log_softmax(-1)
+    keys = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
+    return logprobs, keys, torch.randint(0, 5000, (rows,), generator=generator)
+
+
+def test_a_row_does_not_depend_on_its_neighbours_or_slot(device):
+    logprobs, keys, positions = (x.to(device) for x in random_rows(45, 1009))  # one engine changes algorithm at 44
     together = draw(logprobs, 0.7, 50, 0.9, keys, positions)
-    order = torch.randperm(45)
+    order = torch.randperm(45, generator=torch.Generator().manual_seed(0)).to(device)
     assert torch.equal(draw(logprobs[order], 0.7, 50, 0.9, keys[order], positions[order]), together[order])
     alone = torch.cat(
         [draw(logprobs[i : i + 1], 0.7, 50, 0.9, keys[i : i + 1], positions[i : i + 1]) for i in range(45)]
@@ -64,16 +80,50 @@ def test_a_row_does_not_depend_on_its_neighbours_or_slot():
     assert torch.equal(alone, together)
 
 
-def test_key_and_position_change_the_sample():
-    logprobs = torch.zeros(1, 1009).expand(64, -1).log_softmax(-1)
-    assert draw(logprobs, keys=torch.zeros(64, dtype=torch.int64)).unique().numel() == 1
-    assert draw(logprobs, keys=torch.arange(64) << 32).unique().numel() > 50  # the key's high word counts too
-    zero = torch.zeros(64, dtype=torch.int64)
-    assert draw(logprobs, keys=zero, positions=torch.arange(64)).unique().numel() > 50
+@pytest.mark.parametrize("vocab", [1, 1009, 49152])
+def test_no_filter_takes_the_same_token_without_a_sort(device, vocab):
+    """top-k of the whole vocabulary sorts, 0 does not; a row must not see which its neighbours ask for."""
+    logprobs, keys, positions = (x.to(device) for x in random_rows(7, vocab))
+    logprobs[2, vocab // 2] = torch.nan
+    unsorted = draw(logprobs, 0.7, 0, 1.0, keys, positions)
+    assert torch.equal(unsorted, draw(logprobs, 0.7, vocab, 1.0, keys, positions))
+    assert unsorted[2] == vocab
+    assert vocab == 1 or not torch.equal(unsorted, draw(logprobs, 0.7, 1, 1.0, keys, positions))
 
 
-def test_top_k_and_top_p_keep_what_they_should():
-    p = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().expand(2000, -1)
+@pytest.mark.gpu
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (50, 1.0), (0, 0.9), (50, 0.9)])
+def test_cuda_takes_the_cpus_tokens(top_k, top_p):
+    """From equal logprobs: noise, exp and the masses have the same bits."""
+    logprobs, keys, positions = random_rows(45, 49152)
+    noise = sampling.gumbel_noise(keys, positions, 49152)
+    assert_bitwise_equal(sampling.gumbel_noise(keys.cuda(), positions.cuda(), 49152), noise)
+    there = draw(logprobs.cuda(), 0.7, top_k, top_p, keys.cuda(), positions.cuda())
+    assert torch.equal(there.cpu(), draw(logprobs, 0.7, top_k, top_p, keys, positions))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("top_k", [0, 50])
+def test_settings_on_the_host_cost_no_synchronisation(top_k):
+    logprobs, keys, positions = (x.cuda() for x in random_rows(45, 1009))
+    draw(logprobs, 0.7, top_k, 0.9 if top_k else 1.0, keys, positions)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        draw(logprobs, 0.7, top_k, 0.9 if top_k else 1.0, keys, positions)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_key_and_position_change_the_sample(device):
+    logprobs = torch.zeros(1, 1009, device=device).expand(64, -1).log_softmax(-1)
+    zero, each = torch.zeros(64, dtype=torch.int64, device=device), torch.arange(64, device=device)
+    assert draw(logprobs, keys=zero).unique().numel() == 1
+    assert draw(logprobs, keys=each << 32).unique().numel() > 50  # the key's high word counts too
+    assert draw(logprobs, keys=zero, positions=each).unique().numel() > 50
+
+
+def test_top_k_and_top_p_keep_what_they_should(device):
+    p = torch.tensor([0.1, 0.4, 0.2, 0.3], device=device).log().expand(2000, -1)
     assert set(draw(p, top_k=1).tolist()) == {1}
     assert set(draw(p, top_k=2).tolist()) == {1, 3}
     assert set(draw(p, top_p=0.4).tolist()) == {1}  # 0.4 reaches 0.4
@@ -82,19 +132,19 @@ def test_top_k_and_top_p_keep_what_they_should():
     assert set(draw(p, top_k=3, top_p=0.5).tolist()) == {1, 3}  # top-p of what top-k left: 0.44, 0.78
 
 
-def test_top_k_ties_go_to_the_lowest_id():
-    p = torch.zeros(2000, 7).log_softmax(-1)
+def test_top_k_ties_go_to_the_lowest_id(device):
+    p = torch.zeros(2000, 7, device=device).log_softmax(-1)
     assert set(draw(p, top_k=3).tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 31, 1009, 49152])
-def test_argmax_takes_the_lowest_of_equals(vocab):
-    values = torch.zeros(3, vocab)
+def test_argmax_takes_the_lowest_of_equals(vocab, device):
+    values = torch.zeros(3, vocab, device=device)
     assert sampling.argmax_lowest(values).tolist() == [0, 0, 0]
     values[1, vocab // 2 :] = 1.0
     assert sampling.argmax_lowest(values)[1] == (vocab // 2 if vocab > 1 else 0)
 
 
-def test_argmax_of_nan_is_out_of_range():
-    assert sampling.argmax_lowest(torch.tensor([[0.0, float("nan"), 1.0]])).tolist() == [3]
-    assert sampling.argmax_lowest(torch.empty(0, 5)).tolist() == []
+def test_argmax_of_nan_is_out_of_range(device):
+    assert sampling.argmax_lowest(torch.tensor([[0.0, float("nan"), 1.0]], device=device)).tolist() == [3]
+    assert sampling.argmax_lowest(torch.empty(0, 5, device=device)).tolist() == []

@@ -32,35 +32,21 @@ class PagedRunner:
     @torch.inference_mode()
     def step(self, batch: dict[str, list[int]], first_position: int = 0) -> dict[str, Tensor]:
         """New tokens by sequence -> float32 logits [new tokens, V] by sequence, on the CPU."""
-        slots, positions, kv_lens = [], [], []
+        positions, kv_lens = [], []
         for name, tokens in batch.items():
             start = self.lengths.setdefault(name, 0)
             end = start + len(tokens)
             pages = self.pages.setdefault(name, [])
             while len(pages) * self.block_size < end:
                 pages.append(self.free.pop())
-            slots += [pages[i // self.block_size] * self.block_size + i % self.block_size for i in range(start, end)]
             positions += range(first_position + start, first_position + end)
             kv_lens.append(end)
             self.lengths[name] = end
-        metadata = self.metadata(list(batch), [len(tokens) for tokens in batch.values()], kv_lens, slots)
-        ids = torch.tensor([token for tokens in batch.values() for token in tokens])
         device = self.model.ops.device
+        query_lens = [len(tokens) for tokens in batch.values()]
+        pages_of = [self.pages[name] for name in batch]
+        metadata = AttentionMetadata.build(query_lens, kv_lens, pages_of, self.block_size, device)
+        ids = torch.tensor([token for tokens in batch.values() for token in tokens])
         hidden = self.model(ids.to(device), torch.tensor(positions, device=device), self.caches, metadata)
         logits = self.model.compute_logits(hidden).cpu().split(metadata.query_lens)
         return dict(zip(batch, logits, strict=True))
-
-    def metadata(
-        self, names: list[str], query_lens: list[int], kv_lens: list[int], slots: list[int]
-    ) -> AttentionMetadata:
-        width = max(len(self.pages[name]) for name in names)
-        table = [self.pages[name] + [0] * (width - len(self.pages[name])) for name in names]
-        device = self.model.ops.device
-        return AttentionMetadata(
-            slot_mapping=torch.tensor(slots, device=device),
-            cu_seqlens_q=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),
-            seqlens_k=torch.tensor(kv_lens, dtype=torch.int32, device=device),
-            block_table=torch.tensor(table, dtype=torch.int32, device=device),
-            query_lens=query_lens,
-            kv_lens=kv_lens,
-        )

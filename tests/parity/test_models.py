@@ -179,10 +179,13 @@ def test_op_hook_reports_every_op_in_order(reference: tuple[PreTrainedModel, Pat
     with op_hook(model, lambda name, output: seen.append((name, output.shape))):
         runner.step({"s": [1, 2, 3]})
     names = [name for name, _ in seen]
-    per_layer = 12 + 2 * model.spec.qk_norm
-    assert len(names) == len(set(names)) == 3 + per_layer * model.spec.num_layers + 2
-    assert names[0] == "model.embed_tokens" and names[-2:] == ["model.norm", "lm_head"]
-    assert names.index("model.layers.0.mlp_add") < names.index("model.layers.1.self_attn.qkv_proj")
+    per_layer = 14 + 2 * model.spec.qk_norm
+    assert len(names) == len(set(names)) == 3 + per_layer * model.spec.num_layers + 3
+    assert names[0] == "model.embed_tokens" and names[-3:] == ["model.norm.0", "model.norm.1", "lm_head"]
+    residual = "model.layers.1.input_layernorm.1"
+    assert names.index("model.layers.0.mlp.down_proj") < names.index(residual) < names.index(
+        "model.layers.1.self_attn.qkv_proj"
+    )
     assert all(shape[0] == 3 for _, shape in seen)
     runner.step({"s": [4]})
     assert len(seen) == len(names), "the hook outlived its context"

@@ -25,9 +25,11 @@ ARROWS: dict[str, set[str]] = {
     "records": {"config", "errors"},
     "report": {"records", "errors"},
     "harness": {"engine", "tasks", "records", "config", "errors"},
+    "certify": {"harness", "engine", "models", "layers", "kernels", "tasks", "records", "report", "config", "errors"},
+    "bench": {"engine", "models", "layers", "kernels", "records", "config", "errors"},
     "assets": set(),
     "__init__": {"engine", "invariant"},
-    "__main__": {"compose", "config", "errors", "harness", "report"},
+    "__main__": {"compose", "config", "errors", "harness", "report", "certify", "bench"},
 }
 HEAVY = {"torch", "transformers", "datasets", "triton"}
 
@@ -96,7 +98,15 @@ def test_folders_are_links_inside_the_package(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["evalengine", "evalengine.__main__", "evalengine.report.table", "evalengine.records.lm_eval"]
+    "module",
+    [
+        "evalengine",
+        "evalengine.__main__",
+        "evalengine.report.table",
+        "evalengine.records.lm_eval",
+        "evalengine.certify.cli",
+        "evalengine.bench.cli",
+    ],
 )
 def test_import_stays_light(module: str) -> None:
     """Help, configuration errors and reports answer without loading torch."""

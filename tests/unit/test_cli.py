@@ -38,7 +38,16 @@ def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]
 def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for word in ("gsm8k", "arc_easy", "tinymath", "smollm2-135m", "model.path=", "data_dir=", "-m, --multirun"):
+    for word in (
+        "gsm8k",
+        "arc_easy",
+        "tinymath",
+        "smollm2-135m",
+        "model.path=",
+        "data_dir=",
+        "-m, --multirun",
+        "verify",
+    ):
         assert word in text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -59,6 +68,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["task=gsm9k"], "did you mean gsm8k?"),
         (["engine.max_num_seq=1"], "did you mean engine.max_num_seqs?"),
         (["limit=abc"], "limit=abc"),
+        (["verfy"], "verfy: no such command; did you mean verify?"),
+        (["verify"], "verify: the following arguments are required: engine|kernels (see verify --help)"),
+        (["verify", "engin"], "invalid choice: 'engin'"),
+        (["verify", "engine", "--axes", "batch", "tiles"], "invalid choice: 'tiles'"),
+        (["verify", "engine", "--logprobs", "-1"], "--logprobs"),
+        (["verify", "engine", "--model", "shape:qwen9"], "no such shape; there are shape:qwen3-0.6b, shape:qwen3-8b"),
+        (["verify", "engine", "--layers", "2"], "only a shape's depth can be cut"),
+        (["verify", "kernels", "--device", "cpu"], "kernels with schedules run on CUDA only"),
+        (["bench", "matmull"], "there is no such benchmark"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(
@@ -68,6 +86,33 @@ def test_bad_usage_is_one_line_and_exit_2(
     out, err = capsys.readouterr()
     assert out == "" and expected in err
     assert err.startswith("evalengine: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["verify", "--help"], ["verify", "engine", "-h"], ["verify", "kernels", "-h"], ["bench", "-h"]]
+)
+def test_commands_have_their_own_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m evalengine {words[0]}")
+
+
+def test_commands_exit_by_what_they_find(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(error: BaseException) -> Callable[[Any], int]:
+        def run(arguments: Any) -> int:
+            raise error
+
+        return run
+
+    for error, code, said in (
+        (EvalEngineError("weights: damaged"), 1, "evalengine: weights: damaged\n"),
+        (KeyboardInterrupt(), 1, "Interrupted.\n"),
+        (ZeroDivisionError("ours"), 1, "Traceback"),
+    ):
+        monkeypatch.setattr("evalengine.certify.cli._engine", command(error))
+        assert main(["verify", "engine"]) == code
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr("evalengine.certify.cli._engine", lambda arguments: 0 if arguments.quick else 1)
+    assert main(["verify", "engine", "--quick"]) == 0 and main(["verify", "engine"]) == 1
 
 
 def test_several_problems_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,6 +134,10 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("numerics=fast", "batch_invariant=true contradicts numerics=fast"),
         ("engine.dtype=int8", "engine.dtype=int8: must be one of auto, bfloat16"),
         ("engine.device=gpu", "engine.device=gpu: must be auto, cpu, cuda or cuda:<number>"),
+        (
+            "engine.attention_backend=flash",
+            "engine.attention_backend=flash: must be one of auto, flash_attn, triton, sdpa",
+        ),
         ("engine.block_size=0", "engine.block_size=0"),
         ("engine.block_size=true", "engine.block_size=True"),
         ("engine.block_size=small", "engine.block_size=small"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -9,7 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evalengine.invariant import COVERED_OPS, is_batch_invariant_mode, set_batch_invariant_mode
+from evalengine.errors import ConfigError
+from evalengine.invariant import (
+    COVERED_OPS,
+    CoverageAudit,
+    UncoveredOpError,
+    is_batch_invariant_mode,
+    set_batch_invariant_mode,
+)
+from evalengine.invariant.audit import REDUCTIONS
+from evalengine.invariant.cpu import CPUOverrides
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 
@@ -128,7 +140,9 @@ def test_other_dtypes_keep_torchs_kernels(dtype: torch.dtype) -> None:
         lambda: torch.bmm(a[None], b[None]),
         lambda: torch.baddbmm(a[None], a[None], b[None]),
         lambda: torch.mv(a, b[0]),
-        lambda: torch.dot(a[0], b[0]),
+        lambda: torch.addmv(a[0], a, b[0]),
+        lambda: a.clone().addmm_(a, b),
+        lambda: a[None].clone().baddbmm_(a[None], b[None]),
         lambda: torch.sigmoid(a),
         lambda: torch.mean(a, 0, dtype=torch.complex64 if dtype.is_complex else torch.float64),
         *([lambda: a.softmax(0), lambda: a.log_softmax(0), lambda: F.silu(a)] if dtype == torch.float64 else []),
@@ -161,9 +175,185 @@ def test_autocast_and_gradients_pass_through() -> None:
     torch.testing.assert_close(weight.grad, x.sum(0).expand(33, -1))
 
 
-def test_every_covered_op_is_documented() -> None:
+def test_scaled_dot_product_attention_takes_the_math_path_and_goes_back() -> None:
+    q, k, v = (randn(2, 4, 7, 16, seed=s) for s in range(3))
+    ours, fused = "_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"
+    with torch.no_grad():
+        for _ in range(2):
+            assert met(lambda: F.scaled_dot_product_attention(q, k, v)) & {ours, fused} == {fused}
+            with set_batch_invariant_mode():
+                assert met(lambda: F.scaled_dot_product_attention(q, k, v)) & {ours, fused} == {ours}
+
+
+def test_fused_attention_is_refused() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q = randn(1, 2, 5, 16)
+    with set_batch_invariant_mode():
+        with (
+            sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+            pytest.raises(ConfigError, match=r"math path.*remove sdpa_kernel"),
+        ):
+            F.scaled_dot_product_attention(q, q, q)
+        F.scaled_dot_product_attention(q, q, q)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        F.scaled_dot_product_attention(q, q, q)
+
+
+def test_fully_masked_rows_give_zeros() -> None:
+    q, k, v = (randn(1, 2, 5, 16, seed=s) for s in range(3))
+    mask = torch.ones(5, 5, dtype=torch.bool).tril(-1)  # row 0 sees nothing
+    with set_batch_invariant_mode(), torch.no_grad():
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert not out[:, :, 0].any() and out[:, :, 1:].isfinite().all() and out[:, :, 1:].any()
+
+
+def test_in_place_products_equal_the_plain_ones() -> None:
+    a, b, bias = randn(7, 90), randn(90, 33, seed=1), randn(7, 33, seed=2)
+    with set_batch_invariant_mode():
+        assert_bitwise_equal(bias.clone().addmm_(a, b, beta=0.5), torch.addmm(bias, a, b, beta=0.5))
+        assert_bitwise_equal(bias[None].clone().baddbmm_(a[None], b[None])[0], torch.addmm(bias, a, b))
+        assert_bitwise_equal(torch.addmv(bias[:, 0], a, b[:, 0]), torch.addmm(bias[:, 0], b[:, :1].t(), a.t())[0])
+
+
+def test_shapes_that_do_not_fit_are_torchs_errors() -> None:
+    with set_batch_invariant_mode():
+        for call in (lambda: torch.zeros(2, 3) @ torch.zeros(4, 5), lambda: torch.zeros(2, 3) @ torch.zeros(4)):
+            with pytest.raises(RuntimeError, match=r"cannot be multiplied|size mismatch"):
+                call()
+        with pytest.raises(RuntimeError):
+            torch.addmm(torch.ones(4, 2, 5), torch.ones(2, 3), torch.ones(3, 5))
+
+
+def test_compiled_functions_run_eagerly_in_the_mode() -> None:
+    """A compiler would pick its own kernels for `mm`, by shape and timing, and ask no override."""
+    compiled_graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        compiled_graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    x, weight = randn(5, 90), randn(33, 90, seed=1)
+    function = torch.compile(lambda x: F.linear(x, weight).softmax(-1), backend=backend, fullgraph=True)
+    with torch.no_grad():
+        with set_batch_invariant_mode():
+            assert_bitwise_equal(function(x), F.linear(x, weight).softmax(-1))
+            assert_bitwise_equal(function(x[:1]), function(x)[:1])
+            assert not compiled_graphs
+        function(x)
+        assert len(compiled_graphs) == 1  # outside the mode the compiler is back
+        with set_batch_invariant_mode():
+            assert_bitwise_equal(function(x), F.linear(x, weight).softmax(-1))  # its graph is there, and not used
+    assert len(compiled_graphs) == 1
+
+
+def test_the_mode_cannot_be_entered_inside_a_compiled_function() -> None:
+    def function(x: Tensor) -> Tensor:
+        with set_batch_invariant_mode():
+            return x @ x.t()
+
+    torch._dynamo.reset()
+    with pytest.raises(ConfigError, match="enter it outside the compiled function"):
+        torch.compile(function, backend="eager")(randn(3, 4))
+    assert not is_batch_invariant_mode()
+
+
+def test_the_cpu_side_needs_no_triton() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch; torch.cuda.is_available = lambda: False\n"
+        "from evalengine import set_batch_invariant_mode; set_batch_invariant_mode()\n"
+        "print((torch.ones(1, 3) @ torch.ones(3, 1)).item(), flush=True)\n"
+        "import evalengine.invariant.cuda"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["3.0"]
+    assert "triton" in done.stderr.splitlines()[-1]  # the CUDA side does need it: it was really out of reach
+
+
+def test_the_table_lists_the_overrides() -> None:
     assert {"mm", "addmm", "bmm", "baddbmm", "_softmax", "_log_softmax", "mean.dim"} <= set(COVERED_OPS)
-    assert all(note for _, note in COVERED_OPS.values())
+    assert all(op.note and op.devices for op in COVERED_OPS.values())
+    on_cpu = {name for name, op in COVERED_OPS.items() if "cpu" in op.devices}
+    assert on_cpu == set(CPUOverrides().kernels()) - {"_scaled_dot_product_flash_attention_for_cpu"}  # refused
+
+
+def met(call: object) -> set[str]:
+    """The ops that a call runs, the covered and the others."""
+    audit = CoverageAudit()
+    with contextlib.suppress(UncoveredOpError), audit:
+        call()
+    return set(audit.met)
+
+
+CAUGHT = {
+    "native_layer_norm on cpu (float32)": lambda x: F.layer_norm(x, (90,)),
+    "convolution on cpu (float32)": lambda x: F.conv1d(x[:, None], randn(2, 1, 3)),
+    "logsumexp on cpu (float32)": lambda x: x.logsumexp(-1),
+    "sum.dim_IntList on cpu (float32)": lambda x: x.sum(-1),
+    "mean.dim on cpu (float64)": lambda x: x.double().mean(-1),
+    "mm.out on cpu (float32)": lambda x: torch.mm(x, x.t(), out=torch.empty(7, 7)),
+    "cumsum on cpu (float32)": lambda x: x.cumsum(-1),
+    "gelu on cpu (float32)": F.gelu,
+    "_scaled_dot_product_flash_attention_for_cpu on cpu (float32)": lambda x: stock_attention(x[None, None]),
+    "mse_loss on cpu (float32)": lambda x: F.mse_loss(x, x),
+}
+
+
+def stock_attention(x: Tensor) -> Tensor:
+    with set_batch_invariant_mode(False):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("name", CAUGHT)
+def test_the_audit_names_what_is_not_covered(name: str, guard: type) -> None:
+    with guard(), set_batch_invariant_mode(), pytest.raises(UncoveredOpError) as caught, CoverageAudit():
+        CAUGHT[name](randn(7, 90))
+    assert list(caught.value.ops) == [f"aten::{name}"] and f"1 x aten::{name}" in str(caught.value)
+
+
+def test_the_audit_lists_all_at_once_and_leaves_other_errors_alone() -> None:
+    x = randn(3, 4)
+    with pytest.raises(UncoveredOpError) as caught, CoverageAudit():
+        x.cumsum(0), x.cumsum(0), x.sum()
+    assert caught.value.ops == {"aten::cumsum on cpu (float32)": 2, "aten::sum on cpu (float32)": 1}
+    with pytest.raises(KeyError), CoverageAudit():
+        x.sum()
+        raise KeyError
+
+
+def test_the_audit_sees_foreign_kernels() -> None:
+    @torch.library.custom_op("evalengine_tests::double", mutates_args=())
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    with torch.no_grad(), pytest.raises(UncoveredOpError, match="evalengine_tests::double on cpu"), CoverageAudit():
+        double(randn(3))
+
+
+def test_the_audit_passes_what_has_no_order() -> None:
+    ids, x = torch.arange(12).view(3, 4), randn(3, 4)
+    with torch.no_grad(), set_batch_invariant_mode(), CoverageAudit() as audit:
+        ids.sum(), ids.cumsum(-1), x.amax(-1), x.argmax(-1), torch.zeros(0, 3).sum()
+        F.mse_loss(x, x, reduction="none")
+    assert {"sum", "cumsum", "amax", "argmax", "mse_loss"} <= set(audit.met)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "reduction"), reason="this torch does not tag its reductions")
+def test_every_reduction_that_torch_tags_is_known() -> None:
+    exact = {"all", "any", "amax", "amin", "aminmax", "argmax", "argmin", "count_nonzero", "max", "min"}
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if not name.startswith("__")]
+    tagged = {
+        packet.__name__
+        for packet in packets
+        if hasattr(packet, "overloads")
+        for overload in packet.overloads()
+        if torch.Tag.reduction in getattr(packet, overload).tags
+    }
+    assert tagged and tagged - exact <= REDUCTIONS
+    assert {name.partition(".")[0] for name in COVERED_OPS} - {"silu", "sigmoid", "rsqrt"} <= REDUCTIONS
 
 
 def small_model(architecture: str, attention: str, dtype: torch.dtype) -> torch.nn.Module:
@@ -179,7 +369,7 @@ def small_model(architecture: str, attention: str, dtype: torch.dtype) -> torch.
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("architecture", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3"])
 def test_a_transformers_model(architecture: str, attention: str, dtype: torch.dtype) -> None:
     model = small_model(architecture, attention, dtype)
     stock_differs = 0
@@ -195,3 +385,32 @@ def test_a_transformers_model(architecture: str, attention: str, dtype: torch.dt
                 assert_bitwise_equal(model(ids[[3, 1]]).logits, together[[3, 1]])
     if dtype == torch.float32:
         assert stock_differs
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3"])
+def test_a_transformers_model_meets_no_uncovered_reduction(architecture: str, attention: str, guard: type) -> None:
+    model = small_model(architecture, attention, torch.bfloat16)
+    ids = torch.randint(0, 211, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    with guard(), set_batch_invariant_mode():
+        with CoverageAudit() as audit:
+            model(ids).logits.log_softmax(-1)
+            model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        assert {"mm", "bmm", "mean.dim", "silu"} <= set(audit.met)
+        assert "_safe_softmax" in audit.met if attention == "sdpa" else "_softmax" in audit.met
+        with set_batch_invariant_mode(False), pytest.raises(UncoveredOpError, match="flash"), CoverageAudit():
+            model.set_attn_implementation("sdpa")
+            model(ids)
+
+
+def test_a_model_with_layer_norm_is_caught() -> None:
+    import transformers
+
+    config = transformers.GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=61, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    caught = pytest.raises(UncoveredOpError, match="3 x aten::native_layer_norm")
+    with torch.no_grad(), set_batch_invariant_mode(), caught, CoverageAudit():
+        model(torch.arange(7)[None])

@@ -1,0 +1,264 @@
+"""Linear layers' products beside cuBLAS (default settings) and beside the one tile of the published libraries.
+
+    M rows (tokens), K input features, N output features.
+
+The shapes are those of seven models, projections merged as the engine merges them. Inputs are random bf16; cuBLAS is
+`torch.mm`. Weights come from memory, not from L2: every repeat starts cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalengine.bench.measure import WrongResult, free_memory, guarded, seeded
+from evalengine.bench.report import Comparison, Failure, Line
+from evalengine.bench.timing import compare_gpu_seconds, host_seconds
+from evalengine.errors import ConfigError
+from evalengine.kernels.matmul import REFERENCE, Schedule, choose, linear, matmul
+
+MODELS = {  # hidden, intermediate, query heads, KV heads, head_dim, vocabulary
+    "Qwen3-0.6B": (1024, 3072, 16, 8, 128, 151936),
+    "Qwen3-1.7B": (2048, 6144, 16, 8, 128, 151936),
+    "Qwen3-4B": (2560, 9728, 32, 8, 128, 151936),
+    "Qwen3-8B": (4096, 12288, 32, 8, 128, 151936),
+    "Llama-3.2-1B": (2048, 8192, 32, 8, 64, 128256),
+    "Llama-3.1-8B": (4096, 14336, 32, 8, 128, 128256),
+    "SmolLM2-135M": (576, 1536, 9, 3, 64, 49152),
+}
+ROWS = tuple(1 << i for i in range(14))  # 1 ... 8192
+LM_HEAD_ROWS = 256  # the engine computes logits of at most so many rows at once
+FIXED = Schedule("tma", 128, 128, 64, num_warps=8, num_stages=3, persistent=True)
+MEDIAN_TARGET, WORST_TARGET = 1.02, 1.20  # our time over cuBLAS's
+BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12  # what an H200 copies and multiplies: the floor of a time
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A weight [n, k]; lm_head's products stay float32."""
+
+    n: int
+    k: int
+    lm_head: bool
+    names: tuple[str, ...]
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return torch.float32 if self.lm_head else torch.bfloat16
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(m for m in ROWS if not self.lm_head or m <= LM_HEAD_ROWS)
+
+    def __str__(self) -> str:
+        return f"N{self.n} K{self.k}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One shape and M: the schedule, and seconds of ours, cuBLAS's and the fixed tile's product, and their floor."""
+
+    names: tuple[str, ...]
+    n: int
+    k: int
+    m: int
+    out_dtype: str
+    schedule: str
+    seconds: float
+    cublas_seconds: float
+    fixed_seconds: float
+    floor_seconds: float
+    differing: tuple[str, ...] = ()  # schedules whose bytes were not the reference's
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.cublas_seconds
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": round(self.ratio, 4)}
+
+
+def shapes() -> list[Shape]:
+    """Every distinct weight of the models, the smallest first."""
+    names: dict[tuple[int, int, bool], list[str]] = {}
+    for model, (hidden, intermediate, heads, kv_heads, head_dim, vocabulary) in MODELS.items():
+        for layer, n, k in (
+            ("qkv_proj", (heads + 2 * kv_heads) * head_dim, hidden),
+            ("o_proj", hidden, heads * head_dim),
+            ("gate_up_proj", 2 * intermediate, hidden),
+            ("down_proj", hidden, intermediate),
+            ("lm_head", vocabulary, hidden),
+        ):
+            names.setdefault((n, k, layer == "lm_head"), []).append(f"{model} {layer}")
+    return [Shape(*key, tuple(names[key])) for key in sorted(names, key=lambda key: key[0] * key[1])]
+
+
+def operands(shape: Shape, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """x [rows, K] and the weight [N, K], random, of a trained layer's magnitudes."""
+    generator = seeded(device, shape.n + shape.k)
+    x = torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)
+    return x, torch.randn(shape.n, shape.k, device=device, dtype=torch.bfloat16, generator=generator) * 0.03
+
+
+def cublas(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Callable[[], Tensor]:
+    """The same product by torch, with its default settings."""
+    if out_dtype == x.dtype:
+        return lambda: torch.mm(x, weight.t())
+    return lambda: torch.mm(x, weight.t(), out_dtype=out_dtype)
+
+
+def floor_seconds(shape: Shape, m: int) -> float:
+    moved = 2 * (shape.n * shape.k + m * shape.k) + m * shape.n * shape.out_dtype.itemsize
+    return max(moved / BYTES_PER_SECOND, 2 * m * shape.n * shape.k / FLOPS_PER_SECOND)
+
+
+def poisoned(run: Callable[[], Tensor], like: Tensor) -> Tensor:
+    """`run`'s output, whose memory held NaN before: the allocator hands out the block that was just given back."""
+    block = torch.full_like(like, torch.nan)
+    del block
+    return run()
+
+
+def same_bytes(left: Tensor, right: Tensor) -> bool:
+    integers = torch.int32 if left.dtype == torch.float32 else torch.int16
+    return torch.equal(left.view(integers), right.view(integers))
+
+
+def measure_points(device: torch.device, chosen: Iterable[Shape], budget_s: float = 0.012) -> Iterator[Point]:
+    """What `choose` picks for each shape and M, checked byte by byte against the reference schedule and timed."""
+    name = torch.cuda.get_device_name(device)
+    for shape in chosen:
+        free_memory()
+        all_rows, weight = operands(shape, max(shape.rows), device)
+        for m in shape.rows:
+            x, out_dtype = all_rows[:m], shape.out_dtype
+            ours = partial(linear, x, weight, out_dtype=out_dtype)
+            expected = matmul(x, weight.t(), out_dtype=out_dtype, schedule=REFERENCE)
+            if not same_bytes(poisoned(ours, expected), expected):
+                raise WrongResult(f"{shape} M{m}: other bytes than the reference schedule's")
+            fixed = partial(matmul, x, weight.t(), out_dtype=out_dtype, schedule=FIXED)
+            runs: dict[str, Callable[[], Tensor]] = {
+                "ours": ours,
+                "cublas": cublas(x, weight, out_dtype),
+                "fixed": fixed,
+            }
+            seconds = compare_gpu_seconds(runs, budget_s, (7, 60))
+            schedule = str(choose(name, torch.bfloat16, m, shape.n, shape.k, True))
+            yield point(shape, m, schedule, seconds["ours"], seconds)
+
+
+def point(shape: Shape, m: int, schedule: str, seconds: float, beside: Mapping[str, float], *differing: str) -> Point:
+    dtype = str(shape.out_dtype).removeprefix("torch.")
+    cublas_seconds, fixed_seconds, floor = beside["cublas"], beside["fixed"], floor_seconds(shape, m)
+    names = (shape.names, shape.n, shape.k, m, dtype, schedule)
+    return Point(*names, seconds, cublas_seconds, fixed_seconds, floor, differing)
+
+
+def measure(device: torch.device, explanations: dict[str, Any]) -> Iterator[Line]:
+    """The median and the worst ratio to cuBLAS, and the fixed tile's; every point goes into `explanations`."""
+    points: list[Point] = []
+    for shape in shapes():
+        yield from guarded("matmul", str(shape), partial(_collect, points, device, shape))
+    explanations["matmul: every point"] = [found.as_json() for found in points]
+    explanations["matmul: seconds until a call returns"] = launch_seconds(device)
+    yield from summary_lines(points)
+
+
+def launch_seconds(device: torch.device) -> dict[str, float]:
+    """What one product costs the host, ours (a pointer and a descriptor schedule) and torch's."""
+    x, weight = operands(Shape(1024, 1024, False, ()), 64, device)
+    runs: dict[str, Callable[[], Tensor]] = {
+        "linear, M = 1": partial(linear, x[:1], weight),
+        "tma schedule, M = 64": partial(matmul, x, weight.t(), schedule=Schedule("tma", 64, 64, 64)),
+        "torch.mm, M = 64": cublas(x, weight, x.dtype),
+    }
+    return {name: host_seconds(run) for name, run in runs.items()}
+
+
+def _collect(points: list[Point], device: torch.device, shape: Shape) -> list[Line]:
+    points += measure_points(device, [shape])
+    return []
+
+
+def summary_lines(points: list[Point]) -> list[Line]:
+    """The points with the median and the worst ratio to cuBLAS, ours and the fixed tile's."""
+    if not points:
+        return [Failure("matmul", "all shapes", "no point was measured", wrong=False)]
+    ordered = sorted(points, key=lambda point: point.ratio)
+    fixed = sorted(points, key=lambda point: point.fixed_seconds / point.cublas_seconds)
+    middle, last = (len(points) - 1) // 2, len(points) - 1
+    found: list[Line] = []
+    for label, rank, target in (("median", middle, MEDIAN_TARGET), ("worst", last, WORST_TARGET)):
+        for what, point, limit in (("matmul", ordered[rank], target), ("fixed 128x128x64 tile", fixed[rank], None)):
+            seconds = point.seconds if what == "matmul" else point.fixed_seconds
+            case = f"{label} of {len(points)}: N{point.n} K{point.k} M{point.m}"
+            found.append(Comparison(what, case, seconds, "cuBLAS", point.cublas_seconds, "time", limit))
+    return found
+
+
+def print_points(points: list[Point]) -> None:
+    """A row a shape, a column an M: our time over cuBLAS's."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="matmul: our time / cuBLAS's", caption="* lm_head, float32 out")
+    for column in ("N x K", *(str(m) for m in ROWS)):
+        table.add_column(column, justify="right")
+    rows: dict[tuple[int, int, str], dict[int, float]] = {}
+    for point in points:
+        rows.setdefault((point.n, point.k, point.out_dtype), {})[point.m] = point.ratio
+    for (n, k, dtype), ratios in rows.items():
+        mark = "*" if dtype == "float32" else ""
+        table.add_row(f"{n} x {k}{mark}", *(f"{ratios[m]:.2f}" if m in ratios else "" for m in ROWS))
+    Console(width=max(120, Console().width)).print(table)
+    ratios_all = [point.ratio for point in points]
+    fixed = [point.fixed_seconds / point.cublas_seconds for point in points]
+    print(f"{len(points)} points. Ours: median {statistics.median(ratios_all):.3f}, worst {max(ratios_all):.3f}; "
+          f"fixed tile: median {statistics.median(fixed):.3f}, worst {max(fixed):.3f}.")  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """`bench matmul [--tune]`: 0 done, 1 a schedule gave other bytes; ConfigError for bad usage or without a GPU."""
+    from evalengine.bench import matmul_tune
+    from evalengine.kernels.matmul_schedules import TABLE
+
+    parser = argparse.ArgumentParser(prog="python -m evalengine bench matmul", description=__doc__.split("\n")[0])
+    parser.add_argument("--tune", action="store_true", help="make the table of schedules")
+    parser.add_argument("--shapes", help="only these, as N,K or a part of a layer's name; several with ';'")
+    parser.add_argument("--out", type=Path, default=TABLE, help="the table, which is extended (default: the package's)")
+    parser.add_argument("--report", type=Path, help="write every point's times here as JSON")
+    parser.add_argument("--budget-s", type=float, default=600, help="start no shape after so many seconds of tuning")
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile beforehand")
+    arguments = parser.parse_args(argv)
+    chosen = [shape for shape in shapes() if not arguments.shapes or _selected(shape, arguments.shapes.split(";"))]
+    if not chosen:
+        raise ConfigError(f"--shapes {arguments.shapes}: no shape of {', '.join(MODELS)} is meant")
+    if not torch.cuda.is_available():
+        raise ConfigError("bench measures a CUDA device, and this machine has none that can be used.")
+    device = torch.device("cuda", torch.cuda.current_device())
+    if arguments.tune:
+        points = matmul_tune.tune(
+            device, chosen, arguments.out, arguments.report, arguments.budget_s, arguments.workers
+        )
+    else:
+        points = list(measure_points(device, chosen))
+        if arguments.report:
+            matmul_tune.write_report(points, arguments.report)
+    print_points(points)
+    wrong = sorted({(f"N{p.n} K{p.k} M{p.m}", text) for p in points for text in p.differing})
+    for where, text in wrong:
+        print(f"other bytes than the reference: {where}: {text}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _selected(shape: Shape, words: list[str]) -> bool:
+    return any(word == f"{shape.n},{shape.k}" or any(word in name for name in shape.names) for word in words)

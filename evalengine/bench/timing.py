@@ -1,0 +1,95 @@
+"""How long a function keeps the GPU busy, from a cold L2 cache; and how long it keeps the host.
+
+Every repeat first overwrites a buffer larger than the cache, as `triton.testing.do_bench` does: weights that an engine
+streams once a step are never in L2. Writing it takes about 60 us on an H200, in which the host runs ahead, so launch
+overhead does not enter the times of a single kernel (of a longer function it does: capture that with `as_graph`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+CACHE_BYTES = 256 << 20  # overwritten before each repeat; the L2 of an H200 holds 50 MB
+CLEAR_SECONDS = 6e-5  # about, on an H200; only the number of repeats follows from it
+Key = TypeVar("Key")
+
+
+def gpu_seconds(function: Callable[[], Any], budget_s: float = 0.02, repeats: tuple[int, int] = (5, 100)) -> float:
+    """Median time of one call, in seconds, with a cold L2.
+
+    About `budget_s` of GPU time is spent, within `repeats` = (least, most) calls; two calls warm up before.
+    """
+    return compare_gpu_seconds({"": function}, budget_s, repeats)[""]
+
+
+def compare_gpu_seconds(
+    functions: Mapping[Key, Callable[[], Any]], budget_s: float = 0.02, repeats: tuple[int, int] = (5, 100)
+) -> dict[Key, float]:
+    """Median time of each function's call, in seconds, with a cold L2; `budget_s` and `repeats` are each function's.
+
+    The functions take turns, so that a clock that drifts (or a power limit) is the same for all: for ratios of times.
+    """
+    for function in functions.values():
+        function()
+    first = [_timed(function) for function in functions.values()]
+    torch.cuda.synchronize()
+    slowest = max(_elapsed(pair) for pair in first) + CLEAR_SECONDS
+    count = max(repeats[0], min(repeats[1], int(budget_s / slowest)))
+    events: dict[Key, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {key: [] for key in functions}
+    for _ in range(count):
+        for key, function in functions.items():
+            events[key].append(_timed(function))
+    torch.cuda.synchronize()
+    return {key: statistics.median(map(_elapsed, pairs)) for key, pairs in events.items()}
+
+
+def host_seconds(function: Callable[[], Any], repeats: int = 200) -> float:
+    """Median time until one call returns, in seconds: what it costs the Python thread to launch. Needs an idle GPU."""
+    for _ in range(3):
+        function()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()  # an empty queue: a full one would make the launch wait
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def as_graph(function: Callable[[], Any]) -> Callable[[], None]:
+    """The function's launches as one CUDA graph, which the result replays: its GPU time without the host's."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()  # whatever is compiled or allocated at first use must not be captured
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+def _timed(function: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    _cache_filler(torch.cuda.current_device()).zero_()
+    start.record()
+    function()
+    end.record()
+    return start, end
+
+
+def _elapsed(pair: tuple[torch.cuda.Event, torch.cuda.Event]) -> float:
+    return pair[0].elapsed_time(pair[1]) / 1e3
+
+
+@lru_cache(maxsize=1)
+def _cache_filler(device: int) -> Tensor:
+    return torch.empty(CACHE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")

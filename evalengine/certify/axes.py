@@ -1,0 +1,259 @@
+"""What is varied. Each axis yields schedules for the same requests; their answers must be those of each one alone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from itertools import count
+from typing import Any
+
+from evalengine.certify.cases import Case, Effort, affordable
+from evalengine.certify.compare import Answer
+from evalengine.engine.llm import EngineStats
+from evalengine.engine.request import GenerateRequest, SamplingParams, ScoreRequest
+
+BATCHES = (1, 2, 3, 8, 64, 256, 512)
+BUDGETS = (17, 64, 100, 1000, 8192)
+PAGES = (16, 64, 256)
+LARGE = 1 << 16  # tokens in a step: never the limit
+ASKED = 5  # logprobs a position
+GRAPHS = "evalengine.engine.cuda_graphs"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The requests, and what each gives alone."""
+
+    cases: list[Case]
+    reference: Mapping[int, Answer]
+    effort: Effort
+    max_model_len: int
+    vocab_size: int
+    device_type: str
+
+    def some(self, settings: Mapping[str, Any]) -> list[Case]:
+        """As many of the cases as a slow schedule gets through."""
+        seqs, budget = settings.get("max_num_seqs", LARGE), settings.get("max_num_batched_tokens", LARGE)
+        return affordable(self.cases, self.effort.max_steps, seqs, budget)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run some of the cases."""
+
+    label: str
+    cases: list[Case]
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of EngineConfig; the pool holds all cases if not said
+    passes: int = 1  # over the same cases with one prefix cache
+    nan_pool: bool = False
+    new_process: bool = False
+    happened: Callable[[EngineStats], bool] = lambda stats: True  # whether the axis was really exercised
+    wanted: str = ""  # what must have happened
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Why an axis has nothing to run here."""
+
+    reason: str
+
+
+Axis = Callable[[Workload], Iterator[Variant | Skip]]
+
+
+def batch(work: Workload) -> Iterator[Variant | Skip]:
+    """Sequences in a step."""
+    for size in BATCHES:
+        if size <= len(work.cases):
+            settings = {"max_num_seqs": size, "max_num_batched_tokens": LARGE}
+            yield Variant(f"max_num_seqs={size}", work.some(settings), settings)
+
+
+def order(work: Workload) -> Iterator[Variant | Skip]:
+    """The same requests shuffled."""
+    for seed in range(2, 2 + work.effort.orders):
+        yield Variant(f"order {seed}", _shuffled(work.cases, seed), {"max_num_seqs": 64})
+
+
+def neighbours(work: Workload) -> Iterator[Variant | Skip]:
+    """Other requests beside them: kernels that size their tiles by the longest query change an unrelated row."""
+    rng = random.Random(3)
+    for length in work.effort.neighbours:
+        length = min(length, work.max_model_len)
+        mixed: list[Case] = []
+        for i, case in enumerate(work.cases):
+            if i % max(4, length // 16) == 0:
+                prompt = [rng.randrange(work.vocab_size) for _ in range(length)]
+                mixed.append(Case(None, ScoreRequest(-1 - i, prompt, [rng.randrange(work.vocab_size)])))
+            mixed.append(case)
+        yield Variant(f"neighbours of {length} tokens", mixed, {"max_num_seqs": 64, "max_num_batched_tokens": 8192})
+
+
+def chunks(work: Workload) -> Iterator[Variant | Skip]:
+    """Tokens in a step: chunk borders inside pages and inside the KV chunks of the attention."""
+    for budget in BUDGETS:
+        settings = {"max_num_seqs": 64, "max_num_batched_tokens": budget}
+        yield Variant(f"max_num_batched_tokens={budget}", work.some(settings), settings)
+
+
+def prefix(work: Workload) -> Iterator[Variant | Skip]:
+    """The prefix cache: off, cold, warm, and hit inside a page."""
+    yield Variant("no prefix cache", work.cases, {"enable_prefix_caching": False})
+    yield Variant("cold and warm", work.cases, {}, 2, happened=lambda s: s.num_cached_tokens > 0, wanted="a cache hit")
+    small = {"max_num_seqs": 64, "max_num_batched_tokens": 100}
+    yield Variant("warm, chunks of 100", work.some(small), {**small, "block_size": 16}, 2)
+    yield _inside_a_page(work)
+
+
+def preemption(work: Workload) -> Iterator[Variant | Skip]:
+    """A pool so small that running sequences lose their pages and are computed again."""
+    generations = [case for case in work.cases if case.new_tokens > 1]
+    pages = [-(-case.length // 16) for case in generations]
+    pool = max(max(pages, default=1), sum(-(-len(case.prompt) // 16) for case in generations) // 2)
+    settings: dict[str, Any] = {"block_size": 16, "num_kv_blocks": pool}
+    yield Variant(
+        f"generations in {pool} pages of 16",
+        generations,
+        settings,
+        happened=lambda stats: stats.num_preemptions > 0,
+        wanted="a preemption",
+    )
+    pool = max(-(-case.length // 16) for case in work.cases)
+    yield Variant(f"everything in {pool} pages of 16", work.cases, {**settings, "num_kv_blocks": pool})
+
+
+def pages(work: Workload) -> Iterator[Variant | Skip]:
+    """Tokens in a KV page."""
+    for size in PAGES:
+        yield Variant(f"block_size={size}", work.cases, {"block_size": size, "max_num_batched_tokens": 1000})
+
+
+def decode(work: Workload) -> Iterator[Variant | Skip]:
+    """Prefill against decode: what was generated is scored, and what is scored is fed one token a step."""
+    scores = []
+    for case in work.cases:
+        if case.key is not None and isinstance(case.request, GenerateRequest):
+            found = work.reference[case.key]
+            scores.append(replace(case, request=ScoreRequest(case.key, case.request.prompt_ids, found.token_ids)))
+    yield Variant("score what was generated", scores, {"max_num_batched_tokens": 1000})
+    one = {"max_num_batched_tokens": 1, "enable_prefix_caching": False}
+    yield Variant("one token a step", work.some(one), one)
+
+
+def asked(work: Workload) -> Iterator[Variant | Skip]:
+    """The number of alternatives reported changes no logprob."""
+    yield Variant(f"logprobs={ASKED}", [replace(case, request=_asking(case.request)) for case in work.cases])
+
+
+def ids(work: Workload) -> Iterator[Variant | Skip]:
+    """Other request ids."""
+    cases = [replace(c, request=replace(c.request, request_id=10**9 - 7919 * i)) for i, c in enumerate(work.cases)]
+    yield Variant("other request ids", cases)
+
+
+def nan(work: Workload) -> Iterator[Variant | Skip]:
+    """A KV pool that starts as NaN: no slot past a sequence's end is ever read into arithmetic."""
+    for size in PAGES:
+        yield Variant(f"block_size={size}", work.cases, {"block_size": size}, nan_pool=True)
+
+
+def threads(work: Workload) -> Iterator[Variant | Skip]:
+    """CPU threads."""
+    if work.device_type != "cpu":
+        yield Skip("an axis of the CPU")
+        return
+    for number in (1, 2):
+        yield Variant(f"num_threads={number}", work.cases, {"num_threads": number})
+
+
+def graphs(work: Workload) -> Iterator[Variant | Skip]:
+    """CUDA graphs against eager launches."""
+    if find_spec(GRAPHS) is None or work.device_type != "cuda":
+        yield Skip("this engine has no CUDA graphs on this device: every step is launched eagerly")
+        return
+    for eager in (True, False):
+        yield Variant(f"enforce_eager={str(eager).lower()}", work.cases, {"enforce_eager": eager})
+
+
+def mixed(work: Workload) -> Iterator[Variant | Skip]:
+    """All of it at once, at random, for as long as the caller asks."""
+    for number in count(1):
+        rng = random.Random(number)
+        settings = {
+            "max_num_seqs": rng.choice(BATCHES[2:]),
+            "max_num_batched_tokens": rng.choice(BUDGETS[1:]),
+            "block_size": rng.choice(PAGES),
+            "enable_prefix_caching": rng.random() < 0.7,
+        }
+        cases = _shuffled(work.some(settings), number)
+        yield Variant(f"random {number}: {_listing(settings)}", cases, settings, nan_pool=rng.random() < 0.5)
+
+
+def restart(work: Workload) -> Iterator[Variant | Skip]:
+    """Another process."""
+    yield Variant("a new process", work.cases, new_process=True)
+
+
+MIXED = "mixed"
+AXES: dict[str, Axis] = {
+    function.__name__: function
+    for function in (
+        *(batch, order, neighbours, chunks, prefix, preemption, pages, decode, asked, ids, nan, threads, graphs),
+        *(mixed, restart),
+    )
+}
+
+
+def control(work: Workload) -> Iterator[Variant | Skip]:
+    """The schedules of the negative control: what an ordinary engine's bits depend on."""
+    one = {"max_num_seqs": 3, "max_num_batched_tokens": 100}
+    yield Variant("all at once", work.cases, {"max_num_seqs": 512, "max_num_batched_tokens": LARGE})
+    yield Variant("order 2", _shuffled(work.cases, 2), {"max_num_seqs": 64, "max_num_batched_tokens": 1000})
+    yield Variant("small chunks", work.some(one), one)
+
+
+def _inside_a_page(work: Workload) -> Variant:
+    """Before each case, alone in the batch, a request that shares its first tokens up to inside a page of 16."""
+    settings = {"max_num_seqs": 1, "block_size": 16, "max_num_batched_tokens": LARGE}
+    contexts = Counter(tuple(_context(case)) for case in work.cases)
+    cases: list[Case] = []
+    shared = 0
+    for case in work.some({"max_num_seqs": 1}):
+        context = _context(case)
+        length = len(context) - 1 if len(cases) % 4 else 2 * len(context) // 3  # up to the last token, or well before
+        length -= length % 16 == 0
+        if length > 0 and contexts[tuple(context)] == 1:
+            prompt = [*context[:length], (context[length] + 1) % work.vocab_size]
+            cases.append(Case(None, GenerateRequest(-1 - len(cases), prompt, SamplingParams(max_tokens=1))))
+            cases.append(case)
+            shared += length
+    return Variant(
+        "hit inside a page",
+        cases,
+        settings,
+        happened=lambda stats: stats.num_cached_tokens >= shared,
+        wanted=f"{shared} cached tokens, page tails among them",
+    )
+
+
+def _context(case: Case) -> list[int]:
+    return case.request.prompt_ids if isinstance(case.request, GenerateRequest) else case.request.context_ids
+
+
+def _asking(request: GenerateRequest | ScoreRequest) -> GenerateRequest | ScoreRequest:
+    if isinstance(request, ScoreRequest):
+        return replace(request, logprobs=ASKED)
+    return replace(request, params=replace(request.params, logprobs=ASKED))
+
+
+def _shuffled(cases: list[Case], seed: int) -> list[Case]:
+    cases = list(cases)
+    random.Random(seed).shuffle(cases)
+    return cases
+
+
+def _listing(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())

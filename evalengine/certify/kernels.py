@@ -1,0 +1,40 @@
+"""`verify kernels`: a model's shapes, handed to `evalengine.kernels.verify`, and the verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from evalengine.kernels import verify
+from evalengine.models.config import ModelSpec
+
+PAGE_SIZES = (16, 64, 256)  # those of the engine's proof
+
+
+def kernels_verdict(spec: ModelSpec, dtype: str, device: str, use_cache: bool = True) -> dict[str, Any]:
+    """The verdict of `verify.verify` for a model."""
+    return verify.verify(
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        vocab_size=spec.vocab_size,
+        dtype=getattr(torch, dtype),
+        device=torch.device(device),
+        page_sizes=PAGE_SIZES,
+        use_cache=use_cache,
+    )
+
+
+def kernels_summary(verdict: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each schedule that was dropped and each kernel that failed, then the count."""
+    for drop in verdict["dropped"]:
+        values = " ".join(f"{name}={value}" for name, value in drop["schedule"].items())
+        yield f"dropped: {drop['kernel']} ({values}) at {drop['where']}: {drop['reason']}"
+    yield from (f"failed: {failed}" for failed in verdict["failed"])
+    source = "cached" if verdict["cached"] else f"{verdict['seconds']:.1f} s"
+    counts = f"{verdict['schedules']} schedules, {verdict['checked']} comparisons"
+    yield f"verdict: {counts}, {len(verdict['dropped'])} dropped, {len(verdict['failed'])} failed ({source})"

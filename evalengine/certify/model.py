@@ -1,0 +1,68 @@
+"""What is certified: a checkpoint, or the shape of a known model with seeded dummy weights."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from evalengine.config import ModelConfig
+from evalengine.engine.loader import Checkpoint, resolve_checkpoint
+from evalengine.errors import ConfigError
+
+SHAPE = "shape:"
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 40960,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "dtype": "bfloat16",
+}
+SHAPES = {
+    "qwen3-0.6b": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        **_QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def open_checkpoint(model: str, num_layers: int | None = None) -> Checkpoint:
+    """`asset:tinymath`, a folder, a Hub id, a .gguf file, or `shape:<name>` (`SHAPES`), cut to `num_layers` if given.
+
+    Raises: ConfigError for an unknown shape, a depth that is not the shape's to cut, or a model that is not found.
+    """
+    if not model.startswith(SHAPE):
+        if num_layers is not None:
+            raise ConfigError(f"--layers={num_layers}: only a shape's depth can be cut, and --model={model} is none")
+        return resolve_checkpoint(ModelConfig(name=model, path=model))
+    name = model.removeprefix(SHAPE)
+    if name not in SHAPES:
+        raise ConfigError(f"--model={model}: no such shape; there are {', '.join(SHAPE + known for known in SHAPES)}")
+    config = dict(SHAPES[name])
+    depth = config["num_hidden_layers"]
+    if num_layers is not None and not 1 <= num_layers <= int(str(depth)):
+        raise ConfigError(f"--layers={num_layers}: must lie in 1 ... {depth} for {model}")
+    config["num_hidden_layers"] = num_layers or depth
+    with tempfile.TemporaryDirectory() as folder:  # dummy weights: nothing is read from it once it is resolved
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return resolve_checkpoint(ModelConfig(name=name, path=folder, load_format="dummy"))

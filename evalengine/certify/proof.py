@@ -1,0 +1,169 @@
+"""The proof: every axis's schedules against the answers of each request alone, and the negative control beside it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from evalengine.certify.again import Subject, in_a_new_process
+from evalengine.certify.axes import AXES, MIXED, Skip, Variant, Workload, control
+from evalengine.certify.cases import EFFORTS, Case
+from evalengine.certify.compare import Answer, Comparison
+from evalengine.certify.run import alone, together
+from evalengine.engine.llm import LLM, EngineStats
+from evalengine.engine.loader import Checkpoint
+
+
+@dataclass
+class Trial:
+    """One schedule, run and compared."""
+
+    variant: Variant
+    comparison: Comparison
+    stats: EngineStats
+    seconds: float
+
+    @property
+    def missed(self) -> str | None:
+        """What should have happened under this schedule and did not, so that it proves nothing."""
+        return None if self.variant.happened(self.stats) else f"{self.variant.label}: without {self.variant.wanted}"
+
+
+@dataclass
+class AxisResult:
+    name: str
+    trials: list[Trial] = field(default_factory=list)
+    skipped: str | None = None
+
+    @property
+    def comparison(self) -> Comparison:
+        """All trials together."""
+        return _merged(trial.comparison for trial in self.trials)
+
+    @property
+    def missed(self) -> list[str]:
+        return [missed for trial in self.trials if (missed := trial.missed)]
+
+
+@dataclass
+class Proof:
+    """What `prove` found."""
+
+    facts: dict[str, Any]  # of the engine that ran
+    cases: list[Case]
+    reference: dict[int, Answer]
+    axes: list[AxisResult]
+    control: AxisResult
+
+    @property
+    def total(self) -> Comparison:
+        return _merged(axis.comparison for axis in self.axes)
+
+    @property
+    def verdict(self) -> str:
+        """IDENTICAL, DIFFERENT, or INCOMPLETE: nothing differed, but an axis was not really exercised."""
+        total = self.total
+        if total.differing_logprobs:
+            return "DIFFERENT"
+        return "IDENTICAL" if total.logprobs and not any(axis.missed for axis in self.axes) else "INCOMPLETE"
+
+
+class Prover:
+    """Runs axes one after another on weights that are loaded once."""
+
+    def __init__(self, subject: Subject, checkpoint: Checkpoint, logprobs: int | None = None) -> None:
+        """logprobs: to compare at least, by random schedules at the end; None: the effort's own number."""
+        self.subject, self.checkpoint = subject, checkpoint
+        self.effort = EFFORTS[subject.effort]
+        self.logprobs_wanted = self.effort.logprobs if logprobs is None else logprobs
+        self.cases = subject.cases(checkpoint)
+        self.results: list[AxisResult] = []
+
+    def prove(self, axes: Collection[str]) -> Proof:
+        """Runs the named axes (of `AXES`), then the negative control.
+
+        Raises: ConfigError for settings that the engine refuses, EvalEngineError for a model without finite numbers.
+        """
+        with self.subject.engine(self.checkpoint) as llm:
+            facts = _facts(llm)
+            work = self._workload(llm)
+            for name in AXES:
+                if name in axes:
+                    self.results.append(self._axis(name, AXES[name](work), work, llm))
+        return Proof(facts, self.cases, dict(work.reference), self.results, self._control())
+
+    def _control(self) -> AxisResult:
+        """The same comparison in the ordinary mode: it must find differences, or it could not have found any."""
+        _say("negative control: batch_invariant=false")
+        with self.subject.engine(self.checkpoint, batch_invariant=False) as llm:
+            work = self._workload(llm)
+            return self._axis("control", control(work), work, llm)
+
+    def _workload(self, llm: LLM) -> Workload:
+        started = time.perf_counter()
+        reference = alone(llm, self.cases)
+        _say(f"{len(self.cases)} requests, each alone: {time.perf_counter() - started:.1f} s")
+        settings = llm.settings
+        return Workload(
+            self.cases, reference, self.effort, settings.max_model_len, llm.spec.vocab_size, settings.device.type
+        )
+
+    def _axis(self, name: str, variants: Iterator[Variant | Skip], work: Workload, llm: LLM) -> AxisResult:
+        result = AxisResult(name)
+        for variant in variants:
+            if name == MIXED and len(result.trials) >= self.effort.mixed and self._enough(result):
+                break
+            if isinstance(variant, Skip):
+                result.skipped = variant.reason
+                _say(f"{name}: skipped: {variant.reason}")
+            else:
+                result.trials.append(self._trial(name, variant, work, llm))
+        return result
+
+    def _enough(self, last: AxisResult) -> bool:
+        return _merged(axis.comparison for axis in [*self.results, last]).logprobs >= self.logprobs_wanted
+
+    def _trial(self, name: str, variant: Variant, work: Workload, llm: LLM) -> Trial:
+        started = time.perf_counter()
+        if variant.new_process:
+            stats, answers = EngineStats(), in_a_new_process(self.subject, variant.cases)
+        else:
+            answers = together(llm, variant)
+            stats = llm.stats
+        comparison = Comparison()
+        for case, answer in answers:
+            assert case.key is not None
+            request = f"request {case.key} ({case.what})"
+            comparison.add(f"{name}, {variant.label}", request, work.reference[case.key], answer)
+        trial = Trial(variant, comparison, stats, time.perf_counter() - started)
+        differ = f"{comparison.differing_logprobs:,} of {comparison.logprobs:,} logprobs differ"
+        _say(f"{name}: {variant.label}: {differ}, {trial.seconds:.1f} s{f' ({trial.missed})' if trial.missed else ''}")
+        return trial
+
+
+def _facts(llm: LLM) -> dict[str, Any]:
+    settings, spec = llm.settings, llm.spec
+    return {
+        "architecture": spec.architecture,
+        "num_layers": spec.num_layers,
+        "num_parameters": spec.num_parameters,
+        "format": llm.checkpoint.format,
+        "numerics": settings.numerics,
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "device": str(settings.device),
+        "max_model_len": settings.max_model_len,
+    }
+
+
+def _merged(comparisons: Iterable[Comparison]) -> Comparison:
+    total = Comparison()
+    for comparison in comparisons:
+        total.merge(comparison)
+    return total
+
+
+def _say(line: str) -> None:
+    print(f"verify: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,64 @@
+"""Runs cases through an engine: each alone, or together under a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from evalengine.certify.axes import Variant
+from evalengine.certify.cases import Case, pool_pages
+from evalengine.certify.compare import Answer
+from evalengine.engine.llm import LLM
+from evalengine.engine.request import RequestOutput
+from evalengine.errors import EvalEngineError
+
+BLOCK_SIZE = 64
+DEFAULTS = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 4096,
+    "enable_prefix_caching": True,
+    "enforce_eager": False,
+    "num_threads": None,
+}
+
+
+def alone(llm: LLM, cases: list[Case]) -> dict[int, Answer]:
+    """The reference: every case by itself, its prompt in one chunk, without a prefix cache.
+
+    Raises `EvalEngineError` if the model gives no finite numbers even so: there is nothing to compare with then.
+    """
+    longest = max(case.length for case in cases)
+    settings = {"max_num_seqs": 1, "max_num_batched_tokens": longest, "enable_prefix_caching": False}
+    _reconfigure(llm, [max(cases, key=lambda case: case.length)], settings)
+    answers = {}
+    for case in cases:
+        assert case.key is not None
+        answers[case.key] = _answer(next(iter(llm.run([case.request]))))
+        if error := answers[case.key].error:
+            raise EvalEngineError(f"{case.what}, run alone: {error}; this model cannot be certified")
+    return answers
+
+
+def together(llm: LLM, variant: Variant) -> list[tuple[Case, Answer]]:
+    """Every pass over the variant's cases, in one engine; neighbours' answers are left out."""
+    _reconfigure(llm, variant.cases, variant.settings)
+    assert llm.runner is not None
+    llm.runner.kv_pool.fill_(float("nan") if variant.nan_pool else 0.0)
+    cases = {case.request.request_id: case for case in variant.cases}
+    answers = []
+    for _ in range(variant.passes):
+        for output in llm.run([case.request for case in variant.cases]):
+            if (case := cases[output.request_id]).key is not None:
+                answers.append((case, _answer(output)))
+    return sorted(answers, key=lambda pair: pair[0].key or 0)  # the first difference is the same each time
+
+
+def _reconfigure(llm: LLM, cases: list[Case], settings: Mapping[str, Any]) -> None:
+    # fast's attention may need its own page size, and no schedule of the control has another
+    default_size = llm.settings.block_size if llm.settings.numerics == "fast" else BLOCK_SIZE
+    settings = {**DEFAULTS, "block_size": default_size, **settings}
+    llm.reconfigure(**{"num_kv_blocks": pool_pages(cases, settings["block_size"]), **settings})
+
+
+def _answer(output: RequestOutput) -> Answer:
+    return Answer(output.token_ids, output.logprobs, output.error)

@@ -1,0 +1,150 @@
+"""`CoverageAudit`: which reductions a piece of code runs that `set_batch_invariant_mode` does not cover."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from evalengine.errors import EvalEngineError
+from evalengine.invariant.overrides import COVERED_DTYPES
+from evalengine.invariant.table import COVERED_OPS
+
+_NAMES = """
+    mm addmm addmm_ bmm baddbmm baddbmm_ addbmm addbmm_ mv addmv addmv_ dot vdot _addmm_activation _foreach_mm
+    _scaled_mm _scaled_mm_v2 _grouped_mm _scaled_grouped_mm _cslt_sparse_mm _sparse_semi_structured_mm
+    _weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros
+    _sparse_addmm _trilinear mkldnn_linear _mkl_linear linalg_vecdot _cdist_forward _euclidean_dist _pdist_forward
+    convolution _convolution convolution_overrideable cudnn_convolution cudnn_convolution_transpose
+    cudnn_convolution_relu cudnn_convolution_add_relu mkldnn_convolution _slow_conv2d_forward slow_conv3d_forward
+    slow_conv_transpose2d slow_conv_transpose3d slow_conv_dilated2d slow_conv_dilated3d _conv_depthwise2d
+    conv_depthwise3d
+    sum nansum mean var std var_mean std_mean prod cumsum cumsum_ cumprod cumprod_ logsumexp logcumsumexp
+    _logcumsumexp norm linalg_vector_norm linalg__powsum _foreach_norm renorm renorm_ dist trace
+    _softmax _safe_softmax _log_softmax _sparse_softmax _masked_softmax _masked_softmax_backward
+    native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _batch_norm_no_update
+    _native_batch_norm_legit_no_training cudnn_batch_norm _batch_norm_with_update _fused_rms_norm
+    _weight_norm_interface
+    _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_fused_attention_overrideable _flash_attention_forward _efficient_attention_forward
+    _cudnn_attention_forward _native_multi_head_attention _transformer_encoder_layer_fwd
+    _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn mkldnn_rnn_layer
+    avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _embedding_bag_forward_only
+    index_add index_add_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_reduce index_reduce_
+    segment_reduce bincount _histogramdd_bin_edges
+    nll_loss_forward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss binary_cross_entropy
+    _fft_r2c _fft_c2r _fft_c2c cholesky linalg_cholesky_ex linalg_lu_factor_ex linalg_inv_ex linalg_qr _linalg_svd
+    _linalg_eigh _linalg_solve_ex _linalg_det
+"""
+REDUCTIONS = frozenset(_NAMES.split())
+"""aten ops (base names, all overloads) that add or multiply many floats, in an order that torch chooses."""
+
+UNEVEN_ON_CPU = frozenset({"silu", "silu_", "sigmoid", "sigmoid_", "gelu", "gelu_"})
+"""Element-wise ops whose vector body and scalar tail round differently on a CPU."""
+
+_OURS = ("aten", "prim", "prims", "profiler", "evalengine")
+
+
+class UncoveredOpError(EvalEngineError):
+    """Ops outside the mode's coverage were met; `ops` counts each of them."""
+
+    def __init__(self, ops: Counter[str]) -> None:
+        self.ops = ops
+        found = "; ".join(f"{count} x {op}" for op, count in ops.items())
+        super().__init__(f"not covered by set_batch_invariant_mode(): {found}")
+
+
+class CoverageAudit:
+    """Watches every op that runs inside it, and on leaving raises `UncoveredOpError`, naming all uncovered ones.
+
+        with torch.no_grad(), set_batch_invariant_mode(), CoverageAudit():
+            model(input_ids)
+
+    An op is uncovered if it is one of `REDUCTIONS` on floats (sums of integers are exact) and `COVERED_OPS` does not
+    list it for the operands' device and dtypes, or if it is no aten op at all (flash-attn, a custom op): those are out
+    of the mode's reach. It sees what passes torch's dispatcher on this thread, in forward direction; the kernels that
+    an op calls inside, and Triton kernels launched without an op, it does not see. Whether the mode is on makes no
+    difference to what is reported. `met` counts every op seen.
+    """
+
+    def __init__(self) -> None:
+        self.met: Counter[str] = Counter()
+        self.uncovered: Counter[str] = Counter()
+        self._recorder = _Recorder(self)
+
+    def __enter__(self) -> CoverageAudit:
+        self._recorder.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recorder.__exit__(kind, error, trace)
+        if error is None and self.uncovered:
+            raise UncoveredOpError(self.uncovered)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, audit: CoverageAudit) -> None:
+        super().__init__()
+        self.audit = audit
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device = next((x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)), "cpu")
+        if _is_composite(func, device):
+            with self:  # inference_mode hands over whole composites (linear, matmul): look inside
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        namespace, name = _name(func)
+        self.audit.met[name] += 1
+        floats = _floats((args, kwargs), result)
+        if namespace not in _OURS and floats:
+            self.audit.uncovered[f"{namespace}::{name} on {device}"] += 1
+        elif _order_matters(func, device, args, kwargs) and not _is_covered(name, device, floats):
+            dtypes = ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in floats}))
+            self.audit.uncovered[f"aten::{name} on {device} ({dtypes})"] += 1
+        return result
+
+
+def _name(func: Any) -> tuple[str, str]:
+    """The op's namespace, and its name as COVERED_OPS spells it: with the overload unless that is the default."""
+    namespace, base = func._schema.name.split("::")
+    return namespace, base if func._overloadname == "default" else f"{base}.{func._overloadname}"
+
+
+def _is_composite(func: Any, device: str) -> bool:
+    """Whether torch has only a decomposition for this op on this device, and no kernel."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(func.name(), "CompositeImplicitAutograd") and not has(func.name(), device.upper())
+
+
+def _floats(operands: object, result: object) -> list[Tensor]:
+    """The float tensors that take part: none if all operands are empty, for nothing adds up then."""
+    given = [x for x in tree_leaves(operands) if isinstance(x, Tensor) and x.numel()]
+    made = [x for x in tree_leaves(result) if isinstance(x, Tensor) and given]
+    return [x for x in given + made if x.is_floating_point() or x.is_complex()]
+
+
+def _order_matters(func: Any, device: str, args: Any, kwargs: Any) -> bool:
+    base = func._schema.name.split("::")[1]
+    if device == "cpu" and base in UNEVEN_ON_CPU:
+        return True
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return base in REDUCTIONS and given.get("reduction") != 0  # a loss with reduction="none" adds nothing up
+
+
+def _is_covered(name: str, device: str, floats: list[Tensor]) -> bool:
+    if not floats:
+        return True  # integers add exactly
+    op = COVERED_OPS.get(name)
+    return op is not None and device in op.devices and all(x.dtype in COVERED_DTYPES for x in floats)

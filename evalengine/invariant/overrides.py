@@ -1,0 +1,168 @@
+"""aten kernels made of five reductions: a device supplies the reductions, and every covered op is built from them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from evalengine.errors import ConfigError
+
+aten = torch.ops.aten
+COVERED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+Kernel = Callable[..., Any]
+
+
+def covered(*tensors: Tensor) -> bool:
+    """Whether our kernels take these operands: one device, one covered float dtype, none of them empty."""
+    first = tensors[0]
+    return first.dtype in COVERED_DTYPES and all(
+        t.dtype == first.dtype and t.device == first.device and t.numel() > 0 for t in tensors
+    )
+
+
+def stock(overload: Kernel, like: Tensor, dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
+    """torch's own kernel, by the op's `out=` variant: the plain one would come back to the override."""
+    return overload(*args, **kwargs, out=torch.empty(0, dtype=dtype, device=like.device))
+
+
+def refused(op: str) -> Kernel:
+    """A kernel that raises `ConfigError`: a fused attention, whose split of the KV range follows the batch."""
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise ConfigError(
+            f"aten::{op} is not batch-invariant: inside set_batch_invariant_mode() attention is computed by "
+            "scaled_dot_product_attention's math path, which the mode selects by itself; remove sdpa_kernel(...), "
+            "enable_flash_sdp(True) and the like from inside it"
+        )
+
+    return refuse
+
+
+class Overrides(ABC):
+    """One device's kernels for the covered ops. Shapes and errors are the aten ops' own.
+
+    Operands that `covered` refuses, and shapes that do not fit, go to torch's own kernel (and its error message).
+    """
+
+    device: str  # the dispatch key, in torch.device's spelling
+
+    @abstractmethod
+    def product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        """[M, K] by [K, N] -> [M, N], rounded once to `dtype`."""
+
+    @abstractmethod
+    def batched_product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, M, K] by [B, K, N] -> [B, M, N], rounded once to `dtype`."""
+
+    @abstractmethod
+    def softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor: ...
+
+    @abstractmethod
+    def log_softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor: ...
+
+    @abstractmethod
+    def mean(self, x: Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype) -> Tensor: ...
+
+    def kernels(self) -> dict[str, Kernel]:
+        """aten op -> the kernel to register for this device."""
+        return {
+            "mm": self._mm,
+            "addmm": self._addmm,
+            "addmm_": self._addmm_,
+            "bmm": self._bmm,
+            "baddbmm": self._baddbmm,
+            "baddbmm_": self._baddbmm_,
+            "mv": self._mv,
+            "addmv": self._addmv,
+            "_softmax": self._softmax,
+            "_safe_softmax": self._safe_softmax,
+            "_log_softmax": self._log_softmax,
+            "mean": self._mean_of_all,
+            "mean.dim": self._mean_dim,
+        }
+
+    def _mm(self, a: Tensor, b: Tensor) -> Tensor:
+        if not (covered(a, b) and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]):
+            return stock(aten.mm.out, a, a.dtype, a, b)
+        return self.product(a, b, a.dtype)
+
+    def _bmm(self, a: Tensor, b: Tensor) -> Tensor:
+        fits = a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
+        if not (covered(a, b) and fits):
+            return stock(aten.bmm.out, a, a.dtype, a, b)
+        return self.batched_product(a, b, a.dtype)
+
+    def _addmm(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        if not covered(bias, a, b):
+            return stock(aten.addmm.out, a, a.dtype, bias, a, b, beta=beta, alpha=alpha)
+        return plus_product(bias, self._mm(a, b), beta, alpha)
+
+    def _baddbmm(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        if not covered(bias, a, b):
+            return stock(aten.baddbmm.out, a, a.dtype, bias, a, b, beta=beta, alpha=alpha)
+        return plus_product(bias, self._bmm(a, b), beta, alpha)
+
+    def _addmm_(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        if not covered(bias, a, b):
+            return aten.addmm.out(bias, a, b, beta=beta, alpha=alpha, out=bias)
+        return bias.copy_(self._addmm(bias, a, b, beta=beta, alpha=alpha))
+
+    def _baddbmm_(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        if not covered(bias, a, b):
+            return aten.baddbmm.out(bias, a, b, beta=beta, alpha=alpha, out=bias)
+        return bias.copy_(self._baddbmm(bias, a, b, beta=beta, alpha=alpha))
+
+    def _mv(self, matrix: Tensor, vector: Tensor) -> Tensor:
+        if not (covered(matrix, vector) and matrix.ndim == 2 and vector.shape == matrix.shape[1:]):
+            return stock(aten.mv.out, vector, vector.dtype, matrix, vector)
+        return self._mm(vector[None], matrix.t())[0]  # the vector is F.linear's input, the matrix its weight
+
+    def _addmv(self, bias: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        if not covered(bias, matrix, vector):
+            return stock(aten.addmv.out, vector, vector.dtype, bias, matrix, vector, beta=beta, alpha=alpha)
+        return plus_product(bias, self._mv(matrix, vector), beta, alpha)
+
+    def _softmax(self, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        dtype = torch.float32 if half_to_float else x.dtype
+        if not covered(x):
+            return stock(aten._softmax.out, x, dtype, x, dim, half_to_float)
+        return self.softmax(x, dim, dtype)
+
+    def _safe_softmax(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        """softmax whose fully masked rows (all -inf) are 0: what scaled_dot_product_attention's math path calls."""
+        return torch.softmax(x, dim, dtype).masked_fill(torch.isneginf(x).all(dim, keepdim=True), 0)
+
+    def _log_softmax(self, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        dtype = torch.float32 if half_to_float else x.dtype
+        if not covered(x):
+            return stock(aten._log_softmax.out, x, dtype, x, dim, half_to_float)
+        return self.log_softmax(x, dim, dtype)
+
+    def _mean_dim(
+        self, x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        result = dtype or x.dtype
+        if not covered(x) or result not in COVERED_DTYPES or x.ndim == 0:
+            return stock(aten.mean.out, x, result, x, dim, keepdim, dtype=dtype)
+        return self.mean(x, tuple(dim or range(x.ndim)), keepdim, result)
+
+    def _mean_of_all(self, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+        return self._mean_dim(x, None, dtype=dtype)
+
+
+def plus_product(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """beta * bias + alpha * product, the product rounded to its dtype first, and again after each operation.
+
+    That is what `F.linear` computes where it takes `matmul` and `add_`, so both its ways give the same bits (which one
+    it takes depends on strides, and so on the batch).
+    """
+    if alpha != 1:
+        product = product * alpha
+    if beta == 0:
+        return product
+    bias = bias.expand_as(product)
+    return product + (bias if beta == 1 else bias * beta)

@@ -1,0 +1,40 @@
+"""The table of covered ops: plain data, so that it can be read where neither Triton nor a GPU is installed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class CoveredOp(NamedTuple):
+    """Where an op is covered, and how."""
+
+    devices: tuple[str, ...]  # "cpu": the exact kernels; "cuda": the native ones
+    note: str  # what reaches the op, or how it is computed
+
+
+_BOTH, _CPU, _CUDA = ("cpu", "cuda"), ("cpu",), ("cuda",)
+
+COVERED_OPS: dict[str, CoveredOp] = {
+    "mm": CoveredOp(_BOTH, "matmul, F.linear without a bias; on CPU the left operand has two limbs, the right one one"),
+    "addmm": CoveredOp(_BOTH, "F.linear with a bias; the product is rounded, then the bias added"),
+    "addmm_": CoveredOp(_BOTH, "addmm, in place"),
+    "bmm": CoveredOp(_BOTH, "matmul, einsum, F.linear on 3-D strided input; same bits as mm, row by row"),
+    "baddbmm": CoveredOp(_BOTH, "bmm, rounded, then added"),
+    "baddbmm_": CoveredOp(_BOTH, "baddbmm, in place"),
+    "mv": CoveredOp(_BOTH, "matmul with a vector; the vector stands as F.linear's input does"),
+    "addmv": CoveredOp(_BOTH, "mv, rounded, then added"),
+    "_softmax": CoveredOp(_BOTH, "softmax, along any axis (on CPU up to 2^19 long)"),
+    "_safe_softmax": CoveredOp(_BOTH, "scaled_dot_product_attention: softmax, rows of -inf give 0"),
+    "_log_softmax": CoveredOp(_BOTH, "log_softmax and cross_entropy, along any axis (on CPU up to 2^19 long)"),
+    "mean": CoveredOp(_BOTH, "mean over everything"),
+    "mean.dim": CoveredOp(_BOTH, "mean over axes; hand-written RMSNorms, and F.rms_norm on CPU"),
+    "_fused_rms_norm": CoveredOp(_CUDA, "F.rms_norm: torch's formula in float32 over mean.dim, rounded once"),
+    "mm.dtype": CoveredOp(_CUDA, "mm with out_dtype=torch.float32"),
+    "addmm.dtype": CoveredOp(_CUDA, "likewise; the bias is added in float32"),
+    "bmm.dtype": CoveredOp(_CUDA, "likewise"),
+    "baddbmm.dtype": CoveredOp(_CUDA, "likewise"),
+    "silu": CoveredOp(_CPU, "torch's vector body and scalar tail round differently in float32"),
+    "sigmoid": CoveredOp(_CPU, "likewise"),
+    "rsqrt": CoveredOp(_CPU, "bf16 and fp16 only, by way of float32: torch's vector body and scalar tail differ there"),
+}
+"""aten op (with its overload, unless that is the default) -> where it is covered and how."""

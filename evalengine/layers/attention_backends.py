@@ -1,0 +1,84 @@
+"""Which code computes attention at the `fast` level: flash-attn, our Triton kernels, or torch's SDPA.
+
+The contract's levels have one attention each; only `fast` has a choice, and there it can change results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from evalengine.layers import fast_attention, flash_attention
+from evalengine.layers.metadata import AttentionMetadata
+
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
+FASTEST_FIRST = ("flash_attn", "triton", "sdpa")
+TENSOR_CORES = (8, 0)  # compute capability with bfloat16 tensor cores: what flash-attn and our kernels need
+HEAD_DIMS = (16, 256)  # of our kernels: smallest and largest; even
+
+
+def attention_function(backend: str) -> AttentionFunction:
+    """`backend`: one of `FASTEST_FIRST`, which `backend_problems` found nothing wrong with."""
+    if backend == "flash_attn":
+        return flash_attention.paged_attention
+    if backend == "triton":
+        from evalengine.layers.cuda import paged_attention
+
+        return paged_attention
+    assert backend == "sdpa", backend
+    return fast_attention.paged_attention
+
+
+def choose_backend(
+    device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
+) -> str:
+    """The fastest backend that can serve. None: not known; for block_size, free to be what the backend wants."""
+    return next(name for name in FASTEST_FIRST if not backend_problems(name, device, dtype, head_dim, block_size))
+
+
+def backend_problems(
+    backend: str, device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
+) -> list[str]:
+    """What keeps a backend from serving, a sentence each with its cure; the arguments are `choose_backend`'s."""
+    if backend == "sdpa":
+        return []
+    if device.type != "cuda":
+        return [f"it runs on CUDA only, and this run's device is {device}; take sdpa, or auto"]
+    if backend == "triton":
+        return [*kernel_problems(device), *head_dim_problems(head_dim)]
+    return [
+        *_capability_problems(device),
+        *flash_attention.installation_problems(),
+        *flash_attention.shape_problems(dtype, head_dim, block_size),
+    ]
+
+
+def kernel_problems(device: torch.device) -> list[str]:
+    """What keeps our Triton kernels from running on a device."""
+    if device.type != "cuda":
+        return [f"the kernels run on CUDA only, and this run's device is {device}"]
+    problems = _capability_problems(device)
+    if find_spec("triton") is None:
+        problems.append("the kernels are written in Triton, which is not installed: pip install triton")
+    return problems
+
+
+def head_dim_problems(head_dim: int | None) -> list[str]:
+    """What keeps our attention kernels from a model (whose head_dim may not be known yet)."""
+    smallest, largest = HEAD_DIMS
+    if head_dim is None or (smallest <= head_dim <= largest and head_dim % 2 == 0):
+        return []
+    return [f"the attention kernels take an even head_dim from {smallest} to {largest}, and this model's is {head_dim}"]
+
+
+def _capability_problems(device: torch.device) -> list[str]:
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) >= TENSOR_CORES:
+        return []
+    return [
+        "the kernels need bfloat16 tensor cores (compute capability 8.0, Ampere, or later), and this device's is "
+        f"{major}.{minor}"
+    ]

@@ -1,0 +1,74 @@
+"""What `fast` and `native` share on CUDA: every op but the matrix products, by the Triton kernels.
+
+A row's result depends on that row alone in each of them, whatever the batch, so that `native` may use them; and they
+are the quickest, so that `fast` does. Rounding is where transformers' eager code rounds: see each kernel.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalengine.kernels import activation, attention, kv_cache, log_softmax, qkv, rms_norm, rope
+from evalengine.layers.fast import rope_table
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.ops import Ops
+
+
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], causal, by the contract's arithmetic."""
+    return attention.paged_attention(q, k_cache, v_cache, metadata, scale)
+
+
+class CudaOps(Ops):
+    """All but `prepare_weight`, `linear`, `lm_head` and `attention`, which are the level's own."""
+
+    fused: ClassVar[bool] = True
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm.rms_norm(x, weight, eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return x + residual
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return rms_norm.add_rms_norm(x, residual, weight, eps)
+
+    def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
+        return rope_table(inv_freq, max_positions, scaling, self.dtype, self.device)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return rope.rope(x, cos, sin)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return activation.silu_and_mul(gate_up)
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        kv_cache.store_kv(k, v, k_cache, v_cache, slot_mapping)
+
+    def qk_norm_rope_store(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        return qkv.qk_norm_rope_store(q, k, v, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping)
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        return log_softmax.log_softmax(logits)
+
+    def read_out(self, logits: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        return log_softmax.read_out(logits, rows, columns)

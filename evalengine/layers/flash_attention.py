@@ -1,0 +1,106 @@
+"""`fast`'s paged attention by the flash-attn package (Dao-AILab, 2.8), an optional extra.
+
+    T tokens in the batch, S sequences, P pages a sequence, Hq/Hkv heads, D head_dim, B pages of `block_size` tokens.
+
+Decodes go through `flash_attn_with_kvcache`, which splits the KV range; all other sequences (whole prompts, chunks,
+and prompts behind a cached prefix) through `flash_attn_varlen_func`. Both read the pools through the block table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalengine.layers.metadata import AttentionMetadata
+
+PAGE_MULTIPLE = 256  # tokens: "Paged KV cache block size must be divisible by 256"
+DTYPES = (torch.bfloat16, torch.float16)
+LARGEST_HEAD_DIM, HEAD_DIM_MULTIPLE = 256, 8
+CURE = "pip install 'evalengine[flash]' (or: pip install flash-attn --no-build-isolation)"
+
+
+@cache
+def package() -> Any:
+    """The module `flash_attn`. Raises ImportError."""
+    return importlib.import_module("flash_attn")
+
+
+def installation_problems() -> list[str]:
+    """Why the package cannot be used, with the cure; empty if it can."""
+    try:
+        functions = (package().flash_attn_varlen_func, package().flash_attn_with_kvcache)
+    except (ImportError, AttributeError) as error:  # absent; built for another torch; another package of that name
+        if isinstance(error, ModuleNotFoundError) and error.name == "flash_attn":
+            return [f"the flash-attn package is not installed: {CURE}"]
+        return [f"the flash-attn package cannot be imported ({error}): {CURE}"]
+    if any("block_table" not in inspect.signature(function).parameters for function in functions):
+        return [f"the flash-attn package here is too old to read a paged KV cache: {CURE}"]
+    return []
+
+
+def shape_problems(dtype: torch.dtype | None, head_dim: int | None, block_size: int | None) -> list[str]:
+    """What the package does not cover, a sentence each with its cure; None: not known, or not fixed yet."""
+    problems = []
+    if dtype is not None and dtype not in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        problems.append(f"flash-attn computes in bfloat16 or float16, and this run's dtype is {name}; take triton")
+    if head_dim is not None and (head_dim > LARGEST_HEAD_DIM or head_dim % HEAD_DIM_MULTIPLE):
+        problems.append(
+            f"flash-attn takes a head_dim that is a multiple of {HEAD_DIM_MULTIPLE} up to {LARGEST_HEAD_DIM}, and this "
+            f"model's is {head_dim}; take triton, or auto"
+        )
+    if block_size is not None and block_size % PAGE_MULTIPLE:
+        problems.append(
+            f"flash-attn reads KV pages of a multiple of {PAGE_MULTIPLE} tokens, and engine.block_size={block_size}; "
+            "set engine.block_size=auto, or take triton"
+        )
+    return problems
+
+
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], causal. float16 or bfloat16."""
+    n = metadata.num_decodes
+    if n == len(metadata.query_lens):
+        return _decode(q, k_cache, v_cache, metadata, scale)
+    if n == 0:
+        return _prefill(q, k_cache, v_cache, metadata, scale)
+    parts = (_decode(q[:n], k_cache, v_cache, metadata, scale), _prefill(q[n:], k_cache, v_cache, metadata, scale))
+    return torch.cat(parts)
+
+
+def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """The first `num_decodes` sequences, a row each."""
+    n = metadata.num_decodes
+    output: Tensor = package().flash_attn_with_kvcache(
+        q[:, None],
+        k_cache,
+        v_cache,
+        cache_seqlens=metadata.seqlens_k[:n],
+        block_table=metadata.block_table[:n],
+        softmax_scale=scale,
+        causal=True,
+    )
+    return output[:, 0]
+
+
+def _prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """The sequences past the decodes. The causal mask is aligned to the last token, so a chunk sees its prefix."""
+    output: Tensor = package().flash_attn_varlen_func(
+        q,
+        k_cache,
+        v_cache,
+        cu_seqlens_q=metadata.prefill_cu_seqlens_q,
+        cu_seqlens_k=metadata.prefill_cu_seqlens_k,
+        # The package reads 1 as "one row in every sequence", which a sequence without rows would belie.
+        max_seqlen_q=max(2, metadata.max_query_len),
+        max_seqlen_k=metadata.max_prefill_kv_len,
+        softmax_scale=scale,
+        causal=True,
+        block_table=metadata.block_table[metadata.num_decodes :],
+    )
+    return output

@@ -1,0 +1,36 @@
+"""`native`: the contract's arithmetic on CUDA, on tensor cores, at the speed of the fast mode.
+
+Linear layers are `kernels.matmul` (one float32 chain over K, then one rounding), attention is `kernels.attention`, all
+else is what `fast` uses too (`CudaOps`). Every schedule gives the same bits, so each shape gets its quickest.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels import matmul
+from evalengine.layers.cuda import CudaOps, paged_attention
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.ops import PreparedWeight
+
+
+class NativeOps(CudaOps):
+    """Weights stay as loaded."""
+
+    name = "native"
+
+    def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
+        return weight.detach()
+
+    def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
+        return matmul.linear(x, weight, bias)
+
+    def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
+        """The chain's float32 itself: logprobs are made from it."""
+        return matmul.linear(x, weight, out_dtype=torch.float32)
+
+    def attention(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        return paged_attention(q, k_cache, v_cache, metadata, scale)

@@ -1,0 +1,54 @@
+"""The elementary functions that the `native` kernels call inside: CUDA's libdevice, so that they round as torch's own.
+
+torch's CUDA element-wise kernels are compiled from the same `expf`, `logf` and `rsqrtf`; Triton's own `tl.exp` is the
+2-ulp `ex2.approx` form. Triton's interpreter has no libdevice: there, and only there, the tests get `tl.exp` and so on.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU, in tests
+
+if INTERPRETED:
+
+    @triton.jit
+    def exp(x):
+        return tl.exp(x)
+
+    @triton.jit
+    def log(x):
+        return tl.log(x)
+
+    @triton.jit
+    def rsqrt(x):
+        return 1.0 / tl.sqrt_rn(x)
+
+    @triton.jit
+    def row_max(x, axis: tl.constexpr):
+        return tl.max(tl.where(x == x, x, float("inf")), axis)
+
+else:
+
+    @triton.jit
+    def _max_or_nan(a, b):
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+    @triton.jit
+    def exp(x):
+        return libdevice.exp(x)
+
+    @triton.jit
+    def log(x):
+        return libdevice.log(x)
+
+    @triton.jit
+    def rsqrt(x):
+        return libdevice.rsqrt(x)
+
+    @triton.jit
+    def row_max(x, axis: tl.constexpr):
+        """float32 -> maximum along `axis`, not finite where a +inf or a NaN is there (tl.max would drop a NaN)."""
+        return tl.reduce(x, axis, _max_or_nan)

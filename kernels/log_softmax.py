@@ -1,0 +1,120 @@
+"""Log-softmax, and reading logprobs out of logits without making the whole table of them.
+
+    n rows (positions), V vocabulary, k wanted logprobs.
+
+Rounding points (NUMERICS.md, `native`): logits are float32; chunks of 4096 columns at absolute multiples, each with its
+maximum and its integer sum of exponentials, merged left to right in float32 (`softmax`); a logprob is (z - M) - log(l)
+in float32, rounded once to the output dtype. `read_out` gives the bytes that `log_softmax` gives, from one reading.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evalengine.kernels import softmax
+from evalengine.kernels.launch import launch
+
+_GATHER = 128  # logprobs a program
+
+
+def log_softmax(
+    x: Tensor, dim: int = -1, out_dtype: torch.dtype | None = None, *, _schedule: softmax.Schedule | None = None
+) -> Tensor:
+    """Any shape and strides, any dim -> contiguous log_softmax in out_dtype (x's own by default), rounded once.
+
+    A row that holds +inf or NaN, or nothing above -inf, becomes NaN as a whole. ValueError for other dtypes than
+    float32, bfloat16 and float16.
+    """
+    return softmax.along(x, dim, out_dtype, log=True, schedule=_schedule)
+
+
+@triton.jit
+def _statistics_kernel(logits_ptr, maxima_ptr, sums_ptr, rows, stride, columns, chunks, BLOCK: tl.constexpr):
+    """Program u: maximum and sum of unit u, a chunk of a row."""
+    unit = tl.program_id(0)
+    row = (unit // chunks).to(tl.int64) + tl.arange(0, 1)
+    z = softmax.load_chunk(logits_ptr, row, rows, stride, unit % chunks * BLOCK, columns, BLOCK)
+    m, norm = softmax.chunk_sum(z)
+    place = unit.to(tl.int64) + tl.arange(0, 1)
+    tl.store(maxima_ptr + place, m)
+    tl.store(sums_ptr + place, norm)
+
+
+@triton.jit
+def _greedy_kernel(logits_ptr, maxima_ptr, sums_ptr, row_ptr, greedy_ptr, stride, columns, chunks, BLOCK: tl.constexpr):
+    """A program a row: merges its chunks, then looks for the first column of the largest logprob.
+
+    Logits that differ can have equal logprobs (subtracting log l rounds), so logprobs are compared, as by whoever has
+    the whole table: first chunk by chunk, by the chunks' maxima (rounding is monotonic), then inside one.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    m, norm, last = softmax.merge_row(maxima_ptr + row * chunks, sums_ptr + row * chunks, chunks)
+    term = softmax.norm_term(m, norm, True)
+    top = softmax.finish(m, m, term, True)
+    first = last
+    for back in tl.range(0, last):
+        chunk = last - 1 - back
+        chunk_top = softmax.finish(tl.load(maxima_ptr + row * chunks + chunk), m, term, True)
+        first = tl.where(chunk_top == top, chunk, first)
+    column = first * BLOCK + tl.arange(0, BLOCK)
+    z = tl.load(logits_ptr + row * stride + column, column < columns, float("-inf"))
+    best = tl.min(tl.where((softmax.finish(z, m, term, True) == top) & (column < columns), column, columns), 0)
+    tl.store(greedy_ptr + row, tl.where(term == term, best, columns).to(tl.int64))
+    tl.store(row_ptr + 2 * row, m)
+    tl.store(row_ptr + 2 * row + 1, term)
+
+
+@triton.jit
+def _gather_kernel(
+    logits_ptr, row_ptr, greedy_ptr, rows_ptr, columns_ptr, out_ptr, count, stride, columns, BLOCK: tl.constexpr
+):
+    """Program p: logprobs of BLOCK (row, column) pairs."""
+    pair = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = pair < count
+    row = tl.load(rows_ptr + pair, mask, 0)
+    column = tl.load(columns_ptr + pair, mask, 0)
+    column = tl.where(column < 0, tl.load(greedy_ptr + row, mask, 0), column)
+    column = tl.minimum(column, columns - 1)
+    z = tl.load(logits_ptr + row * stride + column, mask, 0.0)
+    m = tl.load(row_ptr + 2 * row, mask, 0.0)
+    term = tl.load(row_ptr + 2 * row + 1, mask, 0.0)
+    tl.store(out_ptr + pair, softmax.finish(z, m, term, True), mask)
+
+
+def read_out(logits: Tensor, rows: Tensor, columns: Tensor, *, _warps: int = 4) -> tuple[Tensor, Tensor]:
+    """float32 logits [n, V] of any row stride, int64 rows [k], columns [k] -> (int64 [n], float32 [k]).
+
+    The first: the position of each row's largest logprob, the lowest among equals; V where a row's log_softmax is NaN.
+    The second: log_softmax(logits)[rows, columns]; a column below 0 stands for the row's first result, one above V - 1
+    is read as V - 1.
+    """
+    if logits.dtype != torch.float32 or logits.ndim != 2:
+        raise ValueError(f"read_out takes float32 [n, V], not {logits.dtype} {list(logits.shape)}")
+    n, vocabulary = logits.shape
+    greedy = torch.empty(n, dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(rows.shape[0], dtype=torch.float32, device=logits.device)
+    if n == 0:
+        return greedy, logprobs
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    stride, chunks = logits.stride(0), triton.cdiv(vocabulary, softmax.CHUNK)
+    maxima, sums = torch.empty(2, n, chunks, dtype=torch.float32, device=logits.device)
+    row_state = torch.empty(n, 2, dtype=torch.float32, device=logits.device)
+    launch(
+        _statistics_kernel, (n * chunks, 1, 1), (logits, maxima, sums, n, stride, vocabulary, chunks), (softmax.CHUNK,),
+        _warps, 1,
+    )  # fmt: skip
+    launch(
+        _greedy_kernel, (n, 1, 1), (logits, maxima, sums, row_state, greedy, stride, vocabulary, chunks),
+        (softmax.CHUNK,), _warps, 1,
+    )  # fmt: skip
+    wanted = logprobs.numel()
+    launch(
+        _gather_kernel, (triton.cdiv(wanted, _GATHER), 1, 1),
+        (logits, row_state, greedy, rows.contiguous(), columns.contiguous(), logprobs, wanted, stride, vocabulary),
+        (_GATHER,), _warps, 1,
+    )  # fmt: skip
+    return greedy, logprobs

@@ -1,0 +1,326 @@
+"""`native` matrix products: one arithmetic for every shape, whatever tile computes it.
+
+    M rows, N columns, K the reduced dimension, B batch; T tokens.
+
+The arithmetic (the numerics contract's `native` linear), per output element:
+
+* one float32 chain over K, ascending from +0, by the tensor core's multiply-accumulate
+  (`acc = dot(a_tile, b_tile, acc)`); float32 inputs by IEEE fused multiply-adds, never TF32;
+* then `+ bias` in float32;
+* then **one rounding to the output's dtype**. `round_product` rounds the product to the inputs' dtype before the bias
+  is added, and the sum once more: `matmul` then `add`, as torch.addmm must be where both are overridden.
+
+No split of K, no partial sums. Free, and so the schedule's (kernels/matmul_schedules.py): tile sizes, warps, stages,
+which operand is the MMA's M side, TMA or pointer loads, persistence. A K tail counts as zeros, which change nothing.
+Zeros are +0; only a negative number too small for the output's dtype gives -0.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from evalengine.kernels.matmul_schedules import REFERENCE, Schedule, candidates, choose
+
+__all__ = ["REFERENCE", "Schedule", "bmm", "candidates", "choose", "linear", "matmul"]
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+# -- the arithmetic ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _multiply_add(a, b, acc, SWAP: tl.constexpr):
+    """a [BLOCK_M, BLOCK_K], b [BLOCK_K, BLOCK_N] onto acc [BLOCK_M, BLOCK_N], or all of them transposed."""
+    return tl.dot(b if SWAP else a, a if SWAP else b, acc, input_precision="ieee")
+
+
+@triton.jit
+def _rounded(
+    acc, bias_ptr, first_column, N,
+    BLOCK_N: tl.constexpr, SWAP: tl.constexpr, INPUT: tl.constexpr, OUTPUT: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
+):  # fmt: skip
+    """The chains' results, with the bias of their columns, in the output's dtype."""
+    if ROUND_PRODUCT:
+        acc = acc.to(INPUT).to(tl.float32)
+    if bias_ptr is not None:
+        column = first_column + tl.arange(0, BLOCK_N)
+        bias = tl.load(bias_ptr + column, mask=column < N, other=0.0).to(tl.float32)
+        acc += bias[:, None] if SWAP else bias[None, :]
+    return acc.to(OUTPUT)
+
+
+@triton.jit
+def _tile_position(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """A tile's number -> its row and column block: GROUP_M row blocks go column by column."""
+    row_blocks = tl.cdiv(M, BLOCK_M)
+    group_size = GROUP_M * tl.cdiv(N, BLOCK_N)
+    first = tile // group_size * GROUP_M
+    height = tl.minimum(row_blocks - first, GROUP_M)
+    return first + tile % group_size % height, tile % group_size // height
+
+
+# -- pointers: any strides, batches -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _load(pointers, inside, before_end, MASK: tl.constexpr, EVEN_K: tl.constexpr):
+    """A tile of an operand; what is masked reads as 0."""
+    if not EVEN_K:
+        tile = tl.load(pointers, mask=inside & before_end, other=0.0)
+    elif MASK:
+        tile = tl.load(pointers, mask=inside, other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit(do_not_specialize=["M"])
+def _pointer_kernel(
+    a_ptr, b_ptr, bias_ptr, c_ptr, M, N, K,
+    stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
+    EVEN_K: tl.constexpr, MASK_A: tl.constexpr, MASK_B: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
+):  # fmt: skip
+    """Program: one tile of one batch entry.
+
+    Rows and columns past the end repeat the first (no mask in the loop) or are masked; none is stored. They are masked
+    where the operand is not contiguous along K (a repeated index would hide the contiguity along rows or columns), and
+    where half of the tile's rows are past the end: loads of a repeated row cost traffic, masked ones none.
+    """
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    batch = (tl.program_id(0) // tiles).to(tl.int64)
+    row_block, column_block = _tile_position(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    row = row_block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = column_block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K).to(tl.int64)
+    row_in, column_in = row < M, column < N
+    row_read = row if MASK_A else tl.where(row_in, row, 0)
+    column_read = column if MASK_B else tl.where(column_in, column, 0)
+    a_ptr += batch * stride_ab
+    b_ptr += batch * stride_bb
+    if SWAP:  # everything transposed: [N, K] x [K, M]
+        a_pointers = a_ptr + row_read[None, :] * stride_am + k[:, None] * stride_ak
+        b_pointers = b_ptr + column_read[:, None] * stride_bn + k[None, :] * stride_bk
+        a_in, b_in, k_a, k_b = row_in[None, :], column_in[:, None], k[:, None], k[None, :]
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        a_pointers = a_ptr + row_read[:, None] * stride_am + k[None, :] * stride_ak
+        b_pointers = b_ptr + column_read[None, :] * stride_bn + k[:, None] * stride_bk
+        a_in, b_in, k_a, k_b = row_in[:, None], column_in[None, :], k[None, :], k[:, None]
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    step_a, step_b = tl.cast(stride_ak, tl.int64) * BLOCK_K, tl.cast(stride_bk, tl.int64) * BLOCK_K
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        left = K - step * BLOCK_K
+        a = _load(a_pointers, a_in, k_a < left, MASK_A, EVEN_K)
+        b = _load(b_pointers, b_in, k_b < left, MASK_B, EVEN_K)
+        acc = _multiply_add(a, b, acc, SWAP)
+        a_pointers += step_a
+        b_pointers += step_b
+    c = _rounded(acc, bias_ptr, column_block * BLOCK_N, N, BLOCK_N, SWAP,
+                 a_ptr.dtype.element_ty, c_ptr.dtype.element_ty, ROUND_PRODUCT)  # fmt: skip
+    row, column = (row[None, :], column[:, None]) if SWAP else (row[:, None], column[None, :])
+    tl.store(c_ptr + (batch * M + row) * N + column, c, mask=(row < M) & (column < N))
+
+
+# -- tensor descriptors: K-contiguous operands, Hopper or newer --------------------------------------------------------
+
+
+@triton.jit
+def _store_tile(c_desc, c, row, column, BLOCK_N: tl.constexpr, SUBTILES: tl.constexpr):
+    """c [BLOCK_M, BLOCK_N] in SUBTILES = 1, 2 or 4 column parts: each needs that much less shared memory."""
+    if SUBTILES == 1:
+        c_desc.store([row, column], c)
+    else:
+        PART: tl.constexpr = BLOCK_N // 2
+        left, right = c.reshape(c.shape[0], 2, PART).permute(0, 2, 1).split()
+        _store_tile(c_desc, left, row, column, PART, SUBTILES // 2)
+        _store_tile(c_desc, right, row, column + PART, PART, SUBTILES // 2)
+
+
+@triton.jit
+def _tma_tile(
+    tile, a_desc, b_desc, c_desc, bias_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
+    SUBTILES: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
+):  # fmt: skip
+    row_block, column_block = _tile_position(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    row, column = row_block * BLOCK_M, column_block * BLOCK_N
+    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        a = a_desc.load([row, step * BLOCK_K])
+        b = b_desc.load([column, step * BLOCK_K])
+        acc = _multiply_add(a.T, b, acc, SWAP) if SWAP else _multiply_add(a, b.T, acc, SWAP)
+    c = _rounded(acc, bias_ptr, column, N, BLOCK_N, SWAP, a_desc.dtype, c_desc.dtype, ROUND_PRODUCT)
+    _store_tile(c_desc, c.T if SWAP else c, row, column, BLOCK_N, SUBTILES)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _tma_kernel(
+    a_desc, b_desc, c_desc, bias_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
+    SUBTILES: tl.constexpr, PERSISTENT: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
+):  # fmt: skip
+    """a [M, K], b [N, K] (the weights' own layout), c [M, N] by descriptor: outside reads as 0, is not stored.
+
+    Program: one tile, or (PERSISTENT) every num_programs-th; then the loads of the next tile overlap this one's end.
+    """
+    if PERSISTENT:
+        tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+            _tma_tile(tile, a_desc, b_desc, c_desc, bias_ptr, M, N, K,
+                      BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SWAP, SUBTILES, ROUND_PRODUCT)  # fmt: skip
+    else:
+        _tma_tile(tl.program_id(0), a_desc, b_desc, c_desc, bias_ptr, M, N, K,
+                  BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SWAP, SUBTILES, ROUND_PRODUCT)  # fmt: skip
+
+
+# -- the host side ----------------------------------------------------------------------------------------------------
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    """x [T, K], weight [N, K], bias [N] -> x weight^T + bias [T, N], contiguous, in `out_dtype` (default: x's).
+
+    The engine's entry: `matmul(x, weight.t(), bias)` without making the view. Nothing is kept beside the weight: Triton
+    encodes a descriptor at each launch whoever made it, so one made beforehand would save 2 us, and only for many rows.
+    Raises ValueError for shapes or dtypes that do not fit.
+    """
+    n, k = weight.shape
+    stride_bn, stride_bk = weight.stride()
+    return _product(x, weight, bias, (k, n), (0, stride_bk, stride_bn), out_dtype)
+
+
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    round_product: bool = False,
+    schedule: Schedule | None = None,
+) -> Tensor:
+    """a [M, K], b [K, N], bias [N] -> a b + bias [M, N], contiguous, in `out_dtype` (default: a's).
+
+    Any strides. bf16, fp16 or fp32, both operands alike. round_product: a b is rounded to a's dtype before the bias is
+    added. schedule: by default the one `choose` names.
+    Raises ValueError for shapes or dtypes that do not fit, or a schedule "tma" for operands that do not qualify.
+    """
+    k, n = b.shape
+    return _product(a, b, bias, (k, n), (0, *b.stride()), out_dtype, round_product, schedule)
+
+
+def bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, schedule: Schedule | None = None) -> Tensor:
+    """a [B, M, K], b [B, K, N] -> [B, M, N], contiguous; each entry has the bytes of `matmul`.
+
+    Any strides, expanded (0) ones too. schedule: of the form "pointer".
+    Raises ValueError for shapes or dtypes that do not fit, or another schedule.
+    """
+    batch, k, n = b.shape
+    if a.shape[0] != batch:
+        raise ValueError(f"cannot multiply {list(a.shape)} by {list(b.shape)}: the batches differ")
+    return _product(a, b, None, (k, n), b.stride(), out_dtype, schedule=schedule)
+
+
+def _product(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    b_shape: tuple[int, int],
+    b_strides: tuple[int, ...],
+    out_dtype: torch.dtype | None,
+    round_product: bool = False,
+    schedule: Schedule | None = None,
+) -> Tensor:
+    """a [(B,) M, K] times the [(B,) K, N] that lies at b's address with strides (batch, K, N)."""
+    k, n = b_shape
+    *batch, m, a_k = a.shape
+    dtype, device = a.dtype, a.get_device()
+    if a_k != k or b.dtype != dtype or dtype not in DTYPES or b.get_device() != device:
+        raise ValueError(f"cannot multiply {_described(a)} by {[*batch, k, n]} of {b.dtype} on {b.device}")
+    if bias is not None:
+        if bias.shape != (n,):
+            raise ValueError(f"the bias of {n} columns is a [{n}], not {_described(bias)}")
+        bias = bias.contiguous()
+    c = torch.empty((*batch, m, n), dtype=out_dtype or dtype, device=a.device)
+    if c.numel() == 0:
+        return c
+    gpu = _gpu(device)
+    tma_ok = (
+        gpu.descriptors and not batch and k > 0 and dtype != torch.float32
+        and _rows_aligned(a, a.stride(-2), a.stride(-1), k) and _rows_aligned(b, b_strides[2], b_strides[1], k)
+        and n * c.element_size() % 16 == 0
+    )  # fmt: skip
+    if schedule is None:
+        schedule = choose(gpu.name, dtype, m, n, k, tma_ok)
+    elif schedule.form == "tma" and not tma_ok:
+        raise ValueError(f"{_described(a)} by {[*batch, k, n]} does not qualify for a schedule of the form tma")
+    if device < 0 or device == torch.cuda.current_device():  # negative: the interpreter
+        _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
+    else:
+        with torch.cuda.device(device):
+            _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
+    return c
+
+
+def _launch(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    k: int,
+    b_strides: tuple[int, ...],
+    s: Schedule,
+    round_product: bool,
+    gpu: _Gpu,
+) -> None:
+    *batch, m, n = c.shape
+    a_batch, (a_row, a_k) = a.stride(0) if batch else 0, a.stride()[-2:]
+    b_batch, b_k, b_column = b_strides
+    tiles = -(-m // s.block_m) * -(-n // s.block_n)
+    mask_a = a_k != 1 or 2 * m <= s.block_m
+    if s.form == "pointer":
+        _pointer_kernel[tiles * (batch[0] if batch else 1),](
+            a, b, bias, c, m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column,
+            s.block_m, s.block_n, s.block_k, s.group_m, s.swap, k % s.block_k == 0, mask_a, b_k != 1, round_product,
+            num_warps=s.num_warps, num_stages=s.num_stages, enable_fp_fusion=False,
+        )  # fmt: skip
+        return
+    subtiles = s.subtiles * c.element_size() // 2  # a float32 tile takes twice the shared memory to store
+    _tma_kernel[min(gpu.multiprocessors, tiles) if s.persistent else tiles,](
+        TensorDescriptor(a, [m, k], [a_row, 1], [s.block_m, s.block_k]),
+        TensorDescriptor(b, [n, k], [b_column, 1], [s.block_n, s.block_k]),
+        TensorDescriptor(c, [m, n], [n, 1], [s.block_m, s.block_n // subtiles]),
+        bias, m, n, k,
+        s.block_m, s.block_n, s.block_k, s.group_m, s.swap, subtiles, s.persistent, round_product,
+        num_warps=s.num_warps, num_stages=s.num_stages, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+class _Gpu(NamedTuple):
+    name: str
+    multiprocessors: int
+    descriptors: bool
+
+
+@cache
+def _gpu(device: int) -> _Gpu:
+    if device < 0:  # the interpreter: any tile, and more than one for each program
+        return _Gpu("cpu", 2, True)
+    properties = torch.cuda.get_device_properties(device)
+    return _Gpu(properties.name, properties.multi_processor_count, properties.major in (9, 10))
+
+
+def _rows_aligned(x: Tensor, row_stride: int, k_stride: int, k: int) -> bool:
+    """Whether a descriptor may address x: contiguous along K, rows apart, each at a multiple of 16 bytes."""
+    return k_stride == 1 and row_stride >= k and row_stride % 8 == 0 and x.data_ptr() % 16 == 0
+
+
+def _described(x: Tensor) -> str:
+    return f"{list(x.shape)} of {x.dtype} on {x.device}"

@@ -1,0 +1,99 @@
+"""Mean over any dims.
+
+    n rows, K numbers in a row.
+
+Rounding points (NUMERICS.md, `native`): everything is float32; the mean is rounded once to the output dtype. A row is
+cut at absolute multiples of `row_sum.MAX_TERMS` = 16384 numbers. A part is summed exactly on the grid 2^-44 of its own
+largest magnitude, the sum rounded to float32 and divided by K; parts are added in order in float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evalengine.kernels import row_sum
+
+
+@triton.jit
+def _part_kernel(x_ptr, out_ptr, rows, columns, parts, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Program p: ROWS (row, part) pairs from p * ROWS on -> each part's sum / columns."""
+    unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = unit // parts
+    column = (unit % parts * BLOCK)[:, None] + tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows)[:, None] & (column < columns)
+    x = tl.load(x_ptr + row[:, None] * columns + column, mask, 0.0).to(tl.float32)
+    exponent = row_sum.row_exponent(x, 1)
+    total = tl.sum(row_sum.to_fixed(x * row_sum.scale_down(exponent)[:, None]), 1)
+    count = tl.full([ROWS], columns, tl.float32)
+    value = tl.div_rn(row_sum.from_fixed(total), count) * row_sum.scale_up(exponent)
+    tl.store(out_ptr + unit, value.to(out_ptr.dtype.element_ty), row < rows)
+
+
+@triton.jit
+def _add_parts_kernel(parts_ptr, out_ptr, rows, parts, ROWS: tl.constexpr):
+    """Program p: ROWS rows, their parts added in order."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mask = row < rows
+    total = tl.load(parts_ptr + row * parts, mask, 0.0)
+    for part in tl.range(1, parts, loop_unroll_factor=4):
+        total += tl.load(parts_ptr + row * parts + part, mask, 0.0)
+    tl.store(out_ptr + row, total.to(out_ptr.dtype.element_ty), mask)
+
+
+def _schedule_for(block: int) -> tuple[int, int]:
+    """Rows and warps of a program, for a tile of `block` columns: 16 to 32 elements a thread."""
+    return max(1, 2048 // block), max(4, min(16, block // 1024))
+
+
+def _mean_rows(x: Tensor, out: Tensor, schedule: tuple[int, int] | None) -> None:
+    """contiguous [n, K] -> mean of each row, written to out [n]."""
+    n, columns = x.shape
+    block = min(row_sum.MAX_TERMS, triton.next_power_of_2(columns))
+    parts = triton.cdiv(columns, block)
+    rows, warps = schedule or _schedule_for(block)
+    values = out if parts == 1 else torch.empty(n, parts, dtype=torch.float32, device=x.device)
+    _part_kernel[(triton.cdiv(n * parts, rows),)](
+        x, values, n, columns, parts, BLOCK=block, ROWS=rows, num_warps=warps, enable_fp_fusion=False
+    )
+    if parts > 1:
+        _add_parts_kernel[(triton.cdiv(n, 128),)](values, out, n, parts, ROWS=128, num_warps=4, enable_fp_fusion=False)
+
+
+def mean(
+    x: Tensor,
+    dim: int | tuple[int, ...],
+    keepdim: bool = False,
+    out_dtype: torch.dtype | None = None,
+    *,
+    _schedule: tuple[int, int] | None = None,
+) -> Tensor:
+    """Any shape and strides -> mean over `dim` (one or several; the empty tuple means all, as in torch).
+
+    The result is rounded once to out_dtype (x's own by default). A mean over nothing is NaN, and so is one over an
+    infinity or a NaN. ValueError for other dtypes than float32, bfloat16 and float16. `_schedule` is (rows a program,
+    warps), for tests and verify: it cannot change a bit.
+    """
+    out_dtype = out_dtype or x.dtype
+    for dtype in (x.dtype, out_dtype):
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"mean takes float32, bfloat16 and float16, not {dtype}")
+    if x.ndim == 0:
+        return mean(x[None], 0, out_dtype=out_dtype)
+    wanted = (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(x.ndim))
+    axes = sorted({axis % x.ndim for axis in wanted})
+    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    length = math.prod(x.shape[axis] for axis in axes)
+    out = torch.empty(kept, dtype=out_dtype, device=x.device)
+    if length == 0:
+        out.fill_(torch.nan)
+    elif out.numel():
+        moved = x.movedim(axes, list(range(x.ndim - len(axes), x.ndim)))
+        _mean_rows(moved.reshape(out.numel(), length).contiguous(), out.view(-1), _schedule)
+    for axis in axes if keepdim else []:
+        out = out.unsqueeze(axis)
+    return out

@@ -1,0 +1,141 @@
+"""RMS norm, alone or with the residual stream's sum before it.
+
+    H hidden size (or head_dim, for the norms of queries and keys), rows everything before it.
+
+Rounding points (NUMERICS.md, `native`): the residual stream is the model dtype, the sum is rounded and the rounded
+value is normed; x * rsqrt(mean(x^2) + eps) in float32, rounded to the model dtype, then times the weight, rounded.
+The mean is `row_sum.mean_square`, so any tile, any number of warps and any fusion give the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evalengine.kernels import device_math, row_sum
+
+
+@triton.jit
+def normalize(x, weight, n, eps, DTYPE: tl.constexpr, axis: tl.constexpr = 1):
+    """float32 tile x [rows, columns] (masked columns 0), weight that broadcasts to it, n columns -> DTYPE tile.
+
+    x * rsqrt(mean(x^2) + eps) in float32, rounded to DTYPE, then times the weight, rounded.
+    """
+    rstd = device_math.rsqrt(row_sum.mean_square(x, n, axis) + eps)
+    normed = (x * tl.expand_dims(rstd, axis)).to(DTYPE)
+    return (normed.to(tl.float32) * weight.to(tl.float32)).to(DTYPE)
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    sum_ptr,
+    rows,
+    x_stride,
+    x_inner_stride,
+    residual_stride,
+    residual_inner_stride,
+    eps,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    INNER: tl.constexpr,  # rows that one outer stride spans: heads, or 1
+    ROWS: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (column < H)[None, :]
+    x_row = row // INNER * x_stride + row % INNER * x_inner_stride
+    x = tl.load(x_ptr + x_row[:, None] + column[None, :], mask, 0.0)
+    out = row[:, None] * H + column[None, :]
+    if ADD:
+        residual_row = row // INNER * residual_stride + row % INNER * residual_inner_stride
+        residual = tl.load(residual_ptr + residual_row[:, None] + column[None, :], mask, 0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(sum_ptr + out, x, mask)
+    weight = tl.load(weight_ptr + column, column < H, 0.0)
+    tl.store(out_ptr + out, normalize(x.to(tl.float32), weight[None, :], H, eps, x.dtype), mask)
+
+
+def _schedule_for(block: int) -> tuple[int, int]:
+    """Rows and warps of a program, for a tile of `block` columns: 16 to 32 elements a thread."""
+    if block <= 1024:
+        return max(1, 2048 // block), 4
+    return 1, max(4, min(16, block // 1024))
+
+
+def _by_rows(x: Tensor, inner: int) -> Tensor:
+    """[..., H] -> [rows / inner, inner, H] with a contiguous last dimension; a view where the strides allow one."""
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        x = x.contiguous()
+    return x.reshape(-1, inner, x.shape[-1])
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, schedule: tuple[int, int] | None
+) -> tuple[Tensor, Tensor]:
+    hidden = x.shape[-1]
+    if hidden > row_sum.MAX_TERMS:
+        raise ValueError(f"rms_norm over {hidden} numbers: at most {row_sum.MAX_TERMS}")
+    if weight.shape != (hidden,) or weight.dtype != x.dtype:
+        raise ValueError(
+            f"rms_norm of {x.dtype} {list(x.shape)} needs a weight of {x.dtype} [{hidden}], "
+            f"not {weight.dtype} {list(weight.shape)}"
+        )
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        raise ValueError(
+            f"x and residual must agree: {x.dtype} {list(x.shape)} against {residual.dtype} {list(residual.shape)}"
+        )
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = out if residual is None else torch.empty_like(out)
+    if out.numel() == 0:
+        return out, total
+    other = x if residual is None else residual
+    flat = x.ndim < 3 or (x.is_contiguous() and other.is_contiguous())
+    inner = 1 if flat else x.shape[-2]  # heads keep their own stride, so that a view of a merged qkv is not copied
+    x_rows, other_rows = _by_rows(x, inner), _by_rows(other, inner)
+    block = triton.next_power_of_2(hidden)
+    rows_per_program, warps = schedule or _schedule_for(block)
+    rows = out.numel() // hidden
+    _rms_norm_kernel[(triton.cdiv(rows, rows_per_program),)](
+        x_rows,
+        other_rows,
+        weight.contiguous(),
+        out,
+        total,
+        rows,
+        *x_rows.stride()[:2],
+        *other_rows.stride()[:2],
+        eps,
+        H=hidden,
+        BLOCK=block,
+        INNER=inner,
+        ROWS=rows_per_program,
+        ADD=residual is not None,
+        num_warps=warps,
+        maxnreg=80 if x.element_size() == 2 else None,  # 90 unbounded: 6 blocks of 128 threads an SM, not 5; no spill
+        enable_fp_fusion=False,
+    )
+    return out, total
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, _schedule: tuple[int, int] | None = None) -> Tensor:
+    """x [..., H] of any leading strides, weight [H] of x's dtype -> contiguous [..., H].
+
+    A row that holds an infinity or a NaN becomes NaN as a whole; one whose mean of squares is beyond float32 becomes
+    zeros, as in eager code. H is at most 16384 (`row_sum.MAX_TERMS`), else ValueError. `_schedule` is (rows a program,
+    warps), for tests and verify: it cannot change a bit.
+    """
+    return _launch(x, None, weight, eps, _schedule)[0]
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, _schedule: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """x, residual [..., H] -> (rms_norm of their sum, the sum), the sum rounded to the dtype and normed as rounded."""
+    return _launch(x, residual, weight, eps, _schedule)

@@ -1,0 +1,77 @@
+"""Verdicts of `verify`, kept as JSON between processes for as long as nothing that can change one has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from evalengine import CONTRACT_VERSION
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """GPU, driver, torch, Triton, contract version, and the kernels' own sources and tables."""
+    sources = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.iterdir()):
+        if file.suffix in (".py", ".json"):
+            sources.update(file.name.encode() + b"\0" + file.read_bytes())
+    return {
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "driver": DRIVER.read_text().splitlines()[0] if DRIVER.exists() else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+        "contract_version": CONTRACT_VERSION,
+        "sources": sources.hexdigest(),
+    }
+
+
+def load(key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The verdict written under this key; None if there is none that can be read."""
+    try:
+        content = json.loads(_path(key).read_text(encoding="utf-8"))
+        verdict: dict[str, Any] = content["verdict"]
+        whole = content["key"] == _plain(key) and content["sha256"] == _sha256(verdict)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+        return None
+    return verdict if whole else None
+
+
+def save(key: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
+    """Writes it whole or not at all. A cache that cannot be written costs the next process a few seconds, no more."""
+    scratch = None
+    try:
+        path = _path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=".kernels-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            json.dump({"key": _plain(key), "verdict": dict(verdict), "sha256": _sha256(verdict)}, stream, indent=1)
+        os.replace(scratch, path)
+    except (OSError, RuntimeError):
+        if scratch is not None:
+            Path(scratch).unlink(missing_ok=True)
+
+
+def _path(key: Mapping[str, Any]) -> Path:
+    """Raises RuntimeError where the user has no home."""
+    folder = os.environ.get("XDG_CACHE_HOME")
+    root = Path(folder) if folder else Path.home() / ".cache"
+    return root / "evalengine" / f"kernels-{_sha256(key)[:16]}.json"
+
+
+def _plain(value: Mapping[str, Any]) -> Any:
+    """As it comes back from a file."""
+    return json.loads(json.dumps(value, sort_keys=True))
+
+
+def _sha256(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

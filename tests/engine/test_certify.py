@@ -1,0 +1,294 @@
+"""`verify engine`: it passes on the exact level, and a fault in any op, cache or id is caught and shown."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.__main__ import main
+from evalengine.certify import again, axes, cases, certificate, cli, proof
+from evalengine.certify.again import Subject
+from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
+from evalengine.certify.compare import Answer, Comparison
+from evalengine.certify.model import open_checkpoint
+from evalengine.certify.proof import Proof, Prover
+from evalengine.engine.block_manager import BlockManager
+from evalengine.engine.llm import LLM
+from evalengine.engine.loader import Checkpoint
+from evalengine.engine.model_runner import ModelRunner
+from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers.exact import ExactOps
+
+TINY = cases.Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0)
+
+
+class Small(Subject):
+    """The small random model instead of a named one."""
+
+    def checkpoint(self) -> Checkpoint:
+        raise AssertionError("tests hand the checkpoint over")
+
+
+@pytest.fixture
+def prove(small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Proof]:
+    """Runs axes on the small model with tiny requests."""
+    monkeypatch.setitem(EFFORTS, "tiny", TINY)
+
+    def run(*names: str, logprobs: int | None = None) -> Proof:
+        return Prover(Small("small", None, "cpu", "exact", "tiny"), small_checkpoint, logprobs).prove(names)
+
+    return run
+
+
+def test_every_axis_passes_and_the_control_differs(prove: Callable[..., Proof]) -> None:
+    found = prove(*(name for name in axes.AXES if name != "restart"))
+    assert found.verdict == "IDENTICAL" and found.total.differing_bytes == 0
+    assert [axis.name for axis in found.axes] == [name for name in axes.AXES if name != "restart"]
+    for axis in found.axes:
+        assert bool(axis.trials) != bool(axis.skipped) and not axis.missed
+        assert axis.comparison.logprobs or axis.skipped
+    stats = {trial.variant.label: trial.stats for axis in found.axes for trial in axis.trials}
+    assert stats["max_num_seqs=8"].largest_batch == 8 and stats["max_num_seqs=1"].largest_batch == 1
+    assert any(s.num_preemptions for s in stats.values())
+    assert found.control.comparison.differing_logprobs, "the comparison can see a difference"
+
+
+def test_a_linear_layer_that_depends_on_the_batch_is_caught(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ExactOps.linear
+
+    def linear(self: ExactOps, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        y = real(self, x, weight, bias)
+        return y * (1 + 2**-20) if len(x) > 100 else y  # another kernel for large batches
+
+    monkeypatch.setattr(ExactOps, "linear", linear)
+    found = prove("batch")
+    assert found.verdict == "DIFFERENT"
+    labels = [t.variant.label for t in found.axes[0].trials if t.comparison.differing_logprobs]
+    assert labels and "max_num_seqs=1" not in labels
+    first = found.total.first_difference
+    assert first is not None and first.schedule == f"batch, {labels[0]}" and " of id " in first.found
+    assert first.found != first.expected
+
+
+def test_stale_pages_that_are_read_are_caught(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ExactOps.attention
+
+    def attention(self: ExactOps, q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
+        return real(self, q, k_cache, v_cache, *rest) + 0 * v_cache[-1, -1, 0, 0].float()
+
+    monkeypatch.setattr(ExactOps, "attention", attention)
+    assert prove("order").verdict == "IDENTICAL"
+    found = prove("nan")
+    assert found.verdict == "DIFFERENT"
+    assert "not a finite number" in str(found.total.first_difference) or "nan" in str(found.total.first_difference)
+
+
+def test_a_prefix_hit_that_is_too_long_is_caught(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hit inside a page that takes one token too many over from the other request."""
+    real = BlockManager._match
+
+    def match(self: BlockManager, seq: Any) -> Any:
+        shared, copy_from, length = real(self, seq)
+        too_long = copy_from is not None and len(shared) * self.block_size + length < seq.first_wanted_position
+        return shared, copy_from, length + 1 if too_long and length + 1 < self.block_size else length
+
+    monkeypatch.setattr(BlockManager, "_match", match)
+    (axis,) = prove("prefix").axes
+    assert axis.comparison.differing_logprobs
+
+
+def test_logprobs_that_depend_on_how_many_are_asked_for_are_caught(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ModelRunner.execute
+
+    def execute(self: ModelRunner, schedule: Any) -> Any:
+        results = real(self, schedule)
+        for result in results:
+            if result.top:
+                result.tokens = [(token, float(np.float32(value * (1 + 2**-22)))) for token, value in result.tokens]
+        return results
+
+    monkeypatch.setattr(ModelRunner, "execute", execute)
+    assert prove("ids").verdict == "IDENTICAL" and prove("asked").verdict == "DIFFERENT"
+
+
+def test_an_axis_that_was_not_exercised_is_no_proof(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LLM.reconfigure
+    monkeypatch.setattr(LLM, "reconfigure", lambda self, **s: real(self, **{**s, "num_kv_blocks": 400}))
+    found = prove("preemption")
+    assert found.verdict == "INCOMPLETE" and not found.total.differing_logprobs
+    assert "without a preemption" in found.axes[0].missed[0]
+
+
+def test_random_schedules_go_on_until_enough_is_compared(prove: Callable[..., Proof]) -> None:
+    few, more = prove("mixed"), prove("mixed", logprobs=400)
+    assert len(few.axes[0].trials) == 1 and few.total.logprobs < 400 <= more.total.logprobs
+
+
+def test_a_model_that_fails_alone_is_no_reference(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExactOps, "lm_head", lambda self, x, w: torch.full((len(x), 1024), float("nan")))
+    with pytest.raises(EvalEngineError, match="run alone: not a finite number"):
+        prove("order")
+
+
+def test_cases_are_made_alike_everywhere_and_cross_the_borders() -> None:
+    checkpoint = open_checkpoint("shape:qwen3-8b", 2)
+    built = build_cases(EFFORTS["gpu"], checkpoint)
+    assert built == build_cases(EFFORTS["gpu"], open_checkpoint("shape:qwen3-8b", 2))
+    assert [case.key for case in built] == [case.request.request_id for case in built] == list(range(len(built)))
+    assert sum(case.new_tokens > 1 for case in built) >= 512, "a decode step of 512 sequences"
+    lengths = {case.length for case in built}
+    assert min(lengths) == 1 and max(lengths) == 3200 and {1023, 1024, 1025, 2048, 2049} <= lengths
+    requests = [case.request for case in built]
+    assert any(isinstance(r, GenerateRequest) and r.params.temperature > 0 for r in requests)
+    scored = sum(len(r.continuation_ids) for r in requests if isinstance(r, ScoreRequest))
+    assert scored > 8000, "a dozen schedules make 100,000 logprobs"
+    assert max(max(case.prompt) for case in built) > 100_000, "random ids are of the whole vocabulary"
+
+
+def test_a_slow_schedule_takes_fewer_requests() -> None:
+    built = build_cases(EFFORTS["cpu"], open_checkpoint("asset:tinymath"))
+    few = affordable(built, 50, max_num_seqs=1, max_num_batched_tokens=1 << 16)
+    assert 0 < len(few) < len(built) and few == [case for case in built if case in few]
+    assert sum(case.new_tokens for case in few) <= 50
+    assert affordable(built, 0, 1, 1) == built[:1]
+    assert pool_pages(built, 16) >= sum(-(-case.length // 16) for case in built)
+
+
+def test_comparison_counts_bytes_and_shows_the_first() -> None:
+    comparison = Comparison()
+    expected = Answer([1, 2, 3], np.array([-1.0, -0.0, np.nan], np.float32))
+    comparison.add("s", "r", expected, Answer([1, 2, 3], expected.logprobs.copy()))
+    assert (comparison.logprobs, comparison.differing_logprobs) == (3, 0), "the same NaN is equal"
+    comparison.add("s", "r", expected, Answer([1, 2, 3], np.array([-1.0, 0.0, np.nan], np.float32)))
+    assert (comparison.differing_logprobs, comparison.differing_bytes) == (1, 1), "-0 is not +0"
+    assert str(comparison.first_difference) == "s: r, token 1: 0 (00000000) of id 2 against -0 (80000000) of id 2 alone"
+    comparison.add("s", "r", expected, Answer([1, 7], expected.logprobs[:2], "gone"))
+    assert (comparison.differing_logprobs, comparison.differing_bytes) == (3, 9), "another token, and a missing one"
+    comparison.add("s", "r", Answer([], expected.logprobs[:0]), expected)
+    assert comparison.logprobs == 12 and comparison.differing_logprobs == 6, "what should not be there differs"
+
+
+def test_answers_hash_covers_every_field() -> None:
+    answer = Answer([1, 2], np.array([-1.0, -2.0], np.float32))
+    others = [
+        {0: Answer([1, 3], answer.logprobs)},
+        {0: Answer([1, 2], np.nextafter(answer.logprobs, np.float32(0)))},
+        {1: answer},
+        {0: answer, 1: answer},
+    ]
+    hashes = {certificate.answers_sha256(x) for x in [{0: answer}, *others]}
+    assert len(hashes) == 5
+
+
+def test_shapes() -> None:
+    for name, layers, heads in (("qwen3-0.6b", 28, 16), ("qwen3-8b", 36, 32)):
+        spec = open_checkpoint(f"shape:{name}").spec
+        assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (layers, heads, 8, 128)
+        assert spec.dtype == torch.bfloat16 and open_checkpoint(f"shape:{name}", 2).spec.num_layers == 2
+    assert open_checkpoint("shape:qwen3-0.6b").spec.tie_word_embeddings
+    assert abs(open_checkpoint("shape:qwen3-8b").spec.num_parameters / 8.19e9 - 1) < 0.001
+    for arguments in (("shape:qwen9", None), ("shape:qwen3-8b", 0), ("shape:qwen3-8b", 99), ("asset:tinymath", 2)):
+        with pytest.raises(ConfigError, match=r"--model=|--layers="):
+            open_checkpoint(*arguments)
+
+
+def run_cli(*arguments: str) -> int:
+    return main(["verify", *arguments])
+
+
+def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "made" / "certificate.json"
+    words = ("engine", "--quick", "--device", "cpu", "--axes", "order", "decode", "restart", "graphs")
+    assert run_cli(*words, "--out", str(out)) == 0
+    stdout, stderr = capsys.readouterr()
+    assert "verdict: IDENTICAL: 0 differing bytes in " in stdout.splitlines()[-1]
+    assert "graphs" in stdout and "skipped" in stdout and "fast (control)" in stdout
+    assert "verify: order: order 2: 0 of " in stderr
+    content = json.loads(out.read_text())
+    assert content["verdict"] == "IDENTICAL" and content["total"]["differing_bytes"] == 0
+    assert list(content["axes"]) == ["order", "decode", "graphs", "restart"]
+    assert content["axes"]["restart"]["schedules"][0]["new_process"] is True
+    assert content["axes"]["restart"]["logprobs"] > 300
+    assert content["total"]["logprobs"] == sum(axis["logprobs"] for axis in content["axes"].values())
+    assert content["negative_control"]["differing_logprobs"] > 0
+    assert content["subject"]["numerics"] == "exact" and len(content["subject"]["weights_sha256"]) == 64
+    assert content["contract_version"] == 1 and content["kernels"] is None and content["libraries"]["torch"]
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_difference_is_shown_and_exits_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = ExactOps.log_softmax
+
+    def log_softmax(self: ExactOps, logits: Tensor) -> Tensor:
+        result = real(self, logits)
+        return torch.nextafter(result, torch.zeros(())) if len(logits) > 64 else result
+
+    monkeypatch.setattr(ExactOps, "log_softmax", log_softmax)
+    monkeypatch.setitem(EFFORTS, "quick", TINY)
+    monkeypatch.setattr(proof.Prover, "_control", lambda self: proof.AxisResult("control"))
+    out = tmp_path / "c.json"
+    assert run_cli("engine", "--quick", "--device", "cpu", "--axes", "order", "--out", str(out)) == 1
+    stdout = capsys.readouterr().out
+    assert "verdict: DIFFERENT" in stdout and "first difference: order, order 2: request " in stdout
+    assert certificate.NONE_FOUND.split(":")[0] in " ".join(stdout.split()), "a silent control is said"
+    first = json.loads(out.read_text())["first_difference"]
+    assert first["expected"] != first["found"] and first["schedule"] == "order, order 2"
+
+
+def test_a_new_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(EvalEngineError, match="the same requests in a new process failed"):
+        again.in_a_new_process(Subject("asset:tinymath", None, "cpu", "exact", "quick"), [])
+
+
+def test_answers_survive_the_way_to_another_process(tmp_path: Path) -> None:
+    answer = Answer([5, 6], np.array([np.nan, -0.0], np.float32))
+    again._save(tmp_path / "a.npz", [(Case(3, ScoreRequest(3, [1], [5, 6])), answer)])
+    found = again._load(tmp_path / "a.npz")
+    assert found[3].token_ids == [5, 6] and found[3].logprobs.tobytes() == answer.logprobs.tobytes()
+
+
+def test_reconfigure_keeps_the_weights_and_starts_afresh(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(max_num_seqs=4)
+    assert llm.runner is not None
+    model, before = llm.runner.model, llm.generate([[1, 2, 3]])[0]
+    llm.reconfigure(block_size=8, num_kv_blocks=99, max_num_seqs=2)
+    assert llm.runner.model is model and (llm.num_kv_blocks, llm.settings.block_size) == (99, 8)
+    assert llm.scheduler.max_num_seqs == 2 and llm.stats.num_steps == 0 and not llm.block_manager.by_hash
+    assert llm.generate([[1, 2, 3]])[0].logprobs.tobytes() == before.logprobs.tobytes()
+    for settings in ({"dtype": "float32"}, {"max_model_len": 9}, {"device": "cpu"}, {"max_num_seqs": 0}):
+        with pytest.raises(ConfigError):
+            llm.reconfigure(**settings)
+    assert llm.config.max_num_seqs == 2, "a refused setting leaves the engine as it was"
+    llm.close()
+    with pytest.raises(EvalEngineError, match="closed"):
+        llm.reconfigure(max_num_seqs=1)
+
+
+def test_axes_of_the_command_are_the_axes_there_are() -> None:
+    assert set(cli.AXES) == set(axes.AXES) and len(cli.AXES) == len(axes.AXES)
+
+
+@pytest.mark.slow
+def test_the_default_on_a_cpu_takes_about_two_minutes() -> None:
+    command = [sys.executable, "-m", "evalengine", "verify", "engine", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr

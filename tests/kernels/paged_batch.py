@@ -1,0 +1,75 @@
+"""A ragged batch over a paged pool in shuffled pages, everything past a sequence's end NaN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels import attention, reference
+from evalengine.layers.metadata import AttentionMetadata
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass
+class PagedBatch:
+    """Sequences of `lens`: (query_len, kv_len), decodes first."""
+
+    lens: list[tuple[int, int]]
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    metadata: AttentionMetadata
+    pages: list[list[int]]
+    scale: float
+
+    @classmethod
+    def random(
+        cls, lens: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, page: int, dtype: torch.dtype,
+        seed: int = 0, stale: float = float("nan"), spread: float = 1.0,
+    ) -> PagedBatch:  # fmt: skip
+        generator = torch.Generator(DEVICE).manual_seed(seed)
+
+        def randn(*shape: int) -> Tensor:
+            return (torch.randn(shape, generator=generator, device=DEVICE) * spread).to(dtype)
+
+        total = sum(-(-kv // page) for _, kv in lens) + 3
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
+        pages = [[order.pop() for _ in range(-(-kv // page))] for _, kv in lens]
+        caches = torch.full((2, total, page, kv_heads, head_dim), stale, dtype=dtype, device=DEVICE)
+        for (_, kv), table in zip(lens, pages, strict=True):
+            at = torch.arange(kv, device=DEVICE)
+            rows = torch.tensor(table, device=DEVICE)[at // page] if kv else at
+            caches[:, rows, at % page] = randn(2, kv, kv_heads, head_dim)
+        metadata = AttentionMetadata.build(
+            [n for n, _ in lens], [kv for _, kv in lens], pages, page, torch.device(DEVICE)
+        )
+        q = randn(sum(n for n, _ in lens), heads, head_dim)
+        return cls(lens, q, caches[0], caches[1], metadata, pages, head_dim**-0.5)
+
+    def run(self, schedule: attention.Schedule | None = None) -> Tensor:
+        return attention.paged_attention(self.q, self.k_cache, self.v_cache, self.metadata, self.scale, schedule)
+
+    def part(self, which: list[tuple[int, int, int]]) -> PagedBatch:
+        """Other steps over the same KV: (sequence, first, last + 1) query positions, as batches of their own rows."""
+        starts = [0]
+        for n, _ in self.lens:
+            starts.append(starts[-1] + n)
+        rows = [torch.arange(first, end) - (self.lens[s][1] - self.lens[s][0]) + starts[s] for s, first, end in which]
+        lens = [(end - first, end) for _, first, end in which]
+        page = self.k_cache.shape[1]
+        pages = [self.pages[s][: -(-end // page)] for s, _, end in which]
+        metadata = AttentionMetadata.build(
+            [n for n, _ in lens], [kv for _, kv in lens], pages, page, torch.device(DEVICE)
+        )
+        return PagedBatch(
+            lens, self.q[torch.cat(rows).to(DEVICE)], self.k_cache, self.v_cache, metadata, pages, self.scale
+        )
+
+    def truth(self) -> Tensor:
+        """float64, on the CPU."""
+        m = self.metadata
+        k, v = (cache.double().nan_to_num(nan=0.0).cpu() for cache in (self.k_cache, self.v_cache))
+        return reference.paged_attention(self.q.cpu(), k, v, m.block_table.cpu(), m.query_lens, m.kv_lens, self.scale)

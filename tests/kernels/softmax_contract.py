@@ -1,0 +1,50 @@
+"""NUMERICS.md's softmax and log_softmax written again, with NumPy or torch and float64, for the tests of both."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def _exp(x: Tensor) -> Tensor:
+    return x.exp() if CUDA else torch.from_numpy(np.exp(x.numpy()))  # NumPy's is the interpreter's
+
+
+def _log(x: Tensor) -> Tensor:
+    return x.log() if CUDA else torch.from_numpy(np.log(x.numpy()))
+
+
+def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return (x.double() * y.double() + z.double()).float() if CUDA else x * y + z  # the interpreter rounds twice
+
+
+def normalizer(x: Tensor, chunk: int = 4096) -> tuple[Tensor, Tensor]:
+    """float32 [n, V] of finite numbers and -inf -> M, l [n, 1]."""
+    m = torch.full((len(x), 1), -torch.inf, device=x.device)
+    norm = torch.zeros_like(m)
+    for z in x.split(chunk, 1):
+        chunk_m = z.amax(1, keepdim=True)
+        p = _exp(z - chunk_m.clamp(min=-3e38))
+        chunk_norm = (p.double() * 2.0**44).to(torch.int64).sum(1, keepdim=True).float() * 2.0**-44
+        top = torch.maximum(m, chunk_m)
+        shift = top.clamp(min=-3e38)
+        m, norm = top, _fma(norm, _exp(m - shift), chunk_norm * _exp(chunk_m - shift))
+    return m, norm
+
+
+def log_softmax(x: Tensor, chunk: int = 4096) -> Tensor:
+    m, norm = normalizer(x.float(), chunk)
+    return (x.float() - m) - _log(norm)
+
+
+def softmax(x: Tensor, chunk: int = 4096) -> Tensor:
+    m, norm = normalizer(x.float(), chunk)
+    return _exp(x.float() - m) / norm

@@ -1,0 +1,117 @@
+"""SiLU: the bytes of torch's CUDA kernels on the GPU; the same arithmetic up to exp's last ulp in the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalengine.kernels import activation, reference
+from tests.bitwise import assert_bitwise_equal, count_differing
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: overflow, infinity * 0
+SHAPES = [(0, 64), (5, 0), (1, 1), (7, 3), (2, 1023), (3, 1025), (2, 1536)]
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3).to(DEVICE, dtype)
+
+
+def assert_agrees(actual: Tensor, expected: Tensor) -> None:
+    """Bytes on CUDA (a NaN is a NaN); in the interpreter, whose exp and fma are not CUDA's, a few ulp."""
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert torch.equal(actual.isnan(), expected.isnan())
+    if CUDA:
+        assert_bitwise_equal(actual.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0))
+    else:
+        eps = torch.finfo(actual.dtype).eps
+        torch.testing.assert_close(actual, expected, rtol=4 * eps, atol=torch.finfo(actual.dtype).tiny, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_of_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    tokens, width = shape
+    gate_up = randn(tokens, 2 * width, dtype=dtype)
+    gate, up = gate_up.chunk(2, -1)
+    assert_agrees(activation.silu_and_mul(gate_up), F.silu(gate) * up)
+    assert_agrees(activation.silu(gate), F.silu(gate).contiguous())
+
+
+@IGNORE_INTERPRETER
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_every_input(dtype: torch.dtype) -> None:
+    """Every 16-bit number, infinities, NaN, subnormals and both zeros among them."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).to(DEVICE)
+    assert_agrees(activation.silu(x), F.silu(x))
+    up = randn(2**16, dtype=dtype)
+    pairs = torch.stack((x, up), 1).view(2**8, 2**8, 2).transpose(1, 2).reshape(2**8, 2**9)
+    assert_agrees(activation.silu_and_mul(pairs).flatten(), F.silu(x) * up)
+
+
+@IGNORE_INTERPRETER
+def test_float32_edges() -> None:
+    small, large = [0.0, -0.0, 1e-45, -1e-38, 1e-30], [-17.0, -87.5, -88.5, -89.0, -104.0, 3e38]
+    x = torch.tensor([*small, *large, torch.inf, -torch.inf, torch.nan], device=DEVICE)
+    assert_agrees(activation.silu(x), F.silu(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accuracy(dtype: torch.dtype) -> None:
+    gate_up = randn(5, 2 * 131, dtype=dtype)
+    truth = reference.silu_and_mul(gate_up)
+    error = (activation.silu_and_mul(gate_up).double() - truth).abs()
+    assert (error <= 1.5 * torch.finfo(dtype).eps * truth.abs() + torch.finfo(dtype).tiny).all()  # two roundings
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_rounding_points_matter(dtype: torch.dtype) -> None:
+    """silu left unrounded gives other bytes, so equality with eager code says something."""
+    gate_up = randn(5, 2 * 131, dtype=dtype)
+    gate, up = gate_up.float().chunk(2, -1)
+    assert count_differing((F.silu(gate) * up).to(dtype), activation.silu_and_mul(gate_up)) > 50
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strides(dtype: torch.dtype) -> None:
+    wide = randn(5, 300, dtype=dtype)
+    contiguous = activation.silu_and_mul(wide[:, 3:265].contiguous())
+    assert_bitwise_equal(activation.silu_and_mul(wide[:, 3:265]), contiguous)
+    assert_bitwise_equal(activation.silu_and_mul(wide.t().contiguous().t()[:, 3:265]), contiguous)
+    assert_bitwise_equal(activation.silu(wide.t()), activation.silu(wide).t())
+
+
+def test_an_element_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any place in a row (torch's CPU silu has another tail), any neighbours, any block: the same bytes."""
+    gate_up = randn(3, 2 * 37, dtype=torch.float32)
+    together = activation.silu_and_mul(gate_up)
+    order = torch.randperm(37, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    shuffled = torch.cat((gate_up[:, :37][:, order], gate_up[:, 37:][:, order]), -1)
+    assert_bitwise_equal(activation.silu_and_mul(shuffled), together[:, order])
+    assert count_differing(together[:, order], together) > 50
+    assert_bitwise_equal(activation.silu_and_mul(gate_up[1:2]), together[1:2])
+    poisoned = gate_up.clone()
+    poisoned[0] = poisoned[:, 5] = torch.nan
+    assert_bitwise_equal(activation.silu_and_mul(poisoned)[1:, 6:], together[1:, 6:])
+    for block, warps in ((16, 1), (4096, 8)):
+        monkeypatch.setattr(activation, "BLOCK", block)
+        monkeypatch.setattr(activation, "WARPS", warps)
+        assert_bitwise_equal(activation.silu_and_mul(gate_up), together)
+
+
+@pytest.mark.gpu
+def test_beyond_two_to_the_31_elements() -> None:
+    tokens, width = 2**17 + 1, 2**14
+    if torch.cuda.mem_get_info()[0] < 5 * tokens * width * 2:
+        pytest.skip("needs 21 GB of GPU memory")
+    gate_up = torch.zeros(tokens, 2 * width, dtype=torch.bfloat16, device=DEVICE)
+    gate_up[-1] = randn(2 * width, dtype=torch.bfloat16)
+    gate, up = gate_up[-1].chunk(2, -1)
+    out = activation.silu_and_mul(gate_up)
+    assert_bitwise_equal(out[-1], F.silu(gate) * up)
+    assert not out[:-1].any()
+    assert_bitwise_equal(activation.silu(gate_up)[-1], F.silu(gate_up[-1]))

@@ -1,0 +1,137 @@
+"""`native` attention: right to a rounding, and the same bytes however its rows are tiled, split, paged or chunked."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from evalengine.kernels import attention
+from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE, Schedule
+from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.kernels.paged_batch import PagedBatch
+
+# Relative to the largest output: one rounding of the result, p rounded to the KV dtype, and float32 chains.
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+MIXED = [(1, 1), (1, 65), (1, 131), (7, 7), (5, 70), (64, 64), (3, 129)]
+
+
+def assert_close(batch: PagedBatch, schedule: Schedule | None = None) -> None:
+    out, truth = batch.run(schedule).cpu().double(), batch.truth()
+    assert out.isfinite().all(), "a stale slot reached the output"
+    assert (out - truth).abs().max() <= TOLERANCE[batch.q.dtype] * max(1.0, truth.abs().max().item())
+
+
+SMALL = [
+    (torch.float32, 4, 2, 16, 16),
+    (torch.float16, 3, 3, 64, 64),
+    (torch.float16, 6, 1, 48, 16),
+    (torch.float32, 2, 1, 20, 5),
+]
+
+
+@pytest.mark.parametrize(("dtype", "heads", "kv_heads", "head_dim", "page"), SMALL)
+def test_mixed_batch_against_float64(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page: int) -> None:
+    assert_close(PagedBatch.random(MIXED, heads, kv_heads, head_dim, page, dtype))
+
+
+@pytest.mark.parametrize("schedule", [REFERENCE, Schedule(32, 4, 2), Schedule(64, 4, 2)])
+def test_schedules_and_tensor_descriptors(schedule: Schedule) -> None:
+    assert_close(PagedBatch.random([(1, 70), (70, 70)], 2, 1, 64, 64, torch.float16), schedule)
+
+
+def test_more_than_a_chunk() -> None:
+    """Two chunks, merged in registers (prefill) and by the second kernel (decode), beside a sequence with one."""
+    batch = PagedBatch.random([(1, CHUNK + 3), (1, 5), (2, CHUNK + BLOCK + 1)], 2, 1, 16, 64, torch.float32)
+    assert_close(batch)
+
+
+def test_nothing_to_do() -> None:
+    batch = PagedBatch.random([(0, 3)], 2, 1, 16, 16, torch.float32)
+    assert batch.run().shape == (0, 2, 16)
+
+
+def test_what_it_does_not_cover_is_refused() -> None:
+    batch = PagedBatch.random([(1, 3)], 2, 1, 16, 16, torch.float32)
+    for change in ({"q": batch.q.double()}, {"q": batch.q[..., :8], "k_cache": batch.k_cache[..., :8]}):
+        with pytest.raises(ValueError, match=r"attention takes"):
+            dataclasses.replace(batch, **change).run()
+
+
+# -- equal bytes, on the GPU ------------------------------------------------------------------------------------------
+
+FREE = [
+    *(Schedule(m, w, s) for m, w, s in ((16, 4, 3), (16, 1, 2), (32, 4, 2), (32, 2, 3), (64, 4, 2), (64, 4, 3))),
+    *(Schedule(m, w, s) for m, w, s in ((64, 8, 2), (128, 8, 2), (128, 4, 1))),
+    Schedule(64, 4, 2, tma=False),
+    Schedule(128, 8, 3, decode_warps=8, decode_stages=2, tma=False),
+    Schedule(16, 4, 1, decode_warps=1, decode_stages=4),
+    Schedule(16, 4, 1, decode_warps=2, decode_stages=3),
+    Schedule(128, 8, 3, hopper=True),
+]
+SHAPES = [(32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 8, 64), (14, 2, 96), (4, 1, 48), (8, 1, 256), (71, 1, 64)]
+LONG = [(1, 1), (1, 1023), (1, 1024), (1, 1025), (1, 2500), (1, 777), (1500, 1500), (13, 1037), (257, 2049), (64, 64)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+def test_every_schedule_gives_the_same_bytes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    batch = PagedBatch.random(LONG, heads, kv_heads, head_dim, 64, dtype, spread=2.0)
+    assert_close(batch)
+    expected = batch.run(REFERENCE)
+    for schedule in FREE:
+        if head_dim == 256 and (schedule.block_m == 128 or schedule.decode_stages > 2):
+            continue  # does not fit in shared memory
+        if schedule.hopper and not (attention._hopper_covers(dtype, head_dim, 64)):
+            continue
+        assert_bitwise_equal(batch.run(schedule), expected, f"{schedule}")
+    assert_bitwise_equal(batch.run(), expected, "as chosen")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("page", [16, 64, 256, 48])
+def test_prefill_chunks_decode_and_pages_give_the_same_bytes(page: int, dtype: torch.dtype) -> None:
+    """Whole prompts, then the same rows in pieces that end anywhere, then each as a decode, on any page size."""
+    lens = [(1500, 1500), (777, 777), (64, 64), (1, 1), (2100, 2100)]
+    first = PagedBatch.random(lens, 8, 2, 64, 64, dtype)
+    whole = PagedBatch.random(lens, 8, 2, 64, page, dtype)
+    expected = first.run()
+    assert_bitwise_equal(whole.run(), expected, f"page {page}")
+    starts = [0, 1500, 2277, 2341, 2342]
+    rng = random.Random(7)
+    pieces = [(0, 1000, 1500), (0, 1499, 1500), (1, 3, 400), (1, 512, 777), (4, 1020, 1030), (4, 1024, 2048)]
+    pieces += [(s, a, min(a + rng.randint(1, 90), lens[s][1])) for s in (0, 1, 4) for a in rng.sample(range(770), 5)]
+    decodes = [(s, p, p + 1) for s in (0, 1, 4) for p in rng.sample(range(lens[s][1]), 40)]
+    decodes += [(4, p, p + 1) for p in (0, 62, 63, 64, 1022, 1023, 1024, 1025, 2047, 2048, 2099)]
+    mixed = sorted([*pieces, *decodes], key=lambda piece: piece[2] - piece[1] > 1)
+    for which in (pieces, decodes, mixed):
+        out = whole.part(which).run()
+        rows = torch.cat([torch.arange(a, b) + starts[s] for s, a, b in which]).to(out.device)
+        assert_bitwise_equal(out, expected[rows], f"page {page}, pieces")
+
+
+@pytest.mark.gpu
+def test_neighbours_and_stale_pages_change_nothing() -> None:
+    lens = [(1, 1200), (300, 1300), (40, 40)]
+    batch = PagedBatch.random(lens, 16, 8, 128, 64, torch.bfloat16)
+    alone = [batch.part([(s, kv - n, kv)]).run() for s, (n, kv) in enumerate(lens)]
+    assert_bitwise_equal(batch.run(), torch.cat(alone), "alone")
+    for stale in (0.0, float("inf"), 3e38):
+        again = PagedBatch.random(lens, 16, 8, 128, 64, torch.bfloat16, stale=stale)
+        assert_bitwise_equal(again.run(), batch.run(), f"stale slots hold {stale}")
+
+
+@pytest.mark.gpu
+def test_other_chunks_and_blocks_do_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inverse: CHUNK and BLOCK are arithmetic, and the comparison sees a change of it."""
+    batch = PagedBatch.random([(300, 1500)], 8, 2, 128, 64, torch.bfloat16)
+    expected = batch.run()
+    monkeypatch.setattr(attention, "CHUNK", 512)
+    assert count_differing(batch.run(), expected) > 0
+    monkeypatch.setattr(attention, "CHUNK", 1024)
+    monkeypatch.setattr(attention, "BLOCK", 32)
+    assert count_differing(batch.run(), expected) > 0

@@ -1,0 +1,81 @@
+"""The elementary functions inside kernels: torch's own bits on CUDA, and a maximum that keeps NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evalengine.kernels import device_math
+from tests.bitwise import assert_bitwise_equal, count_differing
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@triton.jit
+def _functions_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i)
+    n = tl.num_programs(0) * BLOCK
+    tl.store(out_ptr + i, device_math.exp(x))
+    tl.store(out_ptr + n + i, device_math.log(tl.abs(x)))
+    tl.store(out_ptr + 2 * n + i, device_math.rsqrt(tl.abs(x)))
+    tl.store(out_ptr + 3 * n + i, tl.exp(x))
+
+
+@triton.jit
+def _row_max_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK)[None, :])
+    tl.store(out_ptr + tl.arange(0, 1), device_math.row_max(x, 1))
+
+
+def functions(x: Tensor) -> Tensor:
+    """float32 [n] -> [4, n]: exp, log, rsqrt, and Triton's own exp."""
+    out = torch.empty(4, len(x), device=DEVICE)
+    _functions_kernel[(len(x) // 1024,)](x.to(DEVICE), out, BLOCK=1024, enable_fp_fusion=False)
+    return out
+
+
+def values(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, generator=generator) * torch.exp2(torch.randint(-60, 7, (count,), generator=generator))
+
+
+@pytest.mark.parametrize(
+    ("row", "truth"), [(0, torch.exp), (1, lambda v: v.abs().log()), (2, lambda v: v.abs() ** -0.5)]
+)
+def test_against_float64(row: int, truth: Callable[[Tensor], Tensor]) -> None:
+    x = values(2048)
+    x = x[x.abs() < 80]
+    x = torch.cat((x, torch.ones(2048 - len(x))))
+    expected = truth(x.double())
+    error = (functions(x)[row].cpu() - expected).abs()
+    assert (error <= 2.0**-22 * expected.abs() + 2.0**-149).all()
+
+
+@pytest.mark.gpu
+def test_torchs_bits_and_not_those_of_tl_exp() -> None:
+    x = values(1 << 20)
+    out = functions(x)
+    on_device = x.to(DEVICE)
+    for row, expected in enumerate((on_device.exp(), on_device.abs().log(), on_device.abs().rsqrt())):
+        assert_bitwise_equal(out[row], expected)
+    assert count_differing(out[3], on_device.exp()) > 0
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan, -torch.nan])
+@pytest.mark.parametrize("place", [0, 100, 255])
+def test_row_max_keeps_what_is_not_finite(bad: float, place: int) -> None:
+    x = torch.linspace(-5.0, 5.0, 256)
+    out = torch.empty(1, device=DEVICE)
+    _row_max_kernel[(1,)](x.to(DEVICE), out, BLOCK=256)
+    assert out.item() == 5.0
+    x[place] = bad
+    _row_max_kernel[(1,)](x.to(DEVICE), out, BLOCK=256)
+    assert not out.isfinite().item()
+    _row_max_kernel[(1,)](torch.full((256,), -torch.inf, device=DEVICE), out, BLOCK=256)
+    assert out.item() == -torch.inf

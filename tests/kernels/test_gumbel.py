@@ -1,0 +1,43 @@
+"""The noise kernel: the bits of the noise written in torch ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.kernels import gumbel, sampling
+from tests.bitwise import assert_bitwise_equal, count_differing
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def rows(n: int) -> tuple[Tensor, Tensor]:
+    """Keys of all 64 bits and positions, the largest ones among them."""
+    generator = torch.Generator().manual_seed(n)
+    keys = torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator)
+    positions = torch.randint(0, 2**20, (n,), generator=generator)
+    keys[:1], positions[-1:] = -1, 2**31 - 1
+    return keys, positions
+
+
+@pytest.mark.parametrize(("n", "vocab"), [(0, 7), (3, 0), (1, 1), (2, 511), (5, 513), (3, 4099)])
+def test_bits_of_the_torch_ops(n: int, vocab: int) -> None:
+    keys, positions = rows(n)
+    noise = gumbel.gumbel_noise(keys.to(DEVICE), positions.to(DEVICE), vocab)
+    assert_bitwise_equal(noise, sampling.gumbel_noise(keys, positions, vocab))
+
+
+def test_noise_is_gumbels() -> None:
+    keys, positions = (x.to(DEVICE) for x in rows(2))
+    noise = gumbel.gumbel_noise(keys, positions, 20011)
+    assert (noise.mean(1) - 0.5772).abs().max() < 0.04 and (noise.var(1) - 1.6449).abs().max() < 0.1
+    assert (torch.corrcoef(noise)[0, 1]).abs() < 0.03
+
+
+def test_a_token_depends_on_its_key_position_and_id_alone() -> None:
+    keys, positions = (x.to(DEVICE) for x in rows(3))
+    noise = gumbel.gumbel_noise(keys, positions, 1009)
+    assert_bitwise_equal(gumbel.gumbel_noise(keys[1:2], positions[1:2], 77), noise[1:2, :77])
+    assert count_differing(gumbel.gumbel_noise(keys ^ (1 << 63), positions, 1009), noise) > 3000
+    assert count_differing(gumbel.gumbel_noise(keys, positions ^ 1, 1009), noise) > 3000

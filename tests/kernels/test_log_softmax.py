@@ -1,0 +1,179 @@
+"""log_softmax and read_out: the contract's arithmetic, float64 truth, and bits that no batch or schedule can move."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evalengine.kernels import reference
+from evalengine.kernels.log_softmax import log_softmax, read_out
+from evalengine.kernels.softmax import CHUNK, Schedule
+from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.kernels import softmax_contract as contract
+from tests.kernels.softmax_contract import DEVICE, randn
+
+BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
+DTYPES = [torch.float32, torch.float16, BFLOAT16]
+VOCABULARIES = [1, 7, 65, 577, 4095, 4096, 4097, 9001]
+WALK, SPLIT = Schedule(), Schedule(split=True, lag=2)
+UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, on rows of NaN
+
+
+@pytest.mark.parametrize("columns", VOCABULARIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_contracts_bits_under_both_schedules(dtype: torch.dtype, columns: int) -> None:
+    x = (randn(3, columns) * 8).to(dtype)
+    x[1, : columns // 2] = -torch.inf
+    expected = contract.log_softmax(x)
+    assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32), expected)
+    assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32, _schedule=WALK), expected)
+    assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32, _schedule=SPLIT), expected)
+    assert_bitwise_equal(log_softmax(x), expected.to(dtype))
+
+
+def test_other_chunks_give_other_bits() -> None:
+    x = randn(32, 9001) * 8  # l is near 1 to 2, where log(l) shows its last bits
+    assert count_differing(contract.log_softmax(x, 1000), log_softmax(x)) > 0
+    moved = torch.cat((x[:, CHUNK:], x[:, :CHUNK]), 1)  # the same numbers, other chunks
+    back = log_softmax(moved)
+    assert count_differing(torch.cat((back[:, -CHUNK:], back[:, :-CHUNK]), 1), log_softmax(x)) > 0
+
+
+@pytest.mark.parametrize("columns", VOCABULARIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [0.1, 30.0])
+def test_against_float64(dtype: torch.dtype, columns: int, scale: float) -> None:
+    x = (randn(3, columns) * scale).to(dtype)
+    truth = reference.log_softmax(x)
+    error = (log_softmax(x) - truth).abs()
+    # z - M and log(l) are rounded, and so is their difference; log(l) < 13
+    assert (error <= (1.01 * UNIT[dtype] + 2.0**-23) * truth.abs() + 13 * 2.0**-23).all()
+
+
+def test_order_inside_a_chunk_cannot_matter() -> None:
+    x = randn(3, 5000) * 4
+    order = torch.cat((torch.randperm(CHUNK, generator=torch.Generator().manual_seed(1)), torch.arange(CHUNK, 5000)))
+    assert_bitwise_equal(log_softmax(x[:, order]), log_softmax(x)[:, order])
+
+
+def test_a_chunk_of_minus_infinity_changes_nothing() -> None:
+    x = randn(3, CHUNK) * 4
+    hidden = torch.full_like(x, -torch.inf)
+    for parts in [(x, hidden), (hidden, x), (hidden, x, hidden)]:
+        place = next(i for i, part in enumerate(parts) if part is x) * CHUNK
+        for schedule in (WALK, SPLIT):
+            out = log_softmax(torch.cat(parts, 1), _schedule=schedule)
+            assert_bitwise_equal(out[:, place : place + CHUNK], log_softmax(x))
+
+
+@pytest.mark.parametrize("columns", [65, 4500])
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
+    x = (randn(11, columns) * 4).to(dtype)
+    whole = log_softmax(x)
+    for start, end in [(0, 1), (10, 11), (3, 8)]:
+        assert_bitwise_equal(log_softmax(x[start:end]), whole[start:end])
+    assert_bitwise_equal(log_softmax(x.flip(0)).flip(0), whole)
+    schedules = [Schedule(rows=4, warps=8), Schedule(split=True, warps=2, lag=5), Schedule(split=True, warps=8)]
+    for schedule in schedules:
+        assert_bitwise_equal(log_softmax(x, _schedule=schedule), whole)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_any_dim_and_strides(dim: int) -> None:
+    x = randn(5, 7, 9)[1:, ::2].transpose(0, 2)
+    out = log_softmax(x, dim)
+    assert out.is_contiguous() and out.shape == x.shape
+    rows = x.movedim(dim, -1).contiguous()
+    assert_bitwise_equal(out.movedim(dim, -1), log_softmax(rows.view(-1, rows.shape[-1])).view(rows.shape))
+
+
+def test_misaligned_rows() -> None:
+    x = randn(4, 4102, dtype=torch.float16)
+    for view in (x[:, 1:], x[:, 2:4099], x[1::2, 3:70]):
+        assert_bitwise_equal(log_softmax(view), log_softmax(view.contiguous()))
+
+
+@pytest.mark.parametrize("columns", [65, 5000])
+def test_edges(columns: int) -> None:
+    x = randn(8, columns)
+    x[0], x[1, 64], x[2, columns - 1], x[3, 0] = -torch.inf, torch.inf, torch.nan, -torch.nan
+    x[4], x[5] = 1e38, -3e38
+    x[6, 1:] = -torch.inf
+    for schedule in (WALK, SPLIT):
+        out = log_softmax(x, _schedule=schedule)
+        assert out[:4].isnan().all()
+        assert (out[4:6] - reference.log_softmax(x[4:6])).abs().max() < 2e-6
+        assert out[6, 0] == 0 and out[6, 1:].eq(-torch.inf).all()
+        assert_bitwise_equal(out[7:], log_softmax(x[7:]))
+    greedy, logprobs = read_out(x, torch.arange(8, device=DEVICE), torch.zeros(8, dtype=torch.int64, device=DEVICE))
+    assert greedy.tolist() == [columns] * 4 + [0, 0, 0, int(x[7].argmax())]
+    assert torch.equal(logprobs.isnan(), out[:, 0].isnan())
+    assert_bitwise_equal(logprobs[4:], out[4:, 0])
+
+
+def test_empty_scalar_and_refused() -> None:
+    assert log_softmax(torch.empty(0, 9, device=DEVICE)).shape == (0, 9)
+    assert log_softmax(torch.empty(3, 0, device=DEVICE)).shape == (3, 0)
+    assert log_softmax(torch.tensor(3.0, device=DEVICE)).item() == 0
+    with pytest.raises(ValueError, match=r"not torch\.float64"):
+        log_softmax(torch.zeros(2, 2, dtype=torch.float64, device=DEVICE))
+    with pytest.raises(ValueError, match="read_out takes"):
+        read_out(torch.zeros(2, 2, dtype=torch.float16), torch.zeros(1).long(), torch.zeros(1).long())
+
+
+@pytest.mark.parametrize("columns", [1, 65, 4096, 9001])
+@pytest.mark.parametrize("count", [0, 1, 7, 130])
+def test_read_out_gives_what_log_softmax_gives(columns: int, count: int) -> None:
+    x = randn(3, columns) * 4
+    table = log_softmax(x)
+    rows = torch.arange(count, device=DEVICE) % 3
+    wanted = (torch.arange(count, device=DEVICE) * 997) % columns
+    greedy, logprobs = read_out(x, rows, wanted)
+    assert greedy.tolist() == x.argmax(1).tolist()
+    assert_bitwise_equal(logprobs, table[rows, wanted])
+
+
+def test_read_out_takes_the_lowest_of_equals_and_clamps_columns() -> None:
+    x = randn(4, 9001).clamp(max=3.0)
+    x[0, [8500, 4200, 4100]] = 5.0
+    x[1, [8191, 4096, 4095]] = 5.0
+    x[2] = 0.0
+    x[2, :50] = -0.0  # equal to +0
+    x[3, [17, 16]] = 5.0
+    rows = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    greedy, logprobs = read_out(x, rows, torch.tensor([9001, 1 << 40, -1], device=DEVICE))
+    assert greedy.tolist() == [4100, 4095, 0, 16]
+    table = log_softmax(x)
+    assert_bitwise_equal(logprobs, table[0, [9000, 9000, 4100]])  # -1: the row's own greedy token
+    padded = torch.cat((x, torch.full_like(x, torch.nan)), 1)[:, :9001]  # a padded vocabulary's row stride
+    assert_bitwise_equal(read_out(padded, rows, rows)[1], table[0, [0, 0, 0]])
+    assert read_out(x[:0], rows[:0], rows[:0])[0].shape == (0,)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [32000, 128256, 151936, 50257])
+@pytest.mark.parametrize("lag", [0, 64, 1024])
+def test_a_whole_vocabulary(columns: int, lag: int) -> None:
+    """A small lag makes programs wait for one another."""
+    x = torch.randn(300, columns, device=DEVICE) * 4
+    expected = contract.log_softmax(x)
+    assert_bitwise_equal(log_softmax(x, _schedule=Schedule(split=True, lag=lag)), expected)
+    assert_bitwise_equal(log_softmax(x, _schedule=WALK), expected)
+    rows, wanted = torch.randint(0, 300, (1000,), device=DEVICE), torch.randint(0, columns, (1000,), device=DEVICE)
+    greedy, logprobs = read_out(x, rows, wanted)
+    assert_bitwise_equal(logprobs, expected[rows, wanted])
+    assert torch.equal(x.gather(1, greedy[:, None])[:, 0], x.amax(1))
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_2_to_the_31() -> None:
+    columns = 151936
+    x = torch.zeros((1 << 31) // columns + 3, columns, dtype=torch.float32, device=DEVICE)
+    x[-3:] = randn(3, columns)
+    expected = log_softmax(x[-3:].clone())
+    last = torch.full((1,), len(x) - 1, device=DEVICE)
+    assert_bitwise_equal(read_out(x, last, last)[1], expected[-1, last])
+    x = x.bfloat16()
+    assert_bitwise_equal(log_softmax(x)[-3:], log_softmax(x[-3:].clone()))

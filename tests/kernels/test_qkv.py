@@ -1,0 +1,202 @@
+"""The fused q/k norm, RoPE and KV write: the bytes of the three kernels one after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.kernels import kv_cache, qkv, reference, rms_norm, rope
+from tests.bitwise import assert_bitwise_equal, count_differing
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+EPS = 1e-6
+SHAPES = [  # tokens, query heads, KV heads, head_dim, page size
+    (0, 2, 1, 64, 16),
+    (1, 1, 1, 48, 16),
+    (7, 9, 3, 64, 16),
+    (5, 5, 1, 80, 64),
+    (3, 17, 17, 96, 24),
+    (11, 8, 2, 128, 16),
+    (2, 3, 1, 256, 256),
+]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a layer has after its qkv projection."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    slots: Tensor
+    pools: Tensor  # [2, B, block_size, Hkv, D]
+
+    def fused(self) -> tuple[Tensor, Tensor]:
+        """The rotated q, and the pools after the write (a fresh copy)."""
+        pools = self.pools.clone()
+        arguments = (self.q, self.k, self.v, self.q_weight, self.k_weight, EPS, self.cos, self.sin)
+        return qkv.qk_norm_rope_store(*arguments, *pools, self.slots), pools
+
+    def unfused(self) -> tuple[Tensor, Tensor]:
+        pools, q, k = self.pools.clone(), self.q, self.k
+        if self.q_weight is not None and self.k_weight is not None:
+            q, k = rms_norm.rms_norm(q, self.q_weight, EPS), rms_norm.rms_norm(k, self.k_weight, EPS)
+        kv_cache.store_kv(rope.rope(k, self.cos, self.sin), self.v, *pools, self.slots)
+        return rope.rope(q, self.cos, self.sin), pools
+
+    def tokens(self, rows: Tensor) -> Step:
+        """Some of the step's tokens."""
+        picked = {name: getattr(self, name)[rows] for name in ("q", "k", "v", "cos", "sin", "slots")}
+        return replace(self, **picked)
+
+
+def step(tokens: int, q_heads: int, kv_heads: int, head_dim: int, page: int, dtype: torch.dtype, norm: bool) -> Step:
+    """Magnitudes that differ from head to head, weights up to about 100, slots out of order, one in three -1."""
+    generator = torch.Generator().manual_seed(tokens + q_heads + head_dim)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    heads = q_heads + 2 * kv_heads
+    merged = (randn(tokens, heads, head_dim) * randn(1, heads, 1).exp()).to(DEVICE, dtype)
+    weights = [(randn(head_dim) * 30).to(DEVICE, dtype) if norm else None for _ in "qk"]
+    angle = randn(tokens, head_dim // 2) * 100
+    slots = torch.randperm(2 * tokens + 1, generator=generator)[:tokens]
+    slots[1::3] = -1
+    pages = (2 * tokens + 1) // page + 1
+    return Step(
+        *merged.split((q_heads, kv_heads, kv_heads), 1),
+        *weights,
+        angle.cos().to(DEVICE, dtype),
+        angle.sin().to(DEVICE, dtype),
+        slots.to(DEVICE),
+        torch.full((2, pages, page, kv_heads, head_dim), torch.nan, dtype=dtype, device=DEVICE),
+    )
+
+
+def assert_same(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    for left, right in zip(actual, expected, strict=True):
+        assert_bitwise_equal(left, right)
+
+
+@pytest.mark.parametrize("norm", [True, False], ids=["normed", "plain"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_of_the_three_kernels(shape: tuple[int, int, int, int, int], dtype: torch.dtype, norm: bool) -> None:
+    """q is there even where the slot is -1; in the pools NaN stays wherever nothing is stored."""
+    s = step(*shape, dtype, norm)
+    q, pools = s.fused()
+    assert_same((q, pools), s.unfused())
+    assert q.is_contiguous() and not q.isnan().any()
+    assert int((~pools.isnan()).sum()) == 2 * int((s.slots >= 0).sum()) * shape[2] * shape[3]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accuracy(dtype: torch.dtype) -> None:
+    s = step(5, 3, 1, 80, 16, dtype, norm=True)
+    assert s.q_weight is not None
+    normed = reference.rms_norm(s.q, s.q_weight, EPS)
+    truth = reference.apply_rope(normed, s.cos, s.sin)
+    size = normed.abs().unflatten(-1, (2, -1)).sum(-2).repeat(1, 1, 2)
+    assert ((s.fused()[0].double() - truth).abs() <= 3 * torch.finfo(dtype).eps * size).all()  # five roundings, eps / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_rounding_points_matter(dtype: torch.dtype) -> None:
+    """A norm that multiplies by the weight before it rounds gives other bytes; so does the norm after RoPE."""
+    s = step(5, 3, 1, 80, 16, dtype, norm=True)
+    assert s.q_weight is not None
+    fused = s.fused()[0]
+    early = reference.rms_norm(s.q, s.q_weight, EPS).to(dtype)
+    assert count_differing(rope.rope(early, s.cos, s.sin), fused) > 50
+    after = rms_norm.rms_norm(rope.rope(s.q, s.cos, s.sin), s.q_weight, EPS)
+    assert count_differing(after, fused) > 50
+
+
+@pytest.mark.parametrize("norm", [True, False], ids=["normed", "plain"])
+def test_strides(norm: bool) -> None:
+    """Sources that are not views of one tensor, pools interleaved by page and with padding."""
+    s = step(7, 6, 3, 48, 16, torch.float16, norm)
+    expected = s.fused()
+    apart = replace(
+        s,
+        q=s.q.transpose(0, 1).contiguous().transpose(0, 1),
+        k=s.k.contiguous(),
+        v=s.v.mT.contiguous().mT,
+        cos=s.cos.t().contiguous().t(),
+    )
+    assert_same(apart.fused(), expected)
+    assert_same(replace(s, v=s.v.contiguous()).fused(), expected)  # k and v of different token strides
+    pages = s.pools.shape[1]
+    pools = torch.full((pages, 16, 2, 3, 50), torch.nan, dtype=torch.float16, device=DEVICE)
+    strided = pools.permute(2, 0, 1, 3, 4)[..., :48]
+    q = qkv.qk_norm_rope_store(s.q, s.k, s.v, s.q_weight, s.k_weight, EPS, s.cos, s.sin, *strided, s.slots)
+    assert_same((q, strided), expected)
+    assert pools[..., 48:].isnan().all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's: NaN to an integer
+def test_a_token_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, shuffled, or beside infinities, and with every tile: the same bytes; at another position: others."""
+    s = step(7, 9, 3, 64, 16, torch.float16, norm=True)
+    q, pools = s.fused()
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    assert_same(s.tokens(order).fused(), (q[order], pools))
+    alone = s.tokens(torch.tensor([3], device=DEVICE))
+    alone_q, alone_pools = alone.fused()
+    assert_bitwise_equal(alone_q, q[3:4])
+    flat, alone_flat = (x.flatten(1, 2)[:, s.slots[3]] for x in (pools, alone_pools))
+    assert_bitwise_equal(alone_flat, flat)
+    moved = replace(alone, cos=s.cos[4:5], sin=s.sin[4:5])
+    assert count_differing(moved.fused()[0], q[3:4]) > 100
+    poisoned = replace(s, q=s.q.clone())
+    poisoned.q[0] = torch.inf
+    poisoned.q[3, 2, 40] = torch.nan
+    poisoned_q = poisoned.fused()[0]
+    assert poisoned_q[0].isnan().all() and poisoned_q[3, 2].isnan().all()  # a row as a whole, and no other
+    assert_bitwise_equal(poisoned_q[3, [0, 1, 3]], q[3, [0, 1, 3]])
+    assert_bitwise_equal(poisoned_q[4:], q[4:])
+    for warps in (1, 2, 8):
+        monkeypatch.setattr(rope, "TILE_WARPS", warps)
+        assert_same(s.fused(), (q, pools))
+
+
+def test_extreme_magnitudes() -> None:
+    """Rows of zeros, of the largest and of the smallest numbers: the halves share one exponent."""
+    s = step(6, 2, 1, 64, 16, torch.float32, norm=True)
+    q = s.q.clone()
+    q[0], q[1, :, :32], q[2, :, 32:], q[3] = 0.0, 1e-30, 1e-30, 1e-44
+    q[4], q[5] = q[4] * 1e18, q[5] * 1e-30
+    s = replace(s, q=q)
+    assert_same(s.fused(), s.unfused())
+
+
+@pytest.mark.gpu
+def test_pools_beyond_two_to_the_31_elements() -> None:
+    s = step(5, 32, 8, 128, 64, torch.bfloat16, norm=True)
+    pages = 2**15 + 1
+    if torch.cuda.mem_get_info()[0] < 20 * pages * 64 * 8 * 128:
+        pytest.skip("needs 43 GB of GPU memory")
+    last = pages * 64 - 1
+    slots = torch.tensor([last, 3, -1, last - 64, last - 1], device=DEVICE)
+    s = replace(s, slots=slots, pools=torch.zeros(2, pages, 64, 8, 128, dtype=torch.bfloat16, device=DEVICE))
+    assert_same(s.fused(), s.unfused())
+
+
+@pytest.mark.gpu
+def test_many_tokens() -> None:
+    """A prefill of Qwen3-8B's shape, against the three kernels and against one token alone."""
+    s = step(8191, 32, 8, 128, 64, torch.bfloat16, norm=True)
+    q, pools = s.fused()
+    assert_same((q, pools), s.unfused())
+    for token in (0, 1, 4099, 8190):
+        alone = s.tokens(torch.tensor([token], device=DEVICE))
+        assert_bitwise_equal(alone.fused()[0], q[token : token + 1])

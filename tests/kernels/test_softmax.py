@@ -1,0 +1,107 @@
+"""softmax: the contract's arithmetic, float64 truth, masked attention rows, and bits that no schedule can move."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evalengine.kernels import reference
+from evalengine.kernels.softmax import CHUNK, Schedule, softmax
+from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.kernels import softmax_contract as contract
+from tests.kernels.softmax_contract import DEVICE, randn
+
+BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
+DTYPES = [torch.float32, torch.float16, BFLOAT16]
+COLUMNS = [1, 7, 65, 577, 4096, 4097, 9001]
+WALK, SPLIT = Schedule(), Schedule(split=True, lag=3)
+UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+SMALLEST = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # subnormal
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, on rows of NaN
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_contracts_bits_under_both_schedules(dtype: torch.dtype, columns: int) -> None:
+    x = (randn(3, columns) * 4).to(dtype)
+    x[1, : columns // 2] = -torch.inf
+    expected = contract.softmax(x)
+    assert_bitwise_equal(softmax(x, out_dtype=torch.float32), expected)
+    assert_bitwise_equal(softmax(x, out_dtype=torch.float32, _schedule=WALK), expected)
+    assert_bitwise_equal(softmax(x, out_dtype=torch.float32, _schedule=SPLIT), expected)
+    assert_bitwise_equal(softmax(x), expected.to(dtype))
+
+
+def test_other_chunks_give_other_bits() -> None:
+    x = randn(8, 9001)
+    assert count_differing(contract.softmax(x, 1000), softmax(x)) > 0
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [0.1, 20.0])
+def test_against_float64(dtype: torch.dtype, columns: int, scale: float) -> None:
+    x = (randn(3, columns) * scale).to(dtype)
+    truth = reference.softmax(x)
+    below = x.double().amax(1, keepdim=True) - x.double()  # z - M is rounded once, and exp carries that over
+    bound = (1.01 * UNIT[dtype] + (4 + below) * 2.0**-23) * truth + SMALLEST[dtype]
+    assert ((softmax(x) - truth).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("keys", [1, 33, 64, 65, 5000])
+def test_masked_attention_rows(keys: int) -> None:
+    scores = randn(2, 3, 5, keys)
+    visible = (torch.arange(keys, device=DEVICE) <= torch.arange(5, device=DEVICE)[:, None] * 7)[None, None]
+    scores = scores.masked_fill(~visible, -torch.inf)
+    scores[1, 2, 4] = -torch.inf
+    out = softmax(scores, -1)
+    assert out[1, 2, 4].isnan().all()
+    assert out.isnan().sum() == keys
+    seen = visible.expand_as(out) & ~out.isnan()
+    assert out[~seen & ~out.isnan()].eq(0).all()
+    assert (out - reference.softmax(scores))[seen].abs().max() < 2e-7
+    if keys > 40:  # what is hidden, or cut off, is nothing: a row's bits are those of its visible keys
+        assert_bitwise_equal(out[0, :, 4, :29], softmax(scores[0, :, 4, :29]))
+
+
+def test_order_inside_a_chunk_cannot_matter() -> None:
+    x = randn(3, 5000) * 4
+    order = torch.cat((torch.randperm(CHUNK, generator=torch.Generator().manual_seed(1)), torch.arange(CHUNK, 5000)))
+    assert_bitwise_equal(softmax(x[:, order]), softmax(x)[:, order])
+
+
+@pytest.mark.parametrize("columns", [65, 4500])
+@pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16])
+def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
+    x = (randn(11, columns) * 4).to(dtype)
+    whole = softmax(x)
+    for start, end in [(0, 1), (10, 11), (3, 8)]:
+        assert_bitwise_equal(softmax(x[start:end]), whole[start:end])
+    for schedule in (Schedule(rows=4, warps=8), Schedule(split=True, warps=2, lag=5), Schedule(split=True, warps=8)):
+        assert_bitwise_equal(softmax(x, _schedule=schedule), whole)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_any_dim_strides_and_alignment(dim: int) -> None:
+    x = randn(5, 7, 9)[1:, ::2, 1:].transpose(0, 2)
+    out = softmax(x, dim)
+    assert out.is_contiguous() and out.shape == x.shape
+    rows = x.movedim(dim, -1).contiguous()
+    assert_bitwise_equal(out.movedim(dim, -1), softmax(rows.view(-1, rows.shape[-1])).view(rows.shape))
+
+
+@pytest.mark.parametrize("columns", [65, 5000])
+def test_edges(columns: int) -> None:
+    x = randn(7, columns)
+    x[0], x[1, 64], x[2, columns - 1], x[3, 0] = -torch.inf, torch.inf, torch.nan, -torch.nan
+    x[4], x[5, 1:] = 1e38, -torch.inf
+    for schedule in (WALK, SPLIT):
+        out = softmax(x, _schedule=schedule)
+        assert out[:4].isnan().all()
+        assert torch.allclose(out[4], torch.full_like(out[4], 1 / columns), rtol=1e-6)
+        assert out[5, 0] == 1 and out[5, 1:].eq(0).all()
+        assert_bitwise_equal(out[6:], softmax(x[6:]))
+    assert softmax(x[:0]).shape == (0, columns)
+    assert softmax(torch.tensor(3.0, device=DEVICE), 0).item() == 1
+    with pytest.raises(ValueError, match=r"not torch\.int64"):
+        softmax(torch.zeros(2, 2, dtype=torch.int64, device=DEVICE))

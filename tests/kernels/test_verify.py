@@ -1,0 +1,232 @@
+"""`verify`: equal schedules pass; a wrong one, or one that does not run, is dropped, said, and never chosen again.
+
+Under the interpreter a dot product is numpy's, whose order of additions follows the tile, so the data are small
+integers there, whose sums are exact.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.kernels import attention, log_softmax, matmul, matmul_schedules, verdict_cache, verify
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+SHAPE = (48, 40)  # N, K
+SHORT = ((1, 1), (1, 70), (3, 3), (5, 67))
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 100,
+    "dtype": torch.float16,
+    "device": DEVICE,
+}
+
+
+class Integers:
+    """Stands in for `verify._Random`: -2 ... 2."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._generator = dtype, torch.Generator().manual_seed(0)
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, generator=self._generator).to(self._dtype).to(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A cache of its own, nothing excluded before or after, exact data under the interpreter."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if not GPU:
+        monkeypatch.setattr(verify, "_Random", Integers)
+    for module in verify.MODULES.values():
+        monkeypatch.setattr(module, "excluded", set())
+    yield
+
+
+def check_matmul(dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None) -> verify.Verdict:
+    verdict = verify.Verdict()
+    verify.verify_matmul(verdict, [SHAPE], dtype, DEVICE, out, max_rows=rows)
+    return verdict
+
+
+def check_attention(page_size: int = 16) -> verify.Verdict:
+    verdict = verify.Verdict()
+    verify.verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
+    return verdict
+
+
+def chosen(rows: int) -> matmul.Schedule:
+    name = torch.cuda.get_device_name(DEVICE) if GPU else "cpu"
+    return matmul.choose(name, torch.float16, rows, *SHAPE, tma_ok=True)
+
+
+def wrong_for(schedule: matmul.Schedule, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`matmul` that flips the last bit of one element under one schedule."""
+
+    def product(*args: Any, **more: Any) -> Tensor:
+        c = real(*args, **more)
+        if more.get("schedule") == schedule:
+            c.view({2: torch.int16, 4: torch.int32}[c.element_size()])[-1, -1] ^= 1
+        return c
+
+    return product
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"), [(torch.float16, None), (torch.float16, torch.float32), (torch.float32, None)]
+)
+def test_equal_schedules_pass(dtype: torch.dtype, out: torch.dtype | None) -> None:
+    verdict = check_matmul(dtype, out=out)
+    assert not verdict.dropped and not verdict.failed
+    assert verdict.checked == len(verdict.schedules) > 1
+
+
+def test_a_wrong_schedule_is_dropped_and_never_chosen_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, other = chosen(1), chosen(8192)
+    assert len({bad, other, matmul.REFERENCE}) == 3
+    monkeypatch.setattr(matmul, "matmul", wrong_for(bad, matmul.matmul))
+    with caplog.at_level(logging.WARNING):
+        (drop,) = check_matmul().dropped
+    assert drop["kernel"] == "matmul" and "1 of " in drop["reason"]
+    assert matmul.Schedule(**json.loads(json.dumps(drop["schedule"]))) == bad
+    assert "is not used on this machine" in caplog.text and str(bad) in caplog.text
+    assert chosen(1) == matmul.REFERENCE and chosen(8192) == other
+
+
+def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, real = chosen(1), matmul.matmul
+
+    def product(*args: Any, **more: Any) -> Tensor:
+        if more.get("schedule") == bad:
+            raise RuntimeError("out of shared memory")
+        return real(*args, **more)
+
+    monkeypatch.setattr(matmul, "matmul", product)
+    (drop,) = check_matmul().dropped
+    assert drop["reason"] == "does not run: RuntimeError: out of shared memory" and chosen(1) == matmul.REFERENCE
+
+
+def test_minus_zero_and_a_nan_are_bytes_too() -> None:
+    one = torch.tensor([0.0, 1.0, float("nan")])
+    assert verify._count_differing(one, one.clone()) == 0
+    assert verify._count_differing(one, torch.tensor([-0.0, 1.0, float("nan")])) == 1
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_attention_passes(page_size: int) -> None:
+    verdict = check_attention(page_size)
+    assert not verdict.failed and verdict.checked == len(verdict.schedules) + 1
+    if GPU:  # numpy's products, as the module says
+        assert not verdict.dropped
+
+
+def test_decode_that_differs_from_prefill_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = attention.paged_attention
+
+    def paged_attention(*args: Any) -> Tensor:
+        out = real(*args)
+        return out if args[3].num_decodes else out + 2**-12  # args[3]: the batch
+
+    monkeypatch.setattr(attention, "paged_attention", paged_attention)
+    (failed,) = check_attention().failed
+    assert failed.startswith("attention, decode against prefill") and "elements differ" in failed
+
+
+def rows_verdict() -> verify.Verdict:
+    verdict = verify.Verdict()
+    verify.verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5)
+    return verdict
+
+
+def test_fused_kernels_equal_their_parts() -> None:
+    verdict = rows_verdict()
+    assert not verdict.failed and verdict.checked == 9
+
+
+def test_a_fused_kernel_that_differs_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    real = log_softmax.read_out
+    monkeypatch.setattr(log_softmax, "read_out", lambda *args: (real(*args)[0], real(*args)[1] * (1 + 2**-20)))
+    (failed,) = rows_verdict().failed
+    assert failed.startswith("read_out V101 against log_softmax: ") and failed in caplog.text
+
+
+@pytest.fixture
+def only_matmul(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """`verify` without its slow parts; the shapes that it asks of `verify_matmul`, whose first schedule is wrong."""
+    asked: list[Any] = []
+
+    def verify_matmul(verdict: verify.Verdict, shapes: Any, *rest: Any) -> None:
+        asked.extend(shapes)
+        if len(asked) == 4:
+            verdict.drop("matmul", chosen(1), "here", "planted")
+
+    monkeypatch.setattr(verify, "verify_matmul", verify_matmul)
+    for name in ("verify_attention", "verify_rows"):
+        monkeypatch.setattr(verify, name, lambda *args: None)
+    return asked
+
+
+def test_a_verdict_is_cached_with_what_it_dropped(
+    only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bad = chosen(1)
+    first = verify.verify(**TINY)  # type: ignore[arg-type]
+    assert not first["cached"] and len(first["dropped"]) == 1
+    assert sorted(only_matmul) == [(32, 24), (32, 32), (48, 32), (64, 32), (100, 32)]
+    assert [file.name.startswith("kernels-") for file in (tmp_path / "evalengine").iterdir()] == [True]
+    monkeypatch.setattr(matmul_schedules, "excluded", set())  # as in a new process
+    again = verify.verify(**TINY)  # type: ignore[arg-type]
+    assert again["cached"] and {**again, "cached": False, "seconds": first["seconds"]} == first
+    assert matmul_schedules.excluded == {bad} and len(only_matmul) == 5
+    assert not verify.verify(**TINY, use_cache=False)["cached"]  # type: ignore[arg-type]
+    assert not verify.verify(**{**TINY, "head_dim": 32})["cached"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "contract_version", "sources"])
+def test_what_the_cache_is_keyed_by(only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    verify.verify(**TINY)  # type: ignore[arg-type]
+    now = verdict_cache.environment(DEVICE)
+    monkeypatch.setattr(verdict_cache, "environment", lambda device: {**now, what: "another"})
+    assert not verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"verdict": {}}', b"\xff", None])
+def test_a_damaged_cache_is_computed_again(only_matmul: list[Any], tmp_path: Path, damage: bytes | None) -> None:
+    verify.verify(**TINY)  # type: ignore[arg-type]
+    (file,) = (tmp_path / "evalengine").iterdir()
+    if damage is None:  # edited by hand: the drop is gone
+        content = json.loads(file.read_text())
+        content["verdict"]["dropped"] = []
+        damage = json.dumps(content).encode()
+    file.write_bytes(damage)
+    assert not verify.verify(**TINY)["cached"] and verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert not verify.verify(**TINY)["cached"] and not verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_a_real_model_on_this_gpu() -> None:
+    shape = {**TINY, "hidden_size": 1024, "intermediate_size": 3072, "num_heads": 16, "num_kv_heads": 8}
+    shape |= {"head_dim": 128, "vocab_size": 151936, "dtype": torch.bfloat16}
+    verdict = verify.verify(**shape, page_sizes=(16, 64))  # type: ignore[arg-type]
+    assert not verdict["dropped"] and not verdict["failed"] and verdict["schedules"] > 5

@@ -1,0 +1,184 @@
+"""Attention through flash-attn: how it is called (against a double of the package), and what it gives (on a GPU)."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.kernels import reference
+from evalengine.layers import attention_backends, flash_attention
+from evalengine.layers.metadata import AttentionMetadata
+from tests.bitwise import assert_bitwise_equal
+from tests.unit.flash_attn_double import FlashAttnDouble
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+# (new tokens, tokens): decodes come first
+DECODES = [(1, 1), (1, 255), (1, 256), (1, 257)]
+PREFILLS = [(1, 1), (256, 256), (257, 257)]  # a first sequence of one row is a decode
+CHUNKS = [(17, 300), (2, 2), (3, 515)]  # a chunk's start inside a page, at a page's start, in the third page
+PREFIXED = [(44, 300), (5, 261)]  # behind a cached prefix of 256 tokens
+BATCHES = {
+    "decode": DECODES,
+    "prefill": PREFILLS,
+    "prefill alone": [(3, 3)],
+    "chunked": CHUNKS,
+    "prefix-cached": PREFIXED,
+    "mixed": [*DECODES, *CHUNKS, *PREFIXED, (1, 77)],
+    "a sequence without rows": [(1, 9), (0, 5), (1, 8)],
+}
+
+
+def batch(
+    lens: list[tuple[int, int]],
+    dtype: torch.dtype = torch.bfloat16,
+    heads: tuple[int, int] = (6, 2),
+    head_dim: int = 24,
+    block_size: int = 256,
+    device: torch.device = CPU,
+) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata]:
+    """q, the two pools (layers of one tensor, NaN where no token lies) and the metadata, pages in shuffled order."""
+    generator = torch.Generator().manual_seed(7)
+    counts = [-(-length // block_size) for _, length in lens]
+    order = torch.randperm(sum(counts) + 2, generator=generator).tolist()
+    pages = [[order.pop() for _ in range(count)] for count in counts]
+    pools = torch.full((2, sum(counts) + 2, block_size, heads[1], head_dim), float("nan"))
+    for table, (_, length) in zip(pages, lens, strict=True):
+        slots = torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(length)])
+        pools.flatten(1, 2)[:, slots] = torch.randn(2, length, heads[1], head_dim, generator=generator)
+    q = torch.randn(sum(n for n, _ in lens), heads[0], head_dim, generator=generator)
+    k_cache, v_cache = pools.to(device, dtype)
+    metadata = AttentionMetadata.build([n for n, _ in lens], [n for _, n in lens], pages, block_size, device)
+    return q.to(device, dtype), k_cache, v_cache, metadata
+
+
+def truth(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    tensors = (x.cpu() for x in (q, k_cache, v_cache, metadata.block_table))
+    return reference.paged_attention(*tensors, metadata.query_lens, metadata.kv_lens, scale)
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> FlashAttnDouble:
+    double = FlashAttnDouble()
+    monkeypatch.setattr(flash_attention, "package", lambda: double)
+    return double
+
+
+# -- the calls -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [256, 512])
+@pytest.mark.parametrize("name", BATCHES)
+def test_calls_keep_to_the_package_and_give_the_rows_in_order(
+    name: str, block_size: int, double: FlashAttnDouble
+) -> None:
+    q, k_cache, v_cache, metadata = batch(BATCHES[name], block_size=block_size)
+    output = flash_attention.paged_attention(q, k_cache, v_cache, metadata, 0.17)
+    assert_bitwise_equal(output, truth(q, k_cache, v_cache, metadata, 0.17).to(q.dtype))
+    decodes = metadata.num_decodes
+    expected = [("flash_attn_with_kvcache", (decodes, 1, *q.shape[1:]))] if decodes else []
+    if decodes < len(metadata.query_lens):
+        expected.append(("flash_attn_varlen_func", (len(q) - decodes, *q.shape[1:])))
+    assert [call[:2] for call in double.calls] == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_q_may_be_a_view_of_qkv(dtype: torch.dtype, double: FlashAttnDouble) -> None:
+    q, k_cache, v_cache, metadata = batch(BATCHES["mixed"], dtype)
+    view = torch.cat((q, q), dim=1)[:, : q.shape[1]]
+    assert not view.is_contiguous()
+    outputs = [flash_attention.paged_attention(x, k_cache, v_cache, metadata, 0.17) for x in (q, view)]
+    assert_bitwise_equal(outputs[1], outputs[0])
+
+
+def test_running_lengths_are_made_once_a_step(double: FlashAttnDouble) -> None:
+    q, k_cache, v_cache, metadata = batch(CHUNKS)
+    for _layer in range(3):
+        flash_attention.paged_attention(q, k_cache, v_cache, metadata, 0.17)
+    assert len(double.calls) == 3 and all(call[2] is double.calls[0][2] for call in double.calls)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"block_size": 64}, "divisible by 256"),
+        ({"dtype": torch.float32}, "only support fp16 and bf16"),
+        ({"head_dim": 20}, "multiple of 8"),
+        ({"head_dim": 264}, "at most 256"),
+    ],
+)
+@pytest.mark.parametrize("name", ["decode", "chunked"])
+def test_the_double_refuses_what_the_package_refuses(
+    name: str, changes: dict, words: str, double: FlashAttnDouble
+) -> None:
+    q, k_cache, v_cache, metadata = batch(BATCHES[name], **changes)
+    with pytest.raises(RuntimeError, match=words):
+        flash_attention.paged_attention(q, k_cache, v_cache, metadata, 0.17)
+    # and each of them is found at start
+    dtype, head_dim, block_size = q.dtype, q.shape[-1], k_cache.shape[1]
+    assert len(flash_attention.shape_problems(dtype, head_dim, block_size)) == 1
+    assert attention_backends.attention_function("flash_attn") is flash_attention.paged_attention
+
+
+# -- the package -----------------------------------------------------------------------------------------------------
+
+
+def test_an_absent_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise ModuleNotFoundError("No module named 'flash_attn'", name="flash_attn")
+
+    def broken() -> None:
+        raise ImportError("undefined symbol: _ZN3c10")
+
+    old = types.SimpleNamespace(flash_attn_varlen_func=lambda q, k, v: q, flash_attn_with_kvcache=lambda q: q)
+    for package, words in (
+        (absent, "the flash-attn package is not installed: pip install 'evalengine[flash]'"),
+        (broken, "cannot be imported (undefined symbol: _ZN3c10): pip install 'evalengine[flash]'"),
+        (lambda: types.SimpleNamespace(), "cannot be imported"),
+        (lambda: old, "too old to read a paged KV cache: pip install 'evalengine[flash]'"),
+    ):
+        monkeypatch.setattr(flash_attention, "package", package)
+        (problem,) = flash_attention.installation_problems()
+        assert words in problem
+    monkeypatch.setattr(flash_attention, "package", FlashAttnDouble)
+    assert flash_attention.installation_problems() == []
+
+
+@pytest.fixture
+def installed() -> None:
+    if flash_attention.installation_problems():
+        pytest.skip("needs flash-attn")
+
+
+@pytest.mark.gpu
+def test_the_double_has_the_packages_parameters(installed: None) -> None:
+    for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache"):
+        real, ours = (
+            [(p.name, p.default) for p in inspect.signature(getattr(owner, name)).parameters.values()]
+            for owner in (flash_attention.package(), FlashAttnDouble())
+        )
+        assert ours == real
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("heads", [(8, 2), (4, 4)])
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_package_is_within_rounding_of_float64(
+    name: str, heads: tuple[int, int], head_dim: int, installed: None
+) -> None:
+    """bfloat16: the weights and the output are rounded (2^-8 each, relative), the scores are float32's."""
+    q, k_cache, v_cache, metadata = batch(BATCHES[name], heads=heads, head_dim=head_dim, device=CUDA)
+    scale = head_dim**-0.5
+    error = flash_attention.paged_attention(q, k_cache, v_cache, metadata, scale).cpu().double() - truth(
+        q, k_cache, v_cache, metadata, scale
+    )
+    bound = 1.1 * 2**-7 * truth(q, k_cache, v_cache.abs(), metadata, scale)  # sum of weight * |v|
+    assert (error.abs() <= bound).all(), (error.abs() / bound).max()
+    # The same bound finds a wrong scale: it is not too wide to see a fault.
+    wrong = truth(q, k_cache, v_cache, metadata, scale * 1.1) - truth(q, k_cache, v_cache, metadata, scale)
+    assert len(q) < 4 or (wrong.abs() > bound).any()

@@ -1,0 +1,212 @@
+"""What a numerics level and an attention backend ask of the machine and the model: all of it found at start, at once.
+
+CUDA devices here are only said to exist: nothing runs on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from evalengine.compose import compose_jobs
+from evalengine.config import EngineConfig
+from evalengine.engine.settings import Settings, resolve_settings, settings_problems
+from evalengine.errors import ConfigError
+from evalengine.layers import attention_backends, flash_attention
+from evalengine.models.config import ModelSpec, from_hf
+from evalengine.records.manifest import run_id, run_identity
+from tests.unit.flash_attn_double import FlashAttnDouble
+
+SPEC = replace(from_hf(LlamaConfig(hidden_size=256, num_attention_heads=4)), dtype=torch.bfloat16)
+assert SPEC.head_dim == 64
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Says which device, and which packages, this machine has."""
+
+    def say(capability: tuple[int, int] | None = (9, 0), flash: bool = True, triton: bool = True) -> None:
+        def package() -> FlashAttnDouble:
+            if not flash:
+                raise ModuleNotFoundError("No module named 'flash_attn'", name="flash_attn")
+            return FlashAttnDouble()
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: int(capability is not None))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        monkeypatch.setattr(flash_attention, "package", package)
+        monkeypatch.setattr(attention_backends, "find_spec", lambda name: object() if triton else None)
+
+    return say
+
+
+def fast(spec: ModelSpec = SPEC, **engine: Any) -> Settings:
+    return resolve_settings(EngineConfig(**engine), False, "auto", spec)
+
+
+def problems(batch_invariant: bool, spec: ModelSpec | None = SPEC, numerics: str = "auto", **engine: Any) -> list[str]:
+    return list(settings_problems(EngineConfig(**engine), batch_invariant, numerics, spec))
+
+
+# -- fast ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("has", "engine", "spec", "backend", "block_size"),
+    [
+        ({}, {}, {}, "flash_attn", 256),
+        ({}, {"block_size": 512}, {}, "flash_attn", 512),
+        ({}, {"block_size": 64}, {}, "triton", 64),
+        ({}, {"block_size": 384}, {}, "triton", 384),
+        ({}, {}, {"dtype": torch.float16}, "flash_attn", 256),
+        ({}, {}, {"dtype": torch.float32}, "triton", 64),
+        ({}, {"dtype": "float32"}, {}, "triton", 64),
+        ({}, {}, {"head_dim": 52}, "triton", 64),
+        ({}, {}, {"head_dim": 264}, "sdpa", 64),
+        ({}, {}, {"head_dim": 8}, "flash_attn", 256),
+        ({"flash": False}, {}, {}, "triton", 64),
+        ({"flash": False}, {}, {"head_dim": 8}, "sdpa", 64),
+        ({"flash": False, "triton": False}, {}, {}, "sdpa", 64),
+        ({"triton": False}, {}, {}, "flash_attn", 256),
+        ({"capability": (7, 5)}, {}, {}, "sdpa", 64),
+        ({}, {"device": "cpu"}, {}, "sdpa", 64),
+        ({"capability": None}, {}, {}, "sdpa", 64),
+        ({}, {"attention_backend": "flash_attn"}, {}, "flash_attn", 256),
+        ({}, {"attention_backend": "triton"}, {}, "triton", 64),
+        ({}, {"attention_backend": "sdpa"}, {}, "sdpa", 64),
+    ],
+)
+def test_the_fastest_backend_that_serves(
+    has: dict, engine: dict, spec: dict, backend: str, block_size: int, machine: Any
+) -> None:
+    machine(**has)
+    settings = fast(replace(SPEC, **spec), **engine)
+    assert (settings.attention_backend, settings.block_size) == (backend, block_size)
+
+
+@pytest.mark.parametrize(
+    ("has", "engine", "spec", "words"),
+    [
+        ({"flash": False}, {"attention_backend": "flash_attn"}, {}, "pip install 'evalengine[flash]'"),
+        (
+            {},
+            {"attention_backend": "flash_attn", "block_size": 64},
+            {},
+            "engine.block_size=64; set engine.block_size=auto",
+        ),
+        ({}, {"attention_backend": "flash_attn", "dtype": "float32"}, {}, "this run's dtype is float32; take triton"),
+        ({}, {"attention_backend": "flash_attn"}, {"head_dim": 52}, "this model's is 52; take triton"),
+        ({}, {"attention_backend": "flash_attn"}, {"head_dim": 264}, "this model's is 264; take triton, or auto"),
+        ({"capability": (7, 5)}, {"attention_backend": "flash_attn"}, {}, "this device's is 7.5"),
+        ({}, {"attention_backend": "flash_attn", "device": "cpu"}, {}, "this run's device is cpu; take sdpa, or auto"),
+        ({}, {"attention_backend": "triton", "device": "cpu"}, {}, "this run's device is cpu; take sdpa, or auto"),
+        ({"triton": False}, {"attention_backend": "triton"}, {}, "pip install triton"),
+        ({}, {"attention_backend": "triton"}, {"head_dim": 8}, "even head_dim from 16 to 256, and this model's is 8"),
+    ],
+)
+def test_a_backend_that_cannot_serve_names_the_cure(
+    has: dict, engine: dict, spec: dict, words: str, machine: Any
+) -> None:
+    machine(**has)
+    (problem,) = problems(False, replace(SPEC, **spec), **engine)
+    assert problem.startswith(f"engine.attention_backend={engine['attention_backend']}: ") and words in problem
+
+
+def test_several_problems_are_listed_at_once(machine: Any) -> None:
+    machine(flash=False)
+    wrong = {"attention_backend": "flash_attn", "block_size": 100, "dtype": "float32", "max_model_len": 1 << 30}
+    with pytest.raises(ConfigError) as caught:
+        fast(replace(SPEC, head_dim=52), **wrong)
+    assert len(caught.value.problems) == 5
+    # without a model: only what does not depend on it
+    assert len(problems(False, None, attention_backend="flash_attn", block_size=100)) == 2
+
+
+def test_an_absent_device_is_named_once(machine: Any) -> None:
+    machine(capability=None)
+    (problem,) = problems(False, device="cuda", attention_backend="flash_attn")
+    assert "no usable CUDA device" in problem
+
+
+# -- native and exact ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("asked", ["auto", "triton"])
+def test_native_runs_on_cuda(asked: str, dtype: str, machine: Any) -> None:
+    machine(flash=False)
+    settings = resolve_settings(EngineConfig(attention_backend=asked, dtype=dtype), True, "auto", SPEC)
+    assert (settings.numerics, settings.attention_backend, settings.block_size) == ("native", "triton", 64)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_exact_has_its_own_attention(device: str, machine: Any) -> None:
+    machine()
+    settings = resolve_settings(EngineConfig(device=device), True, "exact", SPEC)
+    assert (settings.attention_backend, settings.block_size) == ("exact", 64)
+
+
+@pytest.mark.parametrize(
+    ("numerics", "device", "asked"),
+    [
+        ("auto", "cuda", "flash_attn"),
+        ("auto", "cuda", "sdpa"),
+        ("native", "cuda", "flash_attn"),
+        ("auto", "cpu", "flash_attn"),
+        ("exact", "cuda", "triton"),
+        ("exact", "cpu", "sdpa"),
+    ],
+)
+def test_an_invariant_run_has_no_choice_of_attention(numerics: str, device: str, asked: str, machine: Any) -> None:
+    machine()
+    (problem,) = problems(True, numerics=numerics, device=device, attention_backend=asked)
+    assert problem.startswith(f"engine.attention_backend={asked}: batch_invariant=true")
+    assert "leave engine.attention_backend at auto, or set batch_invariant=false" in problem
+
+
+@pytest.mark.parametrize(
+    ("has", "spec", "words"),
+    [
+        ({"capability": (7, 5)}, {}, "compute capability 8.0, Ampere, or later), and this device's is 7.5"),
+        ({"triton": False}, {}, "pip install triton"),
+        ({}, {"head_dim": 8}, "even head_dim from 16 to 256, and this model's is 8"),
+        ({}, {"head_dim": 288}, "this model's is 288"),
+        ({}, {"head_dim": 65}, "this model's is 65"),
+        ({}, {"dtype": torch.float64}, "this run's dtype is float64; set engine.dtype"),
+    ],
+)
+def test_native_refuses_what_it_does_not_cover(has: dict, spec: dict, words: str, machine: Any) -> None:
+    machine(**has)
+    (problem,) = problems(True, replace(SPEC, **spec))
+    assert problem.startswith("numerics=native: ") and words in problem
+
+
+def test_native_lists_everything_at_once(machine: Any) -> None:
+    machine(capability=(7, 0), triton=False)
+    found = problems(
+        True, replace(SPEC, head_dim=8, dtype=torch.float64), attention_backend="flash_attn", max_model_len=1 << 30
+    )
+    assert len(found) == 6
+    assert sum("batch_invariant=false" in problem for problem in found) == 4
+    with pytest.raises(ConfigError):
+        resolve_settings(EngineConfig(), True, "auto", SPEC)
+
+
+# -- the run's identity ----------------------------------------------------------------------------------------------
+
+
+def test_the_backend_is_part_of_a_fast_runs_identity_only() -> None:
+    (job,) = compose_jobs(["batch_invariant=false"])
+    (other,) = compose_jobs(["batch_invariant=false", "engine.attention_backend=sdpa"])
+    extra = dict.fromkeys(("weights", "tokenizer", "datasets", "prompts", "dtype"), "x")
+    flash, triton = ({**extra, "numerics": "fast", "attention_backend": name} for name in ("flash_attn", "triton"))
+    assert run_id(job.config, flash) != run_id(job.config, triton)
+    assert run_id(job.config, flash) == run_id(other.config, flash)  # resolved, whatever the setting said
+    with pytest.raises(AssertionError, match="attention_backend"):
+        run_identity(job.config, {**extra, "numerics": "fast"})
+    invariant = run_identity(other.config, {**extra, "numerics": "exact"})
+    assert "attention_backend" not in str(invariant)
