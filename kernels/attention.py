@@ -23,16 +23,17 @@ NaN, and 0 * NaN would reach the output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from evalengine.kernels.attention_decode import decode_kernel, merge_kernel, score_kernel, value_kernel
+from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.device_math import INTERPRETED
 from evalengine.kernels.launch import launch
 
@@ -45,241 +46,19 @@ SEARCH = 256  # sequences looked through at once for the one a tile belongs to
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the rows are tiled; changes no bit."""
+    """How the work is cut; changes no bit."""
 
     block_m: int  # query rows (token, head of the group) in a prefill tile
     num_warps: int
     num_stages: int
+    tma: bool = True  # prefill: KV blocks by tensor descriptor where page size and head_dim allow it
+    hopper: bool = False  # prefill by `attention_hopper`, where it covers the model; what is above is then its own
     decode_warps: int = 4
-    decode_stages: int = 3
-    tma: bool = True  # KV blocks by tensor descriptor where page size and head_dim allow it
-    hopper: bool = False  # prefill by `attention_hopper`, where it covers the model; block_m, num_* are its own
+    decode_stages: int = 2
+    by_block: int = 64  # up to so many (KV head, chunk, sequence) programs, decode works block by block
 
-
-REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, decode_stages=1, tma=False)
+REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, by_block=0)
 excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
-
-
-# -- the arithmetic --------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _online_step(q, k, v, visible, scale, m, l, acc, ones, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """One block: q [M, D], k [D, N], v [N, D], visible [M, N] (if MASKED) -> the chunk's new m, l, acc."""
-    d = tl.dot(q, k, input_precision=PRECISION)
-    if MASKED:
-        d = tl.where(visible, d, float("-inf"))
-    m_new = tl.maximum(m, tl.max(d, 1) * scale)
-    shift = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
-    p = tl.exp2(tl.fma(d, tl.zeros_like(d) + scale, tl.zeros_like(d) - shift[:, None]))
-    alpha = tl.exp2(m - shift)
-    p = p.to(v.dtype)
-    l = tl.dot(p, ones, l * alpha[:, None], input_precision=PRECISION)
-    acc = tl.dot(p, v, acc * alpha[:, None], input_precision=PRECISION)
-    return m_new, l, acc
-
-
-@triton.jit
-def _merge(m, l, acc, m_c, l_c, acc_c):
-    """A chunk's state into that of the chunks before it."""
-    m_new = tl.maximum(m, m_c)
-    shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-    a, b = tl.exp2(m - shift), tl.exp2(m_c - shift)
-    l = tl.fma(l, a, l_c * b)
-    acc = tl.fma(acc, tl.zeros_like(acc) + a[:, None], acc_c * b[:, None])
-    return m_new, l, acc
-
-
-@triton.jit
-def _normalized(acc, l):
-    """acc / l, -0 as +0; a row that saw nothing (l = 0: padding) gives 0."""
-    l = tl.where(l == 0.0, 1.0, l)
-    zero = tl.zeros_like(acc)
-    divisor = zero + l[:, None]
-    reciprocal = zero + tl.div_rn(tl.full(l.shape, 1.0, tl.float32), l)[:, None]
-    o = acc * reciprocal
-    return tl.fma(tl.fma(-o, divisor, acc), reciprocal, o) + 0.0
-
-
-@triton.jit
-def _slots(pages, n, length, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr):
-    """The pool's slots of KV positions n ... n + BLOCK_N: all [N], or for TMA the first, as a block lies in one page.
-
-    Positions past `length` get the sequence's last page: some slot, whose content is masked.
-    """
-    if TMA:
-        slot = tl.load(pages + tl.minimum(n, length - 1) // PAGE) * PAGE + n % PAGE
-    else:
-        position = tl.minimum(n + tl.arange(0, BLOCK_N), length - 1)
-        slot = tl.load(pages + position // PAGE).to(tl.int64) * PAGE + position % PAGE
-    return slot
-
-
-@triton.jit
-def _load_block(
-    k_src, v_src, slot, n, length, head, stride_slot, stride_head,
-    D: tl.constexpr, DP: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip
-    """KV positions n ... n + BLOCK_N of one head -> k [DP, N], v [N, DP]; TAIL: some may lie past `length`."""
-    if TMA:
-        k = k_src.load([slot, head * D]).T
-        v = v_src.load([slot, head * D])
-        if TAIL:
-            v = tl.where((n + tl.arange(0, BLOCK_N) < length)[:, None], v, 0.0)
-    else:
-        offset, column = slot * stride_slot + head * stride_head, tl.arange(0, DP)
-        real = column < D
-        k = tl.load(k_src + offset[None, :] + column[:, None], mask=real[:, None], other=0.0)
-        if TAIL:
-            inside = n + tl.arange(0, BLOCK_N) < length
-            v = tl.load(v_src + offset[:, None] + column[None, :], mask=inside[:, None] & real[None, :], other=0.0)
-        else:
-            v = tl.load(v_src + offset[:, None] + column[None, :], mask=real[None, :], other=0.0)
-    return k, v
-
-
-@triton.jit
-def _chunk(
-    q, k_src, v_src, pages, start, unmasked_end, end, q_position, length, head, scale, stride_slot, stride_head,
-    M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, KV: tl.constexpr,
-):  # fmt: skip
-    """Blocks of [start, end) from a fresh state: those below `unmasked_end` need no mask for any row of the tile."""
-    m = tl.full((M,), float("-inf"), tl.float32)
-    l = tl.zeros((M, 16), tl.float32)
-    acc = tl.zeros((M, DP), tl.float32)
-    ones = tl.full((BLOCK_N, 16), 1.0, KV)
-    # A block's slots are looked up one step ahead: a load that hangs on another load in the same step halves the depth
-    # of the pipeline.
-    slot = _slots(pages, start, length, PAGE, BLOCK_N, TMA)
-    for n in tl.range(start, tl.minimum(unmasked_end, end), BLOCK_N):
-        k, v = _load_block(k_src, v_src, slot, n, length, head, stride_slot, stride_head, D, DP, BLOCK_N, TMA, False)
-        slot = _slots(pages, n + BLOCK_N, length, PAGE, BLOCK_N, TMA)
-        m, l, acc = _online_step(q, k, v, q, scale, m, l, acc, ones, False, PRECISION)
-    for n in tl.range(tl.maximum(start, unmasked_end), end, BLOCK_N):
-        k, v = _load_block(k_src, v_src, slot, n, length, head, stride_slot, stride_head, D, DP, BLOCK_N, TMA, True)
-        slot = _slots(pages, n + BLOCK_N, length, PAGE, BLOCK_N, TMA)
-        visible = (n + tl.arange(0, BLOCK_N))[None, :] <= q_position[:, None]
-        m, l, acc = _online_step(q, k, v, visible, scale, m, l, acc, ones, True, PRECISION)
-    return m, tl.max(l, 1), acc
-
-
-# -- prefill: a tile of rows walks all its chunks -----------------------------------------------------------------------
-
-
-@triton.jit
-def _sequence_of(tile, cu_seqlens_q, num_seqs, G: tl.constexpr, M: tl.constexpr, STEP: tl.constexpr):
-    """The sequence whose tiles include `tile`: sequence s starts at tile (its first row) // M + s."""
-    base = tl.load(cu_seqlens_q)
-    count = 0
-    for first in range(0, num_seqs, STEP):
-        s = first + tl.arange(0, STEP)
-        row = (tl.load(cu_seqlens_q + s, mask=s < num_seqs, other=0) - base) * G
-        count += tl.sum(((row // M + s <= tile) & (s < num_seqs)).to(tl.int32), 0)
-    s = count - 1
-    return s, tile - ((tl.load(cu_seqlens_q + s) - base) * G // M + s)
-
-
-@triton.jit(do_not_specialize=["num_seqs"])
-def _prefill_kernel(
-    q_ptr, k_src, v_src, o_ptr, block_table, cu_seqlens_q, seqlens_k, num_seqs, scale,
-    stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
-    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
-    BLOCK_N: tl.constexpr, M: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """Program (tile, KV head): M rows (token, head of the group) of one sequence. The longest rows come first."""
-    s, tile = _sequence_of(tl.num_programs(0) - 1 - tl.program_id(0), cu_seqlens_q, num_seqs, G, M, STEP)
-    head = tl.program_id(1)
-    first_row = tl.load(cu_seqlens_q + s)
-    queries = tl.load(cu_seqlens_q + s + 1) - first_row
-    length = tl.load(seqlens_k + s)
-    if tile * M >= queries * G:
-        return
-    r = tile * M + tl.arange(0, M)
-    token, q_head = r // G, head * G + r % G
-    column = tl.arange(0, DP)
-    real = (token < queries)[:, None] & (column < D)[None, :]
-    row = (first_row + token).to(tl.int64)[:, None]
-    q = tl.load(q_ptr + row * stride_qt + q_head[:, None] * stride_qh + column[None, :], mask=real, other=0.0)
-    q_position = length - queries + token
-    pages = block_table + s.to(tl.int64) * stride_bt
-    end = tl.minimum(length, length - queries + (tile * M + M - 1) // G + 1)
-    unmasked_end = (length - queries + tile * M // G + 1) // BLOCK_N * BLOCK_N
-    KV: tl.constexpr = q_ptr.dtype.element_ty
-    m, l, acc = _chunk(q, k_src, v_src, pages, 0, unmasked_end, tl.minimum(CHUNK_N, end), q_position, length, head, scale,
-                       stride_slot, stride_head, M, D, DP, PAGE, BLOCK_N, TMA, PRECISION, KV)  # fmt: skip
-    for start in range(CHUNK_N, end, CHUNK_N):
-        m_c, l_c, acc_c = _chunk(q, k_src, v_src, pages, start, unmasked_end, tl.minimum(start + CHUNK_N, end),
-                                 q_position, length, head, scale, stride_slot, stride_head,
-                                 M, D, DP, PAGE, BLOCK_N, TMA, PRECISION, KV)  # fmt: skip
-        m, l, acc = _merge(m, l, acc, m_c, l_c, acc_c)
-    o = _normalized(acc, l).to(o_ptr.dtype.element_ty)
-    tl.store(o_ptr + row * stride_ot + q_head[:, None] * stride_oh + column[None, :], o, mask=real)
-
-
-# -- decode: one row a sequence; its chunks in parallel, then merged in order -------------------------------------------
-
-
-@triton.jit
-def _decode_kernel(
-    q_ptr, k_src, v_src, o_ptr, m_ptr, l_ptr, acc_ptr, block_table, seqlens_k, scale,
-    stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
-    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
-    BLOCK_N: tl.constexpr, M: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
-    """Program (KV head, chunk, sequence): the G rows that share the head, over one chunk.
-
-    SPLIT: the state goes to m, l [S, Hkv, chunks, G] and acc [S, Hkv, chunks, G, DP]; else there is one chunk, and the
-    result is final (merging it into the fresh state would change nothing: a = 0, b = 1).
-    """
-    head, chunk, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(seqlens_k + s)
-    start = chunk * CHUNK_N
-    if start >= length:
-        return
-    r, column = tl.arange(0, M), tl.arange(0, DP)
-    real = (r < G)[:, None] & (column < D)[None, :]
-    row = s.to(tl.int64)
-    q_head = head * G + r
-    q = tl.load(q_ptr + row * stride_qt + q_head[:, None] * stride_qh + column[None, :], mask=real, other=0.0)
-    q_position = tl.zeros((M,), tl.int32) + length - 1
-    KV: tl.constexpr = q_ptr.dtype.element_ty
-    m, l, acc = _chunk(q, k_src, v_src, block_table + row * stride_bt, start, length // BLOCK_N * BLOCK_N,
-                       tl.minimum(start + CHUNK_N, length), q_position, length, head, scale, stride_slot, stride_head,
-                       M, D, DP, PAGE, BLOCK_N, TMA, PRECISION, KV)  # fmt: skip
-    if SPLIT:
-        state = ((row * tl.num_programs(0) + head) * tl.num_programs(1) + chunk) * G + r
-        tl.store(m_ptr + state, m, mask=r < G)
-        tl.store(l_ptr + state, l, mask=r < G)
-        tl.store(acc_ptr + state[:, None] * DP + column[None, :], acc, mask=(r < G)[:, None])
-    else:
-        o = _normalized(acc, l).to(o_ptr.dtype.element_ty)
-        tl.store(o_ptr + row * stride_ot + q_head[:, None] * stride_oh + column[None, :], o, mask=real)
-
-
-@triton.jit(do_not_specialize=["max_chunks"])
-def _merge_kernel(
-    m_ptr, l_ptr, acc_ptr, o_ptr, seqlens_k, max_chunks, stride_ot, stride_oh,
-    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK_N: tl.constexpr,
-):  # fmt: skip
-    """Program (query head, sequence): its chunks' states, left to right. The loads of eight chunks are in flight."""
-    q_head, s = tl.program_id(0), tl.program_id(1)
-    head, g = q_head // G, q_head % G
-    row = s.to(tl.int64)
-    first = (row * (tl.num_programs(0) // G) + head) * max_chunks
-    column = tl.arange(0, DP)[None, :]
-    m = tl.full((1,), float("-inf"), tl.float32)
-    l = tl.zeros((1,), tl.float32)
-    acc = tl.zeros((1, DP), tl.float32)
-    for chunk in tl.range(0, tl.cdiv(tl.load(seqlens_k + s), CHUNK_N), loop_unroll_factor=8):
-        state = (first + chunk) * G + g + tl.arange(0, 1)
-        acc_c = tl.load(acc_ptr + state[:, None] * DP + column)
-        m, l, acc = _merge(m, l, acc, tl.load(m_ptr + state), tl.load(l_ptr + state), acc_c)
-    o = _normalized(acc, l).to(o_ptr.dtype.element_ty)
-    tl.store(o_ptr + row * stride_ot + q_head * stride_oh + column, o, mask=column < D)
-
-
-# -- the host side ------------------------------------------------------------------------------------------------------
 
 
 def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int) -> Schedule:
@@ -293,9 +72,9 @@ def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence:
 @cache
 def _choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int) -> Schedule:
     if dtype == torch.float32:  # FMA units: tiles are bound by registers and shared memory
-        return Schedule(block_m=16, num_warps=4, num_stages=1, decode_stages=1, tma=False)
+        return Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1)
     if head_dim > 128:
-        return Schedule(block_m=64, num_warps=8, num_stages=2, decode_stages=2)
+        return Schedule(block_m=64, num_warps=8, num_stages=2)
     if rows_per_sequence <= 32:
         return Schedule(block_m=rows_per_sequence, num_warps=4, num_stages=3)
     return Schedule(block_m=128, num_warps=8, num_stages=3, hopper=_hopper_covers(dtype, head_dim, page_size))
@@ -314,7 +93,8 @@ def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int) -> bool:
 def schedules(head_dim: int, page_size: int, dtype: torch.dtype) -> list[Schedule]:
     """Every schedule that `choose` may return for a model, first `REFERENCE`: what is to be proved equal."""
     chosen = [_choose(head_dim, dtype, page_size, rows) for rows in (16, 32, 64)]
-    return list(dict.fromkeys([REFERENCE, *chosen]))
+    decodes = [replace(schedule, by_block=n) for schedule in chosen for n in (0, 1 << 30)]
+    return list(dict.fromkeys([REFERENCE, *chosen, *decodes]))
 
 
 class RaggedBatch(Protocol):
@@ -377,6 +157,7 @@ class _Call:
         self.page, self.kv_heads, self.head_dim = k_cache.shape[1:]
         self.group = q.shape[1] // self.kv_heads
         self.padded = max(16, triton.next_power_of_2(self.head_dim))
+        self.rows = max(16, triton.next_power_of_2(self.group))  # of a decode's tile
         self.scale = scale * LOG2_E  # a Python float: rounded to float32 once, as the kernel's argument
         self.in_blocks = self.page % BLOCK == 0 and self.padded == self.head_dim and k_cache.is_contiguous()
         self.strides = (
@@ -394,9 +175,10 @@ class _Call:
             )
             return
         rows, num_seqs = schedule.block_m, len(batch.query_lens) - first
-        k, v, tma = self._kv(schedule)
+        tma = schedule.tma and self.in_blocks
+        k, v = (_descriptor(cache) if tma else cache for cache in (self.k_cache, self.v_cache))
         launch(
-            _prefill_kernel,
+            prefill_kernel,
             (tokens * self.group // rows + num_seqs, self.kv_heads, 1),
             (self.q, k, v, self.out, batch.block_table[first:], batch.cu_seqlens_q[first:], batch.seqlens_k[first:],
              num_seqs, self.scale, *self.strides),
@@ -410,28 +192,49 @@ class _Call:
         states = num_seqs * self.kv_heads * chunks * self.group if chunks > 1 else 0
         state = torch.empty(states * (2 + self.padded), dtype=torch.float32, device=self.q.device)
         acc, m, l = state, state[states * self.padded :], state[states * (self.padded + 1) :]  # acc's rows stay aligned
-        rows = max(16, triton.next_power_of_2(self.group))
-        k, v, tma = self._kv(schedule)
-        launch(
-            _decode_kernel,
-            (self.kv_heads, chunks, num_seqs),
-            (self.q, k, v, self.out, m, l, acc, batch.block_table, batch.seqlens_k, self.scale, *self.strides),
-            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, rows, tma, PRECISION, chunks > 1),
-            schedule.decode_warps, schedule.decode_stages,
-        )  # fmt: skip
+        if num_seqs * self.kv_heads * chunks <= schedule.by_block:
+            self._by_block(schedule, m, l, acc, chunks)
+        else:
+            launch(
+                decode_kernel,
+                (self.kv_heads, chunks, num_seqs),
+                (self.q, self.k_cache, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k, self.scale,
+                 *self.strides),
+                (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1),
+                schedule.decode_warps, schedule.decode_stages,
+            )  # fmt: skip
         if chunks > 1:
             launch(
-                _merge_kernel,
+                merge_kernel,
                 (self.q.shape[1], num_seqs, 1),
                 (m, l, acc, self.out, batch.seqlens_k, chunks, self.out.stride(0), self.out.stride(1)),
                 (self.group, self.head_dim, self.padded, CHUNK),
                 1, 1,
             )  # fmt: skip
 
-    def _kv(self, schedule: Schedule) -> tuple[Tensor | TensorDescriptor, Tensor | TensorDescriptor, bool]:
-        if schedule.tma and self.in_blocks:
-            return _descriptor(self.k_cache), _descriptor(self.v_cache), True
-        return self.k_cache, self.v_cache, False
+    def _by_block(self, schedule: Schedule, m: Tensor, l: Tensor, acc: Tensor, chunks: int) -> None:
+        batch, num_seqs = self.batch, self.batch.num_decodes
+        blocks = -(-batch.max_decode_kv_len // BLOCK)
+        tops = num_seqs * self.kv_heads * blocks * self.group
+        state = torch.empty(tops * (1 + BLOCK), dtype=torch.float32, device=self.q.device)
+        d, top = state, state[tops * BLOCK :]
+        stride_qt, stride_qh, stride_ot, stride_oh, *kv_strides = self.strides
+        launch(
+            score_kernel,
+            (self.kv_heads, blocks, num_seqs),
+            (self.q, self.k_cache, d, top, batch.block_table, batch.seqlens_k, stride_qt, stride_qh, *kv_strides),
+            (self.group, self.head_dim, self.padded, self.page, BLOCK, self.rows, PRECISION),
+            schedule.decode_warps, 1,
+        )  # fmt: skip
+        columns = min(32, self.padded)
+        launch(
+            value_kernel,
+            (self.kv_heads * self.padded // columns, chunks, num_seqs),
+            (d, top, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k, blocks, self.scale,
+             stride_ot, stride_oh, *kv_strides),
+            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1, columns),
+            schedule.decode_warps, 4,
+        )  # fmt: skip
 
 
 def _descriptor(cache: Tensor) -> TensorDescriptor:

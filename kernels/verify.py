@@ -108,6 +108,8 @@ def verify(
             module = MODULES[drop["kernel"]]
             module.excluded.add(module.Schedule(**drop["schedule"]))
         return {**known, "cached": True, "seconds": time.perf_counter() - started}
+    if device.type == "cuda":
+        logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s", key["shapes"])
     verdict = Verdict()
     query, key_value = num_heads * head_dim, num_kv_heads * head_dim
     layers = [
@@ -157,16 +159,14 @@ def verify_matmul(
 def _chosen(a: Tensor, n: int, out_dtype: torch.dtype, max_rows: int) -> dict[Any, int]:
     """Schedule -> rows of the largest bucket that it is chosen for, made odd; a [M, K].
 
-    Operands that do not qualify for tensor descriptors (an unaligned view) are met on any GPU, those that do only
-    where `matmul` makes them.
+    As the engine's layers call it: with tensor descriptors wherever `matmul` makes them.
     """
     gpu = matmul._gpu(a.get_device())
     k = a.shape[1]
     aligned = gpu.descriptors and a.dtype != torch.float32 and k % 8 == 0 and n * out_dtype.itemsize % 16 == 0
     chosen = {}
     for bucket in BUCKETS:
-        for tma_ok in (True, False) if aligned else (False,):
-            chosen[matmul.choose(gpu.name, a.dtype, bucket, n, k, tma_ok)] = min(max(1, bucket - 1), max_rows)
+        chosen[matmul.choose(gpu.name, a.dtype, bucket, n, k, aligned)] = min(max(1, bucket - 1), max_rows)
     return chosen
 
 

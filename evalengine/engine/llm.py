@@ -93,7 +93,17 @@ class LLM:
         """Weights, then a KV pool in what memory they leave."""
         settings = self.settings
         ops = create_ops(settings.numerics, settings.dtype, settings.device, settings.attention_backend)
-        self._build(load_model(self.checkpoint, ops, settings.max_model_len), ops)
+        model, spec = load_model(self.checkpoint, ops, settings.max_model_len), self.spec
+        self.kernels_verdict = ops.verify_kernels(
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            vocab_size=spec.vocab_size,
+            block_size=settings.block_size,
+        )
+        self._build(model, ops)
 
     def _build(self, model: DecoderForCausalLM, ops: Ops) -> None:
         settings = self.settings

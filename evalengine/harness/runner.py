@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 import evalengine
@@ -106,6 +107,8 @@ def _facts(config: Config, plan: Plan, llm: LLM) -> _Facts:
     }
     if llm.settings.numerics == "fast":
         extra["attention_backend"] = llm.settings.attention_backend
+    if llm.settings.numerics == "native":  # its promise: one GPU architecture
+        extra["gpu_architecture"] = "sm_{}{}".format(*torch.cuda.get_device_capability(llm.settings.device))
     return _Facts(run_id(config, extra), run_identity(config, extra), datasets)
 
 
@@ -179,7 +182,7 @@ def _engine_facts(llm: LLM) -> dict[str, Any]:
         "num_kv_blocks": llm.num_kv_blocks,
         "num_threads": llm.settings.num_threads,
     }
-    return {**asdict(llm.config), **resolved, "stats": asdict(llm.stats)}
+    return {**asdict(llm.config), **resolved, "kernels": llm.kernels_verdict, "stats": asdict(llm.stats)}
 
 
 def _counts(plan: Plan, rows: Sequence[RequestRecord], ran: set[RecordKey]) -> RunCounts:

@@ -6,10 +6,13 @@ else is what `fast` uses too (`CudaOps`). Every schedule gives the same bits, so
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from evalengine.kernels import matmul
+from evalengine.errors import EvalEngineError
+from evalengine.kernels import matmul, verify
 from evalengine.layers.cuda import CudaOps, paged_attention
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import PreparedWeight
@@ -19,6 +22,15 @@ class NativeOps(CudaOps):
     """Weights stay as loaded."""
 
     name = "native"
+
+    def verify_kernels(self, *, block_size: int, **shapes: int) -> dict[str, Any]:
+        verdict = verify.verify(dtype=self.dtype, device=self.device, page_sizes=(block_size,), **shapes)
+        if verdict["failed"]:
+            raise EvalEngineError(
+                f"numerics=native cannot keep its promise on this GPU: {'; '.join(verdict['failed'])}. "
+                "Use numerics=exact, and report this with the output of `python -m evalengine verify kernels`"
+            )
+        return verdict
 
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         return weight.detach()

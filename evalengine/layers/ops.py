@@ -38,6 +38,21 @@ class Ops(ABC):
         """Of the residual stream and of every op's output (exact: float32)."""
         return self.dtype
 
+    def verify_kernels(
+        self,
+        *,
+        hidden_size: int,
+        intermediate_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        vocab_size: int,
+        block_size: int,
+    ) -> dict[str, Any] | None:
+        """Whether the kernels' free schedules agree on this device, for a model's shapes: the verdict as plain JSON
+        values, or None where nothing is free. Raises `EvalEngineError` where the level cannot keep its promise."""
+        return None
+
     @abstractmethod
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         """[N, K] in `dtype` -> whatever this level multiplies with; called once, after loading."""

@@ -1,0 +1,158 @@
+"""`native` decode: one row a sequence. Chunks in parallel, then merged in order; or blocks in parallel, then chunks.
+
+    S sequences, G query heads a KV head, M >= G rows of a tile, D head_dim, DP padded, N = BLOCK, C chunks a sequence.
+
+Where there are few (KV head, chunk, sequence) programs for the GPU, a chunk's sixteen blocks one after another on one
+SM are slow (18 us for one sequence of 1,024 tokens). Then the scores and their blocks' maxima are made first, all
+blocks at once; with them every block's running maximum is known, and a program a slice of D does the rest. The same
+numbers are added in the same order, so the bytes are the same.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from evalengine.kernels.attention_parts import merge, normalized, reduce_chunk, slots
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, m_ptr, l_ptr, acc_ptr, block_table, seqlens_k, scale,
+    stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Program (KV head, chunk, sequence): the G rows that share the head, over one chunk.
+
+    SPLIT: the state goes to m, l [S, Hkv, C, G] and acc [S, Hkv, C, G, DP]; else there is one chunk, and the result is
+    final (merging it into the fresh state would change nothing: a = 0, b = 1).
+    """
+    head, chunk, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(seqlens_k + s)
+    start = chunk * CHUNK_N
+    if start >= length:
+        return
+    r, column = tl.arange(0, M), tl.arange(0, DP)
+    real = (r < G)[:, None] & (column < D)[None, :]
+    row = s.to(tl.int64)
+    q_head = head * G + r
+    q = tl.load(q_ptr + row * stride_qt + q_head[:, None] * stride_qh + column[None, :], mask=real, other=0.0)
+    q_position = tl.zeros((M,), tl.int32) + length - 1
+    KV: tl.constexpr = q_ptr.dtype.element_ty
+    m, l, acc = reduce_chunk(
+        q, k_ptr, v_ptr, block_table + row * stride_bt, start, length // BLOCK_N * BLOCK_N,
+        tl.minimum(start + CHUNK_N, length), q_position, length, head, scale, stride_slot, stride_head,
+        M, D, DP, PAGE, BLOCK_N, False, PRECISION, KV,
+    )  # fmt: skip
+    if SPLIT:
+        state = ((row * tl.num_programs(0) + head) * tl.num_programs(1) + chunk) * G + r
+        tl.store(m_ptr + state, m, mask=r < G)
+        tl.store(l_ptr + state, l, mask=r < G)
+        tl.store(acc_ptr + state[:, None] * DP + column[None, :], acc, mask=(r < G)[:, None])
+    else:
+        o = normalized(acc, l).to(o_ptr.dtype.element_ty)
+        tl.store(o_ptr + row * stride_ot + q_head[:, None] * stride_oh + column[None, :], o, mask=real)
+
+
+@triton.jit
+def score_kernel(
+    q_ptr, k_ptr, d_ptr, top_ptr, block_table, seqlens_k,
+    stride_qt, stride_qh, stride_slot, stride_head, stride_bt,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (KV head, block, sequence): one block's d to [S, Hkv, blocks, G, N], its rows' maxima to the same
+    without N. Positions past the end are -inf."""
+    head, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(seqlens_k + s)
+    n = block * BLOCK_N
+    if n >= length:
+        return
+    r, column, key = tl.arange(0, M), tl.arange(0, DP), tl.arange(0, BLOCK_N)
+    row = s.to(tl.int64)
+    real = (r < G)[:, None] & (column < D)[None, :]
+    q = tl.load(q_ptr + row * stride_qt + (head * G + r)[:, None] * stride_qh + column[None, :], mask=real, other=0.0)
+    slot = slots(block_table + row * stride_bt, n, length, PAGE, BLOCK_N, False)
+    k_at = k_ptr + slot[None, :] * stride_slot + head * stride_head + column[:, None]
+    d = tl.dot(q, tl.load(k_at, mask=(column < D)[:, None], other=0.0), input_precision=PRECISION)
+    d = tl.where((n + key < length)[None, :], d, float("-inf"))
+    state = ((row * tl.num_programs(0) + head) * tl.num_programs(1) + block) * G + r
+    tl.store(top_ptr + state, tl.max(d, 1), mask=r < G)
+    tl.store(d_ptr + state[:, None] * BLOCK_N + key[None, :], d, mask=(r < G)[:, None])
+
+
+@triton.jit(do_not_specialize=["max_blocks"])
+def value_kernel(
+    d_ptr, top_ptr, v_ptr, o_ptr, m_ptr, l_ptr, acc_ptr, block_table, seqlens_k, max_blocks, scale,
+    stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, SLICE: tl.constexpr,
+):  # fmt: skip
+    """Program (KV head and slice of D, chunk, sequence): `online_step` of the chunk's blocks, d and its maxima given.
+
+    Where the results go: see `decode_kernel`.
+    """
+    slices: tl.constexpr = DP // SLICE
+    head, part = tl.program_id(0) // slices, tl.program_id(0) % slices
+    chunk, s = tl.program_id(1), tl.program_id(2)
+    length = tl.load(seqlens_k + s)
+    start = chunk * CHUNK_N
+    if start >= length:
+        return
+    heads = tl.num_programs(0) // slices
+    row = s.to(tl.int64)
+    r, key, column = tl.arange(0, M), tl.arange(0, BLOCK_N), part * SLICE + tl.arange(0, SLICE)
+    KV: tl.constexpr = v_ptr.dtype.element_ty
+    ones = tl.full((BLOCK_N, 16), 1.0, KV)
+    m = tl.full((M,), float("-inf"), tl.float32)
+    l = tl.zeros((M, 16), tl.float32)
+    acc = tl.zeros((M, SLICE), tl.float32)
+    pages = block_table + row * stride_bt
+    state = ((row * heads + head) * max_blocks + start // BLOCK_N) * G + r
+    slot = slots(pages, start, length, PAGE, BLOCK_N, False)
+    for n in tl.range(start, tl.minimum(start + CHUNK_N, length), BLOCK_N):
+        d = tl.load(d_ptr + state[:, None] * BLOCK_N + key[None, :], mask=(r < G)[:, None], other=0.0)
+        top = tl.load(top_ptr + state, mask=r < G, other=0.0)
+        inside = (n + key < length)[:, None] & (column < D)[None, :]
+        v = tl.load(v_ptr + slot[:, None] * stride_slot + head * stride_head + column[None, :], mask=inside, other=0.0)
+        slot = slots(pages, n + BLOCK_N, length, PAGE, BLOCK_N, False)
+        state += G
+        m_new = tl.maximum(m, top * scale)
+        p = tl.exp2(tl.fma(d, tl.zeros_like(d) + scale, tl.zeros_like(d) - m_new[:, None])).to(KV)
+        alpha = tl.exp2(m - m_new)
+        l = tl.dot(p, ones, l * alpha[:, None], input_precision=PRECISION)
+        acc = tl.dot(p, v, acc * alpha[:, None], input_precision=PRECISION)
+        m = m_new
+    norm = tl.max(l, 1)
+    if SPLIT:
+        state = ((row * heads + head) * tl.num_programs(1) + chunk) * G + r
+        tl.store(m_ptr + state, m, mask=(r < G) & (part == 0))
+        tl.store(l_ptr + state, norm, mask=(r < G) & (part == 0))
+        tl.store(acc_ptr + state[:, None] * DP + column[None, :], acc, mask=(r < G)[:, None])
+    else:
+        o = normalized(acc, norm).to(o_ptr.dtype.element_ty)
+        o_at = o_ptr + row * stride_ot + (head * G + r)[:, None] * stride_oh + column[None, :]
+        tl.store(o_at, o, mask=(r < G)[:, None] & (column < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["max_chunks"])
+def merge_kernel(
+    m_ptr, l_ptr, acc_ptr, o_ptr, seqlens_k, max_chunks, stride_ot, stride_oh,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK_N: tl.constexpr,
+):  # fmt: skip
+    """Program (query head, sequence): its chunks' states, left to right. The loads of eight chunks are in flight."""
+    q_head, s = tl.program_id(0), tl.program_id(1)
+    head, g = q_head // G, q_head % G
+    row = s.to(tl.int64)
+    first = (row * (tl.num_programs(0) // G) + head) * max_chunks
+    column = tl.arange(0, DP)[None, :]
+    m = tl.full((1,), float("-inf"), tl.float32)
+    l = tl.zeros((1,), tl.float32)
+    acc = tl.zeros((1, DP), tl.float32)
+    for chunk in tl.range(0, tl.cdiv(tl.load(seqlens_k + s), CHUNK_N), loop_unroll_factor=8):
+        state = (first + chunk) * G + g + tl.arange(0, 1)
+        acc_c = tl.load(acc_ptr + state[:, None] * DP + column)
+        m, l, acc = merge(m, l, acc, tl.load(m_ptr + state), tl.load(l_ptr + state), acc_c)
+    o = normalized(acc, l).to(o_ptr.dtype.element_ty)
+    tl.store(o_ptr + row * stride_ot + q_head * stride_oh + column, o, mask=column < D)
