@@ -198,8 +198,8 @@ class _Call:
             launch(
                 decode_kernel,
                 (self.kv_heads, chunks, num_seqs),
-                (self.q, self.k_cache, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k, self.scale,
-                 *self.strides),
+                (self.q, self.k_cache, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k,
+                 self.scale, *self.strides),
                 (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1),
                 schedule.decode_warps, schedule.decode_stages,
             )  # fmt: skip
@@ -232,7 +232,8 @@ class _Call:
             (self.kv_heads * self.padded // columns, chunks, num_seqs),
             (d, top, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k, blocks, self.scale,
              stride_ot, stride_oh, *kv_strides),
-            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1, columns),
+            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1,
+             columns),
             schedule.decode_warps, 4,
         )  # fmt: skip
 

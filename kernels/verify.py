@@ -10,8 +10,11 @@ back on (a fused kernel against its parts, decode against prefill) is `failed`: 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from types import ModuleType
@@ -149,8 +152,10 @@ def verify_matmul(
         random = _Random(dtype, device)
         a, weight = random(max_rows, k), random(n, k)
         product = partial(matmul.matmul, b=weight.T, out_dtype=out_dtype)
+        chosen = _chosen(a, n, out_dtype or dtype, max_rows)
+        _compile([partial(product, a[:rows], schedule=schedule) for schedule, rows in chosen.items()], device)
         expected = product(a, schedule=matmul.REFERENCE)
-        for schedule, rows in _chosen(a, n, out_dtype or dtype, max_rows).items():
+        for schedule, rows in chosen.items():
             where = f"M{rows} N{n} K{k} {dtype} to {out_dtype or dtype}"
             run = partial(product, a[:rows], schedule=schedule)
             _compare_schedule(verdict, "matmul", schedule, where, run, expected[:rows])
@@ -204,8 +209,10 @@ def verify_attention(
         return attention.paged_attention(q, caches[0], caches[1], batch, head_dim**-0.5, schedule)
 
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"
+    schedules = attention.schedules(head_dim, page_size, dtype)
+    _compile([partial(run, schedule) for schedule in schedules], device)
     expected = run(attention.REFERENCE)
-    for schedule in attention.schedules(head_dim, page_size, dtype):
+    for schedule in schedules:
         _compare_schedule(verdict, "attention", schedule, where, partial(run, schedule), expected)
     verdict.require_equal(f"attention, decode against prefill ({where})", run(attention.REFERENCE, False), expected)
 
@@ -269,6 +276,22 @@ class _Random:
 
     def __call__(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._generator, device=self._device, dtype=self._dtype)
+
+
+def _compile(runs: Sequence[Callable[[], Tensor]], device: torch.device) -> None:
+    """Runs them side by side, so that Triton compiles on every core: one after another, a model's kernels take minutes.
+
+    What fails here fails again, and is reported, when it is compared.
+    """
+    if device.type != "cuda":
+        return
+
+    def quietly(run: Callable[[], Tensor]) -> None:
+        with suppress(Exception), torch.inference_mode(), torch.cuda.device(device):
+            run()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(quietly, runs))
 
 
 def _compare_schedule(

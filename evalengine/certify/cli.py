@@ -80,6 +80,7 @@ def _engine(arguments: argparse.Namespace) -> int:
     from evalengine.certify.certificate import axes_table, certificate, summary, write_certificate
     from evalengine.certify.kernels import kernels_verdict
     from evalengine.certify.proof import Prover
+    from evalengine.config import resolve_numerics
     from evalengine.engine.loader import weights_fingerprint
 
     started = time.perf_counter()
@@ -87,10 +88,11 @@ def _engine(arguments: argparse.Namespace) -> int:
     effort = "quick" if arguments.quick else "cpu" if on_cpu else "gpu"
     subject = Subject(arguments.model, arguments.layers, arguments.device, arguments.numerics, effort)
     checkpoint = subject.checkpoint()
-    proof = Prover(subject, checkpoint, arguments.logprobs).prove(arguments.axes)
     kernels = None
-    if proof.facts["numerics"] == "native":
-        kernels = kernels_verdict(checkpoint.spec, proof.facts["dtype"], proof.facts["device"])
+    if resolve_numerics(True, arguments.numerics, "cpu" if on_cpu else "cuda") == "native":
+        device = "cuda" if arguments.device == "auto" else arguments.device
+        kernels = kernels_verdict(checkpoint.spec, str(checkpoint.spec.dtype).removeprefix("torch."), device)
+    proof = Prover(subject, checkpoint, arguments.logprobs).prove(arguments.axes)
     content = certificate(subject, proof, weights_fingerprint(checkpoint), kernels, time.perf_counter() - started)
     if arguments.out:
         write_certificate(arguments.out, content)

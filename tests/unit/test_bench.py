@@ -186,7 +186,7 @@ def test_decode_is_compared_with_the_bytes_it_must_read() -> None:
 
 
 @pytest.mark.usefixtures("small_attention")
-def test_prefill_is_judged_by_the_fastest_form_of_sdpas_flash_kernel() -> None:
+def test_prefill_is_judged_by_sdpas_quickest_kernel() -> None:
     timer, _ = fake_timer(ours=0.5, SDPA_flash=0.4)
     lines = [line for line in attention.measure(timer, DEVICE) if line.what == "causal prefill attention"]
     measured = {line.beside: line for line in lines if isinstance(line, Comparison)}
