@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from evalengine.kernels.launch import launch
 from evalengine.kernels.matmul_schedules import REFERENCE, Schedule, candidates, choose
 
 __all__ = ["REFERENCE", "Schedule", "bmm", "candidates", "choose", "linear", "matmul"]
@@ -286,20 +287,22 @@ def _launch(
     tiles = -(-m // s.block_m) * -(-n // s.block_n)
     mask_a = a_k != 1 or 2 * m <= s.block_m
     if s.form == "pointer":
-        _pointer_kernel[tiles * (batch[0] if batch else 1),](
-            a, b, bias, c, m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column,
-            s.block_m, s.block_n, s.block_k, s.group_m, s.swap, k % s.block_k == 0, mask_a, b_k != 1, round_product,
-            num_warps=s.num_warps, num_stages=s.num_stages, enable_fp_fusion=False,
+        launch(
+            _pointer_kernel, (tiles * (batch[0] if batch else 1), 1, 1),
+            (a, b, bias, c, m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column),
+            (s.block_m, s.block_n, s.block_k, s.group_m, s.swap, k % s.block_k == 0, mask_a, b_k != 1, round_product),
+            s.num_warps, s.num_stages,
         )  # fmt: skip
         return
     subtiles = s.subtiles * c.element_size() // 2  # a float32 tile takes twice the shared memory to store
-    _tma_kernel[min(gpu.multiprocessors, tiles) if s.persistent else tiles,](
-        TensorDescriptor(a, [m, k], [a_row, 1], [s.block_m, s.block_k]),
-        TensorDescriptor(b, [n, k], [b_column, 1], [s.block_n, s.block_k]),
-        TensorDescriptor(c, [m, n], [n, 1], [s.block_m, s.block_n // subtiles]),
-        bias, m, n, k,
-        s.block_m, s.block_n, s.block_k, s.group_m, s.swap, subtiles, s.persistent, round_product,
-        num_warps=s.num_warps, num_stages=s.num_stages, enable_fp_fusion=False,
+    launch(
+        _tma_kernel, (min(gpu.multiprocessors, tiles) if s.persistent else tiles, 1, 1),
+        (TensorDescriptor(a, [m, k], [a_row, 1], [s.block_m, s.block_k]),
+         TensorDescriptor(b, [n, k], [b_column, 1], [s.block_n, s.block_k]),
+         TensorDescriptor(c, [m, n], [n, 1], [s.block_m, s.block_n // subtiles]),
+         bias, m, n, k),
+        (s.block_m, s.block_n, s.block_k, s.group_m, s.swap, subtiles, s.persistent, round_product),
+        s.num_warps, s.num_stages,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import row_sum
+from evalengine.kernels.launch import launch
 
 
 @triton.jit
@@ -57,11 +58,9 @@ def _mean_rows(x: Tensor, out: Tensor, schedule: tuple[int, int] | None) -> None
     parts = triton.cdiv(columns, block)
     rows, warps = schedule or _schedule_for(block)
     values = out if parts == 1 else torch.empty(n, parts, dtype=torch.float32, device=x.device)
-    _part_kernel[(triton.cdiv(n * parts, rows),)](
-        x, values, n, columns, parts, BLOCK=block, ROWS=rows, num_warps=warps, enable_fp_fusion=False
-    )
+    launch(_part_kernel, (triton.cdiv(n * parts, rows), 1, 1), (x, values, n, columns, parts), (block, rows), warps, 3)
     if parts > 1:
-        _add_parts_kernel[(triton.cdiv(n, 128),)](values, out, n, parts, ROWS=128, num_warps=4, enable_fp_fusion=False)
+        launch(_add_parts_kernel, (triton.cdiv(n, 128), 1, 1), (values, out, n, parts), (128,), 4, 3)
 
 
 def mean(

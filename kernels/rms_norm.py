@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
+from evalengine.kernels.launch import launch
 
 
 @triton.jit
@@ -102,25 +103,15 @@ def _launch(
     block = triton.next_power_of_2(hidden)
     rows_per_program, warps = schedule or _schedule_for(block)
     rows = out.numel() // hidden
-    _rms_norm_kernel[(triton.cdiv(rows, rows_per_program),)](
-        x_rows,
-        other_rows,
-        weight.contiguous(),
-        out,
-        total,
-        rows,
-        *x_rows.stride()[:2],
-        *other_rows.stride()[:2],
-        eps,
-        H=hidden,
-        BLOCK=block,
-        INNER=inner,
-        ROWS=rows_per_program,
-        ADD=residual is not None,
-        num_warps=warps,
+    launch(
+        _rms_norm_kernel,
+        (triton.cdiv(rows, rows_per_program), 1, 1),
+        (x_rows, other_rows, weight.contiguous(), out, total, rows,
+         *x_rows.stride()[:2], *other_rows.stride()[:2], eps),
+        (hidden, block, inner, rows_per_program, residual is not None),
+        warps, 3,
         maxnreg=80 if x.element_size() == 2 else None,  # 90 unbounded: 6 blocks of 128 threads an SM, not 5; no spill
-        enable_fp_fusion=False,
-    )
+    )  # fmt: skip
     return out, total
 
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
+from evalengine.kernels.launch import launch
 
 CHUNK = 4096  # contract constant
 
@@ -184,21 +185,22 @@ def normalize_rows(x: Tensor, out: Tensor, *, log: bool, schedule: Schedule | No
     """[n, V] of any row stride, contiguous [n, V] -> softmax or log_softmax of each row, written to `out`."""
     n, columns = x.shape
     s = schedule or _schedule_for(columns)
-    options = {"num_warps": s.warps, "enable_fp_fusion": False}
     if not s.split:
         block = min(CHUNK, triton.next_power_of_2(columns))
-        _walk_kernel[(triton.cdiv(n, s.rows),)](
-            x, out, n, x.stride(0), columns, BLOCK=block, ROWS=s.rows, ONE=columns <= CHUNK, LOG=log, **options
-        )
+        launch(
+            _walk_kernel, (triton.cdiv(n, s.rows), 1, 1), (x, out, n, x.stride(0), columns),
+            (block, s.rows, columns <= CHUNK, log), s.warps, 3,
+        )  # fmt: skip
         return
     chunks = triton.cdiv(columns, CHUNK)
     lag = max(s.lag, chunks)
     maxima, sums = torch.empty(2, n, chunks, dtype=torch.float32, device=x.device)
     row_state = torch.empty(n, 2, dtype=torch.float32, device=x.device)
     done = torch.zeros(n, dtype=torch.int32, device=x.device)
-    _split_kernel[(n * chunks + lag,)](
-        x, out, maxima, sums, row_state, done, n, x.stride(0), columns, chunks, lag, BLOCK=CHUNK, LOG=log, **options
-    )
+    launch(
+        _split_kernel, (n * chunks + lag, 1, 1),
+        (x, out, maxima, sums, row_state, done, n, x.stride(0), columns, chunks, lag), (CHUNK, log), s.warps, 3,
+    )  # fmt: skip
 
 
 def along(x: Tensor, dim: int, out_dtype: torch.dtype | None, *, log: bool, schedule: Schedule | None) -> Tensor:

@@ -1,7 +1,8 @@
 """How long a function keeps the GPU busy, from a cold L2 cache; and how long it keeps the host.
 
-Every repeat first overwrites a buffer larger than the cache, as `triton.testing.do_bench` does: weights that an engine
-streams once a step are never in L2. Writing it takes about 60 us on an H200, in which the host runs ahead, so launch
+Every repeat first goes over a buffer larger than the cache: weights that an engine streams once a step are never in L2.
+The buffer is read, not overwritten as `triton.testing.do_bench` does: lines that were written go back to memory while
+the function runs, and slow it down. Reading takes about 100 us on an H200, in which the host runs ahead, so launch
 overhead does not enter the times of a single kernel (of a longer function it does: capture that with `as_graph`).
 """
 
@@ -16,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-CACHE_BYTES = 256 << 20  # overwritten before each repeat; the L2 of an H200 holds 50 MB
-CLEAR_SECONDS = 6e-5  # about, on an H200; only the number of repeats follows from it
+CACHE_BYTES = 384 << 20  # read before each repeat; the L2 of an H200 holds 50 MB
+CLEAR_SECONDS = 1e-4  # about, on an H200; only the number of repeats follows from it
 Key = TypeVar("Key")
 
 
@@ -79,7 +80,7 @@ def as_graph(function: Callable[[], Any]) -> Callable[[], None]:
 
 def _timed(function: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    _cache_filler(torch.cuda.current_device()).zero_()
+    _cache_filler(torch.cuda.current_device()).sum()
     start.record()
     function()
     end.record()
@@ -92,4 +93,4 @@ def _elapsed(pair: tuple[torch.cuda.Event, torch.cuda.Event]) -> float:
 
 @lru_cache(maxsize=1)
 def _cache_filler(device: int) -> Tensor:
-    return torch.empty(CACHE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")
+    return torch.ones(CACHE_BYTES // 4, dtype=torch.float32, device=f"cuda:{device}")

@@ -21,7 +21,12 @@ from tests.parity.paged import PagedRunner
 VOCAB = 211
 TOLERANCE = 2e-4  # of the reference logits' range
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
+ON_CUDA = [pytest.mark.gpu, needs_cuda]
+LEVELS = [
+    ("fast", "cpu"),
+    ("exact", "cpu"),
+    *(pytest.param(level, "cuda", marks=ON_CUDA) for level in ("fast", "exact", "native")),
+]
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -105,8 +110,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE)
     assert error <= tolerance, f"max |diff| is {error:.2e} of the logit range"
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("level", ["fast", "exact"])
+@pytest.mark.parametrize(("level", "device"), LEVELS)
 def test_logits_equal_transformers(reference: tuple[PreTrainedModel, Path], level: str, device: str) -> None:
     hf, folder = reference
     model = ours(folder, level, device=device)
@@ -126,17 +130,17 @@ def test_logits_equal_transformers(reference: tuple[PreTrainedModel, Path], leve
         assert_close(torch.cat([part[name] for part in parts if name in part]), expected)
 
 
-@pytest.mark.parametrize("level", ["fast", "exact"])
-def test_long_positions_equal_transformers(reference: tuple[PreTrainedModel, Path], level: str) -> None:
+@pytest.mark.parametrize(("level", "device"), LEVELS)
+def test_long_positions_equal_transformers(reference: tuple[PreTrainedModel, Path], level: str, device: str) -> None:
     hf, folder = reference
-    model = ours(folder, level, max_model_len=40960)
+    model = ours(folder, level, max_model_len=40960, device=device)
     tokens = sequences({"s": 23})
     assert_close(PagedRunner(model).step(tokens, first_position=40000)["s"], reference_logits(hf, tokens["s"], 40000))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("level", "device"), [LEVELS[0], LEVELS[2], LEVELS[4]])
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(
-    reference: tuple[PreTrainedModel, Path], device: str
+    reference: tuple[PreTrainedModel, Path], level: str, device: str
 ) -> None:
     _, folder = reference
     rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
@@ -146,7 +150,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").float().eval(),
         tokens["s"],
     )
-    actual = PagedRunner(ours(folder, "fast", torch.bfloat16, device=device)).step(tokens)["s"]
+    actual = PagedRunner(ours(folder, level, torch.bfloat16, device=device)).step(tokens)["s"]
     theirs = (reference_logits(rounded, tokens["s"]) - expected).pow(2).mean().sqrt()
     mine = (actual - expected).pow(2).mean().sqrt()
     assert mine <= 1.25 * theirs, f"RMS error {mine:.3e}, transformers' {theirs:.3e}"

@@ -1,0 +1,70 @@
+"""`native` on a GPU: no schedule changes a byte, and the same comparisons see the ordinary mode's differences.
+
+Known traps of other engines, and where each is tested:
+
+* a query tile chosen by the batch's longest query: test_attention (neighbours, pieces)
+* a norm whose block changes with the number of rows: test_rms_norm (any number of rows)
+* logprobs that change with how many are asked for: axis `asked` below
+* a stale logprob after a prefix hit; a hit that ends inside a page: axis `prefix` below
+* a sampler that changes algorithm at 44 sequences: `test_sampling_any_number_of_sequences`
+* TF32 by default: test_matmul and test_attention in float32; `test_tf32_settings_change_nothing`
+* tiles picked under torch.compile and frozen, aten ops that dodge the overrides: test_invariant, test_invariant_cuda
+* element-wise ops whose vector body and tail round differently: test_exact_math, test_invariant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from evalengine.certify.again import Subject
+from evalengine.certify.cli import AXES
+from evalengine.certify.proof import Prover
+from evalengine.engine.llm import LLM
+from evalengine.engine.request import SamplingParams
+from tests.bitwise import assert_bitwise_equal
+
+pytestmark = pytest.mark.gpu
+PROMPTS = [[(7 * i + j * j) % 300 + 3 for j in range(1 + i % 37)] for i in range(64)]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("asset:tinymath", max_num_seqs=64) as engine:
+        yield engine
+
+
+def test_native_is_what_batch_invariant_means_on_cuda(llm: LLM) -> None:
+    assert llm.settings.numerics == "native"
+    assert llm.kernels_verdict and not llm.kernels_verdict["dropped"] and not llm.kernels_verdict["failed"]
+
+
+def test_no_axis_changes_a_byte_and_the_ordinary_mode_differs() -> None:
+    subject = Subject("shape:qwen3-0.6b", 2, "cuda", "native", "quick")
+    proof = Prover(subject, subject.checkpoint()).prove([axis for axis in AXES if axis != "restart"])
+    assert proof.verdict == "IDENTICAL", proof.total
+    assert proof.control.comparison.differing_logprobs, "fast agrees here: this test shows nothing"
+
+
+def test_sampling_any_number_of_sequences(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=5, temperature=1.0, top_p=0.95, top_k=50, seed=3)
+    together = llm.generate(PROMPTS, params)
+    for count in (1, 43, 44, 45):
+        for one, other in zip(llm.generate(PROMPTS[:count], params), together, strict=False):
+            assert one.token_ids == other.token_ids
+            assert_bitwise_equal(one.logprobs, other.logprobs)
+    greedy = llm.generate(PROMPTS, SamplingParams(max_tokens=5))
+    assert any(a.token_ids != b.token_ids for a, b in zip(greedy, together, strict=True)), "nothing was sampled"
+
+
+def test_tf32_settings_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def logprobs(level: bool) -> torch.Tensor:
+        with LLM("asset:tinymath", batch_invariant=level, dtype="float32") as engine:
+            return torch.tensor([p for out in engine.score([(p, [5, 6]) for p in PROMPTS[1:9]]) for p in out.logprobs])
+
+    native, fast = logprobs(True), logprobs(False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    assert_bitwise_equal(logprobs(True), native)
+    assert not torch.equal(logprobs(False), fast), "TF32 changes nothing here: this test shows nothing"
