@@ -227,7 +227,10 @@ def print_points(points: list[Point]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`bench matmul [--tune]`: 0 done, 1 a schedule gave other bytes; ConfigError for bad usage or without a GPU."""
+    """`bench matmul [--tune]`: 0 done, 1 a schedule gave other bytes or a shape could not be tuned.
+
+    Raises ConfigError for bad usage or without a GPU.
+    """
     from evalengine.bench import matmul_tune
     from evalengine.kernels.matmul_schedules import TABLE
 
@@ -245,19 +248,23 @@ def main(argv: list[str]) -> int:
     if not torch.cuda.is_available():
         raise ConfigError("bench measures a CUDA device, and this machine has none that can be used.")
     device = torch.device("cuda", torch.cuda.current_device())
+    failed: list[str] = []
     if arguments.tune:
-        points = matmul_tune.tune(
+        points, failed = matmul_tune.tune(
             device, chosen, arguments.out, arguments.report, arguments.budget_s, arguments.workers
         )
     else:
         points = list(measure_points(device, chosen))
         if arguments.report:
             matmul_tune.write_report(points, arguments.report)
-    print_points(points)
+    if points:
+        print_points(points)
+    for text in failed:
+        print(f"not tuned: {text}", file=sys.stderr)
     wrong = sorted({(f"N{p.n} K{p.k} M{p.m}", text) for p in points for text in p.differing})
     for where, text in wrong:
         print(f"other bytes than the reference: {where}: {text}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if wrong or failed else 0
 
 
 def _selected(shape: Shape, words: list[str]) -> bool:

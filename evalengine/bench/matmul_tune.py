@@ -42,25 +42,34 @@ Job = tuple[Schedule, int, bool, torch.dtype]  # rows; whether K is a multiple o
 
 def tune(
     device: torch.device, chosen: list[Shape], out: Path, report: Path | None, budget_s: float, workers: int
-) -> list[Point]:
-    """Tunes the shapes within about `budget_s` seconds (the rest stays as it was); returns what was measured."""
+) -> tuple[list[Point], list[str]]:
+    """Tunes the shapes within about `budget_s` seconds (the rest stays as it was).
+
+    Returns what was measured, and why a shape was not: one that breaks leaves the others' rows as they are.
+    """
     start = time.perf_counter()
     compile_all(chosen, workers)
     print(f"compiled in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     name = torch.cuda.get_device_name(device)
     points: list[Point] = []
+    failed: list[str] = []
     for shape in chosen:
         if (elapsed := time.perf_counter() - start) > budget_s:
             print(f"out of time: {shape} and what follows were not tuned", file=sys.stderr)
             break
-        found = tune_shape(device, shape)
+        try:
+            found = tune_shape(device, shape)
+        except Exception as error:
+            failed.append(f"{shape}: {reason(error)}")
+            print(f"not tuned: {failed[-1]}", file=sys.stderr, flush=True)
+            continue
         points += found
         write_table(out, name, shape, found)
         if report:
             write_report(points, report)
         ratios = [point.ratio for point in found]
         print(f"[{elapsed:4.0f} s] {shape} {' '.join(f'{ratio:.2f}' for ratio in ratios)}", file=sys.stderr, flush=True)
-    return points
+    return points, failed
 
 
 def tune_shape(device: torch.device, shape: Shape) -> list[Point]:
