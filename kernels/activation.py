@@ -43,7 +43,8 @@ def _silu(x, dtype: tl.constexpr):
     The compiler's IEEE division branches for each element, which makes this kernel wait for arithmetic, not for memory.
     For 16-bit dtypes the quotient is one Newton correction instead, x and the divisor scaled by 1/4 so that the
     reciprocal stays a normal number: within 2^-46 of the true quotient before its rounding, and of the same bytes for
-    each of the 2^16 inputs (tested). Where the remainder is a NaN (x or the divisor infinite) x * reciprocal is right.
+    each of the 2^16 inputs (tested). Where the remainder is 0 (x = -0: a correction would give +0) or NaN (x or the
+    divisor infinite), x * reciprocal is right as it is.
     """
     exponential = device_math.exp(-x)
     if dtype == tl.float32:
@@ -55,7 +56,7 @@ def _silu(x, dtype: tl.constexpr):
         quotient = dividend * reciprocal
         remainder = tl.fma(-divisor, quotient, dividend)
         corrected = tl.fma(remainder, reciprocal, quotient)
-        result = tl.where(remainder == remainder, corrected, quotient)
+        result = tl.where(tl.abs(remainder) > 0, corrected, quotient)
     return result.to(dtype)
 
 

@@ -61,27 +61,33 @@ REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_st
 excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
 
 
-def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int) -> Schedule:
-    """The schedule for prefills of about `rows_per_sequence` (tokens * group) rows each, and for decodes."""
-    schedule = _choose(
-        head_dim, dtype, page_size, 16 if rows_per_sequence <= 16 else 32 if rows_per_sequence <= 32 else 64
-    )
-    return REFERENCE if excluded and schedule in excluded else schedule
+def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:
+    """The schedule for prefills of about `rows_per_sequence` (tokens * group) rows each, and for decodes.
+
+    `device` is a CUDA device's index, negative for the CPU (the interpreter).
+    """
+    rows = 16 if rows_per_sequence <= 16 else 32 if rows_per_sequence <= 32 else 64
+    schedule = _choose(head_dim, dtype, page_size, rows, device)
+    return REFERENCE if excluded and not excluded.isdisjoint(_forms(schedule)) else schedule
 
 
 @cache
-def _choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int) -> Schedule:
+def _choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:
+    tma = device < 0 or torch.cuda.get_device_capability(device) >= (9, 0)
     if dtype == torch.float32:  # FMA units: tiles are bound by registers and shared memory
         return Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1)
     if head_dim > 128:
-        return Schedule(block_m=64, num_warps=8, num_stages=2)
+        stages = 2 if tma else 1  # 99 KiB of shared memory on sm_86 and sm_89
+        return Schedule(block_m=64 if tma else 16, num_warps=8, num_stages=stages, tma=tma, decode_stages=stages)
     if rows_per_sequence <= 32:
-        return Schedule(block_m=rows_per_sequence, num_warps=4, num_stages=3)
-    return Schedule(block_m=128, num_warps=8, num_stages=3, hopper=_hopper_covers(dtype, head_dim, page_size))
+        return Schedule(block_m=rows_per_sequence, num_warps=4, num_stages=3 if tma else 2, tma=tma)
+    if not tma:
+        return Schedule(block_m=64, num_warps=4, num_stages=2, tma=False)
+    return Schedule(block_m=128, num_warps=8, num_stages=3, hopper=_hopper_covers(dtype, head_dim, page_size, device))
 
 
-def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int) -> bool:
-    if INTERPRETED or not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int, device: int) -> bool:
+    if INTERPRETED or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
         from evalengine.kernels import attention_hopper
@@ -90,11 +96,16 @@ def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int) -> bool:
     return attention_hopper.covers(dtype, head_dim, page_size)
 
 
-def schedules(head_dim: int, page_size: int, dtype: torch.dtype) -> list[Schedule]:
+def _forms(schedule: Schedule) -> set[Schedule]:
+    """The ways in which its decodes can go, each by a schedule that always goes it; and itself."""
+    return {schedule, replace(schedule, by_block=0), replace(schedule, by_block=1 << 30)}
+
+
+def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) -> list[Schedule]:
     """Every schedule that `choose` may return for a model, first `REFERENCE`: what is to be proved equal."""
-    chosen = [_choose(head_dim, dtype, page_size, rows) for rows in (16, 32, 64)]
-    decodes = [replace(schedule, by_block=n) for schedule in chosen for n in (0, 1 << 30)]
-    return list(dict.fromkeys([REFERENCE, *chosen, *decodes]))
+    chosen = [_choose(head_dim, dtype, page_size, rows, device) for rows in (16, 32, 64)]
+    forms = [form for schedule in chosen for form in sorted(_forms(schedule), key=lambda form: form.by_block)]
+    return list(dict.fromkeys([REFERENCE, *forms]))
 
 
 class RaggedBatch(Protocol):
@@ -139,7 +150,7 @@ def paged_attention(
     call = _Call(q, k_cache, v_cache, out, scale, batch)
     if schedule is None:
         rows = tokens * call.group // max(1, len(batch.query_lens) - decodes)
-        schedule = choose(q.shape[2], q.dtype, k_cache.shape[1], rows)
+        schedule = choose(q.shape[2], q.dtype, k_cache.shape[1], rows, q.get_device())
     if decodes:
         call.decode(schedule)
     if tokens:

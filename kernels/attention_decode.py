@@ -119,8 +119,9 @@ def value_kernel(
         slot = slots(pages, n + BLOCK_N, length, PAGE, BLOCK_N, False)
         state += G
         m_new = tl.maximum(m, top * scale)
-        p = tl.exp2(tl.fma(d, tl.zeros_like(d) + scale, tl.zeros_like(d) - m_new[:, None])).to(KV)
-        alpha = tl.exp2(m - m_new)
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.exp2(tl.fma(d, tl.zeros_like(d) + scale, tl.zeros_like(d) - shift[:, None])).to(KV)
+        alpha = tl.exp2(m - shift)
         l = tl.dot(p, ones, l * alpha[:, None], input_precision=PRECISION)
         acc = tl.dot(p, v, acc * alpha[:, None], input_precision=PRECISION)
         m = m_new

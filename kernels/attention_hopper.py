@@ -47,7 +47,10 @@ def prefill(
     chunk: int,
 ) -> None:
     """`attention.paged_attention` of the rows past the decodes into `out`; `scale` is in base 2, `batch` a
-    `RaggedBatch`."""
+    `RaggedBatch`.
+
+    The first call with a batch copies its table of tiles to the device, so a CUDA graph is captured after one.
+    """
     page, heads, head_dim = k_cache.shape[1:]
     group = q.shape[1] // heads
     key = (__name__, group)
@@ -55,7 +58,7 @@ def prefill(
         batch.plans[key] = _table(batch, group).to(q.device, non_blocking=True)
     table = batch.plans[key]
     tiles = table.shape[0]
-    by_tma = ROWS % group == 0 and q.is_contiguous()
+    by_tma = ROWS % group == 0 and q.is_contiguous() and q.data_ptr() % 16 == 0
     args = (
         q, _q_descriptor(q, group) if by_tma else None, _descriptor(k_cache), _descriptor(v_cache), v_cache, out,
         batch.block_table, table, tiles, heads, scale, *strides,

@@ -204,7 +204,6 @@ def _consumer(
         if Q_TMA:
             gl.thread_barrier()
             mbarrier.arrive(q_empty, count=1)
-        l_all = gl.where(l_all == 0.0, 1.0, l_all)
         zero = gl.zeros_like(acc_all)
         reciprocal = zero + gl.div_rn(gl.full_like(l_all, 1.0), l_all)[:, None]
         o = acc_all * reciprocal

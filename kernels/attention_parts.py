@@ -18,7 +18,7 @@ def online_step(q, k, v, visible, scale, m, l, acc, ones, MASKED: tl.constexpr, 
     if MASKED:
         d = tl.where(visible, d, float("-inf"))
     m_new = tl.maximum(m, tl.max(d, 1) * scale)
-    shift = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
+    shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # scores of -inf can fill a block without a mask, too
     p = tl.exp2(tl.fma(d, tl.zeros_like(d) + scale, tl.zeros_like(d) - shift[:, None]))
     alpha = tl.exp2(m - shift)
     p = p.to(v.dtype)
@@ -40,8 +40,7 @@ def merge(m, l, acc, m_c, l_c, acc_c):
 
 @triton.jit
 def normalized(acc, l):
-    """acc / l, -0 as +0; a row that saw nothing (l = 0: padding) gives 0."""
-    l = tl.where(l == 0.0, 1.0, l)
+    """acc / l, -0 as +0; a row that saw nothing (l = 0: padding, or scores that are all -inf) gives NaN."""
     zero = tl.zeros_like(acc)
     divisor = zero + l[:, None]
     reciprocal = zero + tl.div_rn(tl.full(l.shape, 1.0, tl.float32), l)[:, None]

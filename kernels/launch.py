@@ -26,7 +26,8 @@ def launch(
     num_stages: int,
     **options: Any,
 ) -> None:
-    """Runs `kernel`, whose parameters are `args` and then its constexprs, `constants`, on the current stream.
+    """Runs `kernel`, whose parameters are `args` and then its constexprs, `constants`, on the current stream of the
+    device that the tensors lie on.
 
     Triton's specialisation is kept: an integer that is 1 or a multiple of 16, a pointer aligned to 16 bytes. Always
     without FMA contraction, as the contract has it.
@@ -35,7 +36,12 @@ def launch(
         if 0 not in grid:
             kernel[grid](*args, *constants)
         return
-    key = (kernel, constants, num_warps, num_stages, torch.cuda.current_device(), *map(_kind, args), *options.values())
+    device = next(index for arg in args if (index := _device(arg)) is not None)
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, args, constants, num_warps, num_stages, **options)
+        return
+    key = (kernel, constants, num_warps, num_stages, device, *map(_kind, args), *options.values())
     compiled = _compiled.get(key)
     if compiled is None:
         _compiled[key] = kernel[grid](
@@ -43,6 +49,13 @@ def launch(
         )
     else:
         compiled[grid](*args, *constants)
+
+
+def _device(arg: Any) -> int | None:
+    """Where an argument lies, if it lies anywhere."""
+    if isinstance(arg, Tensor):
+        return arg.get_device()
+    return arg.base.get_device() if hasattr(arg, "base") else None
 
 
 def _kind(arg: Any) -> object:

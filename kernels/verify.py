@@ -209,7 +209,7 @@ def verify_attention(
         return attention.paged_attention(q, caches[0], caches[1], batch, head_dim**-0.5, schedule)
 
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"
-    schedules = attention.schedules(head_dim, page_size, dtype)
+    schedules = attention.schedules(head_dim, page_size, dtype, q.get_device())
     _compile([partial(run, schedule) for schedule in schedules], device)
     expected = run(attention.REFERENCE)
     for schedule in schedules:

@@ -96,8 +96,8 @@ def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
             continue
         (equal if same else differing).append(schedule)
     del expected
-    rough = compare_gpu_seconds({s: partial(product, s) for s in equal}, 0.002, (3, 12))
-    best = sorted(equal, key=lambda s: rough[s])[:FINALISTS]
+    rough = compare_gpu_seconds({s: partial(product, s) for s in equal or [REFERENCE]}, 0.002, (3, 12))
+    best = sorted(rough, key=lambda s: rough[s])[:FINALISTS]
     runs: dict[str, Callable[[], Tensor]] = {str(s): partial(product, s) for s in best}
     beside: dict[str, Callable[[], Tensor]] = {"cublas": cublas(x, weight, out_dtype), "fixed": partial(product, FIXED)}
     final = compare_gpu_seconds({**runs, **beside}, 0.012, (7, 60))

@@ -51,6 +51,28 @@ def test_more_than_a_chunk() -> None:
         assert_close(batch, Schedule(16, 4, 1, by_block=by_block))
 
 
+@pytest.mark.parametrize("by_block", [0, 1 << 30])
+@pytest.mark.parametrize("kv_len", [40, 64])
+def test_an_infinite_query_gives_nan_in_every_form(kv_len: int, by_block: int) -> None:
+    """Scores that are all -inf: no form may take the row for one that saw nothing and call it 0."""
+    for lens in ([(1, kv_len)], [(2, kv_len)]):
+        batch = PagedBatch.random(lens, 2, 1, 16, 16, torch.float32)
+        batch.k_cache[..., 0] = -batch.k_cache[..., 0].abs() - 1
+        batch.q[-1, 0, 0] = float("inf")
+        out = batch.run(Schedule(16, 4, 1, by_block=by_block))
+        assert out[-1, 0].isnan().all() and out[-1, 1].isfinite().all()
+
+
+def test_a_schedule_whose_decode_is_excluded_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.cuda.current_device() if torch.cuda.is_available() else -1
+    schedule = attention.choose(64, torch.float16, 64, 64, device)
+    assert schedule != REFERENCE
+    for form in attention.schedules(64, 64, torch.float16, device)[1:]:
+        monkeypatch.setattr(attention, "excluded", {form})
+        chosen = [attention.choose(64, torch.float16, 64, rows, device) for rows in (16, 32, 64)]
+        assert REFERENCE in chosen and form not in chosen
+
+
 def test_nothing_to_do() -> None:
     batch = PagedBatch.random([(0, 3)], 2, 1, 16, 16, torch.float32)
     assert batch.run().shape == (0, 2, 16)
@@ -90,7 +112,7 @@ def test_every_schedule_gives_the_same_bytes(heads: int, kv_heads: int, head_dim
     for schedule in FREE:
         if head_dim == 256 and (schedule.block_m == 128 or schedule.decode_stages > 2):
             continue  # does not fit in shared memory
-        if schedule.hopper and not (attention._hopper_covers(dtype, head_dim, 64)):
+        if schedule.hopper and not (attention._hopper_covers(dtype, head_dim, 64, batch.q.get_device())):
             continue
         assert_bitwise_equal(batch.run(schedule), expected, f"{schedule}")
     assert_bitwise_equal(batch.run(), expected, "as chosen")
