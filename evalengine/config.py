@@ -20,6 +20,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "sdpa")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 LONG_PROMPTS = ("truncate", "error")
+MAX_NUM_SEQS = (1 << 16) - 1
 SCHEDULE_FIELDS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -201,6 +202,11 @@ def engine_problems(engine: EngineConfig) -> Iterator[str]:
     yield from _one_of("engine.attention_backend", engine.attention_backend, ATTENTION_BACKENDS)
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "num_threads"):
         yield from _at_least(f"engine.{name}", getattr(engine, name), 1)
+    if engine.max_num_seqs > MAX_NUM_SEQS:
+        yield (
+            f"engine.max_num_seqs={engine.max_num_seqs}: must be at most {MAX_NUM_SEQS} (a decode kernel's grid has a "
+            "row for each sequence, and CUDA allows no more)"
+        )
     size = engine.block_size
     if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
         yield f"engine.block_size={size}: must be auto or a positive number of tokens"

@@ -25,30 +25,32 @@ def launch(
     num_warps: int,
     num_stages: int,
     **options: Any,
-) -> None:
+) -> Any:
     """Runs `kernel`, whose parameters are `args` and then its constexprs, `constants`, on the current stream of the
     device that the tensors lie on.
 
     Triton's specialisation is kept: an integer that is 1 or a multiple of 16, a pointer aligned to 16 bytes. Always
     without FMA contraction, as the contract has it.
+
+    Returns the compiled variant, which `compiled[grid](*args, *constants)` runs again for arguments of the same kinds;
+    None if nothing was compiled (the interpreter, an empty grid).
     """
     if INTERPRETED or 0 in grid:
         if 0 not in grid:
             kernel[grid](*args, *constants)
-        return
+        return None
     device = next(index for arg in args if (index := _device(arg)) is not None)
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(kernel, grid, args, constants, num_warps, num_stages, **options)
-        return
+            return launch(kernel, grid, args, constants, num_warps, num_stages, **options)
     key = (kernel, constants, num_warps, num_stages, device, *map(_kind, args), *options.values())
     compiled = _compiled.get(key)
     if compiled is None:
-        _compiled[key] = kernel[grid](
-            *args, *constants, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=False, **options
-        )
+        options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False, **options}
+        compiled = _compiled[key] = kernel[grid](*args, *constants, **options)
     else:
         compiled[grid](*args, *constants)
+    return compiled
 
 
 def _device(arg: Any) -> int | None:

@@ -17,6 +17,7 @@ Zeros are +0; only a negative number too small for the output's dtype gives -0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -26,12 +27,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from evalengine.kernels import matmul_schedules
 from evalengine.kernels.launch import launch
 from evalengine.kernels.matmul_schedules import REFERENCE, Schedule, candidates, choose
 
 __all__ = ["REFERENCE", "Schedule", "bmm", "candidates", "choose", "linear", "matmul"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_REMEMBERED = 1 << 14  # kinds of operands: layers times numbers of rows
+_again: dict[tuple, Callable[[Tensor, Tensor, Tensor | None, Tensor], None]] = {}
 
 
 # -- the arithmetic ---------------------------------------------------------------------------------------------------
@@ -148,39 +152,52 @@ def _store_tile(c_desc, c, row, column, BLOCK_N: tl.constexpr, SUBTILES: tl.cons
 
 @triton.jit
 def _tma_tile(
-    tile, a_desc, b_desc, c_desc, bias_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
-    SUBTILES: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
+    tile, a_desc, b_desc, c_desc, b_rest, c_rest, bias_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, REST_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SWAP: tl.constexpr, SUBTILES: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
 ):  # fmt: skip
-    row_block, column_block = _tile_position(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    row, column = row_block * BLOCK_M, column_block * BLOCK_N
+    row_block, column_block = _tile_position(tile, M, N, BLOCK_M, BLOCK_N + REST_N, GROUP_M)
+    row, column = row_block * BLOCK_M, column_block * (BLOCK_N + REST_N)
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-    for step in range(tl.cdiv(K, BLOCK_K)):
-        a = a_desc.load([row, step * BLOCK_K])
-        b = b_desc.load([column, step * BLOCK_K])
-        acc = _multiply_add(a.T, b, acc, SWAP) if SWAP else _multiply_add(a, b.T, acc, SWAP)
+    if REST_N == 0:
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            a = a_desc.load([row, step * BLOCK_K])
+            b = b_desc.load([column, step * BLOCK_K])
+            acc = _multiply_add(a.T, b, acc, SWAP) if SWAP else _multiply_add(a, b.T, acc, SWAP)
+    else:
+        rest = tl.zeros((BLOCK_M, REST_N), tl.float32)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            a = a_desc.load([row, step * BLOCK_K])
+            b = b_desc.load([column, step * BLOCK_K])
+            more = b_rest.load([column + BLOCK_N, step * BLOCK_K])
+            acc = _multiply_add(a, b.T, acc, False)
+            rest = _multiply_add(a, more.T, rest, False)
+        c = _rounded(rest, bias_ptr, column + BLOCK_N, N, REST_N, False, a_desc.dtype, c_desc.dtype, ROUND_PRODUCT)
+        c_rest.store([row, column + BLOCK_N], c)
     c = _rounded(acc, bias_ptr, column, N, BLOCK_N, SWAP, a_desc.dtype, c_desc.dtype, ROUND_PRODUCT)
     _store_tile(c_desc, c.T if SWAP else c, row, column, BLOCK_N, SUBTILES)
 
 
 @triton.jit(do_not_specialize=["M"])
 def _tma_kernel(
-    a_desc, b_desc, c_desc, bias_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
-    SUBTILES: tl.constexpr, PERSISTENT: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
+    a_desc, b_desc, c_desc, b_rest, c_rest, bias_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, REST_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SWAP: tl.constexpr, SUBTILES: tl.constexpr, PERSISTENT: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
 ):  # fmt: skip
     """a [M, K], b [N, K] (the weights' own layout), c [M, N] by descriptor: outside reads as 0, is not stored.
 
     Program: one tile, or (PERSISTENT) every num_programs-th; then the loads of the next tile overlap this one's end.
+    A tile's columns are BLOCK_N and REST_N, two powers of two or one (REST_N = 0; b_rest, c_rest: None): widths like
+    160 cut some N into one tile for every SM, where 128 or 256 would leave a third of the SMs idle.
     """
     if PERSISTENT:
-        tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+        tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N + REST_N)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
-            _tma_tile(tile, a_desc, b_desc, c_desc, bias_ptr, M, N, K,
-                      BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SWAP, SUBTILES, ROUND_PRODUCT)  # fmt: skip
+            _tma_tile(tile, a_desc, b_desc, c_desc, b_rest, c_rest, bias_ptr, M, N, K,
+                      BLOCK_M, BLOCK_N, REST_N, BLOCK_K, GROUP_M, SWAP, SUBTILES, ROUND_PRODUCT)  # fmt: skip
     else:
-        _tma_tile(tl.program_id(0), a_desc, b_desc, c_desc, bias_ptr, M, N, K,
-                  BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SWAP, SUBTILES, ROUND_PRODUCT)  # fmt: skip
+        _tma_tile(tl.program_id(0), a_desc, b_desc, c_desc, b_rest, c_rest, bias_ptr, M, N, K,
+                  BLOCK_M, BLOCK_N, REST_N, BLOCK_K, GROUP_M, SWAP, SUBTILES, ROUND_PRODUCT)  # fmt: skip
 
 
 # -- the host side ----------------------------------------------------------------------------------------------------
@@ -189,13 +206,25 @@ def _tma_kernel(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
     """x [T, K], weight [N, K], bias [N] -> x weight^T + bias [T, N], contiguous, in `out_dtype` (default: x's).
 
-    The engine's entry: `matmul(x, weight.t(), bias)` without making the view. Nothing is kept beside the weight: Triton
-    encodes a descriptor at each launch whoever made it, so one made beforehand would save 2 us, and only for many rows.
+    The engine's entry: `matmul(x, weight.t(), bias)` without making the view. What it has found out about operands of
+    the same kinds it does not find out again: four of these a layer are launched one by one at decode, and finding out
+    took 38 us where torch.mm takes 26 (a slow host).
     Raises ValueError for shapes or dtypes that do not fit.
     """
+    alignment = (x.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())) & 15
+    kinds = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), weight.dtype, out_dtype, alignment)
+    device = x.get_device()
+    key = (*kinds, device, None if bias is None else (bias.shape, bias.stride(), bias.dtype))
+    again = _again.get(key)
+    here = device == torch.cuda.current_device() == weight.get_device()
+    if again is not None and here and not matmul_schedules.excluded:
+        c = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype, device=x.device)
+        again(x, weight, bias, c)
+        return c
     n, k = weight.shape
     stride_bn, stride_bk = weight.stride()
-    return _product(x, weight, bias, (k, n), (0, stride_bk, stride_bn), out_dtype)
+    remember = key if bias is None or bias.is_contiguous() else None  # `_product` copies it otherwise
+    return _product(x, weight, bias, (k, n), (0, stride_bk, stride_bn), out_dtype, remember=remember)
 
 
 def matmul(
@@ -238,6 +267,7 @@ def _product(
     out_dtype: torch.dtype | None,
     round_product: bool = False,
     schedule: Schedule | None = None,
+    remember: tuple | None = None,
 ) -> Tensor:
     """a [(B,) M, K] times the [(B,) K, N] that lies at b's address with strides (batch, K, N)."""
     k, n = b_shape
@@ -263,7 +293,11 @@ def _product(
     elif schedule.form == "tma" and not tma_ok:
         raise ValueError(f"{_described(a)} by {[*batch, k, n]} does not qualify for a schedule of the form tma")
     if device < 0 or device == torch.cuda.current_device():  # negative: the interpreter
-        _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
+        again = _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
+        if remember and again:
+            if len(_again) >= MAX_REMEMBERED:
+                _again.clear()
+            _again[remember] = again
     else:
         with torch.cuda.device(device):
             _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
@@ -280,30 +314,55 @@ def _launch(
     s: Schedule,
     round_product: bool,
     gpu: _Gpu,
-) -> None:
+) -> Callable[[Tensor, Tensor, Tensor | None, Tensor], None] | None:
+    """Runs it; returns the same launch for other operands of the same kinds, where there is one."""
     *batch, m, n = c.shape
     a_batch, (a_row, a_k) = a.stride(0) if batch else 0, a.stride()[-2:]
     b_batch, b_k, b_column = b_strides
     tiles = -(-m // s.block_m) * -(-n // s.block_n)
     mask_a = a_k != 1 or 2 * m <= s.block_m
     if s.form == "pointer":
-        launch(
-            _pointer_kernel, (tiles * (batch[0] if batch else 1), 1, 1),
-            (a, b, bias, c, m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column),
-            (s.block_m, s.block_n, s.block_k, s.group_m, s.swap, k % s.block_k == 0, mask_a, b_k != 1, round_product),
-            s.num_warps, s.num_stages,
+        grid = (tiles * (batch[0] if batch else 1), 1, 1)
+        sizes = (m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column)
+        even_k = k % s.block_k == 0
+        constants: tuple = (
+            s.block_m, s.block_n, s.block_k, s.group_m, s.swap, even_k, mask_a, b_k != 1, round_product
         )  # fmt: skip
-        return
+        compiled = launch(_pointer_kernel, grid, (a, b, bias, c, *sizes), constants, s.num_warps, s.num_stages)
+        if compiled is None:
+            return None
+        run = compiled[grid]
+        return lambda a, b, bias, c: run(a, b, bias, c, *sizes, *constants)
     subtiles = s.subtiles * c.element_size() // 2  # a float32 tile takes twice the shared memory to store
-    launch(
-        _tma_kernel, (min(gpu.multiprocessors, tiles) if s.persistent else tiles, 1, 1),
-        (TensorDescriptor(a, [m, k], [a_row, 1], [s.block_m, s.block_k]),
-         TensorDescriptor(b, [n, k], [b_column, 1], [s.block_n, s.block_k]),
-         TensorDescriptor(c, [m, n], [n, 1], [s.block_m, s.block_n // subtiles]),
-         bias, m, n, k),
-        (s.block_m, s.block_n, s.block_k, s.group_m, s.swap, subtiles, s.persistent, round_product),
-        s.num_warps, s.num_stages,
-    )  # fmt: skip
+    grid = (min(gpu.multiprocessors, tiles) if s.persistent else tiles, 1, 1)
+    main, rest = s.columns
+    blocks = (
+        ([m, k], [a_row, 1], [s.block_m, s.block_k]),
+        ([n, k], [b_column, 1], [main, s.block_k]),
+        ([m, n], [n, 1], [s.block_m, main // subtiles]),
+        ([n, k], [b_column, 1], [rest, s.block_k]),
+        ([m, n], [n, 1], [s.block_m, rest]),
+    )[: 5 if rest else 3]
+
+    def arguments(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> tuple:
+        descriptors = (_descriptor(x, *block) for x, block in zip((a, b, c, b, c), blocks, strict=False))
+        return (*descriptors, *nothing, bias, m, n, k)
+
+    nothing = () if rest else (None, None)
+    constants = (s.block_m, main, rest, s.block_k, s.group_m, s.swap, subtiles, s.persistent, round_product)
+    compiled = launch(_tma_kernel, grid, arguments(a, b, bias, c), constants, s.num_warps, s.num_stages)
+    if compiled is None:
+        return None
+    run = compiled[grid]
+    return lambda a, b, bias, c: run(*arguments(a, b, bias, c), *constants)
+
+
+def _descriptor(base: Tensor, shape: list[int], strides: list[int], block_shape: list[int]) -> TensorDescriptor:
+    """`TensorDescriptor(...)` without its checks, which `_product` has made and which cost 5 us."""
+    descriptor = TensorDescriptor.__new__(TensorDescriptor)
+    descriptor.base, descriptor.shape, descriptor.strides = base, shape, strides
+    descriptor.block_shape, descriptor.padding = block_shape, "zero"
+    return descriptor
 
 
 class _Gpu(NamedTuple):

@@ -30,10 +30,11 @@ class Schedule:
     """How the output [M, N] is cut into tiles and how a tile is computed.
 
     form: "pointer" (any strides, batches) or "tma" (tensor descriptors: both operands K-contiguous, rows 16-byte
-    aligned; Hopper or newer). block_m, block_n: rows and columns of a tile; block_k: K of one pipeline step. swap: the
-    weights are the MMA's 64-row side, for few rows. persistent (tma): one program per SM walks over tiles. group_m:
-    tiles of that many row blocks are taken column by column, so that both operands are met in L2. subtiles (tma): the
-    tile is stored in that many parts, which frees shared memory for more stages.
+    aligned; Hopper or newer). block_m, block_n: rows and columns of a tile, powers of two (block_n of "tma" without
+    swap also the sum of two, each at least 16); block_k: K of one pipeline step. swap: the weights are the MMA's 64-row
+    side, for few rows. persistent (tma): one program per SM walks over tiles. group_m: tiles of that many row blocks
+    are taken column by column, so that both operands are met in L2. subtiles (tma): the tile is stored in that many
+    parts, which frees shared memory for more stages.
     """
 
     form: Form
@@ -46,6 +47,12 @@ class Schedule:
     persistent: bool = False
     group_m: int = 8
     subtiles: int = 1
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """block_n as the powers of two that add up to it: (160) -> (128, 32), (128) -> (128, 0)."""
+        largest = 1 << (self.block_n.bit_length() - 1)
+        return largest, self.block_n - largest
 
     def __str__(self) -> str:
         """Compact and readable, the table's form: "tma 128x256x64 w8 s3 g8 persistent"."""
@@ -144,22 +151,174 @@ def heuristic(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> Sched
 
 # -- what the tuner tries ---------------------------------------------------------------------------------------------
 
+SMS = 132  # of an H200; it only guides what is tried
+# (rows up to, columns up to) -> the winners for such shapes among 50 to 200 schedules each, on an H200
+_TRIED = {
+    (16, 2560): """
+        pointer 16x8x64 w4 s8 g8
+        pointer 16x8x256 w2 s6 g8
+        pointer 16x8x512 w4 s3 g8
+        pointer 16x16x64 w4 s8 g8
+        pointer 16x16x512 w4 s3 g8
+        pointer 16x64x128 w4 s8 g8 swap
+        pointer 16x64x256 w4 s4 g8 swap
+        tma 16x64x128 w4 s8 g8 swap
+        tma 16x64x256 w4 s4 g8 swap
+        tma 16x64x256 w4 s5 g8 swap""",
+    (16, 6144): """
+        pointer 8x64x256 w4 s6 g8 swap
+        pointer 16x32x128 w4 s8 g8
+        pointer 16x64x64 w4 s7 g8 swap
+        pointer 16x64x128 w4 s5 g8 swap
+        pointer 16x64x128 w4 s8 g8 swap
+        pointer 16x64x256 w4 s4 g8 swap
+        tma 16x64x128 w4 s8 g8 swap
+        tma 16x64x256 w4 s4 g8 swap
+        tma 16x64x256 w4 s5 g8 swap""",
+    (16, 0): """
+        pointer 8x64x128 w4 s3 g8 swap
+        pointer 8x64x256 w4 s3 g8 swap
+        pointer 16x64x64 w4 s7 g8 swap
+        pointer 16x64x128 w4 s3 g8 swap
+        pointer 16x128x64 w4 s3 g8 swap
+        pointer 16x128x64 w4 s6 g8 swap
+        pointer 16x256x128 w8 s3 g8 swap
+        tma 16x64x128 w4 s3 g8 swap
+        tma 16x128x128 w4 s4 g8 swap""",
+    (32, 2560): """
+        pointer 32x8x64 w4 s8 g8
+        pointer 32x8x256 w2 s5 g8
+        pointer 32x16x64 w4 s8 g8
+        pointer 32x16x128 w4 s5 g8
+        pointer 32x16x256 w4 s4 g8
+        pointer 32x64x128 w4 s5 g8 swap
+        tma 32x64x128 w4 s8 g8 swap
+        tma 32x64x256 w4 s4 g8 swap""",
+    (32, 6144): """
+        pointer 32x32x256 w4 s4 g8
+        pointer 32x64x64 w4 s8 g8 swap
+        pointer 32x64x128 w4 s5 g8 swap
+        pointer 32x64x256 w4 s4 g8 swap
+        tma 32x64x128 w4 s5 g8 swap
+        tma 32x64x128 w4 s8 g8 swap
+        tma 32x64x256 w4 s4 g8 swap""",
+    (32, 0): """
+        pointer 32x64x64 w4 s5 g8 swap
+        pointer 32x256x128 w8 s3 g8 swap
+        tma 32x64x64 w4 s5 g8 swap
+        tma 32x64x128 w4 s2 g8 swap
+        tma 32x64x128 w4 s4 g8 swap
+        tma 32x128x64 w4 s3 g8 swap
+        tma 32x128x128 w4 s4 g8 swap persistent
+        tma 32x256x128 w8 s3 g8 swap""",
+    (64, 2560): """
+        pointer 32x16x256 w4 s6 g8
+        pointer 64x16x64 w4 s8 g8
+        pointer 64x16x128 w4 s5 g8
+        pointer 64x32x128 w4 s5 g8
+        tma 16x64x256 w4 s5 g8 swap
+        tma 32x64x128 w4 s8 g8 swap
+        tma 64x32x128 w4 s4 g8
+        tma 64x32x128 w4 s8 g8""",
+    (64, 6144): """
+        pointer 32x64x64 w4 s8 g8 swap
+        pointer 32x64x256 w4 s4 g8 swap
+        pointer 64x32x128 w4 s5 g8
+        pointer 64x32x128 w4 s8 g8
+        pointer 64x64x128 w4 s5 g8 swap
+        tma 32x64x128 w4 s8 g8 swap
+        tma 32x64x256 w4 s4 g8 swap
+        tma 64x64x128 w4 s5 g8 swap
+        tma 64x64x128 w4 s6 g8""",
+    (64, 0): """
+        pointer 64x64x128 w4 s4 g8 swap
+        pointer 64x128x64 w4 s4 g8 swap
+        tma 64x64x64 w4 s4 g8 swap
+        tma 64x64x128 w4 s3 g8 swap
+        tma 64x128x64 w4 s2 g8 swap
+        tma 64x128x64 w4 s4 g8
+        tma 64x128x128 w4 s2 g8
+        tma 64x128x128 w4 s4 g8 swap
+        tma 64x128x128 w4 s4 g8 swap persistent""",
+    (128, 2560): """
+        pointer 64x16x128 w4 s5 g8
+        pointer 64x32x128 w4 s5 g8
+        tma 32x64x128 w4 s4 g8 swap
+        tma 32x64x128 w4 s8 g8 swap
+        tma 32x64x256 w4 s4 g8 swap
+        tma 64x16x128 w4 s5 g8
+        tma 64x16x256 w4 s5 g8
+        tma 64x32x128 w4 s5 g8
+        tma 64x64x128 w4 s6 g8 swap""",
+    (128, 6144): """
+        pointer 64x64x64 w4 s6 g8 swap
+        tma 32x64x128 w4 s4 g8 swap
+        tma 64x64x128 w4 s5 g8
+        tma 64x64x128 w4 s6 g8
+        tma 64x64x128 w4 s6 g8 swap
+        tma 64x128x64 w4 s8 g8
+        tma 64x128x64 w4 s8 g8 swap
+        tma 128x64x64 w4 s8 g8""",
+    (128, 0): """
+        tma 64x256x64 w4 s5 g8
+        tma 128x128x64 w4 s3 g8 swap
+        tma 128x128x64 w4 s5 g8 persistent
+        tma 128x128x64 w4 s6 g8
+        tma 128x128x64 w4 s6 g8 swap""",
+}
+# more than 128 rows: by the number of 128x128 tiles, up to
+_TRIED_MANY_ROWS = {
+    64: """
+        pointer 64x64x128 w4 s5 g8 swap
+        tma 64x32x128 w4 s5 g8
+        tma 64x64x64 w4 s6 g8
+        tma 64x64x128 w4 s4 g8 swap
+        tma 64x64x128 w4 s6 g8
+        tma 64x128x64 w4 s8 g8
+        tma 64x128x128 w4 s4 g8
+        tma 128x32x128 w4 s5 g8
+        tma 128x64x64 w4 s8 g8""",
+    528: """
+        tma 64x64x64 w4 s4 g8 swap
+        tma 64x128x64 w4 s4 g8
+        tma 64x128x128 w4 s4 g8 persistent
+        tma 64x256x64 w4 s4 g8 persistent
+        tma 64x256x64 w4 s5 g8
+        tma 128x64x64 w4 s4 g8
+        tma 128x128x64 w4 s3 g8
+        tma 128x128x64 w4 s4 g8 swap
+        tma 128x128x64 w4 s6 g8 persistent
+        tma 128x128x64 w8 s4 g8 persistent
+        tma 128x256x64 w8 s4 g4 persistent subtiles2
+        tma 128x256x64 w8 s4 g8 persistent subtiles2
+        tma 256x128x64 w8 s4 g8 persistent subtiles2""",
+    0: """
+        tma 128x128x64 w4 s6 g8 persistent
+        tma 128x256x64 w8 s3 g8 persistent
+        tma 128x256x64 w8 s4 g4 persistent subtiles2
+        tma 128x256x64 w8 s4 g8 persistent subtiles2
+        tma 128x256x64 w8 s4 g16 persistent subtiles2""",
+}
+
 
 def candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> list[Schedule]:
-    """Every schedule worth a try for a shape, without repeats: what the tuner times and `verify` proves equal."""
+    """Every schedule worth a try for a shape, without repeats: what the tuner times and tests prove equal."""
     if dtype == torch.float32:
         found = _float32_candidates(m)
-    elif m <= 16:
-        eight = ((64, 256), (128, 128)) if m <= 8 else ()  # half the x of a 16-row tile, but no wgmma
-        found = _few_rows(16, n) + [Schedule(POINTER, 8, *tile, num_warps=4, num_stages=5, swap=True) for tile in eight]
-    elif m <= 64:
-        found = _few_rows(bucket(m), n)
     elif m <= 128:
-        found = _some_rows(n)
+        rows, columns = max(16, bucket(m)), 2560 if n <= 2560 else 6144 if n <= 6144 else 0
+        found = _parsed(_TRIED[rows, columns])
     else:
-        found = _many_rows(m, n)
+        tiles = -(-m // 128) * -(-n // 128)
+        found = _parsed(_TRIED_MANY_ROWS[64 if tiles <= 64 else 528 if tiles <= 528 else 0])
+    if dtype != torch.float32 and m >= 128:
+        found += _sums_of_two(m, n)
     found = [heuristic(dtype, bucket(m), n, k, tma_ok), *found]
     return [s for s in dict.fromkeys(found) if tma_ok or s.form == POINTER]
+
+
+def _parsed(lines: str) -> list[Schedule]:
+    return [Schedule.parse(line.strip()) for line in lines.strip().splitlines()]
 
 
 def _float32_candidates(m: int) -> list[Schedule]:
@@ -169,104 +328,29 @@ def _float32_candidates(m: int) -> list[Schedule]:
     return [Schedule(POINTER, *tile, num_stages=stages) for tile in tiles for stages in (2, 3)]
 
 
-def _few_rows(rows: int, n: int) -> list[Schedule]:
-    """Up to 64: bound by the memory that holds the weights. Enough programs, and enough bytes in flight in each.
+def _sums_of_two(m: int, n: int) -> list[Schedule]:
+    """Tiles as wide as two powers of two, where they occupy nine tenths of the SMs' time, in at most four rounds.
 
-    16 and 32 rows take the same tiles; with 64 a stage of long K no longer fits.
+    N = 2560 and M = 1024, say: 128 tiles of 128 x 160, but 160 of 128 x 128 or 80 of 128 x 256. The four of them that
+    read the least for each output.
     """
-    k = 256 if rows <= 32 else 128
-    narrow = [
-        Schedule(POINTER, rows, 16, 256, 4, 6 if rows <= 32 else 3),
-        Schedule(POINTER, rows, 32, k, 4, 4),
-        Schedule(POINTER, rows, 32, 128, 4, 5),
-        Schedule(POINTER, rows, 64, 128, 4, 5, swap=True),
-    ]
-    narrowest = [Schedule(POINTER, rows // 2, 16, 256, 4, 5), Schedule(POINTER, rows // 2, 32, 128, 4, 5)]
-    if rows == 16:
-        narrowest = [Schedule(POINTER, 16, 8, 512, 4, 5), Schedule(POINTER, 16, 16, 512, 4, 5)]
-        narrowest += [Schedule(POINTER, 16, 16, 256, 2, 6), Schedule(POINTER, 16, 8, 256, 2, 6)]
-    middle = [Schedule(TMA, rows, 64, k, 4, 4, swap=True), Schedule(TMA, rows, 64, 128, 4, 5, swap=True)]
-    if rows == 64:
-        middle += [Schedule(POINTER, 64, 64, 128, 4, 4), Schedule(TMA, 64, 64, 128, 4, 4)]
-    wide = [
-        Schedule(POINTER, rows, 64, k, 4, 4, swap=True),
-        Schedule(POINTER, rows, 128, 128, 4, 4, swap=True),
-        Schedule(POINTER, rows, 128, 64, 4, 5, swap=True),
-        Schedule(TMA, rows, 128, 128, 4, 4, swap=True),
-        Schedule(TMA, rows, 128, 64, 4, 5, swap=True),
-    ]
-    widest = [
-        Schedule(TMA, rows, 128, 128, 4, 4, swap=True, persistent=True),
-        Schedule(TMA, rows, 256, 64, 8, 4, swap=True),
-        Schedule(TMA, rows, 128, 128, 8, 5 if rows <= 32 else 4, swap=True),
-    ]
-    if n <= 2560:
-        return narrow + narrowest + middle + wide[:1]
-    return narrow + middle + wide + (widest if n > 4096 else narrowest[:2])
+    found = []
+    for rows in (64, 128, 256):
+        for columns in (48, 80, 96, 144, 160, 192, 320):
+            tiles = -(-m // rows) * -(-n // columns)
+            rounds = -(-tiles // SMS)
+            if rows * columns <= 256 * 192 and rounds <= 4 and m * n >= 0.9 * rounds * SMS * rows * columns:
+                found.append((rows, columns, rounds > 1))
+    found.sort(key=lambda tile: 1 / tile[0] + 1 / tile[1])
+    return [_with_stages(*tile) for tile in found[:4]]
 
 
-def _some_rows(n: int) -> list[Schedule]:
-    """128 rows: between the two limits."""
-    small = [
-        Schedule(POINTER, 64, 32, 128, 4, 5),
-        Schedule(POINTER, 64, 16, 256, 4, 3),
-        Schedule(POINTER, 64, 64, 128, 4, 4),
-        Schedule(POINTER, 64, 64, 128, 4, 5, swap=True),
-        Schedule(POINTER, 128, 32, 128, 4, 4),
-        Schedule(TMA, 64, 64, 128, 4, 5),
-        Schedule(TMA, 128, 32, 128, 4, 4),
-        Schedule(TMA, 64, 32, 128, 4, 5),
-    ]
-    medium = [
-        Schedule(TMA, 64, 128, 128, 4, 4),
-        Schedule(TMA, 128, 64, 128, 4, 4),
-        Schedule(TMA, 128, 64, 64, 4, 4),
-        Schedule(TMA, 128, 128, 64, 4, 4, swap=True),
-        Schedule(TMA, 128, 128, 64, 8, 5),
-    ]
-    large = [
-        Schedule(TMA, 128, 128, 128, 8, 3),
-        Schedule(TMA, 128, 128, 64, 4, 3),
-        Schedule(TMA, 128, 128, 64, 8, 3),
-        Schedule(TMA, 128, 128, 64, 8, 4, persistent=True),
-        Schedule(TMA, 128, 256, 64, 8, 3),
-        Schedule(TMA, 128, 256, 64, 8, 3, persistent=True),
-        Schedule(TMA, 64, 256, 64, 4, 4),
-        Schedule(TMA, 128, 256, 64, 8, 4, swap=True, subtiles=2),
-    ]
-    return small + medium if n <= 4096 else small[3:4] + small[5:6] + medium + large
-
-
-def _many_rows(m: int, n: int) -> list[Schedule]:
-    """From 256 rows on: bound by the tensor cores once there is a tile for every SM."""
-    small = [
-        Schedule(POINTER, 64, 64, 128, 4, 5, swap=True),
-        Schedule(TMA, 64, 32, 128, 4, 5),
-        Schedule(TMA, 64, 64, 128, 4, 5),
-        Schedule(TMA, 128, 64, 128, 4, 4),
-        Schedule(TMA, 64, 128, 128, 4, 4),
-        Schedule(TMA, 64, 128, 64, 4, 4),
-    ]
-    medium = [
-        Schedule(TMA, 128, 128, 64, 4, 3),
-        Schedule(TMA, 128, 128, 64, 8, 3),
-        Schedule(TMA, 128, 128, 64, 8, 4, persistent=True),
-        Schedule(TMA, 128, 128, 128, 8, 3, persistent=True, subtiles=2),
-        Schedule(TMA, 128, 256, 64, 8, 3),
-    ]
-    wide = Schedule(TMA, 128, 256, 64, 8, 3, persistent=True)
-    large = [
-        wide,
-        replace(wide, num_stages=4, subtiles=2),
-        replace(wide, block_m=256, block_n=128),
-        replace(wide, block_m=256, block_n=128, num_stages=4, subtiles=2),
-        Schedule(TMA, 64, 256, 64, 4, 4, persistent=True),
-        Schedule(TMA, 128, 256, 64, 8, 4),
-    ]
-    groups = [replace(wide, group_m=g) for g in (4, 16)] + [replace(wide, group_m=16, num_stages=4, subtiles=2)]
-    tiles = -(-m // 128) * -(-n // 128)
-    if tiles <= 64:
-        return small + medium
-    if tiles <= 528:
-        return small[2:5] + medium + large
-    return medium + large + groups
+def _with_stages(rows: int, columns: int, several: bool) -> Schedule:
+    """The tile with as many stages as fit, at most six; persistent, if a program has several and three stages fit."""
+    block_k, warps = 128 if rows * columns <= 64 * 96 else 64, 4 if rows == 64 or rows * columns < 128 * 96 else 8
+    s = Schedule(TMA, rows, columns, block_k, warps, subtiles=2)
+    stage, (main, rest), memory = (rows + columns) * block_k * 2, s.columns, 220 << 10
+    stages = (memory - rows * (main // 2 + rest) * 2) // stage
+    if several and stages >= 3:
+        return replace(s, num_stages=min(6, stages), persistent=True)
+    return replace(s, num_stages=min(6, memory // stage))

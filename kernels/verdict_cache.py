@@ -16,20 +16,30 @@ import triton
 from evalengine import CONTRACT_VERSION
 
 DRIVER = Path("/proc/driver/nvidia/version")
+ASSEMBLER = ("TRITON_PTXAS_PATH", "DISABLE_PTXAS_OPT")  # variables that change what Triton assembles
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """GPU, driver, torch, Triton, contract version, and the kernels' own sources and tables."""
+    """GPU, driver, torch, Triton, its assembler, contract version, and the kernels' own sources and tables."""
     sources = hashlib.sha256()
     for file in sorted(Path(__file__).parent.iterdir()):
         if file.suffix in (".py", ".json"):
             sources.update(file.name.encode() + b"\0" + file.read_bytes())
+    gpu: dict[str, Any] = {"gpu": "cpu"}
+    if device.type == "cuda":  # one name is sold with different numbers of SMs
+        properties = torch.cuda.get_device_properties(device)
+        gpu = {
+            "gpu": torch.cuda.get_device_name(device),
+            "capability": [properties.major, properties.minor],
+            "sms": properties.multi_processor_count,
+        }
     return {
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        **gpu,
         "driver": DRIVER.read_text().splitlines()[0] if DRIVER.exists() else None,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": triton.__version__,
+        "assembler": {name: os.environ[name] for name in ASSEMBLER if name in os.environ},
         "contract_version": CONTRACT_VERSION,
         "sources": sources.hexdigest(),
     }

@@ -1,7 +1,8 @@
 """Freedom is never assumed: every schedule that the kernels may choose for a model, by bytes against the reference.
 
 On the live GPU, with random data, in the model's own shapes. A schedule that differs, or does not run, is dropped: it
-enters its module's `excluded`, and `choose` names the reference schedule instead. What has no other schedule to fall
+enters its module's `excluded`, and `choose` names the reference schedule instead. The verdict is cached, unless an
+error dropped a schedule that may run next time (anything but a lack of registers or shared memory). What has no other schedule to fall
 back on (a fused kernel against its parts, decode against prefill) is `failed`: `native` must not run on such a machine.
 
     M rows, N columns, K the reduced dimension; H hidden, I intermediate, V vocabulary, Hq/Hkv heads, D head_dim.
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from evalengine.kernels import (
     attention,
@@ -36,6 +38,8 @@ from evalengine.kernels import (
 )
 
 MAX_ROWS = 1031  # of a product: over any tile, and over the persistent forms' one tile for each SM
+LOGITS_BYTES = 64 << 20  # of a slice of logits: lm_head's rows at once, those of engine/model_runner.py
+COMPILE_THREADS = min(16, os.cpu_count() or 1)  # each holds one output
 BUCKETS = tuple(1 << i for i in range(matmul_schedules.MAX_BUCKET.bit_length()))
 PAGE_SIZES = (64,)  # the engine's default
 # (new tokens, tokens): decodes first. Borders of blocks (64) and chunks (1024) on both sides.
@@ -68,12 +72,12 @@ class Verdict:
     checked: int = 0  # comparisons
     dropped: list[dict[str, Any]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    lasting: bool = True  # another process would find the same
 
     def drop(self, kernel: str, schedule: Any, where: str, reason: str) -> None:
         """The schedule is not to be chosen again in this process."""
-        MODULES[kernel].excluded.add(schedule)
         self.dropped.append({"kernel": kernel, "schedule": asdict(schedule), "where": where, "reason": reason})
-        logger.warning("%s schedule %s is not used on this machine (%s): %s", kernel, schedule, where, reason)
+        _exclude(self.dropped[-1])
 
     def require_equal(self, what: str, found: Tensor, expected: Tensor) -> None:
         """Of two kernels that must give the same bytes."""
@@ -81,6 +85,16 @@ class Verdict:
         if different := _count_differing(found, expected):
             self.failed.append(f"{what}: {different} of {expected.numel()} elements differ")
             logger.error("%s", self.failed[-1])
+
+
+def _exclude(drop: dict[str, Any]) -> None:
+    """In this process; says so the first time."""
+    module = MODULES[drop["kernel"]]
+    schedule = module.Schedule(**drop["schedule"])
+    if schedule not in module.excluded:
+        module.excluded.add(schedule)
+        words = (drop["kernel"], schedule, drop["where"], drop["reason"])
+        logger.warning("%s schedule %s is not used on this machine (%s): %s", *words)
 
 
 def verify(
@@ -108,8 +122,7 @@ def verify(
     known = verdict_cache.load(key) if use_cache else None
     if known is not None:
         for drop in known["dropped"]:
-            module = MODULES[drop["kernel"]]
-            module.excluded.add(module.Schedule(**drop["schedule"]))
+            _exclude(drop)
         return {**known, "cached": True, "seconds": time.perf_counter() - started}
     if device.type == "cuda":
         logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s", key["shapes"])
@@ -123,7 +136,8 @@ def verify(
     ]
     with torch.inference_mode():
         verify_matmul(verdict, layers, dtype, device)
-        verify_matmul(verdict, [(vocab_size, hidden_size)], dtype, device, torch.float32)  # lm_head
+        slice_rows = max(1, LOGITS_BYTES // (4 * vocab_size))
+        verify_matmul(verdict, [(vocab_size, hidden_size)], dtype, device, torch.float32, slice_rows)  # lm_head
         for page_size in page_sizes:
             verify_attention(verdict, num_heads, num_kv_heads, head_dim, page_size, dtype, device)
         verify_rows(verdict, hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, dtype, device)
@@ -133,7 +147,8 @@ def verify(
         "dropped": verdict.dropped,
         "failed": verdict.failed,
     }
-    verdict_cache.save(key, result)
+    if verdict.lasting:
+        verdict_cache.save(key, result)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what follows is sized by the memory that is free
     return {**result, "cached": False, "seconds": time.perf_counter() - started}
@@ -145,14 +160,20 @@ def verify_matmul(
     dtype: torch.dtype,
     device: torch.device,
     out_dtype: torch.dtype | None = None,
+    most_rows: int = matmul_schedules.MAX_BUCKET,
     max_rows: int = MAX_ROWS,
 ) -> None:
-    """x [M, K] times W^T, W [N, K]: every schedule that `choose` names for a shape, at an odd M of its own bucket."""
+    """x [M, K] times W^T, W [N, K]: every schedule that `choose` names for a shape, at an odd M of its own bucket.
+
+    most_rows: the largest M that the engine has; max_rows: the largest that is compared.
+    """
+    max_rows = min(max_rows, most_rows)
+    buckets = [bucket for bucket in BUCKETS if bucket <= matmul_schedules.bucket(most_rows)]
     for n, k in shapes:
         random = _Random(dtype, device)
         a, weight = random(max_rows, k), random(n, k)
         product = partial(matmul.matmul, b=weight.T, out_dtype=out_dtype)
-        chosen = _chosen(a, n, out_dtype or dtype, max_rows)
+        chosen = _chosen(a, n, out_dtype or dtype, buckets)
         _compile([partial(product, a[:rows], schedule=schedule) for schedule, rows in chosen.items()], device)
         expected = product(a, schedule=matmul.REFERENCE)
         for schedule, rows in chosen.items():
@@ -161,17 +182,19 @@ def verify_matmul(
             _compare_schedule(verdict, "matmul", schedule, where, run, expected[:rows])
 
 
-def _chosen(a: Tensor, n: int, out_dtype: torch.dtype, max_rows: int) -> dict[Any, int]:
-    """Schedule -> rows of the largest bucket that it is chosen for, made odd; a [M, K].
+def _chosen(a: Tensor, n: int, out_dtype: torch.dtype, buckets: Sequence[int]) -> dict[Any, int]:
+    """Schedule -> rows of the largest bucket that it is chosen for, made odd, at most M; a [M, K].
 
-    As the engine's layers call it: with tensor descriptors wherever `matmul` makes them.
+    As the engine's layers call it: with tensor descriptors wherever `matmul` makes them. What is excluded already is
+    compared, and dropped, again: this verdict must say so too, for the processes that read it from the cache.
     """
     gpu = matmul._gpu(a.get_device())
     k = a.shape[1]
     aligned = gpu.descriptors and a.dtype != torch.float32 and k % 8 == 0 and n * out_dtype.itemsize % 16 == 0
     chosen = {}
-    for bucket in BUCKETS:
-        chosen[matmul.choose(gpu.name, a.dtype, bucket, n, k, aligned)] = min(max(1, bucket - 1), max_rows)
+    for bucket in buckets:
+        schedule = matmul_schedules._choose(gpu.name, a.dtype, bucket, n, k, aligned)
+        chosen[schedule] = min(max(1, bucket - 1), len(a))
     return chosen
 
 
@@ -290,7 +313,7 @@ def _compile(runs: Sequence[Callable[[], Tensor]], device: torch.device) -> None
         with suppress(Exception), torch.inference_mode(), torch.cuda.device(device):
             run()
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(COMPILE_THREADS) as pool:
         list(pool.map(quietly, runs))
 
 
@@ -305,6 +328,7 @@ def _compare_schedule(
     except torch.OutOfMemoryError:  # of the GPU, for the data: no fault of the schedule
         raise
     except Exception as error:
+        verdict.lasting &= isinstance(error, OutOfResources)
         verdict.drop(kernel, schedule, where, f"does not run: {type(error).__name__}: {error}"[:300])
         return
     if different:

@@ -24,7 +24,15 @@ def count_differing(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) 
     assert (left_shape, left_dtype) == (right_shape, right_dtype), (
         f"{left_dtype}{list(left_shape)} against {right_dtype}{list(right_shape)}"
     )
-    return int((left != right).any(-1).sum())
+    return int(_differ(left, right).sum())
+
+
+def _differ(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """uint8 [elements, item size], twice -> bool [elements]."""
+    size = left.shape[1]
+    if size in (2, 4, 8):  # whole elements at once: byte by byte takes thirty times as long
+        left, right = left.view(f"u{size}"), right.view(f"u{size}")
+    return (left != right).any(-1) if left.shape[1] > 1 else (left != right)[:, 0]
 
 
 def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray, what: str = "") -> None:
@@ -34,7 +42,7 @@ def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndar
         return
     left, shape, _ = _bytes_of(actual)
     right, _, _ = _bytes_of(expected)
-    first = int((left != right).any(-1).argmax())
+    first = int(_differ(left, right).argmax())
     pairs = ((actual, left), (expected, right))
     where = tuple(int(i) for i in np.unravel_index(first, shape)) if shape else ()
     found, wanted = (f"{x[where].item()!r} ({raw[first].tobytes()[::-1].hex()})" for x, raw in pairs)

@@ -36,6 +36,8 @@ from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.kernels.matmul import REFERENCE, Schedule, candidates, matmul
 
 FINALISTS = 4  # timed again, with more repeats, in turns with cuBLAS
+POINTER_BONUS = 1.02  # few rows: what "pointer" may be slower than "tma", whose launch takes the host 40 us longer
+FEW_ROWS = 64
 DTYPE = torch.bfloat16
 Job = tuple[Schedule, int, bool, torch.dtype]  # rows; whether K is a multiple of the block; output's
 
@@ -97,11 +99,14 @@ def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
         (equal if same else differing).append(schedule)
     del expected
     rough = compare_gpu_seconds({s: partial(product, s) for s in equal or [REFERENCE]}, 0.002, (3, 12))
-    best = sorted(rough, key=lambda s: rough[s])[:FINALISTS]
+    ranked = sorted(rough, key=lambda s: rough[s])
+    pointers = [s for s in ranked if s.form == "pointer" and m <= FEW_ROWS]
+    best = dict.fromkeys([*ranked[:FINALISTS], *pointers[:1]])
     runs: dict[str, Callable[[], Tensor]] = {str(s): partial(product, s) for s in best}
     beside: dict[str, Callable[[], Tensor]] = {"cublas": cublas(x, weight, out_dtype), "fixed": partial(product, FIXED)}
     final = compare_gpu_seconds({**runs, **beside}, 0.012, (7, 60))
-    chosen = min(runs, key=lambda text: final[text])
+    handicap = POINTER_BONUS if m <= FEW_ROWS else 1
+    chosen = min(runs, key=lambda text: final[text] * (handicap if text.startswith("tma") else 1))
     return point(shape, m, chosen, final[chosen], final, *map(str, differing))
 
 

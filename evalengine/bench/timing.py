@@ -2,8 +2,9 @@
 
 Every repeat first goes over a buffer larger than the cache: weights that an engine streams once a step are never in L2.
 The buffer is read, not overwritten as `triton.testing.do_bench` does: lines that were written go back to memory while
-the function runs, and slow it down. Reading takes about 100 us on an H200, in which the host runs ahead, so launch
-overhead does not enter the times of a single kernel (of a longer function it does: capture that with `as_graph`).
+the function runs, and slow it down. Reading takes about 200 us on an H200, in which the host runs ahead, so launch
+overhead (up to 80 us on a slow host) does not enter the times of a single kernel; of a longer function it does: capture
+that with `as_graph`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-CACHE_BYTES = 384 << 20  # read before each repeat; the L2 of an H200 holds 50 MB
-CLEAR_SECONDS = 1e-4  # about, on an H200; only the number of repeats follows from it
+CACHE_BYTES = 768 << 20  # read before each repeat; the L2 of an H200 holds 60 MB
+CLEAR_SECONDS = 2e-4  # about, on an H200; only the number of repeats follows from it
 Key = TypeVar("Key")
 
 

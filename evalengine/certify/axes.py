@@ -62,6 +62,7 @@ class Skip:
 
 
 Axis = Callable[[Workload], Iterator[Variant | Skip]]
+_SEVERAL: dict[str, Any] = {"happened": lambda stats: stats.largest_batch > 1, "wanted": "several requests in a step"}
 
 
 def batch(work: Workload) -> Iterator[Variant | Skip]:
@@ -69,13 +70,15 @@ def batch(work: Workload) -> Iterator[Variant | Skip]:
     for size in BATCHES:
         if size <= len(work.cases):
             settings = {"max_num_seqs": size, "max_num_batched_tokens": LARGE}
-            yield Variant(f"max_num_seqs={size}", work.some(settings), settings)
+            cases = work.some(settings)
+            yield Variant(f"max_num_seqs={size}", cases, settings, **_largest_batch(min(size, _num_sequences(cases))))
 
 
 def order(work: Workload) -> Iterator[Variant | Skip]:
     """The same requests shuffled."""
     for seed in range(2, 2 + work.effort.orders):
-        yield Variant(f"order {seed}", _shuffled(work.cases, seed), {"max_num_seqs": 64})
+        cases = _shuffled(work.cases, seed)
+        yield Variant(f"order {seed}", cases, {"max_num_seqs": 64}, **_SEVERAL)
 
 
 def neighbours(work: Workload) -> Iterator[Variant | Skip]:
@@ -89,22 +92,27 @@ def neighbours(work: Workload) -> Iterator[Variant | Skip]:
                 prompt = [rng.randrange(work.vocab_size) for _ in range(length)]
                 mixed.append(Case(None, ScoreRequest(-1 - i, prompt, [rng.randrange(work.vocab_size)])))
             mixed.append(case)
-        yield Variant(f"neighbours of {length} tokens", mixed, {"max_num_seqs": 64, "max_num_batched_tokens": 8192})
+        settings = {"max_num_seqs": 64, "max_num_batched_tokens": 8192}
+        yield Variant(f"neighbours of {length} tokens", mixed, settings, **_SEVERAL)
 
 
 def chunks(work: Workload) -> Iterator[Variant | Skip]:
     """Tokens in a step: chunk borders inside pages and inside the KV chunks of the attention."""
     for budget in BUDGETS:
         settings = {"max_num_seqs": 64, "max_num_batched_tokens": budget}
-        yield Variant(f"max_num_batched_tokens={budget}", work.some(settings), settings)
+        yield Variant(f"max_num_batched_tokens={budget}", work.some(settings), settings, **_largest_step(budget))
 
 
 def prefix(work: Workload) -> Iterator[Variant | Skip]:
     """The prefix cache: off, cold, warm, and hit inside a page."""
-    yield Variant("no prefix cache", work.cases, {"enable_prefix_caching": False})
-    yield Variant("cold and warm", work.cases, {}, 2, happened=lambda s: s.num_cached_tokens > 0, wanted="a cache hit")
+    off = {"enable_prefix_caching": False}
+    yield Variant(
+        "no prefix cache", work.cases, off, happened=lambda s: not s.num_cached_tokens, wanted="computing all"
+    )
+    yield Variant("cold and warm", work.cases, {}, 2, **_warm(work.cases))
     small = {"max_num_seqs": 64, "max_num_batched_tokens": 100}
-    yield Variant("warm, chunks of 100", work.some(small), {**small, "block_size": 16}, 2)
+    cases = work.some(small)
+    yield Variant("warm, chunks of 100", cases, {**small, "block_size": 16}, 2, **_warm(cases))
     yield _inside_a_page(work)
 
 
@@ -114,15 +122,23 @@ def preemption(work: Workload) -> Iterator[Variant | Skip]:
     pages = [-(-case.length // 16) for case in generations]
     pool = max(max(pages, default=1), sum(-(-len(case.prompt) // 16) for case in generations) // 2)
     settings: dict[str, Any] = {"block_size": 16, "num_kv_blocks": pool}
+    at_once = {**settings, "max_num_seqs": 512, "max_num_batched_tokens": LARGE}  # the pool is full after one step
     yield Variant(
         f"generations in {pool} pages of 16",
         generations,
-        settings,
+        at_once,
         happened=lambda stats: stats.num_preemptions > 0,
         wanted="a preemption",
     )
     pool = max(-(-case.length // 16) for case in work.cases)
-    yield Variant(f"everything in {pool} pages of 16", work.cases, {**settings, "num_kv_blocks": pool})
+    settings = {**settings, "num_kv_blocks": pool}
+    yield Variant(
+        f"everything in {pool} pages of 16",
+        work.cases,
+        settings,
+        happened=lambda stats: stats.largest_batch < _num_sequences(work.cases),
+        wanted="a request that waits for pages",
+    )
 
 
 def pages(work: Workload) -> Iterator[Variant | Skip]:
@@ -140,7 +156,7 @@ def decode(work: Workload) -> Iterator[Variant | Skip]:
             scores.append(replace(case, request=ScoreRequest(case.key, case.request.prompt_ids, found.token_ids)))
     yield Variant("score what was generated", scores, {"max_num_batched_tokens": 1000})
     one = {"max_num_batched_tokens": 1, "enable_prefix_caching": False}
-    yield Variant("one token a step", work.some(one), one)
+    yield Variant("one token a step", work.some(one), one, **_largest_step(1))
 
 
 def asked(work: Workload) -> Iterator[Variant | Skip]:
@@ -237,6 +253,26 @@ def _inside_a_page(work: Workload) -> Variant:
         happened=lambda stats: stats.num_cached_tokens >= shared,
         wanted=f"{shared} cached tokens, page tails among them",
     )
+
+
+def _largest_batch(size: int) -> dict[str, Any]:
+    return {"happened": lambda stats: stats.largest_batch == size, "wanted": f"{size} sequences in a step"}
+
+
+def _largest_step(budget: int) -> dict[str, Any]:
+    return {"happened": lambda stats: 0 < stats.largest_step <= budget, "wanted": f"steps of {budget} tokens at most"}
+
+
+def _warm(cases: list[Case]) -> dict[str, Any]:
+    """Of a second pass: more hits than the first one has among its own requests, half of all contexts at least."""
+    half = sum(len(_context(case)) for case in cases) // 2
+    return {"happened": lambda stats: stats.num_cached_tokens >= half, "wanted": f"{half} cached tokens"}
+
+
+def _num_sequences(cases: list[Case]) -> int:
+    """That can be in one step: scores of one context start as one sequence."""
+    scores = {tuple(_context(case)) for case in cases if isinstance(case.request, ScoreRequest)}
+    return len(scores) + sum(isinstance(case.request, GenerateRequest) for case in cases)
 
 
 def _context(case: Case) -> list[int]:

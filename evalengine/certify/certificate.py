@@ -20,13 +20,13 @@ from rich.text import Text
 import evalengine
 from evalengine.certify.again import Subject
 from evalengine.certify.compare import Answer
-from evalengine.certify.proof import AxisResult, Proof, Trial
+from evalengine.certify.kernels import kernels_summary
+from evalengine.certify.proof import NONE_FOUND, AxisResult, Proof, Trial
 from evalengine.errors import EvalEngineError
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version, cpu_name, gpu_names, library_versions
 
 VERSION = 1  # of the file's layout
-NONE_FOUND = "the control found no difference on this device: it cannot show that the comparison would see one"
 
 
 def certificate(
@@ -36,7 +36,8 @@ def certificate(
     device = proof.facts["device"]
     return {
         "certificate_version": VERSION,
-        "verdict": proof.verdict,
+        "verdict": _whole_verdict(proof, kernels),
+        "incomplete": proof.incomplete,
         "contract_version": evalengine.CONTRACT_VERSION,
         "subject": {**asdict(subject), **proof.facts, "weights_sha256": weights_sha256},
         "requests": {
@@ -57,6 +58,12 @@ def certificate(
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
     }
+
+
+def _whole_verdict(proof: Proof, kernels: Mapping[str, Any] | None) -> str:
+    """The proof's, or FAILED: the requests found no difference, but kernels that must give equal bytes do not."""
+    failed = proof.verdict != "DIFFERENT" and kernels is not None and kernels["failed"]
+    return "FAILED" if failed else proof.verdict
 
 
 def write_certificate(path: Path, content: Mapping[str, Any]) -> None:
@@ -154,7 +161,8 @@ def summary(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {first['found']}"
         yield f"  {first['expected']} alone"
     if kernels := content["kernels"]:
-        yield f"kernels: {kernels['checked']} schedules checked, {len(kernels['dropped'])} dropped"
+        yield from (f"kernels: {line}" for line in kernels_summary(kernels))
+    yield from (f"incomplete: {reason}" for reason in content["incomplete"])
     where = ", ".join(content["hardware"]["gpus"]) or content["hardware"]["cpu"]
     yield f"numerics {subject['numerics']} ({subject['dtype']}) on {subject['device']}: {where}"
     yield f"answers: {content['requests']['answers_sha256']}"

@@ -64,7 +64,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     engine.add_argument("--out", type=Path, metavar="FILE.json", help="write the certificate there")
     kernels.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32"))
     kernels.add_argument("--no-cache", action="store_true", help="check again what a cached verdict would answer")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.what == "engine" and arguments.logprobs is not None and "mixed" not in arguments.axes:
+        parser.error(f"--logprobs={arguments.logprobs}: only the axis mixed goes on for longer; add it to --axes")
+    return arguments
 
 
 def _count(text: str) -> int:
@@ -74,24 +77,23 @@ def _count(text: str) -> int:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    import torch
-
     from evalengine.certify.again import Subject
     from evalengine.certify.certificate import axes_table, certificate, summary, write_certificate
     from evalengine.certify.kernels import kernels_verdict
+    from evalengine.certify.model import open_checkpoint
     from evalengine.certify.proof import Prover
-    from evalengine.config import resolve_numerics
+    from evalengine.config import EngineConfig
     from evalengine.engine.loader import weights_fingerprint
+    from evalengine.engine.settings import resolve_settings
 
     started = time.perf_counter()
-    on_cpu = arguments.device == "cpu" or not torch.cuda.is_available()
-    effort = "quick" if arguments.quick else "cpu" if on_cpu else "gpu"
+    checkpoint = open_checkpoint(arguments.model, arguments.layers)
+    settings = resolve_settings(EngineConfig(device=arguments.device), True, arguments.numerics, checkpoint.spec)
+    effort = "quick" if arguments.quick else "cpu" if settings.device.type == "cpu" else "gpu"
     subject = Subject(arguments.model, arguments.layers, arguments.device, arguments.numerics, effort)
-    checkpoint = subject.checkpoint()
     kernels = None
-    if resolve_numerics(True, arguments.numerics, "cpu" if on_cpu else "cuda") == "native":
-        device = "cuda" if arguments.device == "auto" else arguments.device
-        kernels = kernels_verdict(checkpoint.spec, str(checkpoint.spec.dtype).removeprefix("torch."), device)
+    if settings.numerics == "native":
+        kernels = kernels_verdict(checkpoint.spec, settings.dtype, settings.device)
     proof = Prover(subject, checkpoint, arguments.logprobs).prove(arguments.axes)
     content = certificate(subject, proof, weights_fingerprint(checkpoint), kernels, time.perf_counter() - started)
     if arguments.out:
@@ -105,15 +107,15 @@ def _kernels(arguments: argparse.Namespace) -> int:
 
     from evalengine.certify.kernels import kernels_summary, kernels_verdict
     from evalengine.certify.model import open_checkpoint
+    from evalengine.config import EngineConfig
+    from evalengine.engine.settings import resolve_settings
 
-    device = arguments.device
-    if device == "auto":
-        device = "cuda"
-    if not device.startswith("cuda") or not torch.cuda.is_available():
+    if arguments.device == "cpu" or not torch.cuda.is_available():
         raise ConfigError(f"verify kernels: --device={arguments.device}: kernels with schedules run on CUDA only")
     spec = open_checkpoint(arguments.model, arguments.layers).spec
-    dtype = str(spec.dtype).removeprefix("torch.") if arguments.dtype == "auto" else arguments.dtype
-    verdict = kernels_verdict(spec, dtype, device, use_cache=not arguments.no_cache)
+    config = EngineConfig(device=arguments.device, dtype=arguments.dtype)
+    settings = resolve_settings(config, True, "native", spec)
+    verdict = kernels_verdict(spec, settings.dtype, settings.device, use_cache=not arguments.no_cache)
     for line in kernels_summary(verdict):
         print(line)
     return 1 if verdict["dropped"] or verdict["failed"] else 0

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 
-from evalengine.kernels import verify
 from evalengine.models.config import ModelSpec
 
 PAGE_SIZES = (16, 64, 256)  # those of the engine's proof
 
 
-def kernels_verdict(spec: ModelSpec, dtype: str, device: str, use_cache: bool = True) -> dict[str, Any]:
+def kernels_verdict(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, use_cache: bool = True
+) -> dict[str, Any]:
     """The verdict of `verify.verify` for a model."""
+    from evalengine.kernels import verify  # Triton: a CPU may have none, and its verdicts in words need none
+
     return verify.verify(
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -22,8 +25,8 @@ def kernels_verdict(spec: ModelSpec, dtype: str, device: str, use_cache: bool = 
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         vocab_size=spec.vocab_size,
-        dtype=getattr(torch, dtype),
-        device=torch.device(device),
+        dtype=dtype,
+        device=device,
         page_sizes=PAGE_SIZES,
         use_cache=use_cache,
     )

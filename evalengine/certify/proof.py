@@ -16,6 +16,8 @@ from evalengine.certify.run import alone, together
 from evalengine.engine.llm import LLM, EngineStats
 from evalengine.engine.loader import Checkpoint
 
+NONE_FOUND = "the control found no difference on this device: it cannot show that the comparison would see one"
+
 
 @dataclass
 class Trial:
@@ -57,6 +59,7 @@ class Proof:
     reference: dict[int, Answer]
     axes: list[AxisResult]
     control: AxisResult
+    logprobs_asked: int = 0  # by the caller
 
     @property
     def total(self) -> Comparison:
@@ -64,11 +67,21 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """IDENTICAL, DIFFERENT, or INCOMPLETE: nothing differed, but an axis was not really exercised."""
-        total = self.total
-        if total.differing_logprobs:
+        """IDENTICAL, DIFFERENT, or INCOMPLETE: nothing differed, but that proves too little (`incomplete`)."""
+        if self.total.differing_logprobs:
             return "DIFFERENT"
-        return "IDENTICAL" if total.logprobs and not any(axis.missed for axis in self.axes) else "INCOMPLETE"
+        return "INCOMPLETE" if self.incomplete else "IDENTICAL"
+
+    @property
+    def incomplete(self) -> list[str]:
+        """What is lacking for a proof, a sentence each."""
+        found = self.total.logprobs
+        lacking = [f"{axis.name}: not exercised: {missed}" for axis in self.axes for missed in axis.missed]
+        if found < max(1, self.logprobs_asked):
+            lacking.append(f"{found:,} logprobs compared, {max(1, self.logprobs_asked):,} wanted")
+        if not self.control.comparison.differing_logprobs:
+            lacking.append(NONE_FOUND)
+        return lacking
 
 
 class Prover:
@@ -78,6 +91,7 @@ class Prover:
         """logprobs: to compare at least, by random schedules at the end; None: the effort's own number."""
         self.subject, self.checkpoint = subject, checkpoint
         self.effort = EFFORTS[subject.effort]
+        self.logprobs_asked = logprobs or 0
         self.logprobs_wanted = self.effort.logprobs if logprobs is None else logprobs
         self.cases = subject.cases(checkpoint)
         self.results: list[AxisResult] = []
@@ -93,7 +107,7 @@ class Prover:
             for name in AXES:
                 if name in axes:
                     self.results.append(self._axis(name, AXES[name](work), work, llm))
-        return Proof(facts, self.cases, dict(work.reference), self.results, self._control())
+        return Proof(facts, self.cases, dict(work.reference), self.results, self._control(), self.logprobs_asked)
 
     def _control(self) -> AxisResult:
         """The same comparison in the ordinary mode: it must find differences, or it could not have found any."""

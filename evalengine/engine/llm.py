@@ -24,7 +24,7 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput, S
 from evalengine.engine.rolling import rolling_windows
 from evalengine.engine.scheduler import Schedule, Scheduler
 from evalengine.engine.sequence import Sequence
-from evalengine.engine.settings import resolve_settings
+from evalengine.engine.settings import Settings, resolve_settings
 from evalengine.engine.submission import check_requests, to_sequences
 from evalengine.engine.text import encode, encode_pair, prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
@@ -46,6 +46,7 @@ class EngineStats:
     num_cached_tokens: int = 0  # not computed thanks to the prefix cache
     num_preemptions: int = 0
     largest_batch: int = 0  # sequences in one step
+    largest_step: int = 0  # tokens in one step
     seconds: float = 0.0  # in steps
 
 
@@ -81,6 +82,8 @@ class LLM:
         self.runner: ModelRunner | None = None
         self.stats = EngineStats()
         self._running = False  # an iterator of run() is alive
+        self._closed = False
+        self._kernels_verdicts: dict[int, dict[str, Any] | None] = {}  # by block size
         self._num_threads_before = torch.get_num_threads()
         torch.set_num_threads(self.settings.num_threads)
         try:
@@ -93,24 +96,34 @@ class LLM:
         """Weights, then a KV pool in what memory they leave."""
         settings = self.settings
         ops = create_ops(settings.numerics, settings.dtype, settings.device, settings.attention_backend)
-        model, spec = load_model(self.checkpoint, ops, settings.max_model_len), self.spec
-        self.kernels_verdict = ops.verify_kernels(
+        self._build(load_model(self.checkpoint, ops, settings.max_model_len), ops)
+
+    def _build(self, model: DecoderForCausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
+        """num_kv_blocks None: planned."""
+        settings = self.settings
+        if settings.block_size not in self._kernels_verdicts:
+            self._kernels_verdicts[settings.block_size] = self._verify_kernels(ops)
+        self.num_kv_blocks = num_kv_blocks or plan_num_kv_blocks(self.config, self.spec, settings)
+        self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
+        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        self.runner = ModelRunner(model, self.spec, ops, self.num_kv_blocks, settings.block_size)
+
+    def _verify_kernels(self, ops: Ops) -> dict[str, Any] | None:
+        spec = self.spec
+        return ops.verify_kernels(
             hidden_size=spec.hidden_size,
             intermediate_size=spec.intermediate_size,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             vocab_size=spec.vocab_size,
-            block_size=settings.block_size,
+            block_size=self.settings.block_size,
         )
-        self._build(model, ops)
 
-    def _build(self, model: DecoderForCausalLM, ops: Ops) -> None:
-        settings = self.settings
-        self.num_kv_blocks = plan_num_kv_blocks(self.config, self.spec, settings)
-        self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
-        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        self.runner = ModelRunner(model, self.spec, ops, self.num_kv_blocks, settings.block_size)
+    @property
+    def kernels_verdict(self) -> dict[str, Any] | None:
+        """Of `Ops.verify_kernels` for the current block size."""
+        return self._kernels_verdicts[self.settings.block_size]
 
     # -- what users call ---------------------------------------------------------------------------------------------
 
@@ -188,7 +201,8 @@ class LLM:
 
     def reconfigure(self, **schedule: Any) -> None:
         """Other schedule settings (`RECONFIGURABLE`) on the same weights: a new KV pool, an empty prefix cache,
-        counters at zero. Raises ConfigError for any other setting, and for values that cannot be honoured."""
+        counters at zero. Raises ConfigError for any other setting, and for values that cannot be honoured: then the
+        settings and the pool's size are what they were."""
         if self.runner is None or self._running:
             raise EvalEngineError("this LLM is closed or running requests: it cannot be reconfigured now")
         if fixed := sorted(set(schedule) - set(RECONFIGURABLE)):
@@ -203,15 +217,31 @@ class LLM:
                 f"engine.block_size={settings.block_size}: needs attention_backend={settings.attention_backend}, and "
                 f"this LLM was made with {self.settings.attention_backend}: make a new one, or name the backend"
             )
-        self.config, self.settings, self.stats = config, settings, EngineStats()
-        torch.set_num_threads(self.settings.num_threads)
+        before = self.config, self.settings, self.num_kv_blocks
         model, ops = self.runner.model, self.runner.ops
         self.runner = None  # the old pool goes before the new one is made
-        self._build(model, ops)
+        try:
+            self._restart(model, ops, config, settings)
+        except BaseException:  # only now is it known that no such pool fits, or that no kernel serves such pages
+            self._restart(model, ops, *before)
+            raise
+
+    def _restart(
+        self,
+        model: DecoderForCausalLM,
+        ops: Ops,
+        config: EngineConfig,
+        settings: Settings,
+        num_kv_blocks: int | None = None,
+    ) -> None:
+        self.config, self.settings, self.stats = config, settings, EngineStats()
+        torch.set_num_threads(settings.num_threads)
+        self._build(model, ops, num_kv_blocks)
 
     def close(self) -> None:
         """Gives back the weights, the KV pool and the thread setting. Idempotent."""
-        if self.runner is not None:
+        if not self._closed:
+            self._closed = True
             self.runner = None
             torch.set_num_threads(self._num_threads_before)
             if self.settings.device.type == "cuda":
@@ -283,6 +313,7 @@ class LLM:
     def _count(self, schedule: Schedule, seconds: float) -> None:
         self.stats.num_steps += 1
         self.stats.largest_batch = max(self.stats.largest_batch, len(schedule.chunks))
+        self.stats.largest_step = max(self.stats.largest_step, schedule.num_tokens)
         self.stats.num_computed_tokens += schedule.num_tokens
         self.stats.num_cached_tokens = self.scheduler.num_cached_tokens
         self.stats.num_preemptions = self.scheduler.num_preemptions

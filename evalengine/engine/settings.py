@@ -13,6 +13,7 @@ from evalengine.layers.attention_backends import (
     backend_problems,
     choose_backend,
     head_dim_problems,
+    hidden_size_problems,
     kernel_problems,
 )
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
@@ -105,12 +106,15 @@ def _level_problems(
 ) -> Iterator[str]:
     """What the numerics level does not cover, and the attention backend asked for beside it."""
     dtype = _dtype(config, spec) if spec else None
-    head_dim = spec.head_dim if spec else None
+    head_dim, hidden_size = (spec.head_dim, spec.hidden_size) if spec else (None, None)
     asked = config.attention_backend
     if level == "fast":
         if asked != "auto":
             for problem in backend_problems(asked, device, dtype, head_dim, _block_size(config)):
                 yield f"engine.attention_backend={asked}: {problem}"
+        if not kernel_problems(device):  # else torch's own ops run
+            for problem in hidden_size_problems(hidden_size):
+                yield f"numerics=fast: {problem}; use numerics=exact with batch_invariant=true, or engine.device=cpu"
         return
     if asked not in (("auto", "triton") if level == "native" else ("auto",)):
         yield (
@@ -118,7 +122,8 @@ def _level_problems(
             "leave engine.attention_backend at auto, or set batch_invariant=false"
         )
     if level == "native":
-        cure = "use numerics=exact (equal bits on every device), or batch_invariant=false"
+        exact = "use numerics=exact (equal bits on every device)"
+        cure = f"{exact}, or batch_invariant=false"
         if dtype is not None and dtype not in NATIVE_DTYPES:
             yield (
                 f"numerics=native: it computes in bfloat16, float16 or float32, and this run's dtype is "
@@ -126,6 +131,8 @@ def _level_problems(
             )
         for problem in (*kernel_problems(device), *head_dim_problems(head_dim)):
             yield f"numerics=native: {problem}; {cure}"
+        for problem in hidden_size_problems(hidden_size):  # fast has the same kernel
+            yield f"numerics=native: {problem}; {exact}"
 
 
 def _cuda_problems(device: torch.device) -> Iterator[str]:

@@ -53,6 +53,7 @@ def _install(enabled: bool) -> None:
     """Puts the overrides in place, or torch's own kernels back. Idempotent."""
     global _installed
     if torch.compiler.is_compiling():
+        torch._dynamo.graph_break()  # or some versions trace the error, give up, and run this once more, uncompiled
         raise ConfigError("set_batch_invariant_mode() cannot be compiled: enter it outside the compiled function")
     if enabled and _installed is None:
         with ExitStack() as stack:

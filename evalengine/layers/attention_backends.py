@@ -18,6 +18,7 @@ AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float],
 FASTEST_FIRST = ("flash_attn", "triton", "sdpa")
 TENSOR_CORES = (8, 0)  # compute capability with bfloat16 tensor cores: what flash-attn and our kernels need
 HEAD_DIMS = (16, 256)  # of our kernels: smallest and largest; even
+MAX_HIDDEN_SIZE = 1 << 14  # of our RMSNorm: MAX_TERMS of kernels/row_sum.py, which a CPU may be unable to import
 
 
 def attention_function(backend: str) -> AttentionFunction:
@@ -72,6 +73,13 @@ def head_dim_problems(head_dim: int | None) -> list[str]:
     if head_dim is None or (smallest <= head_dim <= largest and head_dim % 2 == 0):
         return []
     return [f"the attention kernels take an even head_dim from {smallest} to {largest}, and this model's is {head_dim}"]
+
+
+def hidden_size_problems(hidden_size: int | None) -> list[str]:
+    """What keeps our RMSNorm from a model (whose hidden_size may not be known yet)."""
+    if hidden_size is None or hidden_size <= MAX_HIDDEN_SIZE:
+        return []
+    return [f"the RMSNorm kernel takes a hidden_size up to {MAX_HIDDEN_SIZE}, and this model's is {hidden_size}"]
 
 
 def _capability_problems(device: torch.device) -> list[str]:

@@ -23,7 +23,7 @@ class NativeOps(CudaOps):
 
     name = "native"
 
-    def verify_kernels(self, *, block_size: int, **shapes: int) -> dict[str, Any]:
+    def verify_kernels(self, *, block_size: int, **shapes: Any) -> dict[str, Any]:
         verdict = verify.verify(dtype=self.dtype, device=self.device, page_sizes=(block_size,), **shapes)
         if verdict["failed"]:
             raise EvalEngineError(

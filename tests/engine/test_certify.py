@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,21 @@ import torch
 from torch import Tensor
 
 from evalengine.__main__ import main
-from evalengine.certify import again, axes, cases, certificate, cli, proof
+from evalengine.certify import again, axes, cases, certificate, cli, kernels, proof
 from evalengine.certify.again import Subject
 from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
 from evalengine.certify.compare import Answer, Comparison
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.proof import Proof, Prover
+from evalengine.engine import settings
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint
 from evalengine.engine.model_runner import ModelRunner
 from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.engine.scheduler import Scheduler
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers import attention_backends
 from evalengine.layers.exact import ExactOps
 
 TINY = cases.Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0)
@@ -133,6 +137,44 @@ def test_an_axis_that_was_not_exercised_is_no_proof(
     found = prove("preemption")
     assert found.verdict == "INCOMPLETE" and not found.total.differing_logprobs
     assert "without a preemption" in found.axes[0].missed[0]
+
+
+def test_a_scheduler_that_makes_small_batches_is_no_proof(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Scheduler.__init__
+    monkeypatch.setattr(Scheduler, "__init__", lambda self, pool, seqs, budget: real(self, pool, min(seqs, 2), budget))
+    found = prove("batch")
+    assert found.verdict == "INCOMPLETE" and not found.total.differing_logprobs
+    assert found.axes[0].missed == [f"max_num_seqs={n}: without {n} sequences in a step" for n in (3, 8)]
+    assert found.incomplete == [f"batch: not exercised: {missed}" for missed in found.axes[0].missed]
+
+
+def test_a_budget_and_a_cache_that_are_ignored_are_no_proof(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Scheduler.__init__
+    monkeypatch.setattr(Scheduler, "__init__", lambda self, pool, seqs, budget: real(self, pool, seqs, 1 << 16))
+    (axis,) = prove("chunks").axes
+    assert [missed.split(":")[0] for missed in axis.missed] == [f"max_num_batched_tokens={n}" for n in (17, 64, 100)]
+    monkeypatch.setattr(Scheduler, "__init__", real)
+    monkeypatch.setattr(BlockManager, "_match", lambda self, seq: ([], None, 0))
+    (axis,) = prove("prefix").axes
+    assert [m.split(":")[0] for m in axis.missed] == ["cold and warm", "warm, chunks of 100", "hit inside a page"]
+
+
+def test_a_control_that_finds_nothing_is_no_proof(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prove("ids").verdict == "IDENTICAL"
+    monkeypatch.setattr(axes, "control", axes.ids)
+    monkeypatch.setattr(proof, "control", axes.ids)
+    found = prove("ids")
+    assert found.verdict == "INCOMPLETE" and found.incomplete == [proof.NONE_FOUND]
+
+
+def test_fewer_logprobs_than_asked_for_are_no_proof(prove: Callable[..., Proof]) -> None:
+    found = prove("ids", logprobs=10**6)
+    assert found.verdict == "INCOMPLETE"
+    assert found.incomplete == [f"{found.total.logprobs:,} logprobs compared, 1,000,000 wanted"]
 
 
 def test_random_schedules_go_on_until_enough_is_compared(prove: Callable[..., Proof]) -> None:
@@ -248,9 +290,73 @@ def test_a_difference_is_shown_and_exits_1(
     assert run_cli("engine", "--quick", "--device", "cpu", "--axes", "order", "--out", str(out)) == 1
     stdout = capsys.readouterr().out
     assert "verdict: DIFFERENT" in stdout and "first difference: order, order 2: request " in stdout
-    assert certificate.NONE_FOUND.split(":")[0] in " ".join(stdout.split()), "a silent control is said"
+    assert proof.NONE_FOUND.split(":")[0] in " ".join(stdout.split()), "a silent control is said"
     first = json.loads(out.read_text())["first_difference"]
     assert first["expected"] != first["found"] and first["schedule"] == "order, order 2"
+
+
+def test_logprobs_are_asked_of_the_axis_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("engine", "--device", "cpu", "--axes", "order", "--logprobs", "9") == 2
+    assert "--logprobs=9: only the axis mixed" in capsys.readouterr().err
+
+
+def test_kernels_that_failed_or_were_dropped_are_shown_and_exit_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`exact` runs in the place of `native` here, beside a planted verdict."""
+    drop = {"kernel": "matmul", "schedule": {"block_m": 64}, "where": "M1", "reason": "3 of 9 elements differ"}
+    verdict = {"schedules": 3, "checked": 4, "dropped": [drop], "failed": [], "cached": False, "seconds": 1.0}
+    real, out = settings.resolve_settings, tmp_path / "c.json"
+
+    def said(config: Any, invariant: bool, numerics: str, spec: Any) -> Any:
+        return replace(real(config, invariant, numerics, spec), numerics="native")
+
+    monkeypatch.setattr(settings, "resolve_settings", said)
+    monkeypatch.setattr(kernels, "kernels_verdict", lambda *args: verdict)
+    monkeypatch.setitem(EFFORTS, "quick", TINY)
+    words = ("engine", "--quick", "--device", "cpu", "--axes", "order", "--out", str(out))
+    assert run_cli(*words) == 0
+    stdout = capsys.readouterr().out
+    assert "kernels: dropped: matmul (block_m=64) at M1: 3 of 9 elements differ" in stdout
+    assert "kernels: failed" not in stdout and "\nverdict: IDENTICAL" in stdout
+    verdict["failed"] = ["read_out V9: 1 of 2 elements differ"]
+    assert run_cli(*words) == 1
+    stdout = capsys.readouterr().out
+    assert "kernels: failed: read_out V9: 1 of 2 elements differ" in stdout and "\nverdict: FAILED" in stdout
+    assert json.loads(out.read_text())["verdict"] == "FAILED"
+
+
+def test_a_cpu_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None; from evalengine.__main__ import main; "
+        "sys.exit(main(['verify', 'engine', '--quick', '--device', 'cpu', '--axes', 'ids']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and "verdict: IDENTICAL" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("what", ["engine", "kernels"])
+@pytest.mark.parametrize(
+    ("device", "capability", "triton", "said"),
+    [
+        ("cuda:9", (9, 0), True, "engine.device=cuda:9: this machine has 1 CUDA devices"),
+        ("cudafoo", (9, 0), True, "engine.device=cudafoo: must be auto, cpu, cuda or cuda:<number>"),
+        ("auto", (7, 5), True, "numerics=native: the kernels need bfloat16 tensor cores"),
+        ("cuda", (9, 0), False, "numerics=native: the kernels are written in Triton, which is not installed"),
+    ],
+)
+def test_what_the_settings_refuse_is_bad_usage(
+    what: str, device: str, capability: tuple[int, int], triton: bool, said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(attention_backends, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(kernels, "kernels_verdict", lambda *args, **more: pytest.fail("it ran"))
+    assert run_cli(what, "--device", device) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err
 
 
 def test_a_new_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +387,59 @@ def test_reconfigure_keeps_the_weights_and_starts_afresh(make_llm: Callable[...,
     llm.close()
     with pytest.raises(EvalEngineError, match="closed"):
         llm.reconfigure(max_num_seqs=1)
+
+
+def test_a_refused_pool_leaves_the_engine_as_it_was(make_llm: Callable[..., LLM]) -> None:
+    threads = torch.get_num_threads()
+    llm = make_llm(num_kv_blocks=50, num_threads=threads + 1)
+    before, answer = (llm.config, llm.settings), llm.generate([[1, 2, 3]])[0]
+    with pytest.raises(ConfigError, match="num_kv_blocks=1000000000"):
+        llm.reconfigure(num_kv_blocks=10**9, block_size=8, num_threads=threads + 2)
+    assert (llm.config, llm.settings) == before and llm.num_kv_blocks == 50
+    assert llm.generate([[1, 2, 3]])[0].logprobs.tobytes() == answer.logprobs.tobytes()
+    assert torch.get_num_threads() == threads + 1
+    llm.close()
+    assert torch.get_num_threads() == threads
+
+
+def test_threads_come_back_even_from_an_engine_that_cannot_be_rebuilt(
+    make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = torch.get_num_threads()
+    llm = make_llm(num_threads=threads + 1)
+
+    def build(*args: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(LLM, "_build", build)
+    with pytest.raises(MemoryError):
+        llm.reconfigure(max_num_seqs=3)
+    llm.close()
+    assert torch.get_num_threads() == threads
+
+
+def test_kernels_are_verified_for_every_page_size(
+    make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def verify_kernels(self: ExactOps, *, block_size: int, **shapes: int) -> dict[str, Any]:
+        seen.append(block_size)
+        if block_size == 32:
+            raise EvalEngineError("no promise for 32")
+        return {"block_size": block_size}
+
+    monkeypatch.setattr(ExactOps, "verify_kernels", verify_kernels)
+    llm = make_llm(block_size=16)
+    llm.reconfigure(max_num_seqs=3)
+    assert seen == [16], "nothing else asks for it"
+    llm.reconfigure(block_size=8)
+    assert seen == [16, 8] and llm.kernels_verdict == {"block_size": 8}
+    with pytest.raises(EvalEngineError, match="no promise for 32"):
+        llm.reconfigure(block_size=32)
+    assert llm.settings.block_size == 8 and llm.generate([[1, 2, 3]])
+    llm.reconfigure(block_size=16)
+    assert seen == [16, 8, 32] and llm.kernels_verdict == {"block_size": 16}
 
 
 def test_axes_of_the_command_are_the_axes_there_are() -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
+from evalengine.engine import model_runner
 from evalengine.kernels import attention, log_softmax, matmul, matmul_schedules, verdict_cache, verify
 
 GPU = torch.cuda.is_available()
@@ -120,6 +122,51 @@ def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch
     assert drop["reason"] == "does not run: RuntimeError: out of shared memory" and chosen(1) == matmul.REFERENCE
 
 
+@pytest.mark.parametrize(
+    ("error", "lasting"), [(RuntimeError("busy"), False), (OutOfResources(300_000, 232_448, "shared memory"), True)]
+)
+def test_an_error_that_may_pass_is_not_cached(error: Exception, lasting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(a: Tensor, b: Tensor, out_dtype: Any = None, schedule: Any = None) -> Tensor:
+        if schedule != matmul.REFERENCE:
+            raise error
+        return torch.zeros(len(a), b.shape[1], dtype=out_dtype or a.dtype, device=a.device)
+
+    monkeypatch.setattr(matmul, "matmul", product)
+    for name in ("verify_attention", "verify_rows"):
+        monkeypatch.setattr(verify, name, lambda *args: None)
+    first = verify.verify(**TINY)  # type: ignore[arg-type]
+    assert first["dropped"] and matmul_schedules.excluded
+    second = verify.verify(**TINY)  # type: ignore[arg-type]
+    assert second["cached"] == lasting and second["dropped"] == first["dropped"]
+
+
+def test_a_second_verdict_drops_what_the_first_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the cache would hold it for the next process without the drop."""
+    monkeypatch.setattr(matmul, "matmul", wrong_for(chosen(1), matmul.matmul))
+    assert check_matmul().dropped == check_matmul().dropped != []
+
+
+@pytest.mark.parametrize(("vocab_size", "most"), [(151936, 110), (1 << 20, 16), (1000, verify.MAX_ROWS)])
+def test_lm_head_is_compared_for_the_slices_it_computes(
+    vocab_size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+
+    def product(a: Tensor, b: Tensor, out_dtype: Any = None, schedule: Any = None) -> Tensor:
+        if out_dtype == torch.float32:
+            rows.append(len(a))
+        return torch.zeros(1, dtype=out_dtype or a.dtype)
+
+    monkeypatch.setattr(matmul, "matmul", product)
+    monkeypatch.setattr(verify, "_count_differing", lambda *args: 0)
+    monkeypatch.setattr(verify, "_Random", lambda *args: lambda *shape: torch.zeros(1).expand(*shape))
+    for name in ("verify_attention", "verify_rows"):
+        monkeypatch.setattr(verify, name, lambda *args: None)
+    assert verify.LOGITS_BYTES == model_runner.LOGITS_BYTES
+    verify.verify(**{**TINY, "vocab_size": vocab_size, "device": torch.device("cpu")})  # type: ignore[arg-type]
+    assert max(rows) == most
+
+
 def test_minus_zero_and_a_nan_are_bytes_too() -> None:
     one = torch.tensor([0.0, 1.0, float("nan")])
     assert verify._count_differing(one, one.clone()) == 0
@@ -168,11 +215,12 @@ def test_a_fused_kernel_that_differs_fails(monkeypatch: pytest.MonkeyPatch, capl
 def only_matmul(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """`verify` without its slow parts; the shapes that it asks of `verify_matmul`, whose first schedule is wrong."""
     asked: list[Any] = []
+    bad = chosen(1)
 
     def verify_matmul(verdict: verify.Verdict, shapes: Any, *rest: Any) -> None:
         asked.extend(shapes)
-        if len(asked) == 4:
-            verdict.drop("matmul", chosen(1), "here", "planted")
+        if len(shapes) == 4:
+            verdict.drop("matmul", bad, "here", "planted")
 
     monkeypatch.setattr(verify, "verify_matmul", verify_matmul)
     for name in ("verify_attention", "verify_rows"):
@@ -181,7 +229,7 @@ def only_matmul(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_verdict_is_cached_with_what_it_dropped(
-    only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = chosen(1)
     first = verify.verify(**TINY)  # type: ignore[arg-type]
@@ -189,19 +237,39 @@ def test_a_verdict_is_cached_with_what_it_dropped(
     assert sorted(only_matmul) == [(32, 24), (32, 32), (48, 32), (64, 32), (100, 32)]
     assert [file.name.startswith("kernels-") for file in (tmp_path / "evalengine").iterdir()] == [True]
     monkeypatch.setattr(matmul_schedules, "excluded", set())  # as in a new process
+    caplog.clear()
     again = verify.verify(**TINY)  # type: ignore[arg-type]
+    assert verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+    assert caplog.text.count("is not used on this machine (here): planted") == 1, "said once in a process"
     assert again["cached"] and {**again, "cached": False, "seconds": first["seconds"]} == first
     assert matmul_schedules.excluded == {bad} and len(only_matmul) == 5
     assert not verify.verify(**TINY, use_cache=False)["cached"]  # type: ignore[arg-type]
     assert not verify.verify(**{**TINY, "head_dim": 32})["cached"]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "contract_version", "sources"])
+@pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "assembler", "sources"])
 def test_what_the_cache_is_keyed_by(only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     verify.verify(**TINY)  # type: ignore[arg-type]
     now = verdict_cache.environment(DEVICE)
     monkeypatch.setattr(verdict_cache, "environment", lambda device: {**now, what: "another"})
     assert not verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+
+
+def test_the_environment_names_the_assembler_and_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = verdict_cache.environment(DEVICE)
+    for name in ("TRITON_PTXAS_PATH", "DISABLE_PTXAS_OPT"):
+        monkeypatch.setenv(name, "1")
+        after = verdict_cache.environment(DEVICE)
+        assert after != before
+        before = after
+
+    class Chip:
+        major, minor, multi_processor_count = 9, 0, 114
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Chip)
+    found = verdict_cache.environment(torch.device("cuda"))
+    assert (found["gpu"], found["capability"], found["sms"]) == ("H", [9, 0], 114)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"verdict": {}}', b"\xff", None])

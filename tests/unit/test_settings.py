@@ -176,6 +176,7 @@ def test_an_invariant_run_has_no_choice_of_attention(numerics: str, device: str,
         ({}, {"head_dim": 8}, "even head_dim from 16 to 256, and this model's is 8"),
         ({}, {"head_dim": 288}, "this model's is 288"),
         ({}, {"head_dim": 65}, "this model's is 65"),
+        ({}, {"hidden_size": 16385}, "a hidden_size up to 16384, and this model's is 16385"),
         ({}, {"dtype": torch.float64}, "this run's dtype is float64; set engine.dtype"),
     ],
 )
@@ -183,6 +184,23 @@ def test_native_refuses_what_it_does_not_cover(has: dict, spec: dict, words: str
     machine(**has)
     (problem,) = problems(True, replace(SPEC, **spec))
     assert problem.startswith("numerics=native: ") and words in problem
+
+
+def test_fast_with_our_kernels_has_their_limit_of_hidden_size(machine: Any) -> None:
+    machine()
+    (problem,) = problems(False, replace(SPEC, hidden_size=16385))
+    assert problem.startswith("numerics=fast: the RMSNorm kernel takes a hidden_size up to 16384")
+    assert not problems(False, replace(SPEC, hidden_size=16384)) and not problems(
+        True, replace(SPEC, hidden_size=16384)
+    )
+    assert not problems(False, replace(SPEC, hidden_size=16385), device="cpu")
+    machine(triton=False)
+    assert not problems(False, replace(SPEC, hidden_size=16385)), "torch's own ops run"
+
+
+def test_the_limit_is_that_of_the_kernels() -> None:
+    row_sum = pytest.importorskip("evalengine.kernels.row_sum", reason="needs Triton")
+    assert row_sum.MAX_TERMS == attention_backends.MAX_HIDDEN_SIZE
 
 
 def test_native_lists_everything_at_once(machine: Any) -> None:
