@@ -55,9 +55,11 @@ class Schedule:
     hopper: bool = False  # prefill by `attention_hopper`, where it covers the model; what is above is then its own
     decode_warps: int = 4
     decode_stages: int = 2
-    by_block: int = 64  # up to so many (KV head, chunk, sequence) programs, decode works block by block
+    # by the number of (KV head, chunk, sequence) programs, on an H200: 21 against 29 us for 8, 87 against 77 for 512
+    few: int = 256  # up to so many, decode has a stage more
+    by_block: int = 32  # up to so many, decode works block by block
 
-REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, by_block=0)
+REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
 excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
 
 
@@ -75,14 +77,15 @@ def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence:
 def _choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:
     tma = device < 0 or torch.cuda.get_device_capability(device) >= (9, 0)
     if dtype == torch.float32:  # FMA units: tiles are bound by registers and shared memory
-        return Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1)
+        return Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0)
     if head_dim > 128:
         stages = 2 if tma else 1  # 99 KiB of shared memory on sm_86 and sm_89
-        return Schedule(block_m=64 if tma else 16, num_warps=8, num_stages=stages, tma=tma, decode_stages=stages)
+        return Schedule(block_m=64 if tma else 16, num_warps=8, num_stages=stages, tma=tma, decode_stages=stages, few=0)
     if rows_per_sequence <= 32:
-        return Schedule(block_m=rows_per_sequence, num_warps=4, num_stages=3 if tma else 2, tma=tma)
+        few = 256 if tma else 0
+        return Schedule(block_m=rows_per_sequence, num_warps=4, num_stages=3 if tma else 2, tma=tma, few=few)
     if not tma:
-        return Schedule(block_m=64, num_warps=4, num_stages=2, tma=False)
+        return Schedule(block_m=64, num_warps=4, num_stages=2, tma=False, few=0)
     return Schedule(block_m=128, num_warps=8, num_stages=3, hopper=_hopper_covers(dtype, head_dim, page_size, device))
 
 
@@ -98,13 +101,19 @@ def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int, device: in
 
 def _forms(schedule: Schedule) -> set[Schedule]:
     """The ways in which its decodes can go, each by a schedule that always goes it; and itself."""
-    return {schedule, replace(schedule, by_block=0), replace(schedule, by_block=1 << 30)}
+    always = 1 << 30
+    chunked = {replace(schedule, by_block=0, few=few) for few in ({0, always} if schedule.few else {0})}
+    return {schedule, replace(schedule, by_block=always), *chunked}
+
+
+def _order(schedule: Schedule) -> tuple[int, int]:
+    return schedule.by_block, schedule.few
 
 
 def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) -> list[Schedule]:
     """Every schedule that `choose` may return for a model, first `REFERENCE`: what is to be proved equal."""
     chosen = [_choose(head_dim, dtype, page_size, rows, device) for rows in (16, 32, 64)]
-    forms = [form for schedule in chosen for form in sorted(_forms(schedule), key=lambda form: form.by_block)]
+    forms = [form for schedule in chosen for form in sorted(_forms(schedule), key=_order)]
     return list(dict.fromkeys([REFERENCE, *forms]))
 
 
@@ -203,7 +212,8 @@ class _Call:
         states = num_seqs * self.kv_heads * chunks * self.group if chunks > 1 else 0
         state = torch.empty(states * (2 + self.padded), dtype=torch.float32, device=self.q.device)
         acc, m, l = state, state[states * self.padded :], state[states * (self.padded + 1) :]  # acc's rows stay aligned
-        if num_seqs * self.kv_heads * chunks <= schedule.by_block:
+        programs = num_seqs * self.kv_heads * chunks
+        if programs <= schedule.by_block:
             self._by_block(schedule, m, l, acc, chunks)
         else:
             launch(
@@ -212,7 +222,7 @@ class _Call:
                 (self.q, self.k_cache, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k,
                  self.scale, *self.strides),
                 (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1),
-                schedule.decode_warps, schedule.decode_stages,
+                schedule.decode_warps, schedule.decode_stages + (programs <= schedule.few),
             )  # fmt: skip
         if chunks > 1:
             launch(

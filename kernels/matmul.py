@@ -216,7 +216,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: 
     device = x.get_device()
     key = (*kinds, device, None if bias is None else (bias.shape, bias.stride(), bias.dtype))
     again = _again.get(key)
-    here = device == torch.cuda.current_device() == weight.get_device()
+    here = again is not None and device == torch.cuda.current_device() == weight.get_device()
     if again is not None and here and not matmul_schedules.excluded:
         c = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype, device=x.device)
         again(x, weight, bias, c)

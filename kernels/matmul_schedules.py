@@ -339,18 +339,17 @@ def _sums_of_two(m: int, n: int) -> list[Schedule]:
         for columns in (48, 80, 96, 144, 160, 192, 320):
             tiles = -(-m // rows) * -(-n // columns)
             rounds = -(-tiles // SMS)
-            if rows * columns <= 256 * 192 and rounds <= 4 and m * n >= 0.9 * rounds * SMS * rows * columns:
+            if rows * columns <= 256 * 160 and rounds <= 4 and m * n >= 0.9 * rounds * SMS * rows * columns:
                 found.append((rows, columns, rounds > 1))
     found.sort(key=lambda tile: 1 / tile[0] + 1 / tile[1])
     return [_with_stages(*tile) for tile in found[:4]]
 
 
 def _with_stages(rows: int, columns: int, several: bool) -> Schedule:
-    """The tile with as many stages as fit, at most six; persistent, if a program has several and three stages fit."""
+    """The tile with as many stages as fit, at most six; persistent where a program has several tiles."""
     block_k, warps = 128 if rows * columns <= 64 * 96 else 64, 4 if rows == 64 or rows * columns < 128 * 96 else 8
-    s = Schedule(TMA, rows, columns, block_k, warps, subtiles=2)
-    stage, (main, rest), memory = (rows + columns) * block_k * 2, s.columns, 220 << 10
-    stages = (memory - rows * (main // 2 + rest) * 2) // stage
-    if several and stages >= 3:
-        return replace(s, num_stages=min(6, stages), persistent=True)
-    return replace(s, num_stages=min(6, memory // stage))
+    s = Schedule(TMA, rows, columns, block_k, warps, persistent=several, subtiles=2)
+    main, rest = s.columns
+    # what is stored while the next tile is loaded, or (seen with float32 outputs) kept apart from the stages
+    beside = rows * (main // 2 + rest) * 2 if several else rows * rest * 4
+    return replace(s, num_stages=min(6, ((220 << 10) - beside) // ((rows + columns) * block_k * 2)))

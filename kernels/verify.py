@@ -1,9 +1,9 @@
 """Freedom is never assumed: every schedule that the kernels may choose for a model, by bytes against the reference.
 
 On the live GPU, with random data, in the model's own shapes. A schedule that differs, or does not run, is dropped: it
-enters its module's `excluded`, and `choose` names the reference schedule instead. The verdict is cached, unless an
-error dropped a schedule that may run next time (anything but a lack of registers or shared memory). What has no other schedule to fall
-back on (a fused kernel against its parts, decode against prefill) is `failed`: `native` must not run on such a machine.
+enters its module's `excluded`, and `choose` names the reference schedule instead. The verdict is cached, unless a
+schedule that may run next time was dropped for an error (any but Triton's OutOfResources). What has no other schedule
+to fall back on (a fused kernel against its parts, decode against prefill) is `failed`: `native` must not run there.
 
     M rows, N columns, K the reduced dimension; H hidden, I intermediate, V vocabulary, Hq/Hkv heads, D head_dim.
 """

@@ -165,8 +165,8 @@ def test_a_budget_and_a_cache_that_are_ignored_are_no_proof(
 
 def test_a_control_that_finds_nothing_is_no_proof(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
     assert prove("ids").verdict == "IDENTICAL"
-    monkeypatch.setattr(axes, "control", axes.ids)
-    monkeypatch.setattr(proof, "control", axes.ids)
+    alone = {"max_num_seqs": 1, "max_num_batched_tokens": axes.LARGE, "enable_prefix_caching": False}
+    monkeypatch.setattr(proof, "control", lambda work: iter([axes.Variant("alone again", work.cases, alone)]))
     found = prove("ids")
     assert found.verdict == "INCOMPLETE" and found.incomplete == [proof.NONE_FOUND]
 
@@ -380,9 +380,9 @@ def test_reconfigure_keeps_the_weights_and_starts_afresh(make_llm: Callable[...,
     assert llm.runner.model is model and (llm.num_kv_blocks, llm.settings.block_size) == (99, 8)
     assert llm.scheduler.max_num_seqs == 2 and llm.stats.num_steps == 0 and not llm.block_manager.by_hash
     assert llm.generate([[1, 2, 3]])[0].logprobs.tobytes() == before.logprobs.tobytes()
-    for settings in ({"dtype": "float32"}, {"max_model_len": 9}, {"device": "cpu"}, {"max_num_seqs": 0}):
+    for refused in ({"dtype": "float32"}, {"max_model_len": 9}, {"device": "cpu"}, {"max_num_seqs": 0}):
         with pytest.raises(ConfigError):
-            llm.reconfigure(**settings)
+            llm.reconfigure(**refused)
     assert llm.config.max_num_seqs == 2, "a refused setting leaves the engine as it was"
     llm.close()
     with pytest.raises(EvalEngineError, match="closed"):

@@ -247,7 +247,7 @@ def test_a_verdict_is_cached_with_what_it_dropped(
     assert not verify.verify(**{**TINY, "head_dim": 32})["cached"]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "assembler", "sources"])
+@pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "assembler", "contract_version", "sources"])
 def test_what_the_cache_is_keyed_by(only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     verify.verify(**TINY)  # type: ignore[arg-type]
     now = verdict_cache.environment(DEVICE)
