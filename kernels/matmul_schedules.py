@@ -336,18 +336,21 @@ def _sums_of_two(m: int, n: int) -> list[Schedule]:
     """
     found = []
     for rows in (64, 128, 256):
-        for columns in (48, 80, 96, 144, 160, 192, 320):
+        for columns in (48, 80, 96, 144, 160, 192, 320) if rows <= 128 else (144, 160):
             tiles = -(-m // rows) * -(-n // columns)
             rounds = -(-tiles // SMS)
-            if rows * columns <= 256 * 160 and rounds <= 4 and m * n >= 0.9 * rounds * SMS * rows * columns:
+            if rounds <= 4 and m * n >= 0.9 * rounds * SMS * rows * columns:
                 found.append((rows, columns, rounds > 1))
     found.sort(key=lambda tile: 1 / tile[0] + 1 / tile[1])
     return [_with_stages(*tile) for tile in found[:4]]
 
 
 def _with_stages(rows: int, columns: int, several: bool) -> Schedule:
-    """The tile with as many stages as fit, at most six; persistent where a program has several tiles."""
-    block_k, warps = 128 if rows * columns <= 64 * 96 else 64, 4 if rows == 64 or rows * columns < 128 * 96 else 8
+    """The tile with as many stages as fit, at most six; persistent where a program has several tiles.
+
+    Four warps as long as their registers hold it: with eight, tiles of 128 rows won for no shape.
+    """
+    block_k, warps = 128 if rows * columns <= 64 * 96 else 64, 4 if rows * columns <= 128 * 192 else 8
     s = Schedule(TMA, rows, columns, block_k, warps, persistent=several, subtiles=2)
     main, rest = s.columns
     # what is stored while the next tile is loaded, or (seen with float32 outputs) kept apart from the stages

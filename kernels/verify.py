@@ -111,22 +111,11 @@ def verify(
     use_cache: bool = True,
 ) -> dict[str, Any]:
     """The verdict for a model's shapes, plain JSON values: {"schedules": n, "checked": n, "dropped": [...],
-    "failed": [...], "cached": bool, "seconds": s}. What a cached verdict dropped is excluded in this process too."""
+    "failed": [...], "cached": bool, "seconds": s}. What a cached verdict dropped is excluded in this process too.
+
+    It is made and kept in parts (products, rows, attention for each page size): another page size costs its own only.
+    """
     started = time.perf_counter()
-    key = {
-        **verdict_cache.environment(device),
-        "shapes": [hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size],
-        "page_sizes": list(page_sizes),
-        "dtype": str(dtype),
-    }
-    known = verdict_cache.load(key) if use_cache else None
-    if known is not None:
-        for drop in known["dropped"]:
-            _exclude(drop)
-        return {**known, "cached": True, "seconds": time.perf_counter() - started}
-    if device.type == "cuda":
-        logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s", key["shapes"])
-    verdict = Verdict()
     query, key_value = num_heads * head_dim, num_kv_heads * head_dim
     layers = [
         (query + 2 * key_value, hidden_size),
@@ -134,13 +123,53 @@ def verify(
         (2 * intermediate_size, hidden_size),
         (hidden_size, intermediate_size),
     ]
-    with torch.inference_mode():
+    slice_rows = max(1, LOGITS_BYTES // (4 * vocab_size))
+
+    def products(verdict: Verdict) -> None:
         verify_matmul(verdict, layers, dtype, device)
-        slice_rows = max(1, LOGITS_BYTES // (4 * vocab_size))
         verify_matmul(verdict, [(vocab_size, hidden_size)], dtype, device, torch.float32, slice_rows)  # lm_head
-        for page_size in page_sizes:
-            verify_attention(verdict, num_heads, num_kv_heads, head_dim, page_size, dtype, device)
+
+    def rows(verdict: Verdict) -> None:
         verify_rows(verdict, hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, dtype, device)
+
+    def attention_of(page_size: int) -> Callable[[Verdict], None]:
+        return lambda verdict: verify_attention(verdict, num_heads, num_kv_heads, head_dim, page_size, dtype, device)
+
+    parts: dict[str, tuple[list, Callable[[Verdict], None]]] = {
+        "products": ([*layers, (vocab_size, hidden_size)], products),
+        "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size], rows),
+        **{f"attention, pages of {n}": ([num_heads, num_kv_heads, head_dim], attention_of(n)) for n in page_sizes},
+    }
+    found = [_part(name, shapes, run, dtype, device, use_cache) for name, (shapes, run) in parts.items()]
+    return {
+        "schedules": sum(part["schedules"] for part in found),
+        "checked": sum(part["checked"] for part in found),
+        "dropped": [drop for part in found for drop in part["dropped"]],
+        "failed": [failed for part in found for failed in part["failed"]],
+        "cached": all(part["cached"] for part in found),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _part(
+    name: str,
+    shapes: list,
+    run: Callable[[Verdict], None],
+    dtype: torch.dtype,
+    device: torch.device,
+    use_cache: bool,
+) -> dict[str, Any]:
+    key = {**verdict_cache.environment(device), "part": name, "shapes": shapes, "dtype": str(dtype)}
+    known = verdict_cache.load(key) if use_cache else None
+    if known is not None:
+        for drop in known["dropped"]:
+            _exclude(drop)
+        return {**known, "cached": True}
+    if device.type == "cuda":
+        logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s %s", name, shapes)
+    verdict = Verdict()
+    with torch.inference_mode():
+        run(verdict)
     result = {
         "schedules": len(verdict.schedules),
         "checked": verdict.checked,
@@ -151,7 +180,7 @@ def verify(
         verdict_cache.save(key, result)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what follows is sized by the memory that is free
-    return {**result, "cached": False, "seconds": time.perf_counter() - started}
+    return {**result, "cached": False}
 
 
 def verify_matmul(
