@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,17 @@ def test_every_manifest_says_what_made_it() -> None:
         assert manifest["code"]["commit"] and manifest["libraries"]["torch"], path.name
         sources = [dataset["source"] for dataset in manifest["datasets"].values()]
         assert not any(Path(source).is_absolute() for source in sources), path.name
+
+
+def test_the_products_report_says_what_its_points_say() -> None:
+    report = json.loads((REFERENCE / "matmul-nvidia-h200.json").read_text(encoding="utf-8"))
+    points = report["times"]
+    ratios = [point["seconds"] / point["cublas_seconds"] for point in points]
+    assert len({(p["n"], p["k"], p["m"], p["out_dtype"]) for p in points}) == len(points) == report["points"] == 413
+    assert statistics.median(ratios) == pytest.approx(report["ratio_to_cublas"]["median"], abs=1e-3)
+    assert max(ratios) == pytest.approx(report["ratio_to_cublas"]["worst"], abs=1e-3)
+    assert sum(ratio > 1.2 for ratio in ratios) == report["ratio_to_cublas"]["over 1.20"] == 3
+    assert report["differing"] == [] and not any(point["differing"] for point in points)
+    table = json.loads((REFERENCE.parents[1] / "kernels" / "matmul_table.json").read_text(encoding="utf-8"))
+    tuned = table["NVIDIA H200"]["bfloat16"]
+    assert sum(tuned[f"{p['n']},{p['k']}"][str(p["m"])] == p["schedule"] for p in points) == 305
