@@ -1,6 +1,6 @@
-"""The command line: `python -m evalengine [run] [setting=value ...]`, `verify` and `bench`.
+"""The command line: `python -m evalengine [run] [setting=value ...]`, and commands with arguments of their own.
 
-Exit codes: 0 done, 1 failed, 2 bad usage or configuration. Standard output holds the result and nothing else (its last
+Exit codes: 0 done, 1 failed (for `compare` and `gate`: the runs differ), 2 bad usage or configuration. Standard output holds the result and nothing else (its last
 line is `digest: <64 hex>`); progress and errors go to standard error. Torch is imported only when a run starts, so that
 help and configuration errors answer at once.
 """
@@ -15,6 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from evalengine import CONTRACT_VERSION, __version__
@@ -22,9 +23,19 @@ from evalengine.compose import Job, available, compose_jobs
 from evalengine.config import to_yaml
 from evalengine.errors import ConfigError, EvalEngineError
 
-COMMANDS = ("run", "verify", "bench")
+ENTRIES = {  # command -> the module whose `main(arguments)` answers it
+    "compare": "evalengine.report.compare_cli",
+    "baseline": "evalengine.report.baseline",
+    "gate": "evalengine.report.gate_cli",
+    "verify": "evalengine.certify.cli",
+    "bench": "evalengine.bench.cli",
+}
+COMMANDS = ("run", *ENTRIES)
 HELP = """\
 usage: python -m evalengine [run] [setting=value ...] [-m] [--cfg] [--help] [--version]
+       python -m evalengine compare RUN RUN [RUN ...] [...]
+       python -m evalengine baseline RUN -o FILE
+       python -m evalengine gate BASELINE RUN --policy POLICY [...]
        python -m evalengine verify engine|kernels [...]
        python -m evalengine bench [matmul|attention|rows|forward|all ...] [...]
 
@@ -46,11 +57,14 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   -h, --help                    this text
   --version                     version and numerics contract
 
+  compare RUN RUN               are two runs the same; if not, where, and why (compare --help)
+  baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
+  gate BASELINE RUN             may this change be merged: exit code 0 or 1 (gate --help)
   verify engine                 proves on this machine that no schedule changes a bit (verify engine --help)
   verify kernels                compares every schedule that a GPU kernel may choose (verify kernels --help)
   bench                         measures the kernels and forward steps on this GPU (bench --help)
 
-Exit codes: 0 done, 1 failed, 2 bad usage or configuration."""
+Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _command(words) if words[:1] in (["verify"], ["bench"]) else _main(words)
+        return _command(words) if words and words[0] in ENTRIES else _main(words)
     except BrokenPipeError:  # whoever read our output has gone (`| head`); nothing more can be said to them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -91,11 +105,10 @@ def _command(words: list[str]) -> int:
     """A command with arguments of its own, which Hydra never sees."""
     _quiet_threads()
     try:
-        if words[0] == "verify":
-            from evalengine.certify.cli import main as command
-        else:
-            from evalengine.bench.cli import main as command
-        return command(words[1:])
+        code: int = import_module(ENTRIES[words[0]]).main(words[1:])
+        return code
+    except EvalEngineError as error:
+        return _fail(error)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return 1

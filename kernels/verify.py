@@ -198,17 +198,18 @@ def verify_matmul(
     """
     max_rows = min(max_rows, most_rows)
     buckets = [bucket for bucket in BUCKETS if bucket <= matmul_schedules.bucket(most_rows)]
+    cases: list[tuple[str, Any, Callable[[], Tensor], Tensor]] = []
     for n, k in shapes:
         random = _Random(dtype, device)
         a, weight = random(max_rows, k), random(n, k)
         product = partial(matmul.matmul, b=weight.T, out_dtype=out_dtype)
-        chosen = _chosen(a, n, out_dtype or dtype, buckets)
-        _compile([partial(product, a[:rows], schedule=schedule) for schedule, rows in chosen.items()], device)
         expected = product(a, schedule=matmul.REFERENCE)
-        for schedule, rows in chosen.items():
+        for schedule, rows in _chosen(a, n, out_dtype or dtype, buckets).items():
             where = f"M{rows} N{n} K{k} {dtype} to {out_dtype or dtype}"
-            run = partial(product, a[:rows], schedule=schedule)
-            _compare_schedule(verdict, "matmul", schedule, where, run, expected[:rows])
+            cases.append((where, schedule, partial(product, a[:rows], schedule=schedule), expected[:rows]))
+    _compile([run for _, _, run, _ in cases], device)
+    for where, schedule, run, expected in cases:
+        _compare_schedule(verdict, "matmul", schedule, where, run, expected)
 
 
 def _chosen(a: Tensor, n: int, out_dtype: torch.dtype, buckets: Sequence[int]) -> dict[Any, int]:
