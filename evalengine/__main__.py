@@ -1,8 +1,8 @@
 """The command line: `python -m evalengine [run] [setting=value ...]`, and commands with arguments of their own.
 
-Exit codes: 0 done, 1 failed (for `compare` and `gate`: the runs differ), 2 bad usage or configuration. Standard output holds the result and nothing else (its last
-line is `digest: <64 hex>`); progress and errors go to standard error. Torch is imported only when a run starts, so that
-help and configuration errors answer at once.
+Exit codes: 0 done, 1 failed (for `compare` and `gate`: the runs differ), 2 bad usage or configuration. Standard output
+holds the result and nothing else (a run's last line is `digest: <64 hex>`); progress and errors go to standard error.
+Torch is imported only when a run starts, so that help and configuration errors answer at once.
 """
 
 from __future__ import annotations
@@ -107,6 +107,8 @@ def _command(words: list[str]) -> int:
     try:
         code: int = import_module(ENTRIES[words[0]]).main(words[1:])
         return code
+    except SystemExit as exit:  # argparse's --help
+        return int(exit.code or 0)
     except EvalEngineError as error:
         return _fail(error)
     except KeyboardInterrupt:

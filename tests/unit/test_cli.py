@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pytest
 from evalengine import __version__
 from evalengine.__main__ import main
 from evalengine.config import Config
-from evalengine.errors import EvalEngineError
+from evalengine.errors import ConfigError, EvalEngineError
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +48,9 @@ def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]
         "data_dir=",
         "-m, --multirun",
         "verify",
+        "compare",
+        "baseline",
+        "gate",
     ):
         assert word in text
     assert max(map(len, text.splitlines())) <= 120
@@ -77,6 +81,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["verify", "engine", "--layers", "2"], "only a shape's depth can be cut"),
         (["verify", "kernels", "--device", "cpu"], "kernels with schedules run on CUDA only"),
         (["bench", "matmull"], "there is no such benchmark"),
+        (["comapre"], "comapre: no such command; did you mean compare?"),
+        (["compare"], "compare: the following arguments are required: RUN (see compare --help)"),
+        (["compare", "one"], "one"),
+        (["compare", "/nowhere/a", "/nowhere/b"], "/nowhere/a: no such file or folder"),
+        (["compare", "a", "b", "--level", "bits"], "invalid choice: 'bits'"),
+        (["baseline"], "baseline: give a run"),
+        (["gate", "a", "b", "--polcy", "bitwise"], "unrecognized arguments: --polcy bitwise (see gate --help)"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(
@@ -89,11 +100,15 @@ def test_bad_usage_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize(
-    "words", [["verify", "--help"], ["verify", "engine", "-h"], ["verify", "kernels", "-h"], ["bench", "-h"]]
+    "words",
+    [
+        *(["verify", "--help"], ["verify", "engine", "-h"], ["verify", "kernels", "-h"], ["bench", "-h"]),
+        *(["compare", "--help"], ["baseline", "-h"], ["gate", "-h"]),
+    ],
 )
 def test_commands_have_their_own_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m evalengine {words[0]}")
+    assert re.match(rf"usage: (python -m )?evalengine {words[0]}", capsys.readouterr().out)
 
 
 def test_commands_exit_by_what_they_find(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +128,18 @@ def test_commands_exit_by_what_they_find(capsys: pytest.CaptureFixture[str], mon
         assert said in capsys.readouterr().err
     monkeypatch.setattr("evalengine.certify.cli._engine", lambda arguments: 0 if arguments.quick else 1)
     assert main(["verify", "engine", "--quick"]) == 0 and main(["verify", "engine"]) == 1
+
+
+@pytest.mark.parametrize(("error", "code"), [(EvalEngineError("damaged"), 1), (ConfigError("unlike"), 2)])
+def test_what_a_command_does_not_catch_is_one_line(
+    error: EvalEngineError, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(arguments: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("evalengine.report.compare_cli.main", command)
+    assert main(["compare", "a", "b"]) == code
+    assert capsys.readouterr() == ("", f"evalengine: {error}\n")
 
 
 def test_several_problems_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:

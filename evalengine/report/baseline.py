@@ -1,0 +1,241 @@
+"""`evalengine baseline RUN -o FILE`: what of a run a later one is held against, small enough for git.
+
+A baseline is JSON with sorted keys: the run's digest and task digests, its manifest, and per request the digest leaf,
+the hashes of prompt and output ids and the summed log-probability; per document scores and answers; results. Token
+ids, single log-probabilities and texts stay out; so do lm-eval's hashes of documents where the manifest has those of
+datasets and prompts. 1319 generated items (gsm8k) take 0.2 MB.
+
+`sha256` is over the rest as canonical JSON: it finds damage and careless edits; it is no signature. The leaves must
+give the digest as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NoReturn
+
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.records.digest import merkle_root
+from evalengine.records.folder import write_whole
+from evalengine.report.folders import tree_digests
+from evalengine.report.packing import (
+    fold,
+    pack_floats,
+    pack_hashes,
+    pack_number,
+    unfold,
+    unpack_floats,
+    unpack_hashes,
+    unpack_number,
+)
+from evalengine.report.runs import Item, Key, Run, load_run
+
+FORMAT, VERSION = "evalengine-baseline", 1
+HASHES = ("leaf", "prompt_sha256", "output_sha256")
+FOLDED = ("doc_id", "request_index", "repeat", "kind", "truncated")
+CURE = "take it from git again (git checkout -- {file}) or write it anew: evalengine baseline RUN -o {file} --force"
+HELP = """\
+usage: evalengine baseline RUN -o FILE.json [--force]
+
+Writes the run's digests, scores and manifest as one small file (0.2 MB for gsm8k) that lives in git, for
+`evalengine compare FILE RUN` and `evalengine gate FILE RUN`.
+
+  RUN            a finished run's folder, or an lm-eval output folder (scores only: it has no digests)
+  -o, --output   the file to write
+  --force        replaces that file if it exists
+
+Exit codes: 0 written, 1 the disk refused, 2 bad usage, or RUN is unfinished, damaged or edited."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"baseline: {message} (see baseline --help)")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `baseline` with the words after it; returns the exit code."""
+    parser = _Parser(prog="evalengine baseline", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("-o", "--output")
+    parser.add_argument("--force", action="store_true")
+    try:
+        arguments = parser.parse_args(list(argv))
+        if arguments.help:
+            print(HELP)
+            return 0
+        if not arguments.run or not arguments.output:
+            raise ConfigError("baseline: give a run and -o FILE.json (see baseline --help)")
+        file, run = Path(arguments.output), load_run(arguments.run)
+        size = write_baseline(run, file, arguments.force)
+        print(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
+    except EvalEngineError as error:
+        print(f"evalengine: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def write_baseline(run: Run, file: Path, force: bool = False) -> int:
+    """Writes `file`, whole or not at all, and returns its size in bytes.
+
+    Raises `ConfigError` if it exists (without `force`) or `run` is a baseline, `EvalEngineError` if the disk refuses.
+    """
+    if run.kind == "baseline":
+        raise ConfigError(f"{run.source}: already a baseline; copy the file, or name the run")
+    if file.is_dir():
+        raise ConfigError(f"-o {file}: a folder; name a file in it, such as {file / run.name}.json")
+    if file.exists() and not force:
+        raise ConfigError(f"-o {file}: it exists; name another file, or replace it with --force")
+    text = to_text(run)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
+    except OSError as error:
+        raise EvalEngineError(f"could not write {file}: {error.strerror or error}; free the place and try again") from (
+            error
+        )
+    return len(text.encode())
+
+
+def to_text(run: Run) -> str:
+    """The file's content: a line per top-level key, so that a diff in git shows which part changed."""
+    content = _content(run)
+    content["sha256"] = _sha256(content)
+    lines = [f"{json.dumps(key)}: {_canonical(value)}" for key, value in sorted(content.items())]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def is_baseline(path: Path) -> bool:
+    """Whether the file calls itself a baseline, whole or not."""
+    try:
+        return f'"{FORMAT}"' in path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def load_baseline(path: Path) -> Run:
+    """Raises `ConfigError` if the file is no baseline, is truncated, damaged or edited, or is of a newer version."""
+    cure = CURE.format(file=path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not JSON, so truncated, damaged or half merged ({error}); {cure}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ConfigError(f"{path}: not a baseline (its format is not {FORMAT}); write one: evalengine baseline RUN -o")
+    if content.get("version") != VERSION:
+        raise ConfigError(
+            f"{path}: version {content.get('version')!r} of the format, this evalengine reads {VERSION}; "
+            "update evalengine, or write the baseline anew"
+        )
+    said = content.pop("sha256", None)
+    if said != (found := _sha256(content)):
+        raise ConfigError(f"{path}: its content gives sha256 {found}, not {said}: it was edited or damaged; {cure}")
+    try:
+        run = _run(path, content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}: its parts contradict each other ({error}); {cure}") from error
+    if run.digest is not None and _digests(run) != (run.digest, run.task_digests):
+        raise ConfigError(f"{path}: its leaves do not give its digests: it was edited; {cure}")
+    return run
+
+
+def _digests(run: Run) -> tuple[str, dict[str, str]]:
+    return merkle_root([bytes.fromhex(item.leaf) for item in run.items.values()]).hex(), tree_digests(run.items)
+
+
+def _content(run: Run) -> dict[str, Any]:
+    hashes = {} if run.kind == "run" else run.hashes  # of ours, the identity holds those of datasets and prompts
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": run.name,
+        "digest": run.digest,
+        "task_digests": run.task_digests,
+        "identity": run.identity,
+        "manifest": {key: value for key, value in run.manifest.items() if key != "identity"},
+        "items": {
+            task: _columns(list(group)) for task, group in groupby(run.items.values(), key=lambda item: item.task)
+        },
+        "scores": [[*key, *_by_document(values, pack_number)] for key, values in sorted(run.scores.items())],
+        "results": [[*key, *map(pack_number, pair)] for key, pair in sorted(run.results.items())],
+        "higher_is_better": [[*key, value] for key, value in sorted(run.higher_is_better.items())],
+        "answers": [[*key, *_by_document(values, str)] for key, values in sorted(run.answers.items())],
+        "hashes": {task: _packed_hashes(found) for task, found in hashes.items()},
+    }
+
+
+def _columns(items: Sequence[Item]) -> dict[str, Any]:
+    return {
+        "count": len(items),
+        **{name: fold([getattr(item, name) for item in items]) for name in FOLDED},
+        **{name: pack_hashes([getattr(item, name) for item in items]) for name in HASHES},
+        "sum_logprob": pack_floats([item.sum_logprob for item in items]),
+    }
+
+
+def _by_document(values: Mapping[int, Any], pack: Any) -> tuple[int, Any, Any]:
+    """(count, documents, their values)."""
+    docs = sorted(values)
+    return len(docs), fold(docs), fold([pack(values[doc]) for doc in docs])
+
+
+def _run(path: Path, content: Mapping[str, Any]) -> Run:
+    items: dict[Key, Item] = {}
+    for task, columns in content["items"].items():
+        items.update((item.key, item) for item in _items(task, columns))
+    manifest = content["manifest"]
+    return Run(
+        source=path,
+        kind="baseline",
+        name=path.stem,
+        digest=content["digest"],
+        task_digests=content["task_digests"],
+        identity=content["identity"],
+        manifest={**manifest, "identity": content["identity"]} if manifest else {},
+        items=dict(sorted(items.items())),
+        scores={
+            (task, metric, name): dict(zip(unfold(docs, count), map(float, unfold(values, count)), strict=True))
+            for task, metric, name, count, docs, values in content["scores"]
+        },
+        results={(t, m, f): (float(value), unpack_number(error)) for t, m, f, value, error in content["results"]},
+        higher_is_better={(task, metric, name): value for task, metric, name, value in content["higher_is_better"]},
+        answers={
+            (task, name): dict(zip(unfold(docs, count), unfold(values, count), strict=True))
+            for task, name, count, docs, values in content["answers"]
+        },
+        hashes={task: _hashes(*columns) for task, columns in content["hashes"].items()},
+    )
+
+
+def _items(task: str, columns: Mapping[str, Any]) -> list[Item]:
+    count = columns["count"]
+    table = {name: unfold(columns[name], count) for name in FOLDED}
+    table |= {name: unpack_hashes(columns[name], count) for name in HASHES}
+    table["sum_logprob"] = unpack_floats(columns["sum_logprob"], count)
+    rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
+    return [Item(task=task, output_ids=None, logprobs=None, text=None, **row) for row in rows]
+
+
+def _packed_hashes(found: Mapping[int, tuple[str, str, str]]) -> list[Any]:
+    """[documents, doc hashes, prompt hashes, target hashes, count]."""
+    docs = sorted(found)
+    return [fold(docs), *(pack_hashes([found[doc][place] for doc in docs]) for place in range(3)), len(docs)]
+
+
+def _hashes(docs: Any, doc: Any, prompt: Any, target: Any, count: int) -> dict[int, tuple[str, str, str]]:
+    columns = (unpack_hashes(column, count) for column in (doc, prompt, target))
+    return dict(zip(unfold(docs, count), zip(*columns, strict=True), strict=True))
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_canonical(content).encode()).hexdigest()
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -1,0 +1,98 @@
+"""A comparison as JSON: complete, with names that stay. What is not finite is null."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from evalengine.report.compare import LEVELS, Comparison, Flip, MetricDelta
+from evalengine.report.divergence import NEAR_TIE
+from evalengine.report.matrix import Matrix
+from evalengine.report.runs import Key, Run
+
+FORMAT = "evalengine.compare"
+VERSION = 1  # rises when a name below changes its meaning or goes
+
+
+def comparison_json(c: Comparison) -> dict[str, Any]:
+    """One pair of runs."""
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "verdict": c.verdict,
+        "within": {level: c.within(level) for level in LEVELS},
+        "digests_equal": c.digests_equal,
+        "runs": {"a": run_json(c.a), "b": run_json(c.b)},
+        "requests": {"common": c.common, "only_a": c.only_a, "only_b": c.only_b, "differing": len(c.differences)},
+        "unlike": [finding.text for finding in c.findings if finding.refused],
+        "settings": [finding.text for finding in c.findings if not finding.refused],
+        "surroundings": c.surroundings,
+        "unchecked": c.unchecked,
+        "causes": c.causes,
+        "rescored": c.rescored,
+        "differences": [{**_key(d.key), "what": d.what, "cause": d.cause} for d in c.differences],
+        "logprobs": None if c.logprobs is None else asdict(c.logprobs),
+        "near_tie_nat": NEAR_TIE,
+        "divergences": [{**_key(d.key), **{k: v for k, v in asdict(d).items() if k != "key"}} for d in c.divergences],
+        "flips": [_flip(flip) for flip in c.flips],
+        "metrics": [_metric(metric) for metric in c.metrics],
+    }
+    plain: dict[str, Any] = _finite(content)
+    return plain
+
+
+def matrix_json(matrix: Matrix) -> dict[str, Any]:
+    """Many runs: every pair in full, and the groups of equal digests (numbers of runs, from 1)."""
+    return {
+        "format": f"{FORMAT}.matrix",
+        "version": VERSION,
+        "verdict": matrix.verdict,
+        "runs": [run_json(run) for run in matrix.runs],
+        "groups": [{"digest": digest, "runs": members} for digest, members in matrix.groups()],
+        "pairs": [{"pair": list(pair), **comparison_json(c)} for pair, c in sorted(matrix.pairs.items())],
+        "refused": [{"pair": list(pair), "why": why} for pair, why in sorted(matrix.refused.items())],
+    }
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """Which run this was."""
+    return {
+        "source": str(run.source),
+        "name": run.name,
+        "kind": run.kind,
+        "digest": run.digest,
+        "task_digests": run.task_digests,
+        "requests": len(run.items),
+    }
+
+
+def _key(key: Key) -> dict[str, Any]:
+    return dict(zip(("task", "doc_id", "request_index", "repeat"), key, strict=True))
+
+
+def _flip(flip: Flip) -> dict[str, Any]:
+    return asdict(flip)
+
+
+def _metric(metric: MetricDelta) -> dict[str, Any]:
+    task, name, filter_name = metric.key
+    both = metric.value_a is not None and metric.value_b is not None
+    return {
+        "task": task,
+        "metric": name,
+        "filter": filter_name,
+        "a": metric.value_a,
+        "b": metric.value_b,
+        "delta": metric.value_b - metric.value_a if both else None,  # type: ignore[operator]
+        "paired": None if metric.paired is None else metric.paired.to_json(),
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

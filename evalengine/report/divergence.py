@@ -1,0 +1,137 @@
+"""Where two outputs part, and how far their logprobs lie apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+
+from evalengine.report.runs import Item, Key
+
+NEAR_TIE = 0.05  # nat: chosen tokens whose logprobs lie closer than this were nearly as likely as each other
+TOKENS_SHOWN = 8  # of either continuation, from the first that differs
+TEXT_BEFORE, TEXT_AFTER = 24, 40  # characters shown around the place where the texts part
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first differing token of two outputs of one prompt. Lists start at it; None is what a run does not hold."""
+
+    key: Key
+    position: int  # in the output, from 0; the shorter output's length where it is the other's beginning
+    tokens_a: list[int]
+    tokens_b: list[int]
+    logprob_a: float | None  # of tokens_a[0], by A
+    logprob_b: float | None  # of tokens_b[0], by B
+    gap: float | None  # logprob_a - logprob_b, nat
+    near_tie: bool | None  # |gap| < NEAR_TIE; None where tokens were sampled, or one output just ends
+    before: str  # text common to both, its end
+    text_a: str
+    text_b: str
+
+
+@dataclass(frozen=True)
+class LogprobChange:
+    """Logprobs of equal tokens after equal tokens, bit by bit. Percentiles are over those that differ."""
+
+    compared: int
+    differing: int
+    not_finite: int  # differing ones that have no distance: one of them is NaN or infinite
+    max_abs: float  # nat
+    percentiles: dict[str, float]  # "p50" -> |delta|, nat
+    max_ulps: int  # float32 values between the two
+    percentile_ulps: dict[str, float]
+
+
+def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
+    """The first differing token of two requests; None if the outputs are equal or a run holds no tokens.
+
+    The gap stands for the distance between the two likeliest tokens, whose logprobs a record does not hold. Up to here
+    both runs saw the same tokens. If no logprob differs by more than e between the runs, then with greedy decoding
+    logprob_a - e <= (A's choice in B) <= logprob_b, and the same the other way round: |gap| <= e.
+    """
+    if x.output_ids is None or y.output_ids is None or x.output_ids == y.output_ids:
+        return None
+    at = shared_tokens(x, y)
+    logprobs = [None if i.logprobs is None or at >= len(i.logprobs) else float(i.logprobs[at]) for i in (x, y)]
+    left, right = logprobs
+    gap = left - right if left is not None and right is not None and math.isfinite(left - right) else None
+    before, text_a, text_b = _texts(x.text or "", y.text or "")
+    return Divergence(
+        key=x.key,
+        position=at,
+        tokens_a=list(x.output_ids[at : at + TOKENS_SHOWN]),
+        tokens_b=list(y.output_ids[at : at + TOKENS_SHOWN]),
+        logprob_a=left,
+        logprob_b=right,
+        gap=gap,
+        near_tie=abs(gap) < NEAR_TIE if gap is not None and greedy else None,
+        before=before,
+        text_a=text_a,
+        text_b=text_b,
+    )
+
+
+def shared_tokens(x: Item, y: Item) -> int:
+    """How many tokens both outputs begin with; 0 if a run holds none."""
+    pairs = zip(x.output_ids or (), y.output_ids or (), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def logprob_change(pairs: Iterable[tuple[Item, Item]]) -> LogprobChange | None:
+    """How the logprobs of two runs differ, over the tokens that each pair of outputs begins with alike.
+
+    None if no pair holds logprobs on both sides.
+    """
+    left, right = [], []
+    for x, y in pairs:
+        if x.logprobs is not None and y.logprobs is not None:
+            shared = shared_tokens(x, y)
+            left.append(np.asarray(x.logprobs[:shared], dtype=np.float32))
+            right.append(np.asarray(y.logprobs[:shared], dtype=np.float32))
+    if not left:
+        return None
+    a, b = np.concatenate(left), np.concatenate(right)
+    changed = a.view(np.int32) != b.view(np.int32)
+    a, b = a[changed], b[changed]
+    finite = np.isfinite(a) & np.isfinite(b)
+    delta = np.abs(a[finite].astype(np.float64) - b[finite])
+    steps = ulps(a[finite], b[finite])
+    return LogprobChange(
+        compared=len(changed),
+        differing=len(a),
+        not_finite=int((~finite).sum()),
+        max_abs=float(delta.max(initial=0.0)),
+        percentiles=_percentiles(delta),
+        max_ulps=int(steps.max(initial=0)),
+        percentile_ulps=_percentiles(steps),
+    )
+
+
+def ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How many float32 values apart, int64; a, b: finite float32 of one shape. 0.0 and -0.0 are 0 apart.
+
+    Floats of one sign are ordered as their bits are (IEEE 754-2019, 3.4); negative ones count downwards from zero.
+    """
+    return np.abs(_rank(a) - _rank(b))
+
+
+def _rank(values: np.ndarray) -> np.ndarray:
+    bits = values.view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def _percentiles(values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        return {f"p{q}": 0.0 for q in PERCENTILES}
+    return {f"p{q}": float(v) for q, v in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
+
+
+def _texts(a: str, b: str) -> tuple[str, str, str]:
+    """(end of the common text, what A goes on with, what B goes on with)."""
+    at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    return a[max(0, at - TEXT_BEFORE) : at], a[at : at + TEXT_AFTER], b[at : at + TEXT_AFTER]

@@ -1,0 +1,143 @@
+"""A run folder of ours, read as evidence: its records must give the digest that it claims."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.records.digest import leaf_hash, merkle_root
+from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.schema import RequestRecord, ids_sha256, read_records
+from evalengine.report.lm_eval_folders import read_outcome
+from evalengine.report.runs import Item, Key, Run
+
+AGAIN = "run its command again, or take the folder from where it was copied"
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether this is a run of ours, finished or not, whole or not."""
+    return any((path / name).is_file() for name in (DIGEST, RECORDS, JOURNAL, IDENTITY, MANIFEST))
+
+
+def load_folder(path: Path) -> Run:
+    """A finished run. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or edited."""
+    digest = _read_digest(path)
+    records = _read_records(path / RECORDS)
+    leaves = [leaf_hash(record) for record in records]
+    if merkle_root(leaves).hex() != digest:
+        raise ConfigError(
+            f"{path / DIGEST}: it says {digest}, but the records give {merkle_root(leaves).hex()}: "
+            f"{RECORDS} or {DIGEST} was edited or damaged; {AGAIN}"
+        )
+    items = {record.key: _item(record, leaf) for record, leaf in zip(records, leaves, strict=True)}
+    manifest = read_manifest(path / MANIFEST)
+    tasks = tree_digests(items)
+    if (manifest["digest"], manifest["task_digests"]) != (digest, tasks):
+        raise ConfigError(f"{path / MANIFEST}: its digests are not those of {RECORDS}: it was edited; {AGAIN}")
+    outcome = read_outcome(path, {item.task: item.kind for item in items.values()})
+    _same_documents(path, items, outcome["hashes"])
+    return Run(
+        source=path,
+        kind="run",
+        name=path.resolve().name,
+        digest=digest,
+        task_digests=tasks,
+        identity=manifest["identity"],
+        manifest=manifest,
+        items=items,
+        **outcome,
+    )
+
+
+def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
+    """Each task's digest (`records.digest.task_digests`) from the leaves of items in key order."""
+    return {
+        task: merkle_root([bytes.fromhex(item.leaf) for item in group]).hex()
+        for task, group in groupby(items.values(), key=lambda item: item.task)
+    }
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """`manifest.json`. Raises `ConfigError` if it is missing or is no manifest."""
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: missing or damaged ({error}); {AGAIN}") from error
+    wanted = {"digest": str, "task_digests": dict, "identity": dict}
+    wrong = [k for k, kind in wanted.items() if not isinstance(manifest, dict) or not isinstance(manifest.get(k), kind)]
+    if wrong:
+        raise ConfigError(f"{path}: not the manifest of a run ({', '.join(wrong)} missing); {AGAIN}")
+    return dict(manifest)
+
+
+def _read_digest(path: Path) -> str:
+    if not (path / DIGEST).is_file():
+        raise ConfigError(f"{path}: this run is not finished ({DIGEST} is missing); run its command again: it resumes")
+    digest = (path / DIGEST).read_text(encoding="utf-8", errors="replace").strip()
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise ConfigError(f"{path / DIGEST}: not a digest (64 hex digits): it was edited or damaged; {AGAIN}")
+    return digest
+
+
+def _read_records(path: Path) -> list[RequestRecord]:
+    """The records in key order; each holds what its own fields promise."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: missing, so nothing can be compared; {AGAIN}")
+    try:
+        records = sorted(read_records(path), key=lambda record: record.key)
+        whole = all(_whole(record) for record in records) and _distinct(records)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"{path}: damaged, or no records of a run ({error}); {AGAIN}") from error
+    if not whole:
+        raise ConfigError(f"{path}: its columns contradict each other: it was edited; {AGAIN}")
+    return records
+
+
+def _whole(record: RequestRecord) -> bool:
+    lengths = len(record.output_ids) == len(record.logprobs)
+    return lengths and str(record.logprobs.dtype) == "float32" and record.prompt_sha256 == ids_sha256(record.prompt_ids)
+
+
+def _distinct(records: Sequence[RequestRecord]) -> bool:
+    return len({record.key for record in records}) == len(records)
+
+
+def _item(record: RequestRecord, leaf: bytes) -> Item:
+    return Item(
+        task=record.task,
+        doc_id=record.doc_id,
+        request_index=record.request_index,
+        repeat=record.repeat,
+        kind=record.kind,
+        leaf=leaf.hex(),
+        prompt_sha256=record.prompt_sha256,
+        output_sha256=ids_sha256(record.output_ids),
+        output_ids=list(record.output_ids),
+        logprobs=record.logprobs,
+        sum_logprob=_sum(record.logprobs.tolist()),
+        text=record.text,
+        truncated=record.truncated,
+    )
+
+
+def _sum(logprobs: list[float]) -> float:
+    """math.fsum; nan for infinities of both signs, which fsum refuses."""
+    try:
+        return math.fsum(logprobs)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def _same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, Mapping[int, Any]]) -> None:
+    """Every recorded document has its samples, and no other: a shortened or exchanged samples file is found."""
+    for task in sorted({key[0] for key in items} | {*hashes}):
+        recorded, sampled = {key[1] for key in items if key[0] == task}, {*hashes.get(task, {})}
+        if recorded != sampled:
+            where = sorted(recorded ^ sampled)[0]
+            raise ConfigError(f"{path}: samples_{task}_*.jsonl and {RECORDS} differ from document {where} on; {AGAIN}")

@@ -1,0 +1,60 @@
+"""What a comparison could have seen: the power of McNemar's test and the minimum detectable effect. Never 0.
+
+`sides` is 2 for a difference in either direction and 1 for a loss alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import optimize, stats
+
+TAIL = 1e-12  # of the discordant pairs' distribution that `mcnemar_power` leaves out, each side
+
+
+def mcnemar_power(count: int, discordance: float, difference: float, alpha: float, sides: int = 2) -> float:
+    """Probability that exact McNemar on `count` pairs has p <= alpha and the right sign.
+
+    Unconditional and exact, summed over the number m of discordant pairs (Duffy 1984, "Asymptotic and Exact Power for
+    the McNemar Test", Biometrics 40(4)): m ~ Binomial(count, discordance), and losses ~ Binomial(m, (discordance +
+    difference) / (2 discordance)). `discordance` is the probability that a pair differs, `difference` that of a loss
+    minus that of a win, 0 < difference <= discordance <= 1. `alpha` is halved for two sides.
+    """
+    pairs = stats.binom(count, discordance)
+    m = np.arange(int(pairs.ppf(TAIL)), int(pairs.isf(TAIL)) + 1)
+    most_accepted = stats.binom.isf(alpha / sides, m, 0.5)  # losses above this many are significant
+    losses = stats.binom(m, min(1.0, (discordance + difference) / (2 * discordance)))
+    return float(np.sum(pairs.pmf(m) * losses.sf(most_accepted)))
+
+
+def binary_effect(count: int, discordance: float, alpha: float, power: float, sides: int = 2) -> float:
+    """Smallest difference of two paired proportions, in (0, 1], that exact McNemar finds with probability `power`.
+
+    At the observed `discordance` (share of pairs that differ), raised to the difference itself where the difference
+    needs more pairs than that: a run that only loses. So nothing differing gives no 0 but the share at which the
+    fewest pairs that can be significant (6 at alpha = 0.05 on two sides) differ often enough, about 7.9 / count at
+    80 % power: the rule of three for a test. inf: no difference can be significant with so few pairs.
+    """
+
+    def missing(difference: float) -> float:
+        return mcnemar_power(count, max(discordance, difference), difference, alpha, sides) - power
+
+    if missing(1.0) < 0:
+        return math.inf
+    return float(optimize.brentq(missing, min(1e-9, 0.01 / count), 1.0, xtol=1e-12, rtol=1e-9))
+
+
+def mean_effect(stderr: float, typical: float, clusters: int, alpha: float, power: float, sides: int = 2) -> float:
+    """Smallest mean difference (metric's units) that the test over `clusters` clusters finds with `power`.
+
+    (t_alpha + t_power) * stderr with clusters - 1 degrees of freedom: Miller 2024 (arXiv:2411.00640), power analysis,
+    with t for its z. The error observed says little where few clusters differ, so the effect is at least that of
+    differences of the `typical` size (units of the mean; > 0) in just as many clusters as can be significant:
+    `typical` times `binary_effect` without discordance. inf: no difference can be significant with so few clusters.
+    """
+    least = binary_effect(clusters, 0.0, alpha, power, sides)
+    if math.isinf(least):
+        return math.inf
+    quantiles = float(stats.t.isf(alpha / sides, clusters - 1) + stats.t.isf(1 - power, clusters - 1))
+    return max(quantiles * stderr, typical * least)

@@ -1,0 +1,152 @@
+"""What `compare`, `gate` and the report know of a run, wherever it was read from: a run folder of ours, an output
+folder of lm-evaluation-harness, or a baseline file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from evalengine.errors import ConfigError
+from evalengine.records.digest import merkle_root
+
+Key = tuple[str, int, int, int]  # task, document, request index, repeat
+ScoreKey = tuple[str, str, str]  # task, metric, filter
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One request. What the source does not hold is None, or "" for a hash."""
+
+    task: str
+    doc_id: int
+    request_index: int
+    repeat: int
+    kind: str  # generate_until | loglikelihood | loglikelihood_rolling
+    leaf: str  # hex digest leaf (`records.digest.leaf_hash`); "" where unknown (lm-eval)
+    prompt_sha256: str
+    output_sha256: str  # `records.schema.ids_sha256` of the output ids
+    output_ids: list[int] | None  # None: a baseline or an lm-eval folder holds none
+    logprobs: np.ndarray | None  # float32 [len(output_ids)]
+    sum_logprob: float | None  # math.fsum of logprobs, or what the source says
+    text: str | None
+    truncated: int  # tokens cut from the prompt's left
+
+    @property
+    def key(self) -> Key:
+        return (self.task, self.doc_id, self.request_index, self.repeat)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run as evidence. Scores and answers are lm-eval's: a document's value under a filter."""
+
+    source: Path
+    kind: Literal["run", "baseline", "lm-eval"]
+    name: str  # short label for tables
+    digest: str | None
+    task_digests: dict[str, str]
+    identity: dict[str, Any]  # manifest["identity"]; of lm-eval: what its results say about model, tasks and prompts
+    manifest: dict[str, Any]  # {} where there is none
+    items: dict[Key, Item]  # in key order
+    scores: dict[ScoreKey, dict[int, float]]  # doc_id -> value
+    results: dict[ScoreKey, tuple[float, float | None]]  # aggregated value, standard error
+    higher_is_better: dict[ScoreKey, bool]  # absent where the source does not say
+    answers: dict[tuple[str, str], dict[int, str]]  # (task, filter) -> doc_id -> filtered answer as text
+    hashes: dict[str, dict[int, tuple[str, str, str]]]  # task -> doc_id -> (doc_hash, prompt_hash, target_hash)
+
+
+def load_run(path: str | Path) -> Run:
+    """A run folder, an lm-eval output folder (or its results file), or a baseline file.
+
+    Raises `ConfigError` (the file at fault, and the cure) for what is missing, unfinished, damaged or edited.
+    """
+    from evalengine.report.baseline import is_baseline, load_baseline
+    from evalengine.report.folders import is_run_folder, load_folder
+    from evalengine.report.lm_eval_folders import load_lm_eval, results_files
+
+    path = Path(path)
+    if path.is_file():
+        if results_files(path):
+            return load_lm_eval(path)
+        if not is_baseline(path) and is_run_folder(path.parent):
+            raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
+        return load_baseline(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder; give a run folder, an lm-eval output folder or a baseline")
+    if is_run_folder(path):
+        return load_folder(path)
+    if results_files(path):
+        return load_lm_eval(path)
+    return _only_run_inside(path)
+
+
+def merkle_differences(a: Run, b: Run) -> list[Key]:
+    """The items whose leaves differ, or that one run lacks, in key order. Equal digests end it at once.
+
+    Both runs need leaves: lm-eval's have none (`Run.digest` is None), for which this raises `ConfigError`.
+    """
+    for run in (a, b):
+        if run.digest is None or any(not item.leaf for item in run.items.values()):
+            raise ConfigError(f"{run.source}: it holds no digests (kind {run.kind}); compare its texts and scores")
+    if a.digest == b.digest:
+        return []
+    keys = sorted({*a.items, *b.items})
+    leaves = [[_leaf(run, key) for key in keys] for run in (a, b)]
+    return [keys[position] for position in merkle_descent(*leaves)[0]]
+
+
+def merkle_descent(a: Sequence[bytes], b: Sequence[bytes]) -> tuple[list[int], int]:
+    """(positions at which the leaves differ, node pairs compared) of two equally long lists of 32-byte leaves.
+
+    From the root down, into unequal nodes only: one unequal leaf of n costs 2 ceil(log2 n) + 1 comparisons. The tree is
+    the digest's (`records.digest.merkle_root`): equal nodes hold equal leaves.
+    """
+    assert len(a) == len(b), "leaves are compared position by position"
+    levels_a, levels_b = _levels(a), _levels(b)
+    unequal, compared = [0] if a else [], 0
+    for height in range(len(levels_a) - 1, -1, -1):
+        nodes_a, nodes_b = levels_a[height], levels_b[height]
+        compared += len(unequal)
+        found = [node for node in unequal if nodes_a[node] != nodes_b[node]]
+        if height == 0:
+            return found, compared
+        below = len(levels_a[height - 1])
+        unequal = [child for node in found for child in (2 * node, 2 * node + 1) if child < below]
+    return [], compared
+
+
+_ABSENT = bytes(32)  # the leaf of an item that a run lacks; no SHA-256 is known to be it
+
+
+def _leaf(run: Run, key: Key) -> bytes:
+    item = run.items.get(key)
+    return _ABSENT if item is None else bytes.fromhex(item.leaf)
+
+
+def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+    """The tree's nodes, leaves first, root last; an odd last node moves up unchanged."""
+    levels = [list(leaves)]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        levels.append([merkle_root(below[i : i + 2]) for i in range(0, len(below), 2)])
+    return levels
+
+
+def _only_run_inside(path: Path) -> Run:
+    """lm-eval writes into <output_path>/<model>/, and a results/ folder may hold a single run."""
+    from evalengine.report.folders import is_run_folder
+    from evalengine.report.lm_eval_folders import results_files
+
+    inside = sorted(child for child in path.iterdir() if child.is_dir())
+    found = [child for child in inside if is_run_folder(child) or results_files(child)]
+    if len(found) == 1:
+        return load_run(found[0])
+    if found:
+        names = ", ".join(child.name for child in found[:4]) + (", ..." if len(found) > 4 else "")
+        raise ConfigError(f"{path}: it holds {len(found)} runs ({names}); name one of them")
+    raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")

@@ -1,0 +1,93 @@
+"""`compare` on real runs: the batch changes nothing in exact; fast arithmetic is told apart, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import Outcome, Run, call, finished
+
+DOCUMENTS = 12
+SETTINGS = (f"limit={DOCUMENTS}", "task.generation.max_gen_toks=24")
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The same requests one at a time and in a batch, in exact arithmetic, and in PyTorch's."""
+    where = tmp_path_factory.mktemp("cells")
+    return {
+        "alone": finished(where / "alone", *SETTINGS, "engine.max_num_seqs=1"),
+        "batch": finished(where / "batch", *SETTINGS, "engine.max_num_seqs=8"),
+        "fast": finished(
+            where / "fast", *SETTINGS, "engine.max_num_seqs=8", "engine.dtype=bfloat16", "batch_invariant=false"
+        ),
+    }
+
+
+def compared(*arguments: str | Path) -> Outcome:
+    return call("compare", *map(str, arguments))
+
+
+def test_the_batch_changes_no_bit(cells: dict[str, Run]) -> None:
+    done = compared(cells["alone"].folder, cells["batch"].folder)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1] == f"verdict: IDENTICAL (every bit of {DOCUMENTS} outputs and their logprobs)"
+
+
+def test_fast_arithmetic_is_told_apart_and_why(cells: dict[str, Run]) -> None:
+    done = compared(cells["batch"].folder, cells["fast"].folder, "--json", "-")
+    assert done.code == 1
+    found = json.loads(done.out)
+    assert found["verdict"] in ("SAME TOKENS", "DIFFERENT") and found["causes"] == {"configuration": DOCUMENTS}
+    assert found["settings"] == [
+        'attention_backend is null in A and "sdpa" in B',
+        'numerics is "exact" in A and "fast" in B',
+    ]
+    leaves = [cells[name].leaves for name in ("batch", "fast")]
+    differing = [list(key) for key in leaves[0] if leaves[0][key] != leaves[1][key]]
+    assert [[d["task"], d["doc_id"], d["request_index"], d["repeat"]] for d in found["differences"]] == differing
+    assert found["logprobs"]["differing"] > 0 and 0 < found["logprobs"]["max_abs"] < 1
+    assert "verdict: " in compared(cells["batch"].folder, cells["fast"].folder).out.splitlines()[-1]
+
+
+def test_a_matrix_groups_the_invariant_cells(cells: dict[str, Run]) -> None:
+    done = compared(*(cell.folder for cell in cells.values()), "--json", "-")
+    assert done.code == 1
+    found = json.loads(done.out)
+    assert [group["runs"] for group in found["groups"]] == [[1, 2], [3]]
+    assert [pair["verdict"] == "IDENTICAL" for pair in found["pairs"]] == [True, False, False]
+
+
+def test_a_baseline_file_compares_like_its_run(cells: dict[str, Run], tmp_path: Path) -> None:
+    file = tmp_path / "baseline.json"
+    assert call("baseline", str(cells["alone"].folder), "-o", str(file)).code == 0
+    assert compared(file, cells["batch"].folder).code == 0
+    assert compared(file, cells["fast"].folder).code == 1
+
+
+def test_another_length_is_refused_or_compared_on_what_is_shared(cells: dict[str, Run], tmp_path: Path) -> None:
+    short = finished(tmp_path / "short", "limit=3", SETTINGS[1])
+    refused = compared(cells["batch"].folder, short.folder)
+    assert refused.code == 2 and refused.out == ""
+    assert f"A has {DOCUMENTS} requests, B 3, and they share 3" in refused.err
+    allowed = compared(cells["batch"].folder, short.folder, "--allow")
+    assert allowed.code == 0 and allowed.out.splitlines()[-1].startswith("verdict: IDENTICAL on the 3 requests of both")
+
+
+def test_an_edited_scorer_is_named(cells: dict[str, Run], tmp_path: Path) -> None:
+    """The same records, with one score turned in the samples and the results."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in cells["batch"].folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (samples,) = copy.glob("samples_*.jsonl")
+    first, *rest = samples.read_text(encoding="utf-8").splitlines()
+    row = json.loads(first)
+    row["exact_match"] = 1.0 - row["exact_match"]
+    samples.write_text("\n".join([json.dumps(row), *rest]) + "\n", encoding="utf-8")
+    done = compared(cells["batch"].folder, copy, "--json", "-")
+    found = json.loads(done.out)
+    assert (done.code, found["verdict"], found["causes"]) == (1, "DIFFERENT", {"scorer": 1})
+    assert found["digests_equal"] is True

@@ -1,0 +1,69 @@
+"""Run folders as a run leaves them, without a run: records from the test, the other files by their own writers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
+from evalengine.records.schema import RequestRecord, ids_sha256, write_records
+
+ISO = "2026-01-02T03-04-05.678901"
+
+
+def sha(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def generated(doc: int, seed: int = 0, task: str = "sums", length: int = 3) -> RequestRecord:
+    """A generation with random ids and logprobs, a function of the arguments."""
+    draw = np.random.default_rng([doc, seed, len(task)])
+    prompt, output = draw.integers(0, 1000, 5).tolist(), draw.integers(0, 1000, length).tolist()
+    logprobs = -draw.random(length, dtype=np.float32)
+    return RequestRecord(
+        task, doc, 0, 0, "generate_until", prompt, ids_sha256(prompt), output, logprobs, "stop", 0, f"is {doc}", False
+    )
+
+
+def write_run(
+    path: Path, records: list[RequestRecord], score: Callable[[int], float] = lambda doc: float(doc % 3 == 0)
+) -> Path:
+    """A finished run of these generations, under two filters."""
+    path.mkdir(parents=True)
+    write_records(path / "records.parquet", records)
+    tasks = []
+    for task in sorted({record.task for record in records}):
+        docs = sorted({record.doc_id for record in records if record.task == task})
+        samples = [_sample(task, doc, name, score(doc)) for name in ("strict", "flexible") for doc in docs]
+        tasks.append(_result(task, samples, float(np.mean([score(doc) for doc in docs])) if docs else 0.0))
+        lines = [json.dumps(sample_row(sample)) + "\n" for sample in samples]
+        (path / f"samples_{task}_{ISO}.jsonl").write_text("".join(lines), encoding="utf-8")
+    model = ModelInfo("m", "m", "float32", None, None, 1, 64, "cpu", None)
+    results = results_dict(tasks, model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
+    (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
+    digest = run_digest(records)
+    manifest = {"digest": digest, "task_digests": task_digests(records), "identity": {"weights": "w"}, "code": {}}
+    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")
+    return path
+
+
+def _sample(task: str, doc: int, name: str, value: float) -> Sample:
+    hashes = [sha(task, doc, kind) for kind in ("doc", "prompt", "target")]
+    resps, answer = [[f"is {doc}"]], [str(doc)]
+    return Sample(doc, {"q": doc}, "t", [("q", {})], resps, answer, name, {"exact_match": value}, *hashes)
+
+
+def _result(task: str, samples: list[Sample], mean: float) -> TaskResult:
+    joined = "".join(s.doc_hash + s.prompt_hash + s.target_hash for s in samples)
+    metrics = {f"exact_match,{n}": mean for n in ("strict", "flexible")}
+    metrics |= {f"exact_match_stderr,{n}": "N/A" for n in ("strict", "flexible")}
+    count = len({s.doc_id for s in samples})
+    task_hash = hashlib.sha256(joined.encode()).hexdigest()
+    return TaskResult(task, 1.0, 0, metrics, {"exact_match": True}, {}, count, count, task_hash, samples)

@@ -1,0 +1,65 @@
+"""Which runs may be compared, and the sentence for every reason why not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from evalengine.report.comparability import findings, incomparable
+from tests.unit.compared_runs import BASE, IDENTITY, TASK, run
+
+
+def with_task(**settings: Any) -> dict[str, Any]:
+    return {"tasks": {TASK: {**IDENTITY["tasks"][TASK], **settings}}}
+
+
+@pytest.mark.parametrize(
+    ("identity", "said"),
+    [
+        ({"weights": "e" * 64}, "The model weights differ (weights is aaaaaaaaaaaa... in A and eeeeeeeeeeee... in B)"),
+        ({"tokenizer": "e" * 64}, "The tokenizers differ"),
+        ({"contract_version": 2}, "The numerics contracts differ (contract_version is 1 in A and 2 in B)"),
+        (with_task(generation={"max_gen_toks": 9, "temperature": 0.0}), "tasks.sums.generation.max_gen_toks is 8 in A"),
+        (with_task(version=2.0), "tasks.sums.version is 1.0 in A and 2.0 in B"),
+        ({**with_task(generation={"max_gen_toks": 8, "temperature": 0.7}), "seed": 1}, "The seeds differ"),
+        ({"invented_later": True}, "The settings differ (invented_later is null in A and true in B)"),
+    ],
+)
+def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], said: str) -> None:
+    assert any(said in line for line in incomparable(run(BASE), run(BASE, **identity)))
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        {"numerics": "fast", "attention_backend": "sdpa"},
+        {"dtype": "float32"},
+        {"engine": {"max_model_len": 64}},
+        {"seed": 1},  # greedy: nothing is drawn
+        {"apply_chat_template": True},  # the prompts are equal all the same
+        with_task(num_fewshot=5),
+        {"prompts": "e" * 64, "limit": 3},
+    ],
+)
+def test_numerics_and_settings_without_effect_are_comparable(identity: dict[str, Any]) -> None:
+    assert incomparable(run(BASE), run(BASE, **identity)) == []
+
+
+def test_numerics_are_findings() -> None:
+    assert [f.text for f in findings(run(BASE), run(BASE, dtype="float32"))] == [
+        'dtype is "bfloat16" in A and "float32" in B'
+    ]
+
+
+def test_prompts_documents_and_task_sets_are_refused() -> None:
+    a, shots = run(BASE), run(BASE, asks={1: [7]}, **with_task(num_fewshot=5))
+    assert incomparable(a, shots) == [
+        "sums: 1 of 3 prompts differ (the first is of doc 1): tasks.sums.num_fewshot is 0 in A and 5 in B"
+    ]
+    fewer = run({0: BASE[0]}, limit=1)
+    assert incomparable(a, fewer) == ["sums: A has 3 requests, B 1, and they share 1 (limit is null in A and 1 in B)"]
+    rows = replace(a, hashes={TASK: {**a.hashes[TASK], 2: ("other", *a.hashes[TASK][2][1:])}})
+    assert incomparable(a, rows) == ["sums: 1 of 3 documents differ in content (first: doc 2)"]
+    assert "Only A ran sums" in incomparable(a, replace(a, items={}, scores={}))

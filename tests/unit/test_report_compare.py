@@ -1,0 +1,163 @@
+"""compare: verdicts, causes, divergences, flips and the matrix, on runs made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evalengine.report.compare import Comparison, compare
+from evalengine.report.compare_tables import verdict
+from evalengine.report.divergence import logprob_change, ulps
+from evalengine.report.matrix import matrix
+from evalengine.report.runs import Run
+from tests.unit.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOKEN, run
+
+
+def levels(c: Comparison) -> list[bool]:
+    return [c.within("bitwise"), c.within("tokens"), c.within("answers")]
+
+
+def test_equal_runs_are_identical() -> None:
+    c = compare(run(BASE), run(BASE))
+    assert (c.verdict, c.differences, c.flips, c.causes, c.digests_equal) == ("IDENTICAL", [], [], {}, True)
+    assert levels(c) == [True, True, True]
+    assert verdict(c) == "IDENTICAL (every bit of 3 outputs and their logprobs)"
+
+
+def test_one_bit_of_one_logprob_is_found_and_measured() -> None:
+    c = compare(run(BASE), run(BIT))
+    assert c.verdict == "SAME TOKENS" and levels(c) == [False, True, True]
+    assert [(d.key, d.what, d.cause) for d in c.differences] == [((TASK, 0, 0, 0), "logprobs", "numerics")]
+    assert c.logprobs is not None and c.digests_equal is False
+    assert (c.logprobs.compared, c.logprobs.differing, c.logprobs.max_ulps) == (3, 1, 1)
+    assert c.logprobs.max_abs == abs(NEXT + 0.25) == c.logprobs.percentiles["p50"]
+    assert verdict(c) == "SAME TOKENS (1 of 6 logprobs differ)"
+
+
+def test_a_divergence_has_its_token_continuations_and_gap() -> None:
+    c = compare(run(BASE), run(TOKEN, answers={0: "5"}))
+    (d,) = c.divergences
+    assert c.verdict == "DIFFERENT" and levels(c) == [False, False, True]
+    assert (d.position, d.tokens_a, d.tokens_b, d.near_tie) == (2, [7], [3], True)
+    assert (d.before, d.text_a, d.text_b) == ("t5 t6 t", "7", "3")
+    assert d.gap == pytest.approx(0.03)
+    assert c.logprobs is not None and (c.logprobs.compared, c.logprobs.differing) == (2, 0)  # those before it
+
+
+@pytest.mark.parametrize(
+    ("logprob", "temperature", "expected"), [(-1.03, 0.0, True), (-1.06, 0.0, False), (-1.03, 0.7, None)]
+)
+def test_a_near_tie_is_a_small_gap_of_greedy_choices(logprob: float, temperature: float, expected: bool | None) -> None:
+    tasks = {TASK: {**IDENTITY["tasks"][TASK], "generation": {"temperature": temperature}}}
+    other = {**BASE, 0: ([5, 6, 3], [-0.5, -0.25, logprob])}
+    (d,) = compare(run(BASE, tasks=tasks), run(other, tasks=tasks)).divergences
+    assert d.near_tie is expected
+
+
+def test_an_output_that_just_ends_has_no_gap() -> None:
+    (d,) = compare(run(BASE), run({**BASE, 0: ([5, 6], [-0.5, -0.25])})).divergences
+    assert (d.position, d.tokens_b, d.logprob_b, d.gap, d.near_tie) == (2, [], None, None, None)
+
+
+def test_causes() -> None:
+    assert compare(run(BASE), run(BIT, numerics="fast")).causes == {"configuration": 1}
+    assert compare(run(BASE), run(BIT)).causes == {"numerics": 1}
+    assert compare(run(BASE), run(BASE, asks={1: [9]})).causes == {"data": 1}
+    scorer = compare(run(BASE), run(BASE, scores={2: 0.0}))
+    assert scorer.causes == {"scorer": 1} and scorer.digests_equal
+    assert scorer.verdict == "DIFFERENT" and levels(scorer) == [False, False, False]
+    both = compare(run(BASE), run(TOKEN, scores={0: 0.0, 2: 0.0}))
+    assert both.causes == {"numerics": 1, "scorer": 1}
+    assert {flip.doc_id: flip.cause for flip in both.flips} == {0: "numerics", 2: "scorer"}
+
+
+def test_results_aggregated_otherwise_are_different() -> None:
+    a = run(BASE)
+    b = replace(a, results={KEY: (0.5, None)})
+    c = compare(a, b)
+    assert c.rescored and c.causes == {"scorer": 1} and c.verdict == "DIFFERENT"
+    assert not c.within("answers")
+    assert not compare(a, replace(a, results={KEY: (1.0 + 2e-16, None)})).rescored
+
+
+def test_flips_hold_answers_and_correctness() -> None:
+    changed = {**TOKEN, 1: ([2, 9], [-0.125, -2.0])}
+    c = compare(run(BASE, scores={1: 0.0}), run(changed, scores={0: 0.0, 1: 0.0}, answers={0: "3"}))
+    assert [(f.doc_id, f.answer_a, f.answer_b, f.value_a, f.value_b) for f in c.flips] == [
+        (0, "5", "3", 1.0, 0.0),
+        (1, "8", "2", 0.0, 0.0),  # another answer, as wrong as before
+    ]
+    (metric,) = c.metrics
+    assert metric.paired is not None
+    assert (metric.paired.wins, metric.paired.losses, metric.paired.ties) == (0, 1, 2)
+    assert metric.paired.difference == pytest.approx(-1 / 3)
+
+
+def test_log_likelihood_tasks_flip_by_score_not_by_the_last_digit() -> None:
+    a = run(BASE, kind="loglikelihood", scores={0: 0.25})
+    noise = run(BIT, kind="loglikelihood", scores={0: 0.2500001}, answers={0: "(-3.25, True)"})
+    assert compare(a, noise).verdict == "SAME TOKENS"
+    flipped = compare(a, run(BIT, kind="loglikelihood", scores={0: 0.25, 1: 0.0}))
+    assert flipped.verdict == "DIFFERENT" and [f.doc_id for f in flipped.flips] == [1]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "steps"),
+    [
+        (1.0, np.nextafter(np.float32(1), np.float32(2)), 1),
+        (-1.0, np.nextafter(np.float32(-1), np.float32(0)), 1),
+        (0.0, -0.0, 0),
+        (np.float32(-1e-45), np.float32(1e-45), 2),  # the smallest of either sign, with zero between them
+        (1.0, 2.0, 2**23),
+        (-np.finfo(np.float32).max, np.finfo(np.float32).max, 2 * 0x7F7FFFFF),
+    ],
+)
+def test_ulps(a: float, b: float, steps: int) -> None:
+    left, right = np.array([a], dtype=np.float32), np.array([b], dtype=np.float32)
+    assert ulps(left, right).tolist() == ulps(right, left).tolist() == [steps]
+
+
+def test_nan_logprobs_are_counted_not_measured() -> None:
+    a, b = (run({0: ([1, 2], [-1.0, x])}).items[TASK, 0, 0, 0] for x in (float("nan"), -1.0))
+    change = logprob_change([(a, b)])
+    assert change is not None and (change.differing, change.not_finite, change.max_abs) == (1, 1, 0.0)
+    assert logprob_change([(a, a)]).differing == 0  # type: ignore[union-attr]
+
+
+def test_runs_of_other_length_compare_on_what_they_share() -> None:
+    c = compare(run(BASE), run({0: BASE[0], 1: BASE[1]}, limit=2))
+    assert (c.verdict, c.common, c.only_a, c.only_b) == ("IDENTICAL", 2, 1, 0)
+    assert "on the 2 requests of both" in verdict(c)
+
+
+def as_lm_eval(r: Run) -> Run:
+    """What an lm-eval folder tells of the same run."""
+    lean = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
+    items = {key: replace(i, sum_logprob=None, **lean) for key, i in r.items.items()}  # type: ignore[arg-type]
+    return replace(r, kind="lm-eval", digest=None, task_digests={}, manifest={}, identity={}, items=items)
+
+
+def test_lm_eval_folders_are_compared_by_text_and_never_called_identical() -> None:
+    a = run(BASE)
+    c = compare(a, as_lm_eval(a))
+    assert c.verdict == "SAME TOKENS" and c.differences == [] and "no bits to compare" in verdict(c)
+    assert any("no token ids" in line for line in c.unchecked)
+    assert any("weights" in line for line in c.unchecked)
+    other = compare(as_lm_eval(a), as_lm_eval(run(TOKEN)))
+    assert other.verdict == "DIFFERENT" and [d.what for d in other.differences] == ["output"]
+    assert other.divergences == [] and other.logprobs is None
+
+
+def test_a_matrix_groups_equal_digests() -> None:
+    m = matrix([run(BASE), run(BIT), run(BASE), run({0: BASE[0]})])
+    assert [members for _, members in m.groups()] == [[1, 3], [2], [4]]
+    assert {pair: c.verdict for pair, c in m.pairs.items()} == {
+        (1, 2): "SAME TOKENS",
+        (1, 3): "IDENTICAL",
+        (2, 3): "SAME TOKENS",
+    }
+    assert sorted(m.refused) == [(1, 4), (2, 4), (3, 4)] and not m.within("tokens")
+    assert m.verdict == "SAME TOKENS"
+    assert matrix([run(BASE), run(BIT)]).within("tokens") and not matrix([run(BASE), run(BIT)]).within("bitwise")
