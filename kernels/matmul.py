@@ -211,10 +211,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: 
     took 38 us where torch.mm takes 26 (a slow host).
     Raises ValueError for shapes or dtypes that do not fit.
     """
-    alignment = (x.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())) & 15
-    kinds = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), weight.dtype, out_dtype, alignment)
     device = x.get_device()
-    key = (*kinds, device, None if bias is None else (bias.shape, bias.stride(), bias.dtype))
+    key = (_kind(x), _kind(weight), None if bias is None else _kind(bias), out_dtype, device)
     again = _again.get(key)
     here = again is not None and device == torch.cuda.current_device() == weight.get_device()
     if again is not None and here and not matmul_schedules.excluded:
@@ -225,6 +223,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: 
     stride_bn, stride_bk = weight.stride()
     remember = key if bias is None or bias.is_contiguous() else None  # `_product` copies it otherwise
     return _product(x, weight, bias, (k, n), (0, stride_bk, stride_bn), out_dtype, remember=remember)
+
+
+def _kind(x: Tensor) -> tuple:
+    """What a compiled variant may rest on; each operand's own alignment, as Triton's loads do."""
+    return x.shape, x.stride(), x.dtype, x.data_ptr() & 15
 
 
 def matmul(

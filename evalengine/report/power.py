@@ -58,3 +58,12 @@ def mean_effect(stderr: float, typical: float, clusters: int, alpha: float, powe
         return math.inf
     quantiles = float(stats.t.isf(alpha / sides, clusters - 1) + stats.t.isf(1 - power, clusters - 1))
     return max(quantiles * stderr, typical * least)
+
+
+def check_levels(confidence: float, alpha: float, power: float) -> None:
+    """Raises `ValueError` for a level outside (0, 1) and for a power that is not above alpha."""
+    for name, value in (("confidence", confidence), ("alpha", alpha), ("power", power)):
+        if not 0 < value < 1:
+            raise ValueError(f"{name}={value} is not between 0 and 1")
+    if power <= alpha:
+        raise ValueError(f"power={power} is not above alpha={alpha}: blind guessing detects that much")

@@ -25,9 +25,10 @@ from evalengine.report.intervals import (
     no_spread_interval,
     t_interval,
 )
-from evalengine.report.power import binary_effect, mean_effect
+from evalengine.report.power import binary_effect, check_levels, mean_effect
 
-RESAMPLES = 9999  # of the permutation test: p has a resolution of 1e-4; up to 12 differing clusters it is exact
+RESAMPLES = 9999  # of the permutation test: p has a resolution of 1e-4
+EXACT = 12  # differing clusters whose flips are all counted: with the 0 that is added, 2^13 <= RESAMPLES
 FLIPS = 20_000_000  # that a test may draw: it keeps 100,000 items at seconds, with fewer resamples (at least 999)
 BATCH = 1_000_000  # scores held at once
 Test = Literal["mcnemar-exact", "permutation"]
@@ -77,7 +78,7 @@ def paired(
     `ValueError` for no items, unequal lengths, scores that are not finite (with their index), and levels outside
     (0, 1) or a power that is not above alpha.
     """
-    _check_levels(confidence, alpha, power)
+    check_levels(confidence, alpha, power)
     a, b = _scores("a", a), _scores("b", b)
     if len(a) != len(b):
         raise ValueError(f"a has {len(a)} scores and b has {len(b)}: pairs need the same items")
@@ -139,7 +140,12 @@ def _infer_mean(
     p_values = sign_flip(-sums if higher_is_better else sums, seed)
     sizes = np.abs(sums[sums != 0])
     typical = math.fsum(sizes) / len(sizes) * groups / len(difference) if len(sizes) else scale
-    both, loss = (mean_effect(stderr, typical, groups, *levels, sides) for sides in (2, 1))
+    drawn = _resamples(groups)
+    both, loss = (
+        math.inf if groups > EXACT and sides / (drawn + 1) > levels[0]  # no drawn p-value is that small
+        else mean_effect(stderr, typical, groups, *levels, sides)
+        for sides in (2, 1)
+    )  # fmt: skip
     return _Inferred("permutation", interval, p_values, (both, loss))
 
 
@@ -169,7 +175,7 @@ def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
     negative = math.fsum(sums) < 0
     sums = -sums if negative else sums  # drawn alike for (a, b) and (b, a)
     sums = sums[np.lexsort((sums, np.abs(sums)))] / math.fsum(np.abs(sums))
-    resamples = max(999, min(RESAMPLES, FLIPS // len(sums)))
+    resamples = _resamples(len(sums))
     result = stats.permutation_test(
         (sums,),
         lambda x, axis: np.round(np.sum(x, axis=axis), 12),  # equal sums stay equal whatever order they round in
@@ -181,10 +187,14 @@ def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
         random_state=np.random.default_rng(seed),
     )
     null = result.null_distribution
-    added = 0 if len(sums) < 64 and 2 ** len(sums) <= resamples else 1  # as in SciPy: none when all are counted
+    added = 0 if len(sums) <= EXACT + 1 else 1  # as in SciPy: none when all are counted
     larger = float(result.pvalue)
     smaller = float((np.count_nonzero(null <= result.statistic) + added) / (len(null) + added))
     return min(1.0, 2 * min(larger, smaller)), smaller if negative else larger
+
+
+def _resamples(sums: int) -> int:
+    return max(999, min(RESAMPLES, FLIPS // sums))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -204,14 +214,6 @@ def compare_many(results: Mapping[Name, PairedResult], one_sided: bool = False) 
     """Each metric's p-value (`p_one_sided` if asked), corrected by `holm` for the number of metrics looked at."""
     values = [result.p_one_sided if one_sided else result.p_value for result in results.values()]
     return dict(zip(results, holm(values), strict=True))
-
-
-def _check_levels(confidence: float, alpha: float, power: float) -> None:
-    for name, value in (("confidence", confidence), ("alpha", alpha), ("power", power)):
-        if not 0 < value < 1:
-            raise ValueError(f"{name}={value} is not between 0 and 1")
-    if power <= alpha:
-        raise ValueError(f"power={power} is not above alpha={alpha}: blind guessing detects that much")
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:

@@ -174,6 +174,16 @@ def test_detectable_mean_is_detected_as_often_as_said(monkeypatch: pytest.Monkey
     assert found == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
 
 
+def test_an_alpha_below_the_smallest_drawn_p_detects_nothing() -> None:
+    """Drawn p-values start at 1e-4 (one-sided): an alpha divided among many metrics must not claim to see more."""
+    a = np.random.default_rng(0).uniform(size=300)
+    b = a + np.random.default_rng(1).normal(size=300)
+    sharp, middle, blind = (paired(a, b, alpha=alpha) for alpha in (2.1e-4, 1.1e-4, 0.9e-4))
+    assert math.isfinite(sharp.minimum_detectable_effect)
+    assert math.isinf(middle.minimum_detectable_effect) and math.isfinite(middle.minimum_detectable_regression)
+    assert math.isinf(blind.minimum_detectable_regression)
+
+
 @pytest.mark.parametrize("count", [6, 8, 100, 1319])
 def test_no_difference_is_not_no_detectable_effect(count: int) -> None:
     """Six losses are the fewest that can be significant: at the effect, six or more come with probability 0.8."""

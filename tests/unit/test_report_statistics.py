@@ -31,9 +31,6 @@ def exact_mcnemar(wins: int, losses: int) -> tuple[Fraction, Fraction]:
     return min(Fraction(1), 2 * larger), upper
 
 
-# --- the tests -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wins", "losses"), [(0, 0), (0, 1), (5, 0), (0, 6), (7, 1), (1, 7), (16, 6), (10, 10), (3, 40)]
 )
@@ -120,9 +117,6 @@ def test_related_items_are_flipped_together() -> None:
     assert paired(a, b, clusters=range(16)) == alone  # clusters of one are no clusters
 
 
-# --- edges -----------------------------------------------------------------------------------------------------------
-
-
 def test_one_item() -> None:
     result = paired([0.25], [0.5])
     assert (result.n, result.wins, result.difference, result.p_value, result.p_one_sided) == (1, 1, 0.25, 1.0, 1.0)
@@ -177,9 +171,6 @@ def test_imports_nothing_heavy() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-# --- several metrics -------------------------------------------------------------------------------------------------
 
 
 def test_holm_by_hand() -> None:
