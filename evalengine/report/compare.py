@@ -74,6 +74,7 @@ class MetricDelta:
     value_a: float | None
     value_b: float | None
     paired: PairedResult | None  # None where the runs hold no number by document
+    left_out: int  # documents without a finite score in both, which no statistic can take
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,8 +230,8 @@ def _metric(a: Run, b: Run, key: ScoreKey) -> MetricDelta:
         higher = a.higher_is_better.get(key, True)
         x, y = (np.array([scores[d] for d in docs], dtype=np.float64) for scores in (left, right))
         result = paired(x, y, higher_is_better=higher)
-    value_a, value_b = (run.results.get(key, (None, None))[0] for run in (a, b))
-    return MetricDelta(key, value_a, value_b, result)
+    values = [run.results.get(key, (None, None))[0] for run in (a, b)]
+    return MetricDelta(key, values[0], values[1], result, len(left.keys() & right.keys()) - len(docs))
 
 
 def _surroundings(a: Run, b: Run) -> Iterator[str]:

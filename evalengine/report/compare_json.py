@@ -87,6 +87,7 @@ def _metric(metric: MetricDelta) -> dict[str, Any]:
         "b": metric.value_b,
         "delta": metric.value_b - metric.value_a if both else None,  # type: ignore[operator]
         "paired": None if metric.paired is None else metric.paired.to_json(),
+        "left_out": metric.left_out,
     }
 
 

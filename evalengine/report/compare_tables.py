@@ -49,6 +49,10 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
             "W/L/T: documents on which B is better, worse and equal. "
             "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
         )
+        for metric in c.metrics:
+            if metric.left_out:
+                name = ", ".join(metric.key)
+                yield f"{name}: {metric.left_out} documents without a finite score are left out of the statistics."
     yield f"verdict: {verdict(c)}"
 
 

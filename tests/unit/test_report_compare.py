@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evalengine.report.compare import Comparison, compare
-from evalengine.report.compare_tables import verdict
+from evalengine.report.compare_tables import report, verdict
 from evalengine.report.divergence import logprob_change, ulps
 from evalengine.report.matrix import matrix
 from evalengine.report.runs import Run
@@ -93,6 +93,14 @@ def test_flips_hold_answers_and_correctness() -> None:
     assert metric.paired is not None
     assert (metric.paired.wins, metric.paired.losses, metric.paired.ties) == (0, 1, 2)
     assert metric.paired.difference == pytest.approx(-1 / 3)
+
+
+def test_documents_without_a_finite_score_are_counted() -> None:
+    c = compare(run(BASE), run(TOKEN, scores={0: float("nan")}))
+    (metric,) = c.metrics
+    assert metric.left_out == 1 and metric.paired is not None and metric.paired.n == 2
+    said = [line for line in report(c) if isinstance(line, str) and "left out of the statistics" in line]
+    assert len(said) == 1 and said[0].startswith("sums, exact_match, strict-match: 1 documents without a finite score")
 
 
 def test_log_likelihood_tasks_flip_by_score_not_by_the_last_digit() -> None:
