@@ -18,7 +18,8 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from evalengine.engine import model_runner
-from evalengine.kernels import attention, log_softmax, matmul, matmul_schedules, verdict_cache, verify
+from evalengine.kernels import attention, log_softmax, matmul, matmul_schedules, verdict_cache, verify, verify_cases
+from evalengine.kernels.verdict import MODULES, Verdict, count_differing
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -37,7 +38,7 @@ TINY = {
 
 
 class Integers:
-    """Stands in for `verify._Random`: -2 ... 2."""
+    """Stands in for `verify_cases._Random`: -2 ... 2."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._generator = dtype, torch.Generator().manual_seed(0)
@@ -51,21 +52,21 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A cache of its own, nothing excluded before or after, exact data under the interpreter."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if not GPU:
-        monkeypatch.setattr(verify, "_Random", Integers)
-    for module in verify.MODULES.values():
+        monkeypatch.setattr(verify_cases, "_Random", Integers)
+    for module in MODULES.values():
         monkeypatch.setattr(module, "excluded", set())
     yield
 
 
-def check_matmul(dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None) -> verify.Verdict:
-    verdict = verify.Verdict()
-    verify.verify_matmul(verdict, [SHAPE], dtype, DEVICE, out, max_rows=rows)
+def check_matmul(dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None) -> Verdict:
+    verdict = Verdict()
+    verify_cases.verify_matmul(verdict, [SHAPE], dtype, DEVICE, out, max_rows=rows)
     return verdict
 
 
-def check_attention(page_size: int = 16) -> verify.Verdict:
-    verdict = verify.Verdict()
-    verify.verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
+def check_attention(page_size: int = 16) -> Verdict:
+    verdict = Verdict()
+    verify_cases.verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
     return verdict
 
 
@@ -146,7 +147,7 @@ def test_a_second_verdict_drops_what_the_first_one_did(monkeypatch: pytest.Monke
     assert check_matmul().dropped == check_matmul().dropped != []
 
 
-@pytest.mark.parametrize(("vocab_size", "most"), [(151936, 110), (1 << 20, 16), (1000, verify.MAX_ROWS)])
+@pytest.mark.parametrize(("vocab_size", "most"), [(151936, 110), (1 << 20, 16), (1000, verify_cases.MAX_ROWS)])
 def test_lm_head_is_compared_for_the_slices_it_computes(
     vocab_size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,8 +159,8 @@ def test_lm_head_is_compared_for_the_slices_it_computes(
         return torch.zeros(1, dtype=out_dtype or a.dtype)
 
     monkeypatch.setattr(matmul, "matmul", product)
-    monkeypatch.setattr(verify, "_count_differing", lambda *args: 0)
-    monkeypatch.setattr(verify, "_Random", lambda *args: lambda *shape: torch.zeros(1).expand(*shape))
+    monkeypatch.setattr(verify_cases, "count_differing", lambda *args: 0)
+    monkeypatch.setattr(verify_cases, "_Random", lambda *args: lambda *shape: torch.zeros(1).expand(*shape))
     for name in ("verify_attention", "verify_rows"):
         monkeypatch.setattr(verify, name, lambda *args: None)
     assert verify.LOGITS_BYTES == model_runner.LOGITS_BYTES
@@ -169,8 +170,8 @@ def test_lm_head_is_compared_for_the_slices_it_computes(
 
 def test_minus_zero_and_a_nan_are_bytes_too() -> None:
     one = torch.tensor([0.0, 1.0, float("nan")])
-    assert verify._count_differing(one, one.clone()) == 0
-    assert verify._count_differing(one, torch.tensor([-0.0, 1.0, float("nan")])) == 1
+    assert count_differing(one, one.clone()) == 0
+    assert count_differing(one, torch.tensor([-0.0, 1.0, float("nan")])) == 1
 
 
 @pytest.mark.parametrize("page_size", [16, 64])
@@ -193,9 +194,9 @@ def test_decode_that_differs_from_prefill_fails(monkeypatch: pytest.MonkeyPatch)
     assert failed.startswith("attention, decode against prefill") and "elements differ" in failed
 
 
-def rows_verdict() -> verify.Verdict:
-    verdict = verify.Verdict()
-    verify.verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5)
+def rows_verdict() -> Verdict:
+    verdict = Verdict()
+    verify_cases.verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5)
     return verdict
 
 
@@ -217,7 +218,7 @@ def only_matmul(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
     bad = chosen(1)
 
-    def verify_matmul(verdict: verify.Verdict, shapes: Any, *rest: Any) -> None:
+    def verify_matmul(verdict: Verdict, shapes: Any, *rest: Any) -> None:
         asked.extend(shapes)
         if len(shapes) == 4:
             verdict.drop("matmul", bad, "here", "planted")

@@ -1,0 +1,57 @@
+"""What comparing the kernels' schedules found, and its consequence: a schedule that differs is not chosen again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels import attention, matmul_schedules
+
+MODULES: dict[str, ModuleType] = {"matmul": matmul_schedules, "attention": attention}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Verdict:
+    """What was compared, and what came of it."""
+
+    schedules: set[tuple[str, Any]] = field(default_factory=set)  # (kernel, schedule), each once
+    checked: int = 0  # comparisons
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    lasting: bool = True  # another process would find the same
+
+    def drop(self, kernel: str, schedule: Any, where: str, reason: str) -> None:
+        """The schedule is not to be chosen again in this process."""
+        self.dropped.append({"kernel": kernel, "schedule": asdict(schedule), "where": where, "reason": reason})
+        exclude(self.dropped[-1])
+
+    def require_equal(self, what: str, found: Tensor, expected: Tensor) -> None:
+        """Of two kernels that must give the same bytes."""
+        self.checked += 1
+        if different := count_differing(found, expected):
+            self.failed.append(f"{what}: {different} of {expected.numel()} elements differ")
+            logger.error("%s", self.failed[-1])
+
+
+def exclude(drop: dict[str, Any]) -> None:
+    """In this process; says so the first time."""
+    module = MODULES[drop["kernel"]]
+    schedule = module.Schedule(**drop["schedule"])
+    if schedule not in module.excluded:
+        module.excluded.add(schedule)
+        words = (drop["kernel"], schedule, drop["where"], drop["reason"])
+        logger.warning("%s schedule %s is not used on this machine (%s): %s", *words)
+
+
+def count_differing(left: Tensor, right: Tensor) -> int:
+    """Elements whose bytes differ: -0 is not +0, and NaN equals the same NaN."""
+    integer = {2: torch.int16, 4: torch.int32}[right.element_size()]
+    assert left.dtype == right.dtype and left.shape == right.shape
+    return int((left.contiguous().view(integer) != right.contiguous().view(integer)).sum())
