@@ -1,4 +1,4 @@
-"""`native`: the contract's arithmetic on CUDA, on tensor cores, at the speed of the fast mode.
+"""`native`: the contract's arithmetic on CUDA, on tensor cores.
 
 Linear layers are `kernels.matmul` (one float32 chain over K, then one rounding), attention is `kernels.attention`, all
 else is what `fast` uses too (`CudaOps`). Every schedule gives the same bits, so each shape gets its quickest.
