@@ -23,7 +23,7 @@ from evalengine.bench.breakdown import breakdown
 from evalengine.bench.measure import WrongResult, capture, free_memory, guarded, reason, seeded
 from evalengine.bench.report import Comparison, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds
-from evalengine.engine.model_runner import LOGITS_BYTES
+from evalengine.engine.model_runner import rows_per_slice
 from evalengine.engine.settings import DEFAULT_BLOCK_SIZE
 from evalengine.layers import create_ops
 from evalengine.layers.attention_backends import choose_backend
@@ -148,7 +148,7 @@ class Step:
         pages = [[page * parts + i for page in row for i in range(parts)] for row in order.tolist()]
         lengths = [workload.tokens] * count
         self.metadata = AttentionMetadata.build([rows] * count, lengths, pages, mode.block_size, device)
-        self.rows_per_slice = max(1, LOGITS_BYTES // (4 * mode.spec.vocab_size))  # as the engine has it
+        self.rows_per_slice = rows_per_slice(mode.spec.vocab_size)
 
     def hidden(self) -> Tensor:
         """[n, H]: the wanted rows."""

@@ -25,6 +25,7 @@ from evalengine.bench.report import Comparison, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds, host_seconds
 from evalengine.errors import ConfigError
 from evalengine.kernels.matmul import REFERENCE, Schedule, choose, linear, matmul
+from evalengine.kernels.verdict import count_differing
 
 MODELS = {  # hidden, intermediate, query heads, KV heads, head_dim, vocabulary
     "Qwen3-0.6B": (1024, 3072, 16, 8, 128, 151936),
@@ -128,11 +129,6 @@ def poisoned(run: Callable[[], Tensor], like: Tensor) -> Tensor:
     return run()
 
 
-def same_bytes(left: Tensor, right: Tensor) -> bool:
-    integers = torch.int32 if left.dtype == torch.float32 else torch.int16
-    return torch.equal(left.view(integers), right.view(integers))
-
-
 def measure_points(device: torch.device, chosen: Iterable[Shape], budget_s: float = 0.012) -> Iterator[Point]:
     """What `choose` picks for each shape and M, checked byte by byte against the reference schedule and timed."""
     name = torch.cuda.get_device_name(device)
@@ -143,7 +139,7 @@ def measure_points(device: torch.device, chosen: Iterable[Shape], budget_s: floa
             x, out_dtype = all_rows[:m], shape.out_dtype
             ours = partial(linear, x, weight, out_dtype=out_dtype)
             expected = matmul(x, weight.t(), out_dtype=out_dtype, schedule=REFERENCE)
-            if not same_bytes(poisoned(ours, expected), expected):
+            if count_differing(poisoned(ours, expected), expected):
                 raise WrongResult(f"{shape} M{m}: other bytes than the reference schedule's")
             fixed = partial(matmul, x, weight.t(), out_dtype=out_dtype, schedule=FIXED)
             runs: dict[str, Callable[[], Tensor]] = {

@@ -28,12 +28,12 @@ from evalengine.bench.matmul import (
     operands,
     point,
     poisoned,
-    same_bytes,
 )
 from evalengine.bench.measure import free_memory, reason
 from evalengine.bench.report import environment
 from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.kernels.matmul import REFERENCE, Schedule, candidates, matmul
+from evalengine.kernels.verdict import count_differing
 
 FINALISTS = 4  # timed again, with more repeats, in turns with cuBLAS
 POINTER_BONUS = 1.02  # few rows: what "pointer" may be slower than "tma", whose launch takes the host 40 us longer
@@ -92,7 +92,7 @@ def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
     differing: list[Schedule] = []
     for schedule in candidates(DTYPE, m, shape.n, shape.k, True):
         try:
-            same = same_bytes(poisoned(partial(product, schedule), expected), expected)
+            same = not count_differing(poisoned(partial(product, schedule), expected), expected)
         except Exception as error:  # too much shared memory or registers for this GPU: no candidate
             print(f"{shape} M{m}: {schedule}: {reason(error)}", file=sys.stderr)
             continue

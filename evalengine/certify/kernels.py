@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from evalengine.models.config import ModelSpec
+from evalengine.models.config import ModelSpec, kernel_shapes
 
 PAGE_SIZES = (16, 64, 256)  # those of the engine's proof
 
@@ -19,12 +19,7 @@ def kernels_verdict(
     from evalengine.kernels import verify  # Triton: a CPU may have none, and its verdicts in words need none
 
     return verify.verify(
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
+        **kernel_shapes(spec),
         dtype=dtype,
         device=device,
         page_sizes=PAGE_SIZES,

@@ -30,6 +30,7 @@ from evalengine.engine.text import encode, encode_pair, prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
+from evalengine.models.config import kernel_shapes
 from evalengine.models.decoder import DecoderForCausalLM
 
 Prompt = str | list[int]
@@ -102,23 +103,12 @@ class LLM:
         """num_kv_blocks None: planned."""
         settings = self.settings
         if settings.block_size not in self._kernels_verdicts:
-            self._kernels_verdicts[settings.block_size] = self._verify_kernels(ops)
+            verdict = ops.verify_kernels(**kernel_shapes(self.spec), block_size=settings.block_size)
+            self._kernels_verdicts[settings.block_size] = verdict
         self.num_kv_blocks = num_kv_blocks or plan_num_kv_blocks(self.config, self.spec, settings)
         self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
         self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
         self.runner = ModelRunner(model, self.spec, ops, self.num_kv_blocks, settings.block_size)
-
-    def _verify_kernels(self, ops: Ops) -> dict[str, Any] | None:
-        spec = self.spec
-        return ops.verify_kernels(
-            hidden_size=spec.hidden_size,
-            intermediate_size=spec.intermediate_size,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            vocab_size=spec.vocab_size,
-            block_size=self.settings.block_size,
-        )
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ class ModelRunner:
         shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
         self.kv_caches = [(layer[0], layer[1]) for layer in self.kv_pool]
-        self.rows_per_slice = max(1, LOGITS_BYTES // (4 * spec.vocab_size))
+        self.rows_per_slice = rows_per_slice(spec.vocab_size)
 
     @torch.inference_mode()
     def execute(self, schedule: Schedule) -> list[PositionResult]:
@@ -156,6 +156,11 @@ class ModelRunner:
         for r in bad:
             where = culprits.get(row_of[r.seq.seq_id, r.position], "lm_head")
             r.error = f"not a finite number at token {r.position}: first in the output of {where}"
+
+
+def rows_per_slice(vocab_size: int) -> int:
+    """Rows that go through lm_head at once."""
+    return max(1, LOGITS_BYTES // (4 * vocab_size))
 
 
 def _positions(chunks: list[Chunk]) -> list[tuple[Chunk, int]]:

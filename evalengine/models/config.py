@@ -93,6 +93,18 @@ class ModelSpec:
         return self.num_layers * layer + tables + hidden
 
 
+def kernel_shapes(spec: ModelSpec) -> dict[str, int]:
+    """What the kernels' schedules depend on: the shapes that `Ops.verify_kernels` takes."""
+    return {
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab_size,
+    }
+
+
 def from_hf(config: Any) -> ModelSpec:
     """A transformers `PretrainedConfig` -> `ModelSpec`.
 
