@@ -35,7 +35,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from evalengine.kernels.attention_decode import decode_kernel, merge_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.device_math import INTERPRETED
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launch import Again, Launch, kind, launch
 
 CHUNK = 1024  # KV positions that are reduced from a fresh state
 BLOCK = 64  # KV positions of one online-softmax step
@@ -58,6 +58,7 @@ class Schedule:
     # by the number of (KV head, chunk, sequence) programs, on an H200: 21 against 29 us for 8, 87 against 77 for 512
     few: int = 256  # up to so many, decode has a stage more
     by_block: int = 32  # up to so many, decode works block by block
+
 
 REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
 excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
@@ -138,8 +139,10 @@ class RaggedBatch(Protocol):
     def num_decodes(self) -> int: ...
     @property
     def max_decode_kv_len(self) -> int: ...
+    # what a kernel has worked out of these, once a step for all layers, and its memory: a CUDA graph that was captured
+    # with a batch needs it as long
     @property
-    def plans(self) -> dict[Any, Any]: ...  # what a kernel has worked out of these, once a step for all layers
+    def plans(self) -> dict[Any, Any]: ...
 
 
 def paged_attention(
@@ -152,8 +155,15 @@ def paged_attention(
 
     Raises ValueError for a dtype or head_dim it does not cover.
     """
-    _check(q, k_cache, v_cache)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    # A step's layers differ in q and the pools alone: the first one lays the launches out, the others repeat them.
+    key = (__name__, kind(q), kind(k_cache), kind(v_cache), scale, schedule)
+    if (plan := batch.plans.get(key)) is not None:
+        for again, places in plan:
+            operands = (q, k_cache, v_cache, out)
+            again(*(operands[place] for place in places))
+        return out
+    _check(q, k_cache, v_cache)
     decodes = batch.num_decodes
     tokens = q.shape[0] - decodes
     call = _Call(q, k_cache, v_cache, out, scale, batch)
@@ -164,6 +174,8 @@ def paged_attention(
         call.decode(schedule)
     if tokens:
         call.prefill(schedule, tokens)
+    if call.plan:
+        batch.plans[key] = call.plan
     return out
 
 
@@ -184,27 +196,36 @@ class _Call:
             *(q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_cache.stride(1), k_cache.stride(2)),
             batch.block_table.stride(0),
         )
+        # the launches made, to be repeated: each with what it takes of (q, k_cache, v_cache, out)
+        self.plan: list[tuple[Again, list[int]]] = []
+
+    def _launched(self, launched: Launch | None) -> None:
+        if launched is None:
+            return
+        operands = (self.q, self.k_cache, self.v_cache, self.out)
+        bases = [getattr(arg, "base", arg) for arg in launched.args]  # a descriptor's tensor
+        varying = [(i, place) for i, base in enumerate(bases) for place, x in enumerate(operands) if base is x]
+        self.plan.append((launched.again(*(i for i, _ in varying)), [place for _, place in varying]))
 
     def prefill(self, schedule: Schedule, tokens: int) -> None:
         batch, first = self.batch, self.batch.num_decodes
         if schedule.hopper and self.in_blocks:
             from evalengine.kernels import attention_hopper
 
-            attention_hopper.prefill(
-                self.q, self.k_cache, self.v_cache, self.out, batch, self.scale, self.strides, CHUNK
-            )
+            operands = (self.q, self.k_cache, self.v_cache, self.out)
+            self._launched(attention_hopper.prefill(*operands, batch, self.scale, self.strides, CHUNK))
             return
         rows, num_seqs = schedule.block_m, len(batch.query_lens) - first
         tma = schedule.tma and self.in_blocks
         k, v = (_descriptor(cache) if tma else cache for cache in (self.k_cache, self.v_cache))
-        launch(
+        self._launched(launch(
             prefill_kernel,
             (tokens * self.group // rows + num_seqs, self.kv_heads, 1),
             (self.q, k, v, self.out, batch.block_table[first:], batch.cu_seqlens_q[first:], batch.seqlens_k[first:],
              num_seqs, self.scale, *self.strides),
             (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, rows, tma, PRECISION, SEARCH),
             schedule.num_warps, schedule.num_stages,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def decode(self, schedule: Schedule) -> None:
         batch, num_seqs = self.batch, self.batch.num_decodes
@@ -216,22 +237,22 @@ class _Call:
         if programs <= schedule.by_block:
             self._by_block(schedule, m, l, acc, chunks)
         else:
-            launch(
+            self._launched(launch(
                 decode_kernel,
                 (self.kv_heads, chunks, num_seqs),
                 (self.q, self.k_cache, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k,
                  self.scale, *self.strides),
                 (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1),
                 schedule.decode_warps, schedule.decode_stages + (programs <= schedule.few),
-            )  # fmt: skip
+            ))  # fmt: skip
         if chunks > 1:
-            launch(
+            self._launched(launch(
                 merge_kernel,
                 (self.q.shape[1], num_seqs, 1),
                 (m, l, acc, self.out, batch.seqlens_k, chunks, self.out.stride(0), self.out.stride(1)),
                 (self.group, self.head_dim, self.padded, CHUNK),
                 1, 1,
-            )  # fmt: skip
+            ))  # fmt: skip
 
     def _by_block(self, schedule: Schedule, m: Tensor, l: Tensor, acc: Tensor, chunks: int) -> None:
         batch, num_seqs = self.batch, self.batch.num_decodes
@@ -240,15 +261,15 @@ class _Call:
         state = torch.empty(tops * (1 + BLOCK), dtype=torch.float32, device=self.q.device)
         d, top = state, state[tops * BLOCK :]
         stride_qt, stride_qh, stride_ot, stride_oh, *kv_strides = self.strides
-        launch(
+        self._launched(launch(
             score_kernel,
             (self.kv_heads, blocks, num_seqs),
             (self.q, self.k_cache, d, top, batch.block_table, batch.seqlens_k, stride_qt, stride_qh, *kv_strides),
             (self.group, self.head_dim, self.padded, self.page, BLOCK, self.rows, PRECISION),
             schedule.decode_warps, 1,
-        )  # fmt: skip
+        ))  # fmt: skip
         columns = min(32, self.padded)
-        launch(
+        self._launched(launch(
             value_kernel,
             (self.kv_heads * self.padded // columns, chunks, num_seqs),
             (d, top, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k, blocks, self.scale,
@@ -256,7 +277,7 @@ class _Call:
             (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1,
              columns),
             schedule.decode_warps, 4,
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 def _descriptor(cache: Tensor) -> TensorDescriptor:

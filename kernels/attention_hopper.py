@@ -24,7 +24,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from evalengine.kernels.attention_hopper_kernel import prefill_kernel
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launch import Launch, launch
 
 TILE = 128  # rows of a tile
 ROWS = 64  # of one consumer
@@ -45,9 +45,9 @@ def prefill(
     scale: float,
     strides: tuple[int, ...],
     chunk: int,
-) -> None:
+) -> Launch | None:
     """`attention.paged_attention` of the rows past the decodes into `out`; `scale` is in base 2, `batch` a
-    `RaggedBatch`.
+    `RaggedBatch`. Returns the launch.
 
     The first call with a batch copies its table of tiles to the device, so a CUDA graph is captured after one.
     """
@@ -65,7 +65,7 @@ def prefill(
     )  # fmt: skip
     constants = (group, head_dim, page, chunk, TILE, STAGES[head_dim], by_tma)
     grid = (min(_num_sms(q.device), tiles * heads), 1, 1)
-    launch(prefill_kernel, grid, args, constants, num_warps=4, num_stages=1)
+    return launch(prefill_kernel, grid, args, constants, num_warps=4, num_stages=1)
 
 
 def _table(batch: Any, group: int) -> Tensor:

@@ -17,7 +17,6 @@ Zeros are +0; only a negative number too small for the output's dtype gives -0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -28,14 +27,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evalengine.kernels import matmul_schedules
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launch import Again, kind, launch, remember
 from evalengine.kernels.matmul_schedules import REFERENCE, Schedule, candidates, choose
 
 __all__ = ["REFERENCE", "Schedule", "bmm", "candidates", "choose", "linear", "matmul"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_REMEMBERED = 1 << 14  # kinds of operands: layers times numbers of rows
-_again: dict[tuple, Callable[[Tensor, Tensor, Tensor | None, Tensor], None]] = {}
+_again: dict[tuple, Again] = {}
 
 
 # -- the arithmetic ---------------------------------------------------------------------------------------------------
@@ -211,23 +209,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: 
     took 38 us where torch.mm takes 26 (a slow host).
     Raises ValueError for shapes or dtypes that do not fit.
     """
-    device = x.get_device()
-    key = (_kind(x), _kind(weight), None if bias is None else _kind(bias), out_dtype, device)
+    key = (kind(x), kind(weight), kind(bias), out_dtype)
     again = _again.get(key)
-    here = again is not None and device == torch.cuda.current_device() == weight.get_device()
-    if again is not None and here and not matmul_schedules.excluded:
-        c = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype, device=x.device)
-        again(x, weight, bias, c)
-        return c
-    n, k = weight.shape
-    stride_bn, stride_bk = weight.stride()
-    remember = key if bias is None or bias.is_contiguous() else None  # `_product` copies it otherwise
-    return _product(x, weight, bias, (k, n), (0, stride_bk, stride_bn), out_dtype, remember=remember)
-
-
-def _kind(x: Tensor) -> tuple:
-    """What a compiled variant may rest on; each operand's own alignment, as Triton's loads do."""
-    return x.shape, x.stride(), x.dtype, x.data_ptr() & 15
+    if again is None or matmul_schedules.excluded:
+        n, k = weight.shape
+        return _product(x, weight, bias, (k, n), (0, *weight.stride()[::-1]), out_dtype, key=key)
+    c = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype, device=x.device)
+    if bias is None:
+        again(x, weight, c)
+    else:
+        again(x, weight, c, bias)
+    return c
 
 
 def matmul(
@@ -270,9 +262,12 @@ def _product(
     out_dtype: torch.dtype | None,
     round_product: bool = False,
     schedule: Schedule | None = None,
-    remember: tuple | None = None,
+    key: tuple | None = None,
 ) -> Tensor:
-    """a [(B,) M, K] times the [(B,) K, N] that lies at b's address with strides (batch, K, N)."""
+    """a [(B,) M, K] times the [(B,) K, N] that lies at b's address with strides (batch, K, N).
+
+    key: remember this launch as `again(a, b, c)` or `again(a, b, c, bias)` of it.
+    """
     k, n = b_shape
     *batch, m, a_k = a.shape
     dtype, device = a.dtype, a.get_device()
@@ -281,7 +276,8 @@ def _product(
     if bias is not None:
         if bias.shape != (n,):
             raise ValueError(f"the bias of {n} columns is a [{n}], not {_described(bias)}")
-        bias = bias.contiguous()
+        if not bias.is_contiguous():
+            bias, key = bias.contiguous(), None
     c = torch.empty((*batch, m, n), dtype=out_dtype or dtype, device=a.device)
     if c.numel() == 0:
         return c
@@ -295,15 +291,9 @@ def _product(
         schedule = choose(gpu.name, dtype, m, n, k, tma_ok)
     elif schedule.form == "tma" and not tma_ok:
         raise ValueError(f"{_described(a)} by {[*batch, k, n]} does not qualify for a schedule of the form tma")
-    if device < 0 or device == torch.cuda.current_device():  # negative: the interpreter
-        again = _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
-        if remember and again:
-            if len(_again) >= MAX_REMEMBERED:
-                _again.clear()
-            _again[remember] = again
-    else:
-        with torch.cuda.device(device):
-            _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
+    launched = _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
+    if key and launched:
+        remember(_again, key, launched)
     return c
 
 
@@ -317,8 +307,8 @@ def _launch(
     s: Schedule,
     round_product: bool,
     gpu: _Gpu,
-) -> Callable[[Tensor, Tensor, Tensor | None, Tensor], None] | None:
-    """Runs it; returns the same launch for other operands of the same kinds, where there is one."""
+) -> Again | None:
+    """Runs it; returns the same launch for other a, b, c (and bias), unless it went through the interpreter."""
     *batch, m, n = c.shape
     a_batch, (a_row, a_k) = a.stride(0) if batch else 0, a.stride()[-2:]
     b_batch, b_k, b_column = b_strides
@@ -326,46 +316,33 @@ def _launch(
     mask_a = a_k != 1 or 2 * m <= s.block_m
     if s.form == "pointer":
         grid = (tiles * (batch[0] if batch else 1), 1, 1)
-        sizes = (m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column)
+        args: tuple = (a, b, bias, c, m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column)
         even_k = k % s.block_k == 0
         constants: tuple = (
             s.block_m, s.block_n, s.block_k, s.group_m, s.swap, even_k, mask_a, b_k != 1, round_product
         )  # fmt: skip
-        compiled = launch(_pointer_kernel, grid, (a, b, bias, c, *sizes), constants, s.num_warps, s.num_stages)
-        if compiled is None:
-            return None
-        run = compiled[grid]
-        return lambda a, b, bias, c: run(a, b, bias, c, *sizes, *constants)
+        launched = launch(_pointer_kernel, grid, args, constants, s.num_warps, s.num_stages)
+        return None if launched is None else launched.again(0, 1, 3, *([2] if bias is not None else []))
     subtiles = s.subtiles * c.element_size() // 2  # a float32 tile takes twice the shared memory to store
     grid = (min(gpu.multiprocessors, tiles) if s.persistent else tiles, 1, 1)
     main, rest = s.columns
     blocks = (
-        ([m, k], [a_row, 1], [s.block_m, s.block_k]),
-        ([n, k], [b_column, 1], [main, s.block_k]),
-        ([m, n], [n, 1], [s.block_m, main // subtiles]),
-        ([n, k], [b_column, 1], [rest, s.block_k]),
-        ([m, n], [n, 1], [s.block_m, rest]),
-    )[: 5 if rest else 3]
-
-    def arguments(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> tuple:
-        descriptors = (_descriptor(x, *block) for x, block in zip((a, b, c, b, c), blocks, strict=False))
-        return (*descriptors, *nothing, bias, m, n, k)
-
-    nothing = () if rest else (None, None)
+        _descriptor(a, [m, k], a_row, [s.block_m, s.block_k]),
+        _descriptor(b, [n, k], b_column, [main, s.block_k]),
+        _descriptor(c, [m, n], n, [s.block_m, main // subtiles]),
+        _descriptor(b, [n, k], b_column, [rest, s.block_k]) if rest else None,
+        _descriptor(c, [m, n], n, [s.block_m, rest]) if rest else None,
+    )
     constants = (s.block_m, main, rest, s.block_k, s.group_m, s.swap, subtiles, s.persistent, round_product)
-    compiled = launch(_tma_kernel, grid, arguments(a, b, bias, c), constants, s.num_warps, s.num_stages)
-    if compiled is None:
+    launched = launch(_tma_kernel, grid, (*blocks, bias, m, n, k), constants, s.num_warps, s.num_stages)
+    if launched is None:
         return None
-    run = compiled[grid]
-    return lambda a, b, bias, c: run(*arguments(a, b, bias, c), *constants)
+    again = launched.again(0, 1, 2, *([3, 4] if rest else []), *([5] if bias is not None else []))
+    return (lambda a, b, c, *bias: again(a, b, c, b, c, *bias)) if rest else again
 
 
-def _descriptor(base: Tensor, shape: list[int], strides: list[int], block_shape: list[int]) -> TensorDescriptor:
-    """`TensorDescriptor(...)` without its checks, which `_product` has made and which cost 5 us."""
-    descriptor = TensorDescriptor.__new__(TensorDescriptor)
-    descriptor.base, descriptor.shape, descriptor.strides = base, shape, strides
-    descriptor.block_shape, descriptor.padding = block_shape, "zero"
-    return descriptor
+def _descriptor(base: Tensor, shape: list[int], row_stride: int, block_shape: list[int]) -> TensorDescriptor:
+    return TensorDescriptor(base, shape, [row_stride, 1], block_shape)
 
 
 class _Gpu(NamedTuple):

@@ -16,9 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels.kv_cache import slot_offset
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launch import Again, kind, launch, remember
 from evalengine.kernels.rms_norm import normalize
 from evalengine.kernels.rope import load_for_rows, rotate, tile_shape
+
+_again: dict[tuple, Again] = {}
 
 
 @triton.jit
@@ -142,13 +144,19 @@ def qk_norm_rope_store(
     slot_mapping[t] = page * block_size + position (int64 [T]). At slot -1 nothing is stored; q is computed.
     Token strides are free; heads that are not packed cost a copy.
     """
+    operands = (q, k, v, q if q_weight is None else q_weight, k if k_weight is None else k_weight, cos, sin)
+    pools = (k_cache, v_cache, slot_mapping)
+    key = (*map(kind, (*operands, *pools)), q_weight is None, eps)
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if again := _again.get(key):
+        again(*operands, q_out, *pools)
+        return q_out
     tokens, q_heads, head_dim = q.shape
     kv_heads, half = k.shape[1], head_dim // 2
     assert (q_weight is None) == (k_weight is None), "q and k are both normed, or neither is"
     assert q.dtype == cos.dtype == sin.dtype and cos.shape == (tokens, half) and head_dim == 2 * half
     assert q_weight is None or k_weight is None or q_weight.dtype == k_weight.dtype == q.dtype
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "the pools are views of one layout"
-    q_out = torch.empty((tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
     if not tokens:
         return q_out
     if not _packed_heads(q):
@@ -157,14 +165,12 @@ def qk_norm_rope_store(
         k, v = k.contiguous(), v.contiguous()
     rows, columns, warps = tile_shape(max(q_heads, kv_heads), half, q.element_size())
     norm = q_weight is not None
-    args = (
-        *(q, k, v),
-        *((q_weight, k_weight) if norm else (q, k)),
-        *(cos.contiguous(), sin.contiguous(), q_out),
-        *(k_cache, v_cache, slot_mapping, eps),
-        *(q.stride(0), k.stride(0), *k_cache.stride()[:3]),
-    )
+    as_used = (q, k, v, q if q_weight is None else q_weight, k if k_weight is None else k_weight,
+               cos.contiguous(), sin.contiguous())  # fmt: skip
+    args = (*as_used, q_out, *pools, eps, q.stride(0), k.stride(0), *k_cache.stride()[:3])
     constants = (q_heads, kv_heads, half, k_cache.shape[1], norm, rows, columns)
     programs = tokens * (-(-q_heads // rows) + 2 * -(-kv_heads // rows))
-    launch(_qkv_kernel, (programs, 1, 1), args, constants, warps, num_stages=1)
+    launched = launch(_qkv_kernel, (programs, 1, 1), args, constants, warps, num_stages=1)
+    if launched and all(given.data_ptr() == used.data_ptr() for given, used in zip(operands, as_used, strict=True)):
+        remember(_again, key, launched.again(*range(11)))
     return q_out

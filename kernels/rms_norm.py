@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launch import Again, kind, launch, remember
+
+_again: dict[tuple, Again] = {}
 
 
 @triton.jit
@@ -80,6 +82,13 @@ def _by_rows(x: Tensor, inner: int) -> Tensor:
 def _launch(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, schedule: tuple[int, int] | None
 ) -> tuple[Tensor, Tensor]:
+    key = (kind(x), kind(residual), kind(weight), eps, schedule)
+    again = _again.get(key)
+    if again is not None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        total = out if residual is None else torch.empty_like(out)
+        again(x, x if residual is None else residual, weight, out, total)
+        return out, total
     hidden = x.shape[-1]
     if hidden > row_sum.MAX_TERMS:
         raise ValueError(f"rms_norm over {hidden} numbers: at most {row_sum.MAX_TERMS}")
@@ -103,15 +112,19 @@ def _launch(
     block = triton.next_power_of_2(hidden)
     rows_per_program, warps = schedule or _schedule_for(block)
     rows = out.numel() // hidden
-    launch(
+    weight_row = weight.contiguous()
+    launched = launch(
         _rms_norm_kernel,
         (triton.cdiv(rows, rows_per_program), 1, 1),
-        (x_rows, other_rows, weight.contiguous(), out, total, rows,
+        (x_rows, other_rows, weight_row, out, total, rows,
          *x_rows.stride()[:2], *other_rows.stride()[:2], eps),
         (hidden, block, inner, rows_per_program, residual is not None),
         warps, 3,
         maxnreg=80 if x.element_size() == 2 else None,  # 90 unbounded: 6 blocks of 128 threads an SM, not 5; no spill
     )  # fmt: skip
+    pairs = ((x, x_rows), (other, other_rows), (weight, weight_row))
+    if launched and all(given.data_ptr() == used.data_ptr() for given, used in pairs):
+        remember(_again, key, launched.again(0, 1, 2, 3, 4))
     return out, total
 
 

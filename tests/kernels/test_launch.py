@@ -1,0 +1,259 @@
+"""Repeated launches: what reaches the driver, and on a GPU that a repeat gives the bytes of the launch it repeats.
+
+The CPU half packs for a made-up driver library: ctypes callbacks that read the parameters back as the GPU would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.kernels import activation, driver, launch, matmul, rms_norm
+from evalengine.kernels.driver import DriverKernel, Repeat, Unsupported
+from evalengine.layers.metadata import AttentionMetadata
+from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.kernels.paged_batch import PagedBatch
+
+GRID, DEVICE, STREAM, FUNCTION = (7, 2, 3), 0, 4321, 99
+
+
+class FakeLibrary:
+    """libcuda's three functions over `sizes`, the bytes of the kernel's parameters."""
+
+    def __init__(self, sizes: list[int], status: int = 0) -> None:
+        self.sizes, self.status = sizes, status
+        self.launches: list[tuple[Any, ...]] = []
+        self.encoded: list[tuple[Any, ...]] = []
+        pointer, number, size_t = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t
+        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 4)(self._launch)
+        info = [ctypes.POINTER(size_t), ctypes.POINTER(size_t)]
+        self.cuFuncGetParamInfo = ctypes.CFUNCTYPE(ctypes.c_int, pointer, size_t, *info)(self._parameter)
+        kinds = [pointer, number, number, pointer, *[pointer] * 4, *[number] * 4]
+        self.cuTensorMapEncodeTiled = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._encode)
+
+    def _parameter(self, function: int, index: int, offset: Any, size: Any) -> int:
+        assert function == FUNCTION
+        if index >= len(self.sizes):
+            return 1
+        size[0] = self.sizes[index]
+        return 0
+
+    def _launch(self, config: int, function: int, params: int, extra: int | None) -> int:
+        assert function == FUNCTION and extra is None
+        c = driver._Config.from_address(config)
+        at = (ctypes.c_void_p * len(self.sizes)).from_address(params)
+        values = [ctypes.string_at(at[i], size) for i, size in enumerate(self.sizes)]
+        self.launches.append((tuple(c.grid), tuple(c.block), c.shared, c.stream, c.num_attributes, values))
+        return self.status
+
+    def _encode(self, memory: int, kind: int, rank: int, at: int, *rest: Any) -> int:
+        shape, strides, block, steps, interleave, swizzle, promotion, fill = rest
+
+        def numbers(pointer: int, kind: Any, count: int) -> list[int]:
+            return list((kind * count).from_address(pointer))
+
+        assert memory % 64 == 0 and (interleave, promotion, fill) == (0, 2, 0)
+        assert numbers(steps, ctypes.c_uint32, rank) == [1] * rank
+        self.encoded.append(
+            (kind, at, swizzle, numbers(shape, ctypes.c_uint64, rank), numbers(strides, ctypes.c_uint64, rank - 1),
+             numbers(block, ctypes.c_uint32, rank))
+        )  # fmt: skip
+        ctypes.memmove(memory, struct.pack("<Q", at) * 16, 128)
+        return self.status
+
+
+def compiled(signature: dict[str, str], **changed: Any) -> Any:
+    launcher = {"launch_cooperative_grid": False, "launch_pdl": False, "global_scratch_size": 0}
+    launcher |= {"profile_scratch_size": 0}
+    metadata = {"num_warps": 4, "num_ctas": 1, "shared": 1234, "tensordesc_meta": []}
+    launcher |= {name: value for name, value in changed.items() if name in launcher}
+    metadata |= {name: value for name, value in changed.items() if name in metadata}
+    return SimpleNamespace(
+        run=SimpleNamespace(**launcher), metadata=SimpleNamespace(**metadata), function=FUNCTION,
+        src=SimpleNamespace(signature=signature),
+    )  # fmt: skip
+
+
+SIGNATURE = {
+    "x": "*bf16",
+    "n": "i32",
+    "one": "constexpr",
+    "stride": "i64",
+    "eps": "fp32",
+    "y": "*fp32",
+    "B": "constexpr",
+}
+SIZES = [8, 4, 8, 4, 8, 8, 8]  # the last two: scratch memory
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
+    fake = FakeLibrary(SIZES)
+    monkeypatch.setattr(driver, "libcuda", lambda: driver._Cuda(fake))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: DEVICE)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
+    yield fake
+
+
+def address(x: Tensor) -> bytes:
+    return struct.pack("<Q", x.data_ptr())
+
+
+def test_parameters_as_the_kernel_reads_them(library: FakeLibrary) -> None:
+    x, y, other = (torch.zeros(4) for _ in range(3))
+    args = (x, -5, 1, 1 << 33, 1e-6, y)
+    repeat = Repeat(DriverKernel(compiled(SIGNATURE), DEVICE), GRID, args, varying=(5,))
+    repeat(y)
+    repeat(other)
+    scalars = [struct.pack("<i", -5), struct.pack("<q", 1 << 33), struct.pack("<f", 1e-6)]
+    for (grid, block, shared, stream, attributes, values), last in zip(library.launches, (y, other), strict=True):
+        assert (grid, block, shared, stream, attributes) == (GRID, (128, 1, 1), 1234, STREAM, 0)
+        assert values == [address(x), *scalars, address(last), bytes(8), bytes(8)]
+
+
+def test_a_map_is_encoded_once_an_address(library: FakeLibrary) -> None:
+    library.sizes = [128, 4, 4, 8, 8, 8]
+    meta = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 32], "fp4_padded": False}
+    first, second = torch.zeros(5, 48, dtype=torch.bfloat16), torch.ones(5, 48, dtype=torch.bfloat16)
+    descriptor = SimpleNamespace(base=first, shape=[5, 40], strides=[48, 1], padding="zero")
+    kernel = DriverKernel(compiled({"a": "tensordesc<bf16[64, 32]>", "y": "*fp32"}, tensordesc_meta=[meta]), DEVICE)
+    y = torch.zeros(1)
+    repeat = Repeat(kernel, GRID, (descriptor, y), varying=(0,))
+    for tensor in (first, second, first, second):
+        repeat(tensor)
+    shared = (9, [40, 5], [96], [32, 64])  # innermost first, the stride in bytes; Triton's type 10 is the driver's 9
+    assert [(kind, *rest) for kind, _, _, *rest in library.encoded] == [shared, shared]
+    assert [(at, swizzle) for _, at, swizzle, *_ in library.encoded] == [(first.data_ptr(), 3), (second.data_ptr(), 3)]
+    numbers = [struct.pack("<i", 5), struct.pack("<i", 40), struct.pack("<q", 48), struct.pack("<q", 1)]
+    assert [values for *_, values in library.launches] == [
+        [address(tensor) * 16, *numbers, address(y)] for tensor in (first, second, first, second)
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_ctas": 2}, {"launch_pdl": True}, {"launch_cooperative_grid": True}, {"global_scratch_size": 8},
+        {"profile_scratch_size": 8},
+    ],
+)  # fmt: skip
+def test_what_triton_must_launch_itself(library: FakeLibrary, changed: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported):
+        DriverKernel(compiled(SIGNATURE, **changed), DEVICE)
+
+
+@pytest.mark.parametrize("sizes", [SIZES[:4], [*SIZES, 8], [8, 8, 8, 4, 8], [8, 4, 8, 4, 8, 8, 4]])
+def test_parameters_of_another_layout_are_not_guessed(library: FakeLibrary, sizes: list[int]) -> None:
+    library.sizes = sizes
+    with pytest.raises(Unsupported, match="bytes"):
+        DriverKernel(compiled(SIGNATURE), DEVICE)
+
+
+def test_another_triton_or_none_is_unsupported(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match="signature"):
+        DriverKernel(SimpleNamespace(**{**vars(compiled(SIGNATURE)), "src": SimpleNamespace()}), DEVICE)
+    with pytest.raises(Unsupported, match="tuple"):
+        DriverKernel(compiled(SIGNATURE | {"n": "tuple"}), DEVICE)
+    monkeypatch.undo()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    driver.libcuda.cache_clear()
+    with pytest.raises(Unsupported, match="cuLaunchKernelEx"):
+        driver.libcuda()
+
+
+def test_the_drivers_refusal_is_an_error(library: FakeLibrary) -> None:
+    x, y = torch.zeros(4), torch.zeros(4)
+    repeat = Repeat(DriverKernel(compiled(SIGNATURE), DEVICE), GRID, (x, 1, 1, 1, 0.5, y), varying=(0,))
+    library.status = 700
+    with pytest.raises(RuntimeError, match="700"):
+        repeat(x)
+
+
+def test_triton_repeats_what_the_driver_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+    variant = launch._Variant({GRID: lambda *args: calls.append(args)}, (64, True), DEVICE)  # not a compiled kernel
+    assert variant.direct is None
+    x, y, new = torch.zeros(2), torch.zeros(2), torch.ones(2)
+    descriptor = SimpleNamespace(base=x, shape=[2], strides=[1])
+    again = launch.Launch(variant, GRID, (x, 3, descriptor, None, y)).again(0, 2)
+    again(new, y)
+    ((first, number, second, nothing, last, *constants),) = calls
+    assert first is new and number == 3 and second.base is y and second.shape == [2] and nothing is None and last is y
+    assert constants == [64, True] and descriptor.base is x
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "MAX_REMEMBERED", 2)
+    memory: dict[tuple, Any] = {}
+    for i in range(5):
+        launch.remember(memory, (i,), print)
+        assert 1 <= len(memory) <= 2 and (i,) in memory
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).bfloat16()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 17, 64, 129, 1024])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_repeated_with_other_operands(m: int, biased: bool) -> None:
+    """The third call repeats the first one's launch; by another schedule the same product has the same bytes."""
+    for seed in range(3):
+        x, weight = randn(m, 576, seed=seed), randn(1536, 576, seed=seed + 10)
+        bias = randn(1536, seed=seed + 20) if biased else None
+        expected = matmul.matmul(x, weight.t(), bias, schedule=matmul.REFERENCE)
+        assert_bitwise_equal(matmul.linear(x, weight, bias), expected)
+    odd = randn(m, 577, seed=5)[:, 1:]  # the same shape, another alignment and stride
+    assert_bitwise_equal(matmul.linear(odd, weight), matmul.linear(odd.contiguous(), weight))
+    assert count_differing(matmul.linear(odd, weight), matmul.linear(x, weight)) > 0
+
+
+@pytest.mark.gpu
+def test_rows_repeated_with_other_operands() -> None:
+    for seed in range(3):
+        x, residual, weight = randn(33, 576, seed=seed), randn(33, 576, seed=seed + 10), randn(576, seed=seed + 20)
+        for ours, schedule in (((x, residual), (1, 2)), ((residual, x), (4, 8))):
+            expected = rms_norm.add_rms_norm(*ours, weight, 1e-6, _schedule=schedule)
+            for actual, wanted in zip(rms_norm.add_rms_norm(*ours, weight, 1e-6), expected, strict=True):
+                assert_bitwise_equal(actual, wanted)
+        strided = randn(33, 2 * 600, seed=seed)[:, :1152]
+        assert_bitwise_equal(activation.silu_and_mul(strided), activation.silu_and_mul(strided.clone()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lens", [[(1, 40), (1, 1500), (1, 3)], [(1, 900), (70, 300), (1, 1)], [(200, 200)]])
+def test_a_layer_repeats_the_layer_before(lens: list[tuple[int, int]]) -> None:
+    """Three layers' q and pools through one batch, against each through a batch of its own."""
+    shared = PagedBatch.random(lens, 8, 2, 128, 64, torch.bfloat16, stale=0.0)
+    results = []
+    for seed in range(3):
+        layer = replace(
+            shared, q=randn(*shared.q.shape, seed=seed), k_cache=randn(*shared.k_cache.shape, seed=seed + 10)
+        )
+        results.append(layer.run())
+        page, query_lens, kv_lens = shared.k_cache.shape[1], [n for n, _ in lens], [kv for _, kv in lens]
+        own = AttentionMetadata.build(query_lens, kv_lens, shared.pages, page, torch.device("cuda"))
+        assert_bitwise_equal(results[-1], replace(layer, metadata=own).run())
+    assert len(shared.metadata.plans) >= 1
+    assert count_differing(results[0], results[2]) > 0
+
+
+@pytest.mark.gpu
+def test_every_variant_on_this_triton_goes_by_the_driver() -> None:
+    """After this file's other tests: pointers, tensor maps, fused kernels."""
+    matmul.linear(randn(300, 576, seed=0), randn(1536, 576, seed=1))
+    by_triton = [variant.compiled.name for variant in launch._variants.values() if variant.direct is None]
+    assert launch._variants and not by_triton
