@@ -68,6 +68,22 @@ def _greedy_kernel(logits_ptr, maxima_ptr, sums_ptr, row_ptr, greedy_ptr, stride
 
 
 @triton.jit
+def _one_chunk_kernel(logits_ptr, row_ptr, greedy_ptr, rows, stride, columns, BLOCK: tl.constexpr):
+    """A program a row of at most one chunk: both kernels above in one, the logits read once."""
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    z = softmax.load_chunk(logits_ptr, row, rows, stride, 0, columns, BLOCK)
+    m, norm = softmax.chunk_sum(z)
+    term = softmax.norm_term(m, norm, True)
+    top = softmax.finish(m, m, term, True)
+    column = tl.arange(0, BLOCK)[None, :]
+    is_best = (softmax.finish(z, m[:, None], term[:, None], True) == top[:, None]) & (column < columns)
+    best = tl.min(tl.where(is_best, column, columns), 1)
+    tl.store(greedy_ptr + row, tl.where(term == term, best, columns).to(tl.int64))
+    tl.store(row_ptr + 2 * row, m)
+    tl.store(row_ptr + 2 * row + 1, term)
+
+
+@triton.jit
 def _gather_kernel(
     logits_ptr, row_ptr, greedy_ptr, rows_ptr, columns_ptr, out_ptr, count, stride, columns, BLOCK: tl.constexpr
 ):
@@ -101,16 +117,22 @@ def read_out(logits: Tensor, rows: Tensor, columns: Tensor, *, _warps: int = 4) 
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     stride, chunks = logits.stride(0), triton.cdiv(vocabulary, softmax.CHUNK)
-    maxima, sums = torch.empty(2, n, chunks, dtype=torch.float32, device=logits.device)
     row_state = torch.empty(n, 2, dtype=torch.float32, device=logits.device)
-    launch(
-        _statistics_kernel, (n * chunks, 1, 1), (logits, maxima, sums, n, stride, vocabulary, chunks), (softmax.CHUNK,),
-        _warps, 1,
-    )  # fmt: skip
-    launch(
-        _greedy_kernel, (n, 1, 1), (logits, maxima, sums, row_state, greedy, stride, vocabulary, chunks),
-        (softmax.CHUNK,), _warps, 1,
-    )  # fmt: skip
+    if chunks == 1:
+        launch(
+            _one_chunk_kernel, (n, 1, 1), (logits, row_state, greedy, n, stride, vocabulary),
+            (triton.next_power_of_2(vocabulary),), _warps, 1,
+        )  # fmt: skip
+    else:
+        maxima, sums = torch.empty(2, n, chunks, dtype=torch.float32, device=logits.device)
+        launch(
+            _statistics_kernel, (n * chunks, 1, 1), (logits, maxima, sums, n, stride, vocabulary, chunks),
+            (softmax.CHUNK,), _warps, 1,
+        )  # fmt: skip
+        launch(
+            _greedy_kernel, (n, 1, 1), (logits, maxima, sums, row_state, greedy, stride, vocabulary, chunks),
+            (softmax.CHUNK,), _warps, 1,
+        )  # fmt: skip
     wanted = logprobs.numel()
     launch(
         _gather_kernel, (triton.cdiv(wanted, _GATHER), 1, 1),

@@ -204,22 +204,10 @@ def _tma_kernel(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
     """x [T, K], weight [N, K], bias [N] -> x weight^T + bias [T, N], contiguous, in `out_dtype` (default: x's).
 
-    The engine's entry: `matmul(x, weight.t(), bias)` without making the view. What it has found out about operands of
-    the same kinds it does not find out again: four of these a layer are launched one by one at decode, and finding out
-    took 38 us where torch.mm takes 26 (a slow host).
+    The engine's entry: `matmul(x, weight.t(), bias)` without making the view.
     Raises ValueError for shapes or dtypes that do not fit.
     """
-    key = (kind(x), kind(weight), kind(bias), out_dtype)
-    again = _again.get(key)
-    if again is None or matmul_schedules.excluded:
-        n, k = weight.shape
-        return _product(x, weight, bias, (k, n), (0, *weight.stride()[::-1]), out_dtype, key=key)
-    c = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype, device=x.device)
-    if bias is None:
-        again(x, weight, c)
-    else:
-        again(x, weight, c, bias)
-    return c
+    return _product(x, weight, bias, out_dtype, transposed=True)
 
 
 def matmul(
@@ -237,8 +225,7 @@ def matmul(
     added. schedule: by default the one `choose` names.
     Raises ValueError for shapes or dtypes that do not fit, or a schedule "tma" for operands that do not qualify.
     """
-    k, n = b.shape
-    return _product(a, b, bias, (k, n), (0, *b.stride()), out_dtype, round_product, schedule)
+    return _product(a, b, bias, out_dtype, False, round_product, schedule)
 
 
 def bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, schedule: Schedule | None = None) -> Tensor:
@@ -247,37 +234,46 @@ def bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, schedule:
     Any strides, expanded (0) ones too. schedule: of the form "pointer".
     Raises ValueError for shapes or dtypes that do not fit, or another schedule.
     """
-    batch, k, n = b.shape
-    if a.shape[0] != batch:
+    if a.shape[0] != b.shape[0]:
         raise ValueError(f"cannot multiply {list(a.shape)} by {list(b.shape)}: the batches differ")
-    return _product(a, b, None, (k, n), b.stride(), out_dtype, schedule=schedule)
+    return _product(a, b, None, out_dtype, schedule=schedule)
 
 
 def _product(
     a: Tensor,
     b: Tensor,
     bias: Tensor | None,
-    b_shape: tuple[int, int],
-    b_strides: tuple[int, ...],
     out_dtype: torch.dtype | None,
+    transposed: bool = False,
     round_product: bool = False,
     schedule: Schedule | None = None,
-    key: tuple | None = None,
 ) -> Tensor:
-    """a [(B,) M, K] times the [(B,) K, N] that lies at b's address with strides (batch, K, N).
+    """a [(B,) M, K] times b [(B,) K, N], or [N, K] if it is `transposed`.
 
-    key: remember this launch as `again(a, b, c)` or `again(a, b, c, bias)` of it.
+    What was found out about operands of the same kinds is not found out again: a layer launches four of these one by
+    one at decode (on an H200's host 13-16 us each, where torch.mm takes 17-20 and finding out took 38).
     """
-    k, n = b_shape
+    key = (kind(a), kind(b), kind(bias), out_dtype, transposed, round_product, schedule)
+    again = _again.get(key)
+    n = b.shape[-2 if transposed else -1]
+    if again is not None and not matmul_schedules.excluded:
+        c = torch.empty((*a.shape[:-1], n), dtype=out_dtype or a.dtype, device=a.device)
+        if bias is None:
+            again(a, b, c)
+        else:
+            again(a, b, c, bias)
+        return c
+    k = b.shape[-1 if transposed else -2]
+    b_strides = (b.stride(0) if b.ndim > 2 else 0, *(b.stride()[::-1] if transposed else b.stride()[-2:]))
     *batch, m, a_k = a.shape
     dtype, device = a.dtype, a.get_device()
     if a_k != k or b.dtype != dtype or dtype not in DTYPES or b.get_device() != device:
         raise ValueError(f"cannot multiply {_described(a)} by {[*batch, k, n]} of {b.dtype} on {b.device}")
+    as_given = bias is None or bias.is_contiguous()
     if bias is not None:
         if bias.shape != (n,):
             raise ValueError(f"the bias of {n} columns is a [{n}], not {_described(bias)}")
-        if not bias.is_contiguous():
-            bias, key = bias.contiguous(), None
+        bias = bias.contiguous()
     c = torch.empty((*batch, m, n), dtype=out_dtype or dtype, device=a.device)
     if c.numel() == 0:
         return c
@@ -292,7 +288,7 @@ def _product(
     elif schedule.form == "tma" and not tma_ok:
         raise ValueError(f"{_described(a)} by {[*batch, k, n]} does not qualify for a schedule of the form tma")
     launched = _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
-    if key and launched:
+    if launched and as_given:
         remember(_again, key, launched)
     return c
 

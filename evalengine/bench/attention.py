@@ -22,9 +22,10 @@ from evalengine.bench.measure import (
     Timer,
     WrongResult,
     check_close,
-    copy_of,
+    copies_of,
     free_memory,
     guarded,
+    quickest_copy,
     reason,
     run_poisoned,
     seeded,
@@ -126,14 +127,14 @@ def _decode(
 ) -> list[Line]:
     batch = build()
     batch.check(case, run_poisoned(lambda: [batch.attend()])[0])
-    functions: dict[str, Callable[[], Any]] = {"ours": batch.attend, "copy": copy_of(LARGE_COPY_BYTES, device)}
+    functions: dict[str, Callable[[], Any]] = {"ours": batch.attend, **copies_of(LARGE_COPY_BYTES, device)}
     absent = flash_attention.installation_problems()
     absent += flash_attention.shape_problems(DTYPE, HEAD_DIM, batch.k_cache.shape[1])
     if not absent:
         functions["flash-attn"] = partial(batch.attend, flash_attention.paged_attention)
     seconds = timer(functions)
     num_bytes = 2 * sum(batch.metadata.kv_lens) * KV_HEADS * HEAD_DIM * DTYPE.itemsize
-    bandwidth = LARGE_COPY_BYTES / seconds["copy"]
+    bandwidth = LARGE_COPY_BYTES / quickest_copy(seconds)
     line = partial(Comparison, "decode attention", case, seconds["ours"], work=num_bytes, unit="TB/s")
     lines: list[Line] = [line("copy bandwidth", num_bytes / bandwidth, target=target)]
     if "flash-attn" in seconds:

@@ -2,9 +2,9 @@
 
 Every repeat first goes over a buffer larger than the cache: weights that an engine streams once a step are never in L2.
 The buffer is read, not overwritten as `triton.testing.do_bench` does: lines that were written go back to memory while
-the function runs, and slow it down. Reading takes about 200 us on an H200, in which the host runs ahead, so launch
-overhead (up to 80 us on a slow host) does not enter the times of a single kernel; of a longer function it does: capture
-that with `as_graph`.
+the function runs, and slow it down. Reading takes about 200 us on an H200, in which the host runs ahead; where a
+function's launches take it longer than half of that, the buffer is read more often, so that launch overhead enters no
+time. (It did once: products of 16 us "took" 97 us on a slow host.) A long function is better captured with `as_graph`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ def compare_gpu_seconds(
     """
     for function in functions.values():
         function()
-    first = [_timed(function) for function in functions.values()]
+    clears = 1 + int(max(map(_host_seconds, functions.values())) / (CLEAR_SECONDS / 2))
+    first = [_timed(function, clears) for function in functions.values()]
     torch.cuda.synchronize()
-    slowest = max(_elapsed(pair) for pair in first) + CLEAR_SECONDS
+    slowest = max(_elapsed(pair) for pair in first) + clears * CLEAR_SECONDS
     count = max(repeats[0], min(repeats[1], int(budget_s / slowest)))
     events: dict[Key, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {key: [] for key in functions}
     for _ in range(count):
         for key, function in functions.items():
-            events[key].append(_timed(function))
+            events[key].append(_timed(function, clears))
     torch.cuda.synchronize()
     return {key: statistics.median(map(_elapsed, pairs)) for key, pairs in events.items()}
 
@@ -79,9 +80,21 @@ def as_graph(function: Callable[[], Any]) -> Callable[[], None]:
     return graph.replay
 
 
-def _timed(function: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+def _host_seconds(function: Callable[[], Any]) -> float:
+    """The quickest of three calls: until one call returns, the GPU idle before."""
+    times = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _timed(function: Callable[[], Any], clears: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    _cache_filler(torch.cuda.current_device()).sum()
+    for _ in range(clears):
+        _cache_filler(torch.cuda.current_device()).sum()
     start.record()
     function()
     end.record()
