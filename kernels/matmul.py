@@ -28,9 +28,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evalengine.kernels import matmul_schedules
 from evalengine.kernels.launch import Again, kind, launch, remember
-from evalengine.kernels.matmul_schedules import REFERENCE, Schedule, candidates, choose
+from evalengine.kernels.matmul_schedules import REFERENCE, Schedule, choose
 
-__all__ = ["REFERENCE", "Schedule", "bmm", "candidates", "choose", "linear", "matmul"]
+__all__ = ["REFERENCE", "Schedule", "bmm", "choose", "linear", "matmul"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _again: dict[tuple, Again] = {}

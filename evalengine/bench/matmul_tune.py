@@ -32,7 +32,8 @@ from evalengine.bench.matmul import (
 from evalengine.bench.measure import free_memory, reason
 from evalengine.bench.report import environment
 from evalengine.bench.timing import compare_gpu_seconds
-from evalengine.kernels.matmul import REFERENCE, Schedule, candidates, matmul
+from evalengine.kernels.matmul import REFERENCE, Schedule, matmul
+from evalengine.kernels.matmul_candidates import candidates
 from evalengine.kernels.verdict import count_differing
 
 FINALISTS = 4  # timed again, with more repeats, in turns with cuBLAS

@@ -20,7 +20,8 @@ from evalengine.bench.matmul import Shape, main, operands, point, shapes, summar
 from evalengine.bench.report import Comparison
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules, reference
-from evalengine.kernels.matmul import REFERENCE, Schedule, bmm, candidates, choose, linear, matmul
+from evalengine.kernels.matmul import REFERENCE, Schedule, bmm, choose, linear, matmul
+from evalengine.kernels.matmul_candidates import candidates
 from evalengine.kernels.matmul_schedules import bucket, heuristic
 from tests.bitwise import assert_bitwise_equal, count_differing
 
@@ -257,7 +258,7 @@ def test_every_schedule_gives_the_same_bytes(n: int, k: int, dtype: torch.dtype,
             tried.add(schedule)
         for _ in range(2):  # the second call takes what the first has found out
             assert_bitwise_equal(linear(x[:m], weight, bias, out_dtype=torch.float32), expected[:m])
-    assert len(tried) >= (8 if tma_ok else 2)
+    assert len(tried) >= (5 if tma_ok else 2)
 
 
 @pytest.mark.gpu
@@ -379,7 +380,7 @@ def test_candidates_are_few_and_distinct() -> None:
     for m in (1, 16, 32, 64, 128, 256, 8192):
         for n in (576, 4096, 151936):
             found = candidates(torch.bfloat16, m, n, 1024, True)
-            assert 5 <= len(found) <= 18 and len(found) == len(set(found))
+            assert 5 <= len(found) <= 19 and len(found) == len(set(found))
             assert all(replace(s, form="pointer") == s for s in candidates(torch.bfloat16, m, n, 1024, False))
 
 
