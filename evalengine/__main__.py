@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
-from typing import NoReturn
 
 from evalengine import CONTRACT_VERSION, __version__
-from evalengine.compose import Job, available, compose_jobs
-from evalengine.config import to_yaml
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.command import Parser, exit_code
+from evalengine.compose import Job, available, compose_jobs, experiment_name
+from evalengine.config import Config, to_yaml
+from evalengine.errors import ConfigError
+from evalengine.experiment import run_experiment
 
 ENTRIES = {  # command -> the module whose `main(arguments)` answers it
     "compare": "evalengine.report.compare_cli",
     "baseline": "evalengine.report.baseline",
     "gate": "evalengine.report.gate_cli",
+    "report": "evalengine.report.report_cli",
+    "explain": "evalengine.explain.cli",
     "verify": "evalengine.certify.cli",
     "bench": "evalengine.bench.cli",
 }
@@ -36,7 +38,9 @@ usage: python -m evalengine [run] [setting=value ...] [-m] [--cfg] [--help] [--v
        python -m evalengine compare RUN RUN [RUN ...] [...]
        python -m evalengine baseline RUN -o FILE
        python -m evalengine gate BASELINE RUN --policy POLICY [...]
-       python -m evalengine verify engine|kernels [...]
+       python -m evalengine report RUN [RUN ...] [-o FILE]
+       python -m evalengine explain RUN RUN --item ITEM [...]
+       python -m evalengine verify [engine|kernels] [setting=value ...] [...]
        python -m evalengine bench [matmul|attention|rows|forward|all ...] [...]
 
 Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
@@ -53,6 +57,7 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   apply_chat_template=true      seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
 
   -m, --multirun                one run a value: -m engine.max_num_seqs=1,8 batch_invariant=true,false
+  experiment=noise_floor        such a sweep, compared: who equals whom, and what fast arithmetic moves
   -c, --cfg                     print the resolved configuration (every setting) and stop
   -h, --help                    this text
   --version                     version and numerics contract
@@ -60,16 +65,12 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   compare RUN RUN               are two runs the same; if not, where, and why (compare --help)
   baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
   gate BASELINE RUN             may this change be merged: exit code 0 or 1 (gate --help)
-  verify engine                 proves on this machine that no schedule changes a bit (verify engine --help)
-  verify kernels                compares every schedule that a GPU kernel may choose (verify kernels --help)
+  report RUN [RUN ...]          a run, or several compared, as one HTML file (report --help)
+  explain RUN RUN --item ITEM   the first layer and op where they part (explain --help)
+  verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
   bench                         measures the kernels and forward steps on this GPU (bench --help)
 
 Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,50 +80,41 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _command(words) if words and words[0] in ENTRIES else _main(words)
+        return exit_code(lambda: _command(words) if words and words[0] in ENTRIES else _main(words))
+    except KeyboardInterrupt as interrupt:
+        kept = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
+        print(f"Interrupted{''.join(kept)}.", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # whoever read our output has gone (`| head`); nothing more can be said to them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _main(argv: list[str]) -> int:
-    try:
-        arguments = _parse(argv)
-        if arguments.help or arguments.version:
-            version = f"evalengine {__version__} (contract {CONTRACT_VERSION})"
-            print(_help() if arguments.help else version, flush=True)
-            return 0
-        jobs = compose_jobs(arguments.overrides, arguments.multirun)
-    except EvalEngineError as error:
-        return _fail(error)
+    arguments = _parse(argv)
+    if arguments.help or arguments.version:
+        version = f"evalengine {__version__} (contract {CONTRACT_VERSION})"
+        print(_help() if arguments.help else version, flush=True)
+        return 0
+    jobs = compose_jobs(arguments.overrides, arguments.multirun)
     if arguments.cfg:
         print("---\n".join(to_yaml(job.config) for job in jobs), end="")
         return 0
+    if name := experiment_name(arguments.overrides):
+        _quiet_threads()
+        return run_experiment(name, jobs, _run)
     return _run_all(jobs)
 
 
 def _command(words: list[str]) -> int:
     """A command with arguments of its own, which Hydra never sees."""
     _quiet_threads()
-    try:
-        code: int = import_module(ENTRIES[words[0]]).main(words[1:])
-        return code
-    except SystemExit as exit:  # argparse's --help
-        return int(exit.code or 0)
-    except EvalEngineError as error:
-        return _fail(error)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        raise
-    except Exception:
-        traceback.print_exc()
-        return 1
+    code: int = import_module(ENTRIES[words[0]]).main(words[1:])
+    return code
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = _Parser(prog="evalengine", add_help=False, allow_abbrev=False)
+    parser = Parser(add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
@@ -138,7 +130,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _unknown_word(word: str) -> str:
-    for group in ("task", "model"):
+    for group in ("task", "model", "experiment"):
         if word in available(group):
             return f"{word}: settings are written name=value; did you mean {group}={word}?"
     near = difflib.get_close_matches(word, COMMANDS, 1)
@@ -155,36 +147,20 @@ def _run_all(jobs: list[Job]) -> int:
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
-        try:
-            codes.append(_run(job))
-        except KeyboardInterrupt as interrupt:
-            kept = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
-            print(f"Interrupted{''.join(kept)}.", file=sys.stderr)
-            return 1
+        codes.append(exit_code(partial(_run, job.config)))  # a failure becomes a code: the sweep goes on
     return max(codes)
 
 
-def _run(job: Job) -> int:
-    """One run, its table and digest; every failure becomes an exit code, so that a sweep goes on."""
+def _run(config: Config) -> int:
+    """One run, its report, table and digest."""
     _quiet_threads()
-    try:
-        from evalengine.harness.runner import run
-        from evalengine.report.table import print_report
+    from evalengine.harness.runner import run
+    from evalengine.report.report_cli import leave_report
+    from evalengine.report.table import print_report
 
-        print_report(run(job.config).folder)
-    except EvalEngineError as error:
-        return _fail(error)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            traceback.print_exc()
-            return 1
-        where = error.filename or error
-        return _fail(EvalEngineError(f"the disk is full ({where}); free space and run the same command: it resumes"))
-    except Exception:
-        traceback.print_exc()
-        return 1
+    folder = run(config).folder
+    leave_report(folder)
+    print_report(folder)
     return 0
 
 
@@ -193,12 +169,6 @@ def _quiet_threads() -> None:
     cores taken by other programs: 73 s as libgomp spins by itself, 6.6 s with this; idle, 200 rows: 12 and 16 s."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # read when torch is imported
-
-
-def _fail(error: EvalEngineError) -> int:
-    text = str(error)
-    print(f"evalengine: {text}" if "\n" not in text else f"evalengine: several problems\n{text}", file=sys.stderr)
-    return error.exit_code
 
 
 if __name__ == "__main__":

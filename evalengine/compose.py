@@ -10,7 +10,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
 from importlib.resources import files
 from itertools import product
@@ -22,9 +22,11 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from evalengine.compose_node import complete_model, freeze, mutable, to_config
 from evalengine.config import Config, validate
 from evalengine.errors import ConfigError
 
@@ -48,9 +50,12 @@ def available(group: str) -> list[str]:
 def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
     """The validated configurations that the overrides describe: one, or a sweep's product.
 
+    An experiment sweeps what its file says, except settings that the overrides name, and needs no `multirun`.
     Raises `ConfigError` for bad grammar, unknown settings, wrong types and settings that contradict each other.
     """
-    parsed = _parse(overrides, multirun)
+    parsed = _parse(overrides, multirun or experiment_name(overrides) is not None)
+    if experiment_name(overrides):
+        parsed = [*_experiment_sweep(parsed), *parsed]
     choices = [_choices(override) for override in parsed]
     jobs = []
     for chosen in product(*choices):
@@ -59,6 +64,44 @@ def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
         varied = tuple(text for text, options in zip(chosen, choices, strict=True) if len(options) > 1)
         jobs.append(Job(varied, config))
     return jobs
+
+
+def experiment_name(overrides: Sequence[str]) -> str | None:
+    """X of `experiment=X`; None without one. Raises `ConfigError` for more than one."""
+    names = {text.partition("=")[2] for text in overrides if re.match(r"\+?experiment=", text)} - {"null"}
+    if len(names) > 1 or any("," in name for name in names):
+        raise ConfigError(f"experiment={','.join(sorted(names))}: name one experiment; each is a sweep of its own")
+    return next(iter(names), None)
+
+
+def _experiment_sweep(parsed: list[Override]) -> list[Override]:
+    """The sweep of the chosen experiment's file, less the settings that the user's own overrides name."""
+    named = {override.key_or_group for override in parsed}
+    _, sweep = _composed([_choices(override)[0] for override in parsed])
+    return _parse([f"{name}={values}" for name, values in sweep.items() if name not in named], multirun=True)
+
+
+def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
+    """What a run's `config.yaml` holds, validated, with overrides of single settings (no groups, no `task.` node).
+
+    Raises `ConfigError` if the file is missing or no configuration, and as `compose_jobs` does.
+    """
+    parsed = _parse(overrides, multirun=False)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(mutable(Config)), OmegaConf.load(file))
+    except (OSError, YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{file}: missing, damaged or of another version ({_first_line(error)})") from error
+    for override in parsed:
+        try:
+            OmegaConf.update(merged, override.get_key_element(), override.value())
+        except (OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(f"{override.input_line}: {_first_line(error)}") from error
+    data = OmegaConf.to_container(merged, resolve=True)
+    assert isinstance(data, dict)
+    complete_model(data["model"], {override.key_or_group for override in parsed})
+    config: Config = freeze(Config, data)
+    validate(config)
+    return config
 
 
 def _choices(override: Override) -> list[str]:
@@ -120,64 +163,36 @@ def known_keys() -> dict[str, str]:
                 if is_dataclass(get_args(hint)[1]):
                     yield from walk(get_args(hint)[1], inner + ".")
 
-    return {name: re.escape(name).replace("<name>", r"[^.]+") for name in walk(Config, "")}
+    names = [*walk(Config, ""), "experiment"]  # a group without a node of its own: its files set others' fields
+    return {name: re.escape(name).replace("<name>", r"[^.]+") for name in names}
 
 
 def _compose(overrides: list[str]) -> Config:
     keys = {OverridesParser.create().parse_override(text).key_or_group for text in overrides}
+    return to_config(_composed(overrides)[0], keys)
+
+
+def _composed(overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What Hydra makes of `conf/` and the overrides, as plain values; and the sweep that an experiment asks for
+    (`hydra.sweeper.params`: setting -> its values, as they would follow -m)."""
     _register_schema()
     try:
         with warnings.catch_warnings(), initialize_config_module(CONF, version_base="1.3", job_name="evalengine"):
             warnings.simplefilter("error", UserWarning)  # a search path that does not exist
-            composed = compose("config", overrides=overrides)
-        data = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+            node = compose("config", overrides=overrides, return_hydra_config=True)
+        sweep = {str(name): str(values) for name, values in (node.hydra.sweeper.get("params") or {}).items()}
+        with open_dict(node):
+            del node["hydra"]  # holds values that only Hydra's own application fills in
+        data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     except (HydraException, OmegaConfBaseException, UserWarning, ValueError) as error:
         raise ConfigError(_explain(error, overrides)) from error
     assert isinstance(data, dict)
-    _complete_model(data["model"], keys)
-    for name, task in data["tasks"].items():
-        _complete_dataset(task["dataset"], data["task"]["dataset"], f"tasks.{name}.dataset", keys)
-        data["tasks"][name] = _apply(data["task"], task, f"tasks.{name}", keys)
-    config: Config = _freeze(Config, data)
-    return config
+    return {str(name): value for name, value in data.items()}, sweep
 
 
 @lru_cache(None)
 def _register_schema() -> None:
-    ConfigStore.instance().store("schema", _mutable(Config))
-
-
-def _complete_model(model: dict[str, Any], keys: set[str]) -> None:
-    """A path given by the user is the only one tried; a model without a name is called by its path's last part."""
-    if model["path"] in ("", "???"):
-        raise ConfigError("model.path: names no weights; give a folder, a Hub id or a .gguf file")
-    if "model.path" in keys:
-        model["alternatives"] = model["alternatives"] if "model.alternatives" in keys else []
-        model["revision"] = model["revision"] if "model.revision" in keys else None
-    if "model.path" in keys and not {"model", "model.name"} & keys:  # the default model's name is not this path's
-        last = re.split(r"[/\\:]", model["path"].rstrip("/\\"))[-1]
-        model["name"] = (Path(model["path"]).resolve().name if last in ("", ".", "..") else last).removesuffix(".gguf")
-
-
-def _complete_dataset(own: dict[str, Any], shared: dict[str, Any], where: str, keys: set[str]) -> None:
-    """The shipped configuration and commit mean nothing to a dataset that the user names."""
-    given = {name for name in shared if shared[name] or f"{where}.{name}" in keys}
-    if "path" in given:
-        own.update(dict.fromkeys({"name", "revision"} - given))
-
-
-def _apply(shared: dict[str, Any], own: dict[str, Any], where: str, keys: set[str]) -> dict[str, Any]:
-    """`own` with the set fields of `shared` (the `task:` node), except those that `tasks.<name>.` overrides named."""
-    merged = dict(own)
-    for name, value in shared.items():
-        path = f"{where}.{name}"
-        if path in keys or value is None:
-            continue
-        if isinstance(value, dict):
-            merged[name] = _apply(value, own.get(name, {}), path, keys)
-        else:
-            merged[name] = value
-    return merged
+    ConfigStore.instance().store("schema", mutable(Config))
 
 
 def _explain(error: Exception, overrides: list[str]) -> str:
@@ -200,30 +215,3 @@ def _explain(error: Exception, overrides: list[str]) -> str:
 def _first_line(error: BaseException) -> str:
     first, *rest = str(error).split("\n")
     return f"{first} {rest[0]}" if rest and first.endswith(":") else first
-
-
-@lru_cache(None)
-def _mutable(kind: Any) -> Any:
-    """The same dataclass, not frozen, nested ones included: OmegaConf makes nodes of frozen ones read-only, and a
-    read-only schema accepts no value."""
-    if get_origin(kind) is dict:
-        return dict[str, _mutable(get_args(kind)[1])]  # type: ignore[misc]
-    if not is_dataclass(kind):
-        return kind
-    hints = get_type_hints(kind)
-    members: list[tuple[str, Any, Any]] = []
-    for item in fields(kind):
-        factory: Any = item.default_factory
-        default = field(default=item.default) if factory is MISSING else field(default_factory=_mutable(factory))
-        members.append((item.name, _mutable(hints[item.name]), default))
-    assert isinstance(kind, type)
-    return make_dataclass(kind.__name__, members)
-
-
-def _freeze(kind: Any, data: Any) -> Any:
-    if get_origin(kind) is dict:
-        return {name: _freeze(get_args(kind)[1], value) for name, value in data.items()}
-    if not is_dataclass(kind):
-        return data
-    hints = get_type_hints(kind)
-    return kind(**{name: _freeze(hints[name], value) for name, value in data.items()})  # type: ignore[operator]

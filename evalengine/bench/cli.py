@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.command import Parser
+from evalengine.errors import ConfigError
 
 if TYPE_CHECKING:
     from evalengine.bench.report import Line, Report
@@ -34,30 +35,17 @@ Exit codes: 0 measured (a target that is missed is said in the table), 1 a resul
 measured, 2 bad usage or no GPU."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"bench: {message} (see bench --help)")
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs `bench` with the words after it; returns the exit code."""
-    try:
-        if list(argv[:1]) == ["matmul"] and MATMUL_OPTIONS & {word.partition("=")[0] for word in argv}:
-            return _matmul_command(list(argv[1:]))
-        arguments = _parse(argv)
-        if arguments.help:
-            print(HELP)
-            return 0
-        _need_gpu()
-        return _run(arguments, ["python", "-m", "evalengine", "bench", *argv])
-    except EvalEngineError as error:
-        print(f"evalengine: {error}", file=sys.stderr)
-        return error.exit_code
+    if list(argv[:1]) == ["matmul"] and MATMUL_OPTIONS & {word.partition("=")[0] for word in argv}:
+        return _matmul_command(list(argv[1:]))
+    arguments = _parse(argv)
+    _need_gpu()
+    return _run(arguments, ["python", "-m", "evalengine", "bench", *argv])
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="evalengine bench", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
+    parser = Parser("bench", text=HELP)
     parser.add_argument("--output", type=Path, default=Path("results/reference"))
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("names", nargs="*")

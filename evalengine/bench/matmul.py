@@ -8,7 +8,6 @@ The shapes are those of seven models, projections merged as the engine merges th
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from torch import Tensor
 from evalengine.bench.measure import WrongResult, free_memory, guarded, seeded
 from evalengine.bench.report import Comparison, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds, host_seconds
+from evalengine.command import Parser
 from evalengine.errors import ConfigError
 from evalengine.kernels.matmul import REFERENCE, Schedule, choose, linear, matmul
 from evalengine.kernels.verdict import count_differing
@@ -230,7 +230,7 @@ def main(argv: list[str]) -> int:
     from evalengine.bench import matmul_tune
     from evalengine.kernels.matmul_schedules import TABLE
 
-    parser = argparse.ArgumentParser(prog="python -m evalengine bench matmul", description=__doc__.split("\n")[0])
+    parser = Parser("bench matmul", description=__doc__.split("\n")[0])
     parser.add_argument("--tune", action="store_true", help="make the table of schedules")
     parser.add_argument("--shapes", help="only these, as N,K or a part of a layer's name; several with ';'")
     parser.add_argument("--out", type=Path, default=TABLE, help="the table, which is extended (default: the package's)")

@@ -5,24 +5,21 @@ the hashes of prompt and output ids and the summed log-probability; per document
 ids, single log-probabilities and texts stay out; so do lm-eval's hashes of documents where the manifest has those of
 datasets and prompts. 1319 generated items (gsm8k) take 0.2 MB.
 
-`sha256` is over the rest as canonical JSON: it finds damage and careless edits; it is no signature. The leaves must
-give the digest as well.
+The file carries its own hash (`records.sealed`), and the leaves must give the digest as well.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from evalengine.command import Parser
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.records.digest import merkle_root
 from evalengine.records.folder import write_whole
+from evalengine.records.sealed import SealedFormat
 from evalengine.report.folders import tree_digests
 from evalengine.report.packing import (
     fold,
@@ -36,7 +33,7 @@ from evalengine.report.packing import (
 )
 from evalengine.report.runs import Item, Key, Run, load_run
 
-FORMAT, VERSION = "evalengine-baseline", 1
+FORMAT = SealedFormat("evalengine-baseline", 1, "baseline", "evalengine baseline RUN -o")
 HASHES = ("leaf", "prompt_sha256", "output_sha256")
 FOLDED = ("doc_id", "request_index", "repeat", "kind", "truncated")
 CURE = "take it from git again (git checkout -- {file}) or write it anew: evalengine baseline RUN -o {file} --force"
@@ -53,31 +50,18 @@ Writes the run's digests, scores and manifest as one small file (0.2 MB for gsm8
 Exit codes: 0 written, 1 the disk refused, 2 bad usage, or RUN is unfinished, damaged or edited."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"baseline: {message} (see baseline --help)")
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs `baseline` with the words after it; returns the exit code."""
-    parser = _Parser(prog="evalengine baseline", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
+    parser = Parser("baseline", text=HELP)
     parser.add_argument("run", nargs="?")
     parser.add_argument("-o", "--output")
     parser.add_argument("--force", action="store_true")
-    try:
-        arguments = parser.parse_args(list(argv))
-        if arguments.help:
-            print(HELP)
-            return 0
-        if not arguments.run or not arguments.output:
-            raise ConfigError("baseline: give a run and -o FILE.json (see baseline --help)")
-        file, run = Path(arguments.output), load_run(arguments.run)
-        size = write_baseline(run, file, arguments.force)
-        print(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
-    except EvalEngineError as error:
-        print(f"evalengine: {error}", file=sys.stderr)
-        return error.exit_code
+    arguments = parser.parse_args(list(argv))
+    if not arguments.run or not arguments.output:
+        parser.error("give a run and -o FILE.json")
+    file, run = Path(arguments.output), load_run(arguments.run)
+    size = write_baseline(run, file, arguments.force)
+    print(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
     return 0
 
 
@@ -104,38 +88,19 @@ def write_baseline(run: Run, file: Path, force: bool = False) -> int:
 
 
 def to_text(run: Run) -> str:
-    """The file's content: a line per top-level key, so that a diff in git shows which part changed."""
-    content = _content(run)
-    content["sha256"] = _sha256(content)
-    lines = [f"{json.dumps(key)}: {_canonical(value)}" for key, value in sorted(content.items())]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    """The file's content."""
+    return FORMAT.seal(_content(run))
 
 
 def is_baseline(path: Path) -> bool:
     """Whether the file calls itself a baseline, whole or not."""
-    try:
-        return f'"{FORMAT}"' in path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
+    return FORMAT.claimed_by(path)
 
 
 def load_baseline(path: Path) -> Run:
     """Raises `ConfigError` if the file is no baseline, is truncated, damaged or edited, or is of a newer version."""
     cure = CURE.format(file=path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not JSON, so truncated, damaged or half merged ({error}); {cure}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"{path}: not a baseline (its format is not {FORMAT}); write one: evalengine baseline RUN -o")
-    if content.get("version") != VERSION:
-        raise ConfigError(
-            f"{path}: version {content.get('version')!r} of the format, this evalengine reads {VERSION}; "
-            "update evalengine, or write the baseline anew"
-        )
-    said = content.pop("sha256", None)
-    if said != (found := _sha256(content)):
-        raise ConfigError(f"{path}: its content gives sha256 {found}, not {said}: it was edited or damaged; {cure}")
+    content = FORMAT.unseal(path, cure)
     try:
         run = _run(path, content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -152,8 +117,6 @@ def _digests(run: Run) -> tuple[str, dict[str, str]]:
 def _content(run: Run) -> dict[str, Any]:
     hashes = {} if run.kind == "run" else run.hashes  # of ours, the identity holds those of datasets and prompts
     return {
-        "format": FORMAT,
-        "version": VERSION,
         "name": run.name,
         "digest": run.digest,
         "task_digests": run.task_digests,
@@ -231,11 +194,3 @@ def _packed_hashes(found: Mapping[int, tuple[str, str, str]]) -> list[Any]:
 def _hashes(docs: Any, doc: Any, prompt: Any, target: Any, count: int) -> dict[int, tuple[str, str, str]]:
     columns = (unpack_hashes(column, count) for column in (doc, prompt, target))
     return dict(zip(unfold(docs, count), zip(*columns, strict=True), strict=True))
-
-
-def _sha256(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical(content).encode()).hexdigest()
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

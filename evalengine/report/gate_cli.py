@@ -11,11 +11,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
+from evalengine.command import Parser
 from evalengine.errors import ConfigError
 from evalengine.report.ci import Report, error_lines, headline, junit, markdown, plain, to_json, write
 from evalengine.report.gate import gate
@@ -33,34 +33,23 @@ On GitHub Actions (GITHUB_ACTIONS=true) annotations are on, and the summary goes
 exit codes: 0 the policy holds, 1 it does not, 2 not comparable, bad policy, damaged baseline or bad usage"""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see gate --help)")
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the gate, writes its reports and returns the exit code."""
-    try:
-        arguments = _parse(argv)
-    except ConfigError as error:
-        print(f"evalengine: {error}", file=sys.stderr)
-        return error.exit_code
+    arguments = _parse(argv)
     report = gate(arguments.baseline, arguments.run, arguments.policy)
     try:
         _deliver(report, arguments)
     except OSError as error:
-        print(f"evalengine: {error.filename}: the gate's report cannot be written ({error.strerror})", file=sys.stderr)
-        return 2
+        raise ConfigError(f"{error.filename}: the gate's report cannot be written ({error.strerror})") from error
     return report.exit_code
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="evalengine gate",
+    parser = Parser(
+        "gate",
         description="Judges RUN against BASELINE (run folders, or a file of `evalengine baseline`).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("baseline", metavar="BASELINE")
     parser.add_argument("run", metavar="RUN")

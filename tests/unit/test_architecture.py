@@ -14,8 +14,10 @@ ROOT = Path(__file__).parents[2]
 # package -> what it may import of evalengine, besides itself
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
+    "command": {"errors"},
     "config": {"errors"},
-    "compose": {"config", "errors"},
+    "compose": {"compose_node", "config", "errors"},
+    "compose_node": {"config", "errors"},
     "kernels": set(),
     "layers": {"kernels", "errors"},
     "models": {"layers", "errors"},
@@ -23,13 +25,16 @@ ARROWS: dict[str, set[str]] = {
     "invariant": {"layers", "kernels", "errors"},
     "tasks": {"config", "errors"},
     "records": {"config", "errors"},
-    "report": {"records", "errors"},
+    "report": {"records", "command", "errors"},
     "harness": {"engine", "tasks", "records", "config", "errors"},
-    "certify": {"harness", "engine", "models", "layers", "kernels", "tasks", "records", "report", "config", "errors"},
-    "bench": {"engine", "models", "layers", "kernels", "records", "config", "errors"},
+    "certify": {"harness", "engine", "models", "layers", "kernels", "tasks", "records"}
+    | {"compose", "config", "command", "errors"},
+    "explain": {"harness", "engine", "layers", "records", "report", "compose", "config", "command", "errors"},
+    "bench": {"engine", "models", "layers", "kernels", "records", "config", "command", "errors"},
     "assets": set(),
     "__init__": {"engine", "invariant"},
-    "__main__": {"compose", "config", "errors", "harness", "report", "certify", "bench"},
+    "experiment": {"command", "compose", "config", "errors", "engine", "harness", "records", "report"},
+    "__main__": {"command", "experiment", "compose", "config", "errors", "harness", "report", "certify", "bench"},
 }
 HEAVY = {"torch", "transformers", "datasets", "triton"}
 
@@ -102,9 +107,13 @@ def test_folders_are_links_inside_the_package(folder: str) -> None:
     [
         "evalengine",
         "evalengine.__main__",
+        "evalengine.command",
         "evalengine.report.table",
+        "evalengine.report.report_cli",
+        "evalengine.report.html.run_page",
         "evalengine.records.lm_eval",
         "evalengine.certify.cli",
+        "evalengine.explain.cli",
         "evalengine.bench.cli",
     ],
 )

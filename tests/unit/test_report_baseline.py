@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalengine.__main__ import main
 from evalengine.errors import ConfigError
+from evalengine.records.sealed import content_sha256
 from evalengine.report import packing
-from evalengine.report.baseline import FORMAT, VERSION, _sha256, main
+from evalengine.report.baseline import FORMAT
 from evalengine.report.runs import Run, load_run, merkle_differences
 from tests.unit.run_double import generated, write_run
 
@@ -26,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file(tmp_path: Path, run: Path) -> Path:
-    assert main([str(run), "-o", str(tmp_path / "deep" / "x.json")]) == 0
+    assert main(["baseline", str(run), "-o", str(tmp_path / "deep" / "x.json")]) == 0
     return tmp_path / "deep" / "x.json"
 
 
@@ -80,7 +82,7 @@ def edit(file: Path, change: Any, rehash: bool) -> None:
     change(content)
     if rehash:
         del content["sha256"]
-        content["sha256"] = _sha256(content)
+        content["sha256"] = content_sha256(content)
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -111,8 +113,8 @@ def test_the_edit_alone_is_what_was_found(file: Path) -> None:
         (lambda c: c["items"]["sums"].update(count=8), "contradict"),
         (lambda c: c["items"].pop("sums"), "leaves do not give"),
         (lambda c: c.pop("scores"), "contradict"),
-        (lambda c: c.update(version=VERSION + 1), "update evalengine"),
-        (lambda c: c.update(format="other"), FORMAT),
+        (lambda c: c.update(version=FORMAT.version + 1), "update evalengine"),
+        (lambda c: c.update(format="other"), FORMAT.format),
     ],
 )
 def test_edits_that_renew_the_hash_still_meet_the_leaves(file: Path, change: Any, words: str) -> None:
@@ -124,7 +126,7 @@ def test_edits_that_renew_the_hash_still_meet_the_leaves(file: Path, change: Any
 def test_the_size_of_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw = np.random.default_rng(0).random(1319)  # scores that nothing compresses, as a real run's
     run = write_run(tmp_path / "run", [generated(doc) for doc in range(1319)], lambda doc: float(draw[doc] < 0.5))
-    assert main([str(run), "-o", str(tmp_path / "gsm8k.json")]) == 0
+    assert main(["baseline", str(run), "-o", str(tmp_path / "gsm8k.json")]) == 0
     assert 150_000 < (tmp_path / "gsm8k.json").stat().st_size < 205_000
     back, size = load_run(tmp_path / "gsm8k.json"), (tmp_path / "gsm8k.json").stat().st_size
     assert len(back.items) == 1319
@@ -143,19 +145,19 @@ def test_refusals(run: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureF
         ([str(run), "--bogus"], "--bogus"),
         ([str(tmp_path / "absent"), "-o", str(tmp_path / "y.json")], "no such file"),
     ]:
-        assert main(words) == 2
+        assert main(["baseline", *words]) == 2
         captured = capsys.readouterr()
         assert message in captured.err and captured.out == ""
     assert file.read_bytes() == before and not (tmp_path / "y.json").exists()
-    assert main(["--help"]) == 0 and "usage: evalengine baseline" in capsys.readouterr().out
+    assert main(["baseline", "--help"]) == 0 and "usage: evalengine baseline" in capsys.readouterr().out
     file.write_text("old")
-    assert main([str(run), "-o", str(file), "--force"]) == 0
+    assert main(["baseline", str(run), "-o", str(file), "--force"]) == 0
     assert file.read_bytes() == before and [f.name for f in file.parent.iterdir()] == ["x.json"]
 
 
 def test_a_disk_that_refuses(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "blocked").write_text("a file, not a folder")
-    assert main([str(run), "-o", str(tmp_path / "blocked" / "x.json")]) == 1
+    assert main(["baseline", str(run), "-o", str(tmp_path / "blocked" / "x.json")]) == 1
     assert "could not write" in capsys.readouterr().err
 
 

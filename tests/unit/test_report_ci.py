@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from evalengine.__main__ import main
 from evalengine.report import gate_cli
 from evalengine.report.checks import Check
 from evalengine.report.ci import ANNOTATIONS, Report, error_lines, headline, junit, markdown, plain, to_json
-from evalengine.report.gate_cli import main
 
 HOSTILE = (
     "</failure><script>alert(1)</script>]]>&'\"|`*_[x](javascript:1)![i](http://e.vil/a.png) @org www.e.vil #1\n"
@@ -106,7 +106,7 @@ def hostile_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hostile_gate")
 def test_no_line_of_the_terminal_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["a", "b"]) == 1
+    assert main(["gate", "a", "b"]) == 1
     for line in "".join(capsys.readouterr()).splitlines():
         assert not line.lstrip().startswith("::") and "##[" not in line and "\x1b" not in line
 
@@ -119,34 +119,34 @@ def test_github_is_honoured_unless_told_otherwise(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     summary.write_text("before\n")
-    main(["a", "b"])
+    main(["gate", "a", "b"])
     assert capsys.readouterr().out.count("\n::error") == 2
     assert summary.read_text().startswith("before\n###"), "appended"
     size = summary.stat().st_size
-    main(["a", "b", "--no-annotations", "--summary", str(own)])
+    main(["gate", "a", "b", "--no-annotations", "--summary", str(own)])
     assert "\n::error" not in capsys.readouterr().out
     assert own.exists() and summary.stat().st_size == size
     monkeypatch.setenv("GITHUB_ACTIONS", "false")
-    main(["a", "b"])
+    main(["gate", "a", "b"])
     assert "\n::error" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("hostile_gate")
 def test_json_has_standard_output_to_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["a", "b", "--json", "-", "--annotations", "--junit", str(tmp_path / "new" / "gate.xml")]) == 1
+    assert main(["gate", "a", "b", "--json", "-", "--annotations", "--junit", str(tmp_path / "new" / "gate.xml")]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["verdict"] == "fail" and "\n::error" in err
     assert ElementTree.parse(tmp_path / "new" / "gate.xml").getroot().tag == "testsuites"
 
 
 def test_bad_usage_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["a"]) == 2 and main(["a", "b", "--polcy", "x"]) == 2
-    assert main([str(tmp_path / "none"), str(tmp_path), "--policy", "bitwise"]) == 2
-    assert main([str(tmp_path), str(tmp_path), "--policy", "bitwize"]) == 2
+    assert main(["gate", "a"]) == 2 and main(["gate", "a", "b", "--polcy", "x"]) == 2
+    assert main(["gate", str(tmp_path / "none"), str(tmp_path), "--policy", "bitwise"]) == 2
+    assert main(["gate", str(tmp_path), str(tmp_path), "--policy", "bitwize"]) == 2
     assert "did you mean bitwise?" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("hostile_gate")
 def test_a_report_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["a", "b", "--junit", str(tmp_path)]) == 2
+    assert main(["gate", "a", "b", "--junit", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err

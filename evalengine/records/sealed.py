@@ -1,0 +1,67 @@
+"""JSON files that carry their own hash: small evidence that lives in git or travels between machines.
+
+`sha256` is over the rest as canonical JSON: it finds damage and careless edits; it is no signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SealedFormat:
+    """One kind of sealed file."""
+
+    format: str  # as the file calls itself
+    version: int
+    name: str  # as a reader calls it
+    writing: str  # the command that writes one
+
+    def seal(self, content: Mapping[str, Any]) -> str:
+        """The file's text: a line per top-level key, so that a diff in git shows which part changed."""
+        whole = {**content, "format": self.format, "version": self.version}
+        whole["sha256"] = content_sha256(whole)
+        lines = [f"{json.dumps(key)}: {canonical(value)}" for key, value in sorted(whole.items())]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def claimed_by(self, path: Path) -> bool:
+        """Whether the file calls itself one, whole or not."""
+        try:
+            return f'"{self.format}"' in path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+
+    def unseal(self, path: Path, cure: str) -> dict[str, Any]:
+        """The content. Raises `ConfigError` if it is none, is truncated, damaged or edited, or of another version."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: not JSON, so truncated, damaged or half merged ({error}); {cure}") from error
+        if not isinstance(content, dict) or content.get("format") != self.format:
+            raise ConfigError(f"{path}: not a {self.name} (its format is not {self.format}); write one: {self.writing}")
+        if content.get("version") != self.version:
+            raise ConfigError(
+                f"{path}: version {content.get('version')!r} of the format, this evalengine reads {self.version}; "
+                f"update evalengine, or write the {self.name} anew"
+            )
+        said = content.pop("sha256", None)
+        if said != (found := content_sha256(content)):
+            raise ConfigError(f"{path}: its content gives sha256 {found}, not {said}: it was edited or damaged; {cure}")
+        return content
+
+
+def canonical(value: Any) -> str:
+    """Plain JSON values as the one text that is hashed."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def content_sha256(content: Mapping[str, Any]) -> str:
+    """The hash that a sealed file with this content (its format and version included) carries."""
+    return hashlib.sha256(canonical(content).encode()).hexdigest()
