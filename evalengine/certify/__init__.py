@@ -1,1 +1,1 @@
-"""Evidence that runs the engine: `python -m evalengine verify engine|kernels` certifies the installation at hand."""
+"""Evidence that runs the engine: `python -m evalengine verify` certifies the installation at hand."""

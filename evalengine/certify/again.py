@@ -1,57 +1,27 @@
-"""The same requests in a new process: `python -m evalengine.certify.again MODEL LAYERS DEVICE NUMERICS EFFORT OUT`.
+"""The same requests in a new process: `python -m evalengine.certify.again SUBJECT OUT`.
 
-OUT is an .npz file of every request's token ids and logprobs.
+SUBJECT is a `Subject` as JSON, OUT an .npz file of every request's token ids and logprobs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 import evalengine
-from evalengine.certify.axes import Variant
-from evalengine.certify.cases import EFFORTS, Case, build_cases
+from evalengine.certify.cases import Case
 from evalengine.certify.compare import Answer
-from evalengine.certify.model import open_checkpoint
 from evalengine.certify.run import together
-from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
+from evalengine.certify.schedules import Variant
+from evalengine.certify.subject import Subject, open_subject
 from evalengine.errors import EvalEngineError
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is certified, by names that another process understands."""
-
-    model: str
-    layers: int | None
-    device: str
-    numerics: str
-    effort: str  # key of EFFORTS
-
-    def checkpoint(self) -> Checkpoint:
-        return open_checkpoint(self.model, self.layers)
-
-    def cases(self, checkpoint: Checkpoint) -> list[Case]:
-        return build_cases(EFFORTS[self.effort], checkpoint)
-
-    def engine(self, checkpoint: Checkpoint, batch_invariant: bool = True) -> LLM:
-        """Loaded, with a pool of one page: every schedule makes its own."""
-        length = min(EFFORTS[self.effort].max_model_len, checkpoint.spec.max_position_embeddings)
-        return LLM(
-            checkpoint,
-            batch_invariant=batch_invariant,
-            numerics=self.numerics if batch_invariant else "auto",
-            device=self.device,
-            max_model_len=length,
-            num_kv_blocks=1,
-        )
 
 
 def in_a_new_process(subject: Subject, cases: list[Case]) -> list[tuple[Case, Answer]]:
@@ -60,8 +30,7 @@ def in_a_new_process(subject: Subject, cases: list[Case]) -> list[tuple[Case, An
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answers.npz"
-        names = [subject.model, str(subject.layers or ""), subject.device, subject.numerics, subject.effort, str(out)]
-        command = [sys.executable, "-m", "evalengine.certify.again", *names]
+        command = [sys.executable, "-m", "evalengine.certify.again", json.dumps(asdict(subject)), str(out)]
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
         if done.returncode:
             raise EvalEngineError(f"the same requests in a new process failed: {done.stderr.strip()[-2000:]}")
@@ -83,12 +52,13 @@ def _load(path: Path) -> dict[int, Answer]:
         return {key: Answer(arrays[f"ids{key}"].tolist(), arrays[f"logprobs{key}"]) for key in keys}
 
 
-def _main(model: str, layers: str, device: str, numerics: str, effort: str, out: str) -> None:
-    subject = Subject(model, int(layers) if layers else None, device, numerics, effort)
-    checkpoint = subject.checkpoint()
-    with subject.engine(checkpoint) as llm:
-        _save(Path(out), together(llm, Variant("a new process", subject.cases(checkpoint))))
+def _main(subject: Subject, out: Path) -> None:
+    checkpoint, tasks = open_subject(subject.config, subject.layers)
+    cases = subject.cases(checkpoint, tasks)
+    with subject.engine(checkpoint, cases) as llm:
+        _save(out, together(llm, Variant("a new process", cases)))
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    given = json.loads(sys.argv[1])
+    _main(Subject(**{**given, "words": tuple(given["words"])}), Path(sys.argv[2]))

@@ -4,63 +4,35 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
-from evalengine.certify.cases import Case, Effort, affordable
-from evalengine.certify.compare import Answer
-from evalengine.engine.llm import EngineStats
+from evalengine.certify.cases import Case
+from evalengine.certify.schedules import (
+    ASKED,
+    LARGE,
+    Skip,
+    Variant,
+    Workload,
+    asking,
+    context,
+    filled_pages,
+    largest_batch,
+    largest_step,
+    listing,
+    num_sequences,
+    shuffled,
+    warm,
+)
 from evalengine.engine.request import GenerateRequest, SamplingParams, ScoreRequest
 
 BATCHES = (1, 2, 3, 8, 64, 256, 512)
 BUDGETS = (17, 64, 100, 1000, 8192)
 PAGES = (16, 64, 256)
-LARGE = 1 << 16  # tokens in a step: never the limit
-ASKED = 5  # logprobs a position
 GRAPHS = "evalengine.engine.cuda_graphs"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The requests, and what each gives alone."""
-
-    cases: list[Case]
-    reference: Mapping[int, Answer]
-    effort: Effort
-    max_model_len: int
-    vocab_size: int
-    device_type: str
-
-    def some(self, settings: Mapping[str, Any]) -> list[Case]:
-        """As many of the cases as a slow schedule gets through."""
-        seqs, budget = settings.get("max_num_seqs", LARGE), settings.get("max_num_batched_tokens", LARGE)
-        return affordable(self.cases, self.effort.max_steps, seqs, budget)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to run some of the cases."""
-
-    label: str
-    cases: list[Case]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of EngineConfig; the pool holds all cases if not said
-    passes: int = 1  # over the same cases with one prefix cache
-    nan_pool: bool = False
-    new_process: bool = False
-    happened: Callable[[EngineStats], bool] = lambda stats: True  # whether the axis was really exercised
-    wanted: str = ""  # what must have happened
-
-
-@dataclass(frozen=True)
-class Skip:
-    """Why an axis has nothing to run here."""
-
-    reason: str
-
-
 Axis = Callable[[Workload], Iterator[Variant | Skip]]
 _SEVERAL: dict[str, Any] = {"happened": lambda stats: stats.largest_batch > 1, "wanted": "several requests in a step"}
 
@@ -71,13 +43,13 @@ def batch(work: Workload) -> Iterator[Variant | Skip]:
         if size <= len(work.cases):
             settings = {"max_num_seqs": size, "max_num_batched_tokens": LARGE}
             cases = work.some(settings)
-            yield Variant(f"max_num_seqs={size}", cases, settings, **_largest_batch(min(size, _num_sequences(cases))))
+            yield Variant(f"max_num_seqs={size}", cases, settings, **largest_batch(min(size, num_sequences(cases))))
 
 
 def order(work: Workload) -> Iterator[Variant | Skip]:
     """The same requests shuffled."""
     for seed in range(2, 2 + work.effort.orders):
-        cases = _shuffled(work.cases, seed)
+        cases = shuffled(work.cases, seed)
         yield Variant(f"order {seed}", cases, {"max_num_seqs": 64}, **_SEVERAL)
 
 
@@ -100,7 +72,7 @@ def chunks(work: Workload) -> Iterator[Variant | Skip]:
     """Tokens in a step: chunk borders inside pages and inside the KV chunks of the attention."""
     for budget in BUDGETS:
         settings = {"max_num_seqs": 64, "max_num_batched_tokens": budget}
-        yield Variant(f"max_num_batched_tokens={budget}", work.some(settings), settings, **_largest_step(budget))
+        yield Variant(f"max_num_batched_tokens={budget}", work.some(settings), settings, **largest_step(budget))
 
 
 def prefix(work: Workload) -> Iterator[Variant | Skip]:
@@ -109,18 +81,17 @@ def prefix(work: Workload) -> Iterator[Variant | Skip]:
     yield Variant(
         "no prefix cache", work.cases, off, happened=lambda s: not s.num_cached_tokens, wanted="computing all"
     )
-    yield Variant("cold and warm", work.cases, {}, 2, **_warm(work.cases))
+    yield Variant("cold and warm", work.cases, {}, 2, **warm(work.cases))
     small = {"max_num_seqs": 64, "max_num_batched_tokens": 100}
     cases = work.some(small)
-    yield Variant("warm, chunks of 100", cases, {**small, "block_size": 16}, 2, **_warm(cases))
+    yield Variant("warm, chunks of 100", cases, {**small, "block_size": 16}, 2, **warm(cases))
     yield _inside_a_page(work)
 
 
 def preemption(work: Workload) -> Iterator[Variant | Skip]:
     """A pool so small that running sequences lose their pages and are computed again."""
-    generations = [case for case in work.cases if case.new_tokens > 1]
-    pages = [-(-case.length // 16) for case in generations]
-    pool = max(max(pages, default=1), sum(-(-len(case.prompt) // 16) for case in generations) // 2)
+    generations = sorted((case for case in work.cases if case.new_tokens > 1), key=lambda case: -len(case.prompt) % 16)
+    pool = filled_pages(generations, 16)
     settings: dict[str, Any] = {"block_size": 16, "num_kv_blocks": pool}
     at_once = {**settings, "max_num_seqs": 512, "max_num_batched_tokens": LARGE}  # the pool is full after one step
     yield Variant(
@@ -136,7 +107,7 @@ def preemption(work: Workload) -> Iterator[Variant | Skip]:
         f"everything in {pool} pages of 16",
         work.cases,
         settings,
-        happened=lambda stats: stats.largest_batch < _num_sequences(work.cases),
+        happened=lambda stats: stats.largest_batch < num_sequences(work.cases),
         wanted="a request that waits for pages",
     )
 
@@ -156,12 +127,12 @@ def decode(work: Workload) -> Iterator[Variant | Skip]:
             scores.append(replace(case, request=ScoreRequest(case.key, case.request.prompt_ids, found.token_ids)))
     yield Variant("score what was generated", scores, {"max_num_batched_tokens": 1000})
     one = {"max_num_batched_tokens": 1, "enable_prefix_caching": False}
-    yield Variant("one token a step", work.some(one), one, **_largest_step(1))
+    yield Variant("one token a step", work.some(one), one, **largest_step(1))
 
 
 def asked(work: Workload) -> Iterator[Variant | Skip]:
     """The number of alternatives reported changes no logprob."""
-    yield Variant(f"logprobs={ASKED}", [replace(case, request=_asking(case.request)) for case in work.cases])
+    yield Variant(f"logprobs={ASKED}", [replace(case, request=asking(case.request)) for case in work.cases])
 
 
 def ids(work: Workload) -> Iterator[Variant | Skip]:
@@ -204,8 +175,8 @@ def mixed(work: Workload) -> Iterator[Variant | Skip]:
             "block_size": rng.choice(PAGES),
             "enable_prefix_caching": rng.random() < 0.7,
         }
-        cases = _shuffled(work.some(settings), number)
-        yield Variant(f"random {number}: {_listing(settings)}", cases, settings, nan_pool=rng.random() < 0.5)
+        cases = shuffled(work.some(settings), number)
+        yield Variant(f"random {number}: {listing(settings)}", cases, settings, nan_pool=rng.random() < 0.5)
 
 
 def restart(work: Workload) -> Iterator[Variant | Skip]:
@@ -227,22 +198,22 @@ def control(work: Workload) -> Iterator[Variant | Skip]:
     """The schedules of the negative control: what an ordinary engine's bits depend on."""
     one = {"max_num_seqs": 3, "max_num_batched_tokens": 100}
     yield Variant("all at once", work.cases, {"max_num_seqs": 512, "max_num_batched_tokens": LARGE})
-    yield Variant("order 2", _shuffled(work.cases, 2), {"max_num_seqs": 64, "max_num_batched_tokens": 1000})
+    yield Variant("order 2", shuffled(work.cases, 2), {"max_num_seqs": 64, "max_num_batched_tokens": 1000})
     yield Variant("small chunks", work.some(one), one)
 
 
 def _inside_a_page(work: Workload) -> Variant:
     """Before each case, alone in the batch, a request that shares its first tokens up to inside a page of 16."""
     settings = {"max_num_seqs": 1, "block_size": 16, "max_num_batched_tokens": LARGE}
-    contexts = Counter(tuple(_context(case)) for case in work.cases)
+    contexts = Counter(tuple(context(case)) for case in work.cases)
     cases: list[Case] = []
     shared = 0
     for case in work.some({"max_num_seqs": 1}):
-        context = _context(case)
-        length = len(context) - 1 if len(cases) % 4 else 2 * len(context) // 3  # up to the last token, or well before
+        given = context(case)
+        length = len(given) - 1 if len(cases) % 4 else 2 * len(given) // 3  # up to the last token, or well before
         length -= length % 16 == 0
-        if length > 0 and contexts[tuple(context)] == 1:
-            prompt = [*context[:length], (context[length] + 1) % work.vocab_size]
+        if length > 0 and contexts[tuple(given)] == 1:
+            prompt = [*given[:length], (given[length] + 1) % work.vocab_size]
             cases.append(Case(None, GenerateRequest(-1 - len(cases), prompt, SamplingParams(max_tokens=1))))
             cases.append(case)
             shared += length
@@ -253,43 +224,3 @@ def _inside_a_page(work: Workload) -> Variant:
         happened=lambda stats: stats.num_cached_tokens >= shared,
         wanted=f"{shared} cached tokens, page tails among them",
     )
-
-
-def _largest_batch(size: int) -> dict[str, Any]:
-    return {"happened": lambda stats: stats.largest_batch == size, "wanted": f"{size} sequences in a step"}
-
-
-def _largest_step(budget: int) -> dict[str, Any]:
-    return {"happened": lambda stats: 0 < stats.largest_step <= budget, "wanted": f"steps of {budget} tokens at most"}
-
-
-def _warm(cases: list[Case]) -> dict[str, Any]:
-    """Of a second pass: more hits than the first one has among its own requests, half of all contexts at least."""
-    half = sum(len(_context(case)) for case in cases) // 2
-    return {"happened": lambda stats: stats.num_cached_tokens >= half, "wanted": f"{half} cached tokens"}
-
-
-def _num_sequences(cases: list[Case]) -> int:
-    """That can be in one step: scores of one context start as one sequence."""
-    scores = {tuple(_context(case)) for case in cases if isinstance(case.request, ScoreRequest)}
-    return len(scores) + sum(isinstance(case.request, GenerateRequest) for case in cases)
-
-
-def _context(case: Case) -> list[int]:
-    return case.request.prompt_ids if isinstance(case.request, GenerateRequest) else case.request.context_ids
-
-
-def _asking(request: GenerateRequest | ScoreRequest) -> GenerateRequest | ScoreRequest:
-    if isinstance(request, ScoreRequest):
-        return replace(request, logprobs=ASKED)
-    return replace(request, params=replace(request.params, logprobs=ASKED))
-
-
-def _shuffled(cases: list[Case], seed: int) -> list[Case]:
-    cases = list(cases)
-    random.Random(seed).shuffle(cases)
-    return cases
-
-
-def _listing(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())

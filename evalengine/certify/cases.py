@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
-from evalengine.certify.model import open_checkpoint
-from evalengine.engine.loader import Checkpoint
+from evalengine.config import ModelConfig
+from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.text import encode
 
@@ -37,12 +37,14 @@ class Effort:
     orders: int
     mixed: int  # random schedules, at least
     logprobs: int  # compared in all, at least
+    documents: int  # of each task, if the caller sets no limit
+    answer_tokens: int  # generated for a document, if the caller sets no max_gen_toks
 
 
 BORDERS = (2, 16, 17, 18, 64, 65, 66, 128, 129, 257)  # page borders of 16, 64 and 256; one past the end is predicted
 EFFORTS = {
-    "quick": Effort(320, (2, 18, 65, 129, 257), (15, 60), 10, 6, (65, 300), 40, 1, 1, 0),
-    "cpu": Effort(700, (*BORDERS, 400, 701), (1, 15, 60, 250), 16, 24, (1, 63, 257), 150, 2, 2, 10_000),
+    "quick": Effort(320, (2, 18, 65, 129, 257), (15, 60), 10, 6, (65, 300), 40, 1, 1, 0, 1, 10),
+    "cpu": Effort(700, (*BORDERS, 701), (1, 15, 60, 250), 16, 24, (1, 63, 257), 100, 2, 2, 10_000, 4, 24),
     "gpu": Effort(
         max_model_len=3200,
         scores=(*BORDERS, 513, 1023, 1024, 1025, 1026, 1100, 2047, 2049, 2050, 3000, 3201),
@@ -54,6 +56,8 @@ EFFORTS = {
         orders=3,
         mixed=4,
         logprobs=100_000,
+        documents=64,
+        answer_tokens=256,
     ),
 }
 
@@ -64,6 +68,7 @@ class Case:
 
     key: int | None
     request: Request
+    origin: str = ""  # "<task>, document <n>: "
 
     @property
     def prompt(self) -> list[int]:
@@ -84,19 +89,25 @@ class Case:
         return len(self.prompt) + self.new_tokens - 1
 
     @property
+    def room(self) -> int:
+        """The least `max_model_len` that takes it: a generation's last token is not fed, but counts."""
+        return self.length + isinstance(self.request, GenerateRequest)
+
+    @property
     def what(self) -> str:
         if isinstance(self.request, GenerateRequest):
-            return f"generation after {len(self.prompt)} tokens"
-        return f"score of {len(self.request.continuation_ids)} tokens after {len(self.request.context_ids)}"
+            return f"{self.origin}generation after {len(self.prompt)} tokens"
+        scored, context = self.request.continuation_ids, self.request.context_ids
+        return f"{self.origin}score of {len(scored)} tokens after {len(context)}"
 
 
-def build_cases(effort: Effort, checkpoint: Checkpoint) -> list[Case]:
-    """The requests in a fixed mixed order, keys and request ids 0, 1, ..."""
-    limit = min(effort.max_model_len, checkpoint.spec.max_position_embeddings)
-    source = _Tokens(checkpoint)
-    requests = list(_requests(effort, limit, source))
-    random.Random(1).shuffle(requests)
-    return [Case(i, replace(request, request_id=i)) for i, request in enumerate(requests)]
+def build_cases(effort: Effort, checkpoint: Checkpoint, room: int, more: Sequence[Case] = ()) -> list[Case]:
+    """The effort's requests, as far as they fit into `room` tokens, and `more`: in a fixed mixed order, their keys and
+    request ids 0, 1, ..."""
+    cases = [Case(None, request) for request in _requests(effort, min(effort.max_model_len, room), _Tokens(checkpoint))]
+    cases += more
+    random.Random(1).shuffle(cases)
+    return [replace(case, key=i, request=replace(case.request, request_id=i)) for i, case in enumerate(cases)]
 
 
 def pool_pages(cases: list[Case], block_size: int) -> int:
@@ -105,12 +116,18 @@ def pool_pages(cases: list[Case], block_size: int) -> int:
     return max(min(sum(pages), MAX_POOL_TOKENS // block_size), max(pages)) + 1
 
 
-def affordable(cases: list[Case], max_steps: int, max_num_seqs: int, max_num_batched_tokens: int) -> list[Case]:
+def affordable(
+    cases: list[Case],
+    max_steps: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    new_tokens: Callable[[Case], int] = lambda case: case.new_tokens,
+) -> list[Case]:
     """Those of the cases, in order, that such a schedule runs in about `max_steps` steps; one at least."""
     kept: list[Case] = []
     spent = 0.0
     for case in cases:
-        cost = len(case.prompt) / max_num_batched_tokens + case.new_tokens / max_num_seqs
+        cost = len(case.prompt) / max_num_batched_tokens + new_tokens(case) / max_num_seqs
         if not kept or spent + cost <= max_steps:
             kept.append(case)
             spent += cost
@@ -142,7 +159,7 @@ def _text_ids(checkpoint: Checkpoint) -> list[int]:
     lines = (files("evalengine.assets") / TEXT[0] / TEXT[1]).read_text(encoding="utf-8").splitlines()
     rows = (json.loads(line) for line in lines)
     text = "\n\n".join(f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows)
-    tokenizer = checkpoint.tokenizer or open_checkpoint("asset:tinymath").tokenizer
+    tokenizer = checkpoint.tokenizer or resolve_checkpoint(ModelConfig(path="asset:tinymath")).tokenizer
     return encode(tokenizer, text)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.command import Parser
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,53 +20,59 @@ AXES = (
     *("threads", "graphs", "mixed", "restart"),
 )
 WIDTH = 120  # columns where there is no terminal: a cell that is cut cannot be searched
-ABOUT = "Certifies the installation at hand."
-EXIT_CODES = "Exit codes: 0 identical, 1 differing, incomplete or failed, 2 bad usage."
+SETTING = re.compile(r"[~+]{0,2}[a-z_][\w.@]*=")
+HELP = f"""\
+usage: python -m evalengine verify [engine|kernels] [setting=value ...] [options]
 
+Certifies the installation at hand, in about two minutes on a CPU: `engine` and `kernels`, or both without a word.
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"verify: {message} (see verify --help)")
+  engine     runs the same requests under many schedules and compares bytes with each request alone, then does the same
+             in the ordinary mode (batch_invariant=false), which must differ or the comparison has shown nothing
+  kernels    compares exact's kernels with the bits that every machine must give; on CUDA also every schedule that
+             native's may choose for this model with the reference schedule
+
+Settings are those of a run: task=gsm8k model=qwen3-0.6b, model.path=FOLDER, limit=, engine.device=, engine.dtype=,
+numerics=, data_dir=, ... The requests are those of the tasks' first documents (limit=: how many; answers are cut at 24
+tokens on a CPU and 256 on a GPU, unless task.generation.max_gen_toks= says how long) and others whose lengths lie on
+both sides of every page and chunk border. model.path=shape:qwen3-0.6b or shape:qwen3-8b is that model's
+shape with dummy weights, and takes no task.
+
+  --axes AXIS ...   what to vary (default: all of {" ".join(AXES[:11])}
+                    {" ".join(AXES[11:])})
+  --logprobs N      compare at least N, by random schedules at the end (the axis mixed)
+  --quick           few and short requests: a minute less
+  --layers N        cut a shape's depth
+  --no-cache        check again what a cached verdict on native's schedules would answer
+  --out FILE.json   where the certificate goes, as JSON and, beside it, as Markdown
+                    (default: results/certificates/<tasks>-<model>-<time>.json)
+
+Exit codes: 0 identical, 1 differing, incomplete or failed, 2 bad usage."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs `verify` with the words after it; returns the exit code."""
-    try:
-        arguments = _parse(argv)
-        return _engine(arguments) if arguments.what == "engine" else _kernels(arguments)
-    except SystemExit as exit:  # argparse's --help
-        return int(exit.code or 0)
-    except EvalEngineError as error:
-        print(f"evalengine: {error}", file=sys.stderr)
-        return error.exit_code
+    arguments = _parse(argv)
+    return _kernels(arguments) if arguments.what == "kernels" else _engine(arguments)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="python -m evalengine verify", description=ABOUT, epilog=EXIT_CODES, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="what", required=True, metavar="engine|kernels", parser_class=_Parser)
-    engine = commands.add_parser("engine", help="the same requests under many schedules, compared by bytes",
-                                 epilog=EXIT_CODES, allow_abbrev=False)  # fmt: skip
-    kernels = commands.add_parser("kernels", help="every kernel schedule that may be chosen, against the reference",
-                                  epilog=EXIT_CODES, allow_abbrev=False)  # fmt: skip
-    for command in (engine, kernels):
-        command.add_argument(
-            "--model",
-            default="asset:tinymath",
-            help="asset:tinymath (default), a folder, a Hub id, shape:qwen3-0.6b or shape:qwen3-8b (dummy weights)",
-        )
-        command.add_argument("--layers", type=int, metavar="N", help="cut a shape's depth")
-        command.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-    engine.add_argument("--numerics", default="auto", choices=("auto", "exact", "native"))
-    engine.add_argument("--axes", nargs="+", default=AXES, choices=AXES, metavar="AXIS",
-                        help=f"what to vary (default: all of {' '.join(AXES)})")  # fmt: skip
-    engine.add_argument("--logprobs", type=_count, metavar="N",
-                        help="compare at least N, by random schedules at the end (the axis mixed)")  # fmt: skip
-    engine.add_argument("--quick", action="store_true", help="few and short requests: a minute less")
-    engine.add_argument("--out", type=Path, metavar="FILE.json", help="write the certificate there")
-    kernels.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float16", "float32"))
-    kernels.add_argument("--no-cache", action="store_true", help="check again what a cached verdict would answer")
-    arguments = parser.parse_args(argv)
-    if arguments.what == "engine" and arguments.logprobs is not None and "mixed" not in arguments.axes:
+    parser = Parser("verify", text=HELP)
+    parser.add_argument("what", nargs="?", choices=("engine", "kernels"))
+    parser.add_argument("--axes", nargs="+", choices=AXES)
+    parser.add_argument("--logprobs", type=_count)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--no-cache", action="store_true")
+    parser.add_argument("--out", type=Path)
+    words = [word for word in argv if not SETTING.match(word)]
+    arguments = parser.parse_args(words)
+    arguments.settings = tuple(word for word in argv if SETTING.match(word))
+    if arguments.what == "kernels":
+        for name in ("axes", "logprobs", "quick", "out"):
+            if getattr(arguments, name):
+                parser.error(f"--{name}: belongs to verify engine; verify kernels runs no requests")
+    arguments.axes = arguments.axes or AXES
+    if arguments.logprobs is not None and "mixed" not in arguments.axes:
         parser.error(f"--logprobs={arguments.logprobs}: only the axis mixed goes on for longer; add it to --axes")
     return arguments
 
@@ -77,48 +84,49 @@ def _count(text: str) -> int:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from evalengine.certify.again import Subject
-    from evalengine.certify.certificate import axes_table, certificate, summary, write_certificate
-    from evalengine.certify.kernels import kernels_verdict
-    from evalengine.certify.model import open_checkpoint
-    from evalengine.certify.proof import Prover
-    from evalengine.config import EngineConfig
-    from evalengine.engine.loader import weights_fingerprint
-    from evalengine.engine.settings import resolve_settings
-
+    """Requests under many schedules and, unless only `engine` was asked for, the kernels."""
     started = time.perf_counter()
-    checkpoint = open_checkpoint(arguments.model, arguments.layers)
-    settings = resolve_settings(EngineConfig(device=arguments.device), True, arguments.numerics, checkpoint.spec)
+    from evalengine.certify.certificate import certificate, default_path, write_certificate
+    from evalengine.certify.certificate_text import axes_table, summary
+    from evalengine.certify.kernels import kernels_verdict
+    from evalengine.certify.proof import Prover
+    from evalengine.certify.subject import Subject, open_subject, read_settings
+    from evalengine.engine.loader import weights_fingerprint
+
+    config = read_settings(arguments.settings)
+    checkpoint, tasks = open_subject(config, arguments.layers)
+    settings = _resolved(config, checkpoint)
     effort = "quick" if arguments.quick else "cpu" if settings.device.type == "cpu" else "gpu"
-    subject = Subject(arguments.model, arguments.layers, arguments.device, arguments.numerics, effort)
+    subject = Subject(arguments.settings, effort, arguments.layers)
     kernels = None
-    if settings.numerics == "native":
-        kernels = kernels_verdict(checkpoint.spec, settings.dtype, settings.device)
-    proof = Prover(subject, checkpoint, arguments.logprobs).prove(arguments.axes)
+    if arguments.what is None:
+        kernels = kernels_verdict(checkpoint.spec, settings, not arguments.no_cache)
+    proof = Prover(subject, checkpoint, tasks, arguments.logprobs).prove(arguments.axes)
     content = certificate(subject, proof, weights_fingerprint(checkpoint), kernels, time.perf_counter() - started)
-    if arguments.out:
-        write_certificate(arguments.out, content)
-    _print(axes_table(proof), [*([f"certificate: {arguments.out}"] if arguments.out else []), *summary(content)])
+    files = write_certificate(arguments.out or default_path(content), content)
+    *lines, verdict = summary(content)
+    _print(axes_table(content), [*lines, f"certificate: {', '.join(map(str, files))}", verdict])
     return 0 if content["verdict"] == "IDENTICAL" else 1
 
 
 def _kernels(arguments: argparse.Namespace) -> int:
-    import torch
-
-    from evalengine.certify.kernels import kernels_summary, kernels_verdict
+    from evalengine.certify.kernels import dropped_schedules, failures, kernels_summary, kernels_verdict
     from evalengine.certify.model import open_checkpoint
-    from evalengine.config import EngineConfig
-    from evalengine.engine.settings import resolve_settings
+    from evalengine.certify.subject import read_settings
 
-    if arguments.device == "cpu" or not torch.cuda.is_available():
-        raise ConfigError(f"verify kernels: --device={arguments.device}: kernels with schedules run on CUDA only")
-    spec = open_checkpoint(arguments.model, arguments.layers).spec
-    config = EngineConfig(device=arguments.device, dtype=arguments.dtype)
-    settings = resolve_settings(config, True, "native", spec)
-    verdict = kernels_verdict(spec, settings.dtype, settings.device, use_cache=not arguments.no_cache)
+    config = read_settings(arguments.settings)
+    checkpoint = open_checkpoint(config.model, arguments.layers)
+    verdict = kernels_verdict(checkpoint.spec, _resolved(config, checkpoint), not arguments.no_cache)
     for line in kernels_summary(verdict):
         print(line)
-    return 1 if verdict["dropped"] or verdict["failed"] else 0
+    return 1 if failures(verdict) or list(dropped_schedules(verdict)) else 0
+
+
+def _resolved(config: Any, checkpoint: Any) -> Any:
+    """What `auto` stands for here (`evalengine.engine.settings.Settings`)."""
+    from evalengine.engine.settings import resolve_settings
+
+    return resolve_settings(config.engine, True, config.numerics, checkpoint.spec)
 
 
 def _print(table: Table, lines: Iterable[str]) -> None:

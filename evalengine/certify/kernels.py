@@ -1,4 +1,4 @@
-"""`verify kernels`: a model's shapes, handed to `evalengine.kernels.verify`, and the verdict in words."""
+"""`verify kernels`: `exact`'s against their known bits, `native`'s schedules against each other; and it in words."""
 
 from __future__ import annotations
 
@@ -7,32 +7,58 @@ from typing import Any
 
 import torch
 
+from evalengine.certify.exact_kernels import exact_kernels_verdict
+from evalengine.engine.settings import Settings
 from evalengine.models.config import ModelSpec, kernel_shapes
 
 PAGE_SIZES = (16, 64, 256)  # those of the engine's proof
+NEEDS_CUDA = "native's kernels run on CUDA only, so none of them was verified"
+NOT_ASKED = "native's kernels were not verified: these settings use exact's"
 
 
-def kernels_verdict(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, use_cache: bool = True
-) -> dict[str, Any]:
+def kernels_verdict(spec: ModelSpec, settings: Settings, use_cache: bool = True) -> dict[str, Any]:
+    """{"exact": of `exact_kernels_verdict`, "native": of `kernels.verify.verify` or None, "note": why None}.
+
+    `exact`'s run on every device; `native`'s where the settings choose them.
+    """
+    verdict: dict[str, Any] = {"exact": exact_kernels_verdict(settings.device), "native": None, "note": None}
+    if settings.numerics == "native":
+        verdict["native"] = schedules_verdict(spec, settings.dtype, settings.device, use_cache)
+    else:
+        verdict["note"] = NOT_ASKED if settings.device.type == "cuda" else NEEDS_CUDA
+    return verdict
+
+
+def schedules_verdict(spec: ModelSpec, dtype: torch.dtype, device: torch.device, use_cache: bool) -> dict[str, Any]:
     """The verdict of `verify.verify` for a model."""
     from evalengine.kernels import verify  # Triton: a CPU may have none, and its verdicts in words need none
 
-    return verify.verify(
-        **kernel_shapes(spec),
-        dtype=dtype,
-        device=device,
-        page_sizes=PAGE_SIZES,
-        use_cache=use_cache,
-    )
+    return verify.verify(**kernel_shapes(spec), dtype=dtype, device=device, page_sizes=PAGE_SIZES, use_cache=use_cache)
+
+
+def failures(verdict: Mapping[str, Any]) -> list[str]:
+    """What must give equal bytes and does not, a sentence each."""
+    native = verdict["native"] or {"failed": []}
+    return [*verdict["exact"]["failed"], *native["failed"]]
 
 
 def kernels_summary(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each schedule that was dropped and each kernel that failed, then the count."""
-    for drop in verdict["dropped"]:
+    """A line for each schedule that was dropped and each kernel that failed, and one for each level."""
+    exact, native = verdict["exact"], verdict["native"]
+    yield from (f"dropped: {dropped}" for dropped in dropped_schedules(verdict))
+    yield from (f"failed: {failed}" for failed in failures(verdict))
+    said = f"{len(exact['failed'])} failed ({exact['seconds']:.1f} s)"
+    yield f"exact: {exact['kernels']} kernels against the bits of every other machine, {said}"
+    if native is None:
+        yield verdict["note"]
+        return
+    source = "cached" if native["cached"] else f"{native['seconds']:.1f} s"
+    counts = f"{native['schedules']} schedules, {native['checked']} comparisons"
+    yield f"native: {counts}, {len(native['dropped'])} dropped, {len(native['failed'])} failed ({source})"
+
+
+def dropped_schedules(verdict: Mapping[str, Any]) -> Iterator[str]:
+    """Schedules that this machine must not choose: another takes their place."""
+    for drop in (verdict["native"] or {"dropped": []})["dropped"]:
         values = " ".join(f"{name}={value}" for name, value in drop["schedule"].items())
-        yield f"dropped: {drop['kernel']} ({values}) at {drop['where']}: {drop['reason']}"
-    yield from (f"failed: {failed}" for failed in verdict["failed"])
-    source = "cached" if verdict["cached"] else f"{verdict['seconds']:.1f} s"
-    counts = f"{verdict['schedules']} schedules, {verdict['checked']} comparisons"
-    yield f"verdict: {counts}, {len(verdict['dropped'])} dropped, {len(verdict['failed'])} failed ({source})"
+        yield f"{drop['kernel']} ({values}) at {drop['where']}: {drop['reason']}"

@@ -46,22 +46,24 @@ SHAPES = {
 }
 
 
-def open_checkpoint(model: str, num_layers: int | None = None) -> Checkpoint:
-    """`asset:tinymath`, a folder, a Hub id, a .gguf file, or `shape:<name>` (`SHAPES`), cut to `num_layers` if given.
+def open_checkpoint(model: ModelConfig, num_layers: int | None = None) -> Checkpoint:
+    """What a run's `model.path` may name, or `shape:<name>` (`SHAPES`), cut to `num_layers` if given.
 
     Raises: ConfigError for an unknown shape, a depth that is not the shape's to cut, or a model that is not found.
     """
-    if not model.startswith(SHAPE):
+    if not model.path.startswith(SHAPE):
         if num_layers is not None:
-            raise ConfigError(f"--layers={num_layers}: only a shape's depth can be cut, and --model={model} is none")
-        return resolve_checkpoint(ModelConfig(name=model, path=model))
-    name = model.removeprefix(SHAPE)
+            raise ConfigError(f"--layers={num_layers}: only a shape's depth can be cut; {model.path} is none")
+        return resolve_checkpoint(model)
+    name = model.path.removeprefix(SHAPE)
     if name not in SHAPES:
-        raise ConfigError(f"--model={model}: no such shape; there are {', '.join(SHAPE + known for known in SHAPES)}")
+        raise ConfigError(
+            f"model.path={model.path}: no such shape; there are {', '.join(SHAPE + known for known in SHAPES)}"
+        )
     config = dict(SHAPES[name])
     depth = config["num_hidden_layers"]
     if num_layers is not None and not 1 <= num_layers <= int(str(depth)):
-        raise ConfigError(f"--layers={num_layers}: must lie in 1 ... {depth} for {model}")
+        raise ConfigError(f"--layers={num_layers}: must lie in 1 ... {depth} for {model.path}")
     config["num_hidden_layers"] = num_layers or depth
     with tempfile.TemporaryDirectory() as folder:  # dummy weights: nothing is read from it once it is resolved
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalengine.certify.again import Subject, in_a_new_process
-from evalengine.certify.axes import AXES, MIXED, Skip, Variant, Workload, control
+from evalengine.certify.again import in_a_new_process
+from evalengine.certify.axes import AXES, MIXED, control
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.compare import Answer, Comparison
 from evalengine.certify.run import alone, together
+from evalengine.certify.schedules import Skip, Variant, Workload
+from evalengine.certify.subject import Subject
 from evalengine.engine.llm import LLM, EngineStats
 from evalengine.engine.loader import Checkpoint
+from evalengine.tasks.base import Task
 
 NONE_FOUND = "the control found no difference on this device: it cannot show that the comparison would see one"
 
@@ -87,13 +90,15 @@ class Proof:
 class Prover:
     """Runs axes one after another on weights that are loaded once."""
 
-    def __init__(self, subject: Subject, checkpoint: Checkpoint, logprobs: int | None = None) -> None:
+    def __init__(
+        self, subject: Subject, checkpoint: Checkpoint, tasks: Sequence[Task], logprobs: int | None = None
+    ) -> None:
         """logprobs: to compare at least, by random schedules at the end; None: the effort's own number."""
         self.subject, self.checkpoint = subject, checkpoint
         self.effort = EFFORTS[subject.effort]
         self.logprobs_asked = logprobs or 0
         self.logprobs_wanted = self.effort.logprobs if logprobs is None else logprobs
-        self.cases = subject.cases(checkpoint)
+        self.cases = subject.cases(checkpoint, tasks)
         self.results: list[AxisResult] = []
 
     def prove(self, axes: Collection[str]) -> Proof:
@@ -101,7 +106,7 @@ class Prover:
 
         Raises: ConfigError for settings that the engine refuses, EvalEngineError for a model without finite numbers.
         """
-        with self.subject.engine(self.checkpoint) as llm:
+        with self.subject.engine(self.checkpoint, self.cases) as llm:
             facts = _facts(llm)
             work = self._workload(llm)
             for name in AXES:
@@ -112,7 +117,7 @@ class Prover:
     def _control(self) -> AxisResult:
         """The same comparison in the ordinary mode: it must find differences, or it could not have found any."""
         _say("negative control: batch_invariant=false")
-        with self.subject.engine(self.checkpoint, batch_invariant=False) as llm:
+        with self.subject.engine(self.checkpoint, self.cases, batch_invariant=False) as llm:
             work = self._workload(llm)
             return self._axis("control", control(work), work, llm)
 

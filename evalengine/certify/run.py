@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evalengine.certify.axes import Variant
 from evalengine.certify.cases import Case, pool_pages
 from evalengine.certify.compare import Answer
+from evalengine.certify.schedules import Variant
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import EvalEngineError

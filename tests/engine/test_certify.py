@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from evalengine.__main__ import main
-from evalengine.certify import again, axes, cases, certificate, cli, kernels, proof
-from evalengine.certify.again import Subject
+from evalengine.certify import again, axes, cases, certificate, cli, exact_kernels, kernels, proof, schedules
 from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
 from evalengine.certify.compare import Answer, Comparison
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.proof import Proof, Prover
+from evalengine.certify.subject import Subject, open_subject, read_settings
+from evalengine.config import ModelConfig
 from evalengine.engine import settings
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.llm import LLM
@@ -33,23 +34,27 @@ from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import attention_backends
 from evalengine.layers.exact import ExactOps
 
-TINY = cases.Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0)
+ROOT = Path(__file__).parents[2]
+CPU = ("engine.device=cpu", "numerics=exact")
+TINY = cases.Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0, 2, 9)
 
 
-class Small(Subject):
-    """The small random model instead of a named one."""
-
-    def checkpoint(self) -> Checkpoint:
-        raise AssertionError("tests hand the checkpoint over")
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates go to results/ below the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture
 def prove(small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Proof]:
-    """Runs axes on the small model with tiny requests."""
+    """Runs axes on the small random model with tiny requests, and two documents of the default task."""
     monkeypatch.setitem(EFFORTS, "tiny", TINY)
 
     def run(*names: str, logprobs: int | None = None) -> Proof:
-        return Prover(Small("small", None, "cpu", "exact", "tiny"), small_checkpoint, logprobs).prove(names)
+        subject = Subject((*CPU, "engine.max_model_len=256"), "tiny")
+        _, tasks = open_subject(subject.config, None)
+        return Prover(subject, small_checkpoint, tasks, logprobs).prove(names)
 
     return run
 
@@ -165,8 +170,8 @@ def test_a_budget_and_a_cache_that_are_ignored_are_no_proof(
 
 def test_a_control_that_finds_nothing_is_no_proof(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
     assert prove("ids").verdict == "IDENTICAL"
-    alone = {"max_num_seqs": 1, "max_num_batched_tokens": axes.LARGE, "enable_prefix_caching": False}
-    monkeypatch.setattr(proof, "control", lambda work: iter([axes.Variant("alone again", work.cases, alone)]))
+    alone = {"max_num_seqs": 1, "max_num_batched_tokens": schedules.LARGE, "enable_prefix_caching": False}
+    monkeypatch.setattr(proof, "control", lambda work: iter([schedules.Variant("alone again", work.cases, alone)]))
     found = prove("ids")
     assert found.verdict == "INCOMPLETE" and found.incomplete == [proof.NONE_FOUND]
 
@@ -189,9 +194,9 @@ def test_a_model_that_fails_alone_is_no_reference(prove: Callable[..., Proof], m
 
 
 def test_cases_are_made_alike_everywhere_and_cross_the_borders() -> None:
-    checkpoint = open_checkpoint("shape:qwen3-8b", 2)
-    built = build_cases(EFFORTS["gpu"], checkpoint)
-    assert built == build_cases(EFFORTS["gpu"], open_checkpoint("shape:qwen3-8b", 2))
+    built = build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 40960)
+    assert built == build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 40960)
+    assert 500 < max(case.room for case in build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 1000)) <= 1000
     assert [case.key for case in built] == [case.request.request_id for case in built] == list(range(len(built)))
     assert sum(case.new_tokens > 1 for case in built) >= 512, "a decode step of 512 sequences"
     lengths = {case.length for case in built}
@@ -204,7 +209,7 @@ def test_cases_are_made_alike_everywhere_and_cross_the_borders() -> None:
 
 
 def test_a_slow_schedule_takes_fewer_requests() -> None:
-    built = build_cases(EFFORTS["cpu"], open_checkpoint("asset:tinymath"))
+    built = build_cases(EFFORTS["cpu"], opened("asset:tinymath"), 1024)
     few = affordable(built, 50, max_num_seqs=1, max_num_batched_tokens=1 << 16)
     assert 0 < len(few) < len(built) and few == [case for case in built if case in few]
     assert sum(case.new_tokens for case in few) <= 50
@@ -238,16 +243,20 @@ def test_answers_hash_covers_every_field() -> None:
     assert len(hashes) == 5
 
 
+def opened(path: str, layers: int | None = None) -> Checkpoint:
+    return open_checkpoint(ModelConfig(name=path, path=path), layers)
+
+
 def test_shapes() -> None:
     for name, layers, heads in (("qwen3-0.6b", 28, 16), ("qwen3-8b", 36, 32)):
-        spec = open_checkpoint(f"shape:{name}").spec
+        spec = opened(f"shape:{name}").spec
         assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (layers, heads, 8, 128)
-        assert spec.dtype == torch.bfloat16 and open_checkpoint(f"shape:{name}", 2).spec.num_layers == 2
-    assert open_checkpoint("shape:qwen3-0.6b").spec.tie_word_embeddings
-    assert abs(open_checkpoint("shape:qwen3-8b").spec.num_parameters / 8.19e9 - 1) < 0.001
+        assert spec.dtype == torch.bfloat16 and opened(f"shape:{name}", 2).spec.num_layers == 2
+    assert opened("shape:qwen3-0.6b").spec.tie_word_embeddings
+    assert abs(opened("shape:qwen3-8b").spec.num_parameters / 8.19e9 - 1) < 0.001
     for arguments in (("shape:qwen9", None), ("shape:qwen3-8b", 0), ("shape:qwen3-8b", 99), ("asset:tinymath", 2)):
-        with pytest.raises(ConfigError, match=r"--model=|--layers="):
-            open_checkpoint(*arguments)
+        with pytest.raises(ConfigError, match=r"model.path=|--layers="):
+            opened(*arguments)
 
 
 def run_cli(*arguments: str) -> int:
@@ -256,7 +265,7 @@ def run_cli(*arguments: str) -> int:
 
 def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made" / "certificate.json"
-    words = ("engine", "--quick", "--device", "cpu", "--axes", "order", "decode", "restart", "graphs")
+    words = ("engine", *CPU, "--quick", "--axes", "order", "decode", "restart", "graphs")
     assert run_cli(*words, "--out", str(out)) == 0
     stdout, stderr = capsys.readouterr()
     assert "verdict: IDENTICAL: 0 differing bytes in " in stdout.splitlines()[-1]
@@ -271,7 +280,13 @@ def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytes
     assert content["negative_control"]["differing_logprobs"] > 0
     assert content["subject"]["numerics"] == "exact" and len(content["subject"]["weights_sha256"]) == 64
     assert content["contract_version"] == 1 and content["kernels"] is None and content["libraries"]["torch"]
-    assert list(out.parent.iterdir()) == [out]
+    assert sorted(out.parent.iterdir()) == [out, out.with_suffix(".md")]
+    assert content["requests"]["of_tasks"] == {"arithmetic": 1} and content["requests"]["answers_cut_at"] == 10
+    assert content["subject"]["tasks"] == ["arithmetic"]
+    page = out.with_suffix(".md").read_text()
+    assert page.startswith("# IDENTICAL: tinymath, arithmetic\n\nNo schedule changed a bit. 0 differing bytes in ")
+    assert content["code"]["commit"] in page and content["libraries"]["torch"] in page
+    assert "| restart | Another process | 1 |" in page and content["requests"]["answers_sha256"] in page
 
 
 def test_a_difference_is_shown_and_exits_1(
@@ -287,7 +302,7 @@ def test_a_difference_is_shown_and_exits_1(
     monkeypatch.setitem(EFFORTS, "quick", TINY)
     monkeypatch.setattr(proof.Prover, "_control", lambda self: proof.AxisResult("control"))
     out = tmp_path / "c.json"
-    assert run_cli("engine", "--quick", "--device", "cpu", "--axes", "order", "--out", str(out)) == 1
+    assert run_cli("engine", *CPU, "--quick", "--axes", "order", "--out", str(out)) == 1
     stdout = capsys.readouterr().out
     assert "verdict: DIFFERENT" in stdout and "first difference: order, order 2: request " in stdout
     assert proof.NONE_FOUND.split(":")[0] in " ".join(stdout.split()), "a silent control is said"
@@ -296,7 +311,7 @@ def test_a_difference_is_shown_and_exits_1(
 
 
 def test_logprobs_are_asked_of_the_axis_mixed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli("engine", "--device", "cpu", "--axes", "order", "--logprobs", "9") == 2
+    assert run_cli("engine", *CPU, "--axes", "order", "--logprobs", "9") == 2
     assert "--logprobs=9: only the axis mixed" in capsys.readouterr().err
 
 
@@ -312,9 +327,9 @@ def test_kernels_that_failed_or_were_dropped_are_shown_and_exit_1(
         return replace(real(config, invariant, numerics, spec), numerics="native")
 
     monkeypatch.setattr(settings, "resolve_settings", said)
-    monkeypatch.setattr(kernels, "kernels_verdict", lambda *args: verdict)
+    monkeypatch.setattr(kernels, "schedules_verdict", lambda *args: verdict)
     monkeypatch.setitem(EFFORTS, "quick", TINY)
-    words = ("engine", "--quick", "--device", "cpu", "--axes", "order", "--out", str(out))
+    words = (*CPU, "--quick", "--axes", "order", "--out", str(out))
     assert run_cli(*words) == 0
     stdout = capsys.readouterr().out
     assert "kernels: dropped: matmul (block_m=64) at M1: 3 of 9 elements differ" in stdout
@@ -326,10 +341,48 @@ def test_kernels_that_failed_or_were_dropped_are_shown_and_exit_1(
     assert json.loads(out.read_text())["verdict"] == "FAILED"
 
 
+def test_exact_kernels_have_the_bits_of_every_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_cli("kernels", *CPU) == 0
+    out = capsys.readouterr().out
+    assert "exact: 10 kernels against the bits of every other machine, 0 failed" in out and kernels.NEEDS_CUDA in out
+    real = exact_kernels.exact.silu
+    monkeypatch.setattr(exact_kernels.exact, "silu", lambda x: torch.nextafter(real(x), torch.zeros(())))
+    assert run_cli("kernels", *CPU) == 1
+    out = capsys.readouterr().out
+    assert out.count("failed: ") == 1 and "failed: silu: its bits hash to " in out
+
+
+def test_a_tasks_requests_are_those_of_a_run(small_checkpoint: Checkpoint) -> None:
+    subject = Subject((*CPU, "task=arithmetic", "limit=3", "task.num_fewshot=1"), "quick")
+    _, tasks = open_subject(subject.config, None)
+    asked = [case for case in subject.cases(small_checkpoint, tasks) if case.origin]
+    assert sorted(case.origin for case in asked) == [f"arithmetic, document {i}: " for i in range(3)]
+    assert asked[0].what.startswith(asked[0].origin + "generation after ")
+    tokenizer = small_checkpoint.tokenizer
+    for case in asked:
+        assert isinstance(case.request, GenerateRequest) and case.request.params.stop == ("Question:", "\n\n")
+        assert tokenizer.decode(case.request.prompt_ids).count("Question:") == 2
+        assert case.request.params.max_tokens == EFFORTS["quick"].answer_tokens
+    whole = Subject((*subject.words, "task.generation.max_gen_toks=30"), "quick")
+    uncut = [case.request for case in whole.cases(small_checkpoint, open_subject(whole.config, None)[1]) if case.origin]
+    assert all(isinstance(request, GenerateRequest) and request.params.max_tokens == 30 for request in uncut)
+    with pytest.raises(ConfigError, match=r"engine.num_threads: verify varies .*\n.*resume: verify leaves no run"):
+        read_settings(("engine.num_threads=1", "resume=never"))
+
+
+def test_a_pool_that_half_of_the_prompts_fill() -> None:
+    prompts = [[1] * 16 + [2] * 16, [1] * 16 + [3], [4] * 5, [5] * 64]
+    built = [Case(i, ScoreRequest(i, prompt, [5])) for i, prompt in enumerate(prompts)]
+    assert schedules.filled_pages(built[:3], 16) == 3, "[1] * 16 is one page"
+    assert schedules.filled_pages(built, 16) == 4, "the last one needs four by itself"
+
+
 def test_a_cpu_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import sys; sys.modules['triton'] = None; from evalengine.__main__ import main; "
-        "sys.exit(main(['verify', 'engine', '--quick', '--device', 'cpu', '--axes', 'ids']))"
+        "sys.exit(main(['verify', '--quick', 'engine.device=cpu', '--axes', 'ids']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and "verdict: IDENTICAL" in done.stdout, done.stderr
@@ -354,7 +407,7 @@ def test_what_the_settings_refuse_is_bad_usage(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(attention_backends, "find_spec", lambda name: object() if triton else None)
     monkeypatch.setattr(kernels, "kernels_verdict", lambda *args, **more: pytest.fail("it ran"))
-    assert run_cli(what, "--device", device) == 2
+    assert run_cli(what, f"engine.device={device}") == 2
     out, err = capsys.readouterr()
     assert out == "" and said in err
 
@@ -362,7 +415,7 @@ def test_what_the_settings_refuse_is_bad_usage(
 def test_a_new_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(EvalEngineError, match="the same requests in a new process failed"):
-        again.in_a_new_process(Subject("asset:tinymath", None, "cpu", "exact", "quick"), [])
+        again.in_a_new_process(Subject(CPU, "quick"), [])
 
 
 def test_answers_survive_the_way_to_another_process(tmp_path: Path) -> None:
@@ -448,6 +501,6 @@ def test_axes_of_the_command_are_the_axes_there_are() -> None:
 
 @pytest.mark.slow
 def test_the_default_on_a_cpu_takes_about_two_minutes() -> None:
-    command = [sys.executable, "-m", "evalengine", "verify", "engine", "--device", "cpu"]
+    command = [sys.executable, "-m", "evalengine", "verify", *CPU]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

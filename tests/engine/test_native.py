@@ -19,9 +19,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from evalengine.certify.again import Subject
 from evalengine.certify.cli import AXES
+from evalengine.certify.exact_kernels import exact_kernels_verdict
+from evalengine.certify.model import open_checkpoint
 from evalengine.certify.proof import Prover
+from evalengine.certify.subject import Subject
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import SamplingParams
 from tests.bitwise import assert_bitwise_equal
@@ -42,10 +44,16 @@ def test_native_is_what_batch_invariant_means_on_cuda(llm: LLM) -> None:
 
 
 def test_no_axis_changes_a_byte_and_the_ordinary_mode_differs() -> None:
-    subject = Subject("shape:qwen3-0.6b", 2, "cuda", "native", "quick")
-    proof = Prover(subject, subject.checkpoint()).prove([axis for axis in AXES if axis != "restart"])
+    subject = Subject(("model.path=shape:qwen3-0.6b", "engine.device=cuda", "numerics=native"), "quick", layers=2)
+    proof = Prover(subject, open_checkpoint(subject.config.model, 2), []).prove(
+        [axis for axis in AXES if axis != "restart"]
+    )
     assert proof.verdict == "IDENTICAL", proof.total
     assert proof.control.comparison.differing_logprobs, "fast agrees here: this test shows nothing"
+
+
+def test_exact_kernels_have_their_bits_on_this_gpu() -> None:
+    assert exact_kernels_verdict(torch.device("cuda"))["failed"] == []
 
 
 def test_sampling_any_number_of_sequences(llm: LLM) -> None:

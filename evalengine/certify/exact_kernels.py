@@ -1,0 +1,91 @@
+"""`exact`'s kernels on this machine, against the bits that they give on every machine.
+
+A seeded workload with shapes on both sides of the kernels' block borders; one SHA-256 a kernel. The kernels have no
+schedule to choose: what could differ is the machine's float64, its BLAS, or a library that changes either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evalengine.kernels import exact, exact_attention
+
+# Contract version 1, the first 16 hex digits a kernel. Only a change of arithmetic, which raises the contract's
+# version, may replace them.
+GOLDEN = {
+    "linear": "1179ac30facdf4e8",
+    "bmm": "d8f87e8d8a0631f0",
+    "rms_norm": "d850ab014ae04207",
+    "log_softmax": "347f843a4035854d",
+    "softmax": "e586461ead0831e2",
+    "mean": "ea6f59f4c6cb535d",
+    "silu": "f8a48ec0dc2a1ab7",
+    "silu_and_mul": "5e1479b5fa0fa758",
+    "rope": "f2c149a979b4d5ef",
+    "attention": "255e0c5cf8643ce0",
+}
+PRODUCTS = [(1, 1, 1), (3, 65, 31), (37, 300, 577), (5, 33, 8193)]  # M, N, K
+
+
+def exact_kernels_verdict(device: torch.device) -> dict[str, Any]:
+    """{"kernels": n, "failed": [a sentence each], "seconds": s}, plain JSON values."""
+    started = time.perf_counter()
+    failed = []
+    try:
+        exact.self_test(device)
+    except RuntimeError as error:
+        failed.append(str(error))
+    found = digests(workload(device))
+    failed += [
+        f"{name}: its bits hash to {found[name][:16]}, on every other machine to {golden}"
+        for name, golden in GOLDEN.items()
+        if found[name][:16] != golden
+    ]
+    return {"kernels": len(GOLDEN), "failed": failed, "seconds": time.perf_counter() - started}
+
+
+def workload(device: torch.device | str = "cpu") -> dict[str, list[Tensor]]:
+    """Kernel -> its results, float32."""
+
+    def numbers(seed: int, *shape: int) -> Tensor:
+        return seeded(seed, *shape).to(device)
+
+    results: dict[str, list[Tensor]] = {name: [] for name in GOLDEN}
+    for m, n, k in PRODUCTS:
+        x, weight = numbers(m, m, k), numbers(n, n, k).bfloat16()
+        results["linear"].append(exact.linear(x, exact.quantize_weight(weight), numbers(0, n)))
+        results["bmm"].append(exact.bmm(x[None], weight.t()[None]))
+        results["rms_norm"].append(exact.rms_norm(x, numbers(k, k), 1e-5))
+        results["log_softmax"].append(exact.log_softmax(x))
+        results["softmax"].append(exact.softmax(x))
+        results["mean"].append(exact.mean(x, -1))
+        results["silu"].append(exact.silu(x))
+        results["silu_and_mul"].append(exact.silu_and_mul(torch.cat((x, x), -1)))
+    results["log_softmax"].append(exact.log_softmax(numbers(9, 3, 70_001)))
+    cos, sin = (table.to(device) for table in exact.rope_table(seeded(4, 24).abs() / 4, 2001, 1.0))
+    results["rope"] = [cos, sin, exact.apply_rope(numbers(5, 2001, 3, 48), cos, sin)]
+    keys, values = (numbers(seed, 40, 64, 2, 48).bfloat16() for seed in (6, 7))
+    pages, q = torch.arange(40, dtype=torch.int32, device=device).view(2, 20), numbers(8, 102, 6, 48)
+    results["attention"] = [exact_attention.paged_attention(q, keys, values, pages, [101, 1], [101, 1234], 48**-0.5)]
+    return results
+
+
+def seeded(seed: int, *shape: int) -> Tensor:
+    """Float32 numbers of -4 ... 4 from NumPy, whose generator does not change with the instruction set (torch's
+    does)."""
+    return torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).random(shape, dtype=np.float32) * 8 - 4)
+
+
+def digests(results: Mapping[str, Sequence[Tensor]]) -> dict[str, str]:
+    """Kernel -> SHA-256 (hex) over its results' bytes."""
+    return {
+        name: hashlib.sha256(b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)).hexdigest()
+        for name, tensors in results.items()
+    }
