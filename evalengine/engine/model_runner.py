@@ -8,6 +8,7 @@ Only the wanted positions go through lm_head, a slice of rows at a time, so that
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -47,11 +48,15 @@ class ModelRunner:
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
         self.kv_caches = [(layer[0], layer[1]) for layer in self.kv_pool]
         self.rows_per_slice = rows_per_slice(spec.vocab_size)
+        # told of every step before it runs, its chunks in the order of the batch's rows: what `op_hook` shows whom
+        self.on_batch: Callable[[Schedule], None] | None = None
 
     @torch.inference_mode()
     def execute(self, schedule: Schedule) -> list[PositionResult]:
         self._copy_pages(schedule.copies)
         chunks = sorted(schedule.chunks, key=lambda c: c.end - c.start > 1)  # decodes first: see AttentionMetadata
+        if self.on_batch is not None:
+            self.on_batch(Schedule(chunks, schedule.copies))
         hidden = self._forward(chunks)
         wanted, rows = self._wanted(chunks)
         results: list[PositionResult] = []

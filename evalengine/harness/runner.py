@@ -22,6 +22,7 @@ from evalengine.engine.llm import LLM
 from evalengine.engine.loader import weights_fingerprint
 from evalengine.harness.execute import execute
 from evalengine.harness.outcome import records, task_results
+from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.folder import RECORDS, RunFolder
@@ -36,6 +37,7 @@ from evalengine.records.manifest import (
     run_identity,
 )
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
+from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def _write(
     """All files of a finished run, the digest last; returns it."""
     digest = run_digest(rows)
     folder.write_with(RECORDS, lambda path: write_records(path, rows))
+    used = used_ids(row.output_ids for row in rows)
+    folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used)))
     timings = clock.timings()
     manifest = build_manifest(
         run_id=facts.run_id,
@@ -142,7 +146,7 @@ def _write(
         model=_model_facts(config, llm, facts.identity),
         tokenizer={"sha256": facts.identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
         datasets=facts.datasets,
-        engine=_engine_facts(llm),
+        engine={**engine_settings(llm), "kernels": llm.kernels_verdict, "stats": asdict(llm.stats)},
         device=str(llm.settings.device),
         counts=_counts(plan, rows, ran),
         timings=timings,
@@ -170,8 +174,8 @@ def _model_facts(config: Config, llm: LLM, identity: Mapping[str, Any]) -> dict[
     }
 
 
-def _engine_facts(llm: LLM) -> dict[str, Any]:
-    """The settings as they were resolved, and what the scheduler did."""
+def engine_settings(llm: LLM) -> dict[str, Any]:
+    """The engine's settings as they were resolved, as plain JSON values."""
     resolved = {
         "numerics": llm.settings.numerics,
         "dtype": str(llm.settings.dtype).removeprefix("torch."),
@@ -182,7 +186,7 @@ def _engine_facts(llm: LLM) -> dict[str, Any]:
         "num_kv_blocks": llm.num_kv_blocks,
         "num_threads": llm.settings.num_threads,
     }
-    return {**asdict(llm.config), **resolved, "kernels": llm.kernels_verdict, "stats": asdict(llm.stats)}
+    return {**asdict(llm.config), **resolved}
 
 
 def _counts(plan: Plan, rows: Sequence[RequestRecord], ran: set[RecordKey]) -> RunCounts:

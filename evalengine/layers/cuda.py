@@ -6,8 +6,6 @@ are the quickest, so that `fast` does. Rounding is where transformers' eager cod
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -25,7 +23,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: Atten
 class CudaOps(Ops):
     """All but `prepare_weight`, `linear`, `lm_head` and `attention`, which are the level's own."""
 
-    fused: ClassVar[bool] = True
+    fused = True
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)

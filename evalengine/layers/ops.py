@@ -11,7 +11,7 @@ The fused forms at the end are defined by the forms they are made of, and give t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ class Ops(ABC):
     """One numerics level on one device. Every method is a pure function of its arguments."""
 
     name: str  # "fast" | "exact" | "native"
-    fused: ClassVar[bool] = False  # the fused forms are kernels of their own: callers that need no parts call them
+    # The fused forms are kernels of their own: callers that need no parts call them. Set it False on an instance, and
+    # every part is an op by itself, of the same bytes.
+    fused: bool = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype  # of weights and KV cache

@@ -15,6 +15,7 @@ from typing import Any
 
 import evalengine
 from evalengine.config import OUTPUT_FIELDS, SCHEDULE_FIELDS, Config
+from evalengine.records.sealed import canonical
 
 MANIFEST = "manifest.json"
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
@@ -66,13 +67,13 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     for task in settings["tasks"].values():
         del task["dataset"], task["fewshot_file"]
     identity = {"contract_version": evalengine.CONTRACT_VERSION, **settings, **extra}
-    plain: dict[str, Any] = json.loads(_canonical(identity))
+    plain: dict[str, Any] = json.loads(canonical(identity))
     return plain
 
 
 def run_id(config: Config, extra: Mapping[str, Any]) -> str:
     """The first 8 hex digits of the SHA-256 of `run_identity`."""
-    return hashlib.sha256(_canonical(run_identity(config, extra)).encode()).hexdigest()[:8]
+    return hashlib.sha256(canonical(run_identity(config, extra)).encode()).hexdigest()[:8]
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
@@ -113,6 +114,13 @@ def build_manifest(
         "engine": dict(engine),
         "counts": asdict(counts),
         "timings": asdict(timings),
+        **machine_facts(device),
+    }
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    """What a computation on `device` runs on here: code, hardware, versions; as plain JSON values."""
+    return {
         "code": code_version(),
         "hardware": {"device": device, "cpu": cpu_name(), "cpu_count": os.cpu_count(), "gpus": gpu_names(device)},
         "python": platform.python_version(),
@@ -173,7 +181,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -1,0 +1,211 @@
+"""`python -m evalengine explain`: the first layer and op at which two runs part, and how the difference grows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evalengine.command import Parser
+from evalengine.errors import ConfigError
+from evalengine.explain.align import Explanation, check_prompts, explain
+from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
+from evalengine.explain.table import as_json, report
+from evalengine.explain.trace import Trace
+from evalengine.records.schema import RecordKey
+from evalengine.report.compare import compare
+from evalengine.report.compare_tables import bullets, item_name
+from evalengine.report.printing import print_findings
+from evalengine.report.runs import Run, load_run, merkle_differences
+
+NUMERIC = ("batch_invariant=", "numerics=", "engine.", "model.")  # settings that change how numbers are computed
+PLACES = ("data_dir=", "model.", "tasks.", "engine.device=", "engine.num_kv_blocks=", "engine.num_threads=")
+ABOUT = """\
+Runs one item again as two runs did, compares the output of every op by bytes, and names the first that differs.
+A RUN is a run's folder, or a FILE that another machine wrote with --write."""
+EPILOG = """\
+  explain A B --item 3                       two runs on this machine
+  explain A --item 3 --against batch_invariant=false
+  explain A --item 3 --write a.json          on each machine; then, on either: explain a.json b.json
+
+Exit codes: 0 no output differs, 1 one does, 2 not comparable or bad usage."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `explain` with the words after it; returns the exit code."""
+    arguments = _parse(argv)
+    sources = [_Source.open(path) for path in arguments.sources]
+    key = _key(sources, arguments)
+    check_prompts(key, sources[0].prompt_sha256(key), sources[-1].prompt_sha256(key))
+    if arguments.write:
+        return _write(sources[0], key, arguments)
+    sides = [(source, ()) for source in sources]
+    if arguments.against:
+        sides.append((sources[0], tuple(arguments.against)))
+    traces = [source.trace(key, arguments, instead) for source, instead in sides]
+    found = explain(*traces)
+    if found.lacking:  # outputs that had no room: once more, for these tokens
+        again = [source.trace(key, arguments, instead, found.lacking) for source, instead in sides]
+        found = explain(*again)
+    notes = list(_nothing_found(found, sources, key))
+    print_findings("explain", report(found, notes), as_json(found, notes), arguments.json)
+    return 0 if found.first is None else 1
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One side's origin: a run to be run again, or a file of what another machine heard."""
+
+    path: Path
+    run: Run | None
+    file: Trace | None
+
+    @classmethod
+    def open(cls, text: str) -> _Source:
+        path = Path(text)
+        if path.is_file() and FORMAT.claimed_by(path):
+            return cls(path, None, read_trace(path))
+        run = load_run(path)
+        if run.kind != "run":
+            raise ConfigError(f"explain: {path}: a {run.kind} cannot be run again; give a run's folder")
+        return cls(path, run, None)
+
+    def prompt_sha256(self, key: RecordKey) -> str:
+        if self.run is not None:
+            return self.run.items[key].prompt_sha256
+        assert self.file is not None
+        return self.file.prompt_sha256
+
+    def trace(
+        self, key: RecordKey, arguments: argparse.Namespace, instead: tuple[str, ...] = (), keep: Sequence[int] = ()
+    ) -> Trace:
+        """keep: token positions whose outputs are wanted whatever room they take (a file holds what it holds)."""
+        if self.run is None:
+            assert self.file is not None
+            return self.file
+        from evalengine.explain.rerun import Side, rerun
+
+        return rerun(Side(self.run, instead, tuple(arguments.places), arguments.alone), key, keep)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser("explain", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="+", metavar="RUN", help="a run's folder, or a file of --write")
+    parser.add_argument("--item", metavar="ITEM", help="DOC, or TASK/DOC, TASK/DOC/REQUEST, TASK/DOC/REQUEST/REPEAT "
+                        "(default, for two runs: the first that differs)")  # fmt: skip
+    parser.add_argument("--against", nargs="+", metavar="SETTING=VALUE", type=_setting(NUMERIC),
+                        help="compare RUN with itself under other settings: batch_invariant, numerics, engine.*, "
+                        "model.*")  # fmt: skip
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write what RUN gives here, for another machine")
+    parser.add_argument("--values", type=int, nargs="+", metavar="TOKEN",
+                        help="with --write: tokens whose outputs go in, besides their digests (default: the prompt's "
+                        "last)")  # fmt: skip
+    parser.add_argument("--with", dest="places", nargs="+", default=(), metavar="SETTING=VALUE", type=_setting(PLACES),
+                        help="for all runs: where rows and weights lie here (data_dir, model.path, tasks.*), "
+                        "engine.device, engine.num_kv_blocks, engine.num_threads")  # fmt: skip
+    parser.add_argument("--alone", action="store_true",
+                        help="run the item by itself, not with the requests that shared its batches")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write everything found there; - for standard output")
+    arguments = parser.parse_intermixed_args(argv)
+    one = bool(arguments.write) or bool(arguments.against)
+    if len(arguments.sources) != (1 if one else 2):
+        parser.error("give two RUNs; or one with --against SETTING=VALUE, or with --write FILE")
+    if arguments.write and (arguments.against or arguments.json):
+        parser.error("--write only writes; give --against and --json to the comparison")
+    if arguments.values and not arguments.write:
+        parser.error("--values is for --write: on one machine every output is at hand")
+    return arguments
+
+
+def _setting(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if "=" not in text or not text.startswith(allowed):
+            raise argparse.ArgumentTypeError(f"{text!r} must set one of {', '.join(n.rstrip('=.') for n in allowed)}")
+        return text
+
+    return check
+
+
+def _key(sources: Sequence[_Source], arguments: argparse.Namespace) -> RecordKey:
+    """The item that is meant, which every source has."""
+    files = [source.file for source in sources if source.file is not None]
+    runs = [source.run for source in sources if source.run is not None]
+    if arguments.write and files:
+        raise ConfigError(f"explain: {sources[0].path}: already such a file; --write takes a run's folder")
+    if arguments.against and files:
+        raise ConfigError(f"explain: {sources[0].path}: a file cannot be run under other settings; give a run's folder")
+    if arguments.item is not None:
+        keys = [_named(run, arguments.item) for run in runs] or [_of_file(files[0], arguments.item)]
+    elif files:
+        keys = [files[0].key]
+    else:
+        keys = [key for key in merkle_differences(*runs) if _in_all(key, runs)] if len(runs) == 2 else []
+    if not keys:
+        raise ConfigError("explain: name the item, as in --item 3 (its document) or --item gsm8k/3")
+    for source in sources:
+        if (source.run and keys[0] not in source.run.items) or (source.file and keys[0] != source.file.key):
+            raise ConfigError(f"explain: {source.path}: it does not have {item_name(keys[0])}; name another --item")
+    return keys[0]
+
+
+def _in_all(key: RecordKey, runs: Sequence[Run]) -> bool:
+    return all(key in run.items for run in runs)
+
+
+def _named(run: Run, text: str) -> RecordKey:
+    """`3`, `gsm8k/3`, `gsm8k/3/1` or `gsm8k/3/1/0` among the run's items."""
+    parts = text.split("/")
+    tasks = sorted({key[0] for key in run.items})
+    if len(parts) == 1 and len(tasks) == 1:
+        parts = [tasks[0], *parts]
+    if len(parts) < 2 or len(parts) > 4 or not all(part.isdecimal() for part in parts[1:]):
+        names = ", ".join(f"{task}/0" for task in tasks)
+        raise ConfigError(f"explain: --item {text}: name a task and a document, such as {names}")
+    numbers = [*map(int, parts[1:]), 0, 0][:3]
+    key = (parts[0], *numbers)
+    if key not in run.items:
+        raise ConfigError(f"explain: --item {text}: {run.name} has no such request; its tasks are {', '.join(tasks)}")
+    return key
+
+
+def _of_file(file: Trace, text: str) -> RecordKey:
+    parts = [str(part) for part in file.key]
+    if text.split("/") not in ([parts[1]], *(parts[:length] for length in (2, 3, 4))):
+        raise ConfigError(f"explain: --item {text}: the files are of {item_name(file.key)}")
+    return file.key
+
+
+def _write(source: _Source, key: RecordKey, arguments: argparse.Namespace) -> int:
+    trace = source.trace(key, arguments, keep=arguments.values or ())
+    wanted = arguments.values or [trace.prompt_tokens - 1]
+    if beyond := [token for token in wanted if not 0 <= token < len(trace.fed_ids)]:
+        raise ConfigError(f"explain: --values {beyond[0]}: the item was fed tokens 0 to {len(trace.fed_ids) - 1}")
+    size = write_trace(arguments.write, trace, wanted)
+    said = {True: "the bytes of the run's record", False: "OTHER bytes than the run's record", None: "no record"}
+    print(
+        f"{arguments.write}: {item_name(key)}, {len(trace.ops)} ops at {len(trace.fed_ids)} tokens, "
+        f"{size / 1000:.1f} kB; it gave {said[trace.reproduced]}"
+    )
+    return 0
+
+
+def _nothing_found(found: Explanation, sources: Sequence[_Source], key: RecordKey) -> Iterator[str]:
+    """If the re-runs agree though the runs did not: what else there is to blame."""
+    runs = [source.run for source in sources if source.run is not None]
+    if found.first is not None or len(runs) != 2:
+        return
+    a, b = runs
+    if a.items[key].leaf == b.items[key].leaf:
+        yield "The two runs' records of this item are equal as well."
+        return
+    yield (
+        "Run again here, both give the same bytes, yet the runs' records of this item differ. The difference came from "
+        "what was not repeated: the machine, its libraries, the code, or an interruption."
+    )
+    comparison = compare(a, b)
+    yield from bullets(
+        "What the runs' manifests differ in", [f.text for f in comparison.findings] + comparison.surroundings
+    )
+    if not comparison.findings and not comparison.surroundings:
+        yield "Their manifests do not differ: `verify engine` says whether that machine repeats its own arithmetic."

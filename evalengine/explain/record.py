@@ -1,0 +1,209 @@
+"""Listening to an engine while it runs: the outputs of every op at one item's token positions, whoever computed them.
+
+A position of the item may be computed in any step, in any company, and more than once (preemption); the prefix cache
+may hand the item keys and values that another request computed. So the recorder also listens to whatever other request
+begins with the item's tokens, and remembers which slot of the KV pool holds whose computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evalengine.engine.llm import LLM
+from evalengine.engine.model_runner import ModelRunner
+from evalengine.engine.request import GenerateRequest, Request
+from evalengine.engine.scheduler import Chunk, Schedule
+from evalengine.engine.sequence import Sequence as EngineSequence
+from evalengine.explain.trace import LOGITS, Computation
+from evalengine.layers.hooks import op_hook
+
+VALUES_BYTES = 512 << 20  # of outputs kept for their sizes; beyond it only positions that were asked for
+PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v")}  # ops with two outputs; of a norm they are:
+NORM_PARTS = ("norm", "residual")
+
+
+@dataclass(frozen=True)
+class _Row:
+    row: int  # in the step's batch
+    slot: int  # in the KV pool
+    computation: Computation
+
+
+class Recorder:
+    """Collects `computations` of the positions of one request, and `ops`, while `listening`."""
+
+    def __init__(self, request: Request, keep: Sequence[int] = ()) -> None:
+        """keep: positions whose outputs are kept whatever room they take."""
+        self.request_id = request.request_id
+        self.tokens = first_tokens(request)
+        self.keep = frozenset(keep)
+        self.computations: list[Computation] = []
+        self.ops: dict[str, str] = {}  # op -> dtype, in order
+        self._slots: dict[int, Computation] = {}  # slot of the pool -> what it holds
+        self._found: set[int] = set()  # id() of each in `computations`
+        self._owned: dict[int, bool] = {}  # sequence -> whether it serves the request
+        self._alike: dict[int, int] = {}  # sequence -> how many tokens it begins with alike
+        self._may_reuse = True
+        self._rows: list[_Row] = []  # of this step
+        self._wanted: list[tuple[int, Computation]] = []  # of this step: (row among all rows that lm_head gets, whose)
+        self._batch = self._read = self._kept = 0  # rows of the step; rows that lm_head has had; bytes
+
+    @contextmanager
+    def listening(self, llm: LLM) -> Iterator[None]:
+        """Every op of `llm` is run by itself, unfused, and heard, while the context is open."""
+        assert llm.runner is not None, "an open engine"
+        runner, ops = llm.runner, llm.runner.ops
+        self._may_reuse = llm.config.enable_prefix_caching
+        fused, ops.fused = ops.fused, False
+        runner.on_batch = lambda schedule: self._begin(schedule, runner)
+        try:
+            with op_hook(runner.model, lambda name, output: self._hear(name, output, runner)):
+                yield
+        finally:
+            ops.fused, runner.on_batch = fused, None
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, schedule: Schedule, runner: ModelRunner) -> None:
+        """Which rows of the step are heard."""
+        self._copy_pages(schedule.copies, runner.block_size)
+        self._rows, self._wanted, self._batch, self._read = [], [], 0, 0
+        wanted = 0
+        own = [chunk for chunk in schedule.chunks if self._is_own(chunk.seq)]
+        for chunk in schedule.chunks:
+            heard = self._heard(chunk, chunk in own, schedule, runner.block_size)
+            self._rows.extend(heard)
+            of = {row.computation.position: row.computation for row in heard}
+            positions = chunk.seq.wanted_positions(chunk.start, chunk.end)
+            if chunk in own:
+                self._add(row.computation for row in heard)
+                self._wanted.extend((wanted + number, of[p]) for number, p in enumerate(positions))
+            wanted += len(positions)
+            self._batch += chunk.end - chunk.start
+        self._slots.update((row.slot, row.computation) for row in self._rows)
+        for chunk in own:  # last: pages may be shared with a request that computes them in this very step
+            if chunk.start == chunk.seq.num_cached_tokens:  # just admitted
+                self._take_reused(chunk, runner.block_size)
+
+    def _heard(self, chunk: Chunk, own: bool, schedule: Schedule, block_size: int) -> list[_Row]:
+        end = chunk.end if own else min(chunk.end, self._shared(chunk.seq))
+        size = len(schedule.chunks), schedule.num_tokens
+        return [
+            _Row(
+                self._batch + position - chunk.start,
+                _slot(chunk, position, block_size),
+                Computation(position, *size),
+            )
+            for position in range(chunk.start, end)
+        ]
+
+    def _take_reused(self, chunk: Chunk, block_size: int) -> None:
+        """The positions that the prefix cache gave the item, unless they are its own from before."""
+        for position in range(chunk.start):
+            found = self._slots.get(_slot(chunk, position, block_size))
+            # Unknown to us: preempted, then given another's pages of the same generated tokens, which it has computed
+            # itself before. Such a slot may still hold what we heard there long ago, of another position.
+            if found is not None and found.position == position and id(found) not in self._found:
+                found.reused = True
+                self._add([found])
+
+    def _add(self, computations: Iterable[Computation]) -> None:
+        for computation in computations:
+            self._found.add(id(computation))
+            self.computations.append(computation)
+
+    def _copy_pages(self, copies: list[tuple[int, int]], block_size: int) -> None:
+        """Pages that were copied hold what their sources held, all before any was overwritten."""
+        held = [
+            (destination * block_size + offset, self._slots[source * block_size + offset])
+            for source, destination in copies
+            for offset in range(block_size)
+            if source * block_size + offset in self._slots
+        ]
+        self._slots.update(held)
+
+    def _is_own(self, seq: EngineSequence) -> bool:
+        """Whether the sequence serves the request, alone or with others (the choices of one context share it)."""
+        if seq.seq_id not in self._owned:
+            served = {target.pending.request.request_id for group in seq.targets.values() for target in group}
+            self._owned[seq.seq_id] = self.request_id in (served if seq.request is None else {seq.request.request_id})
+        return self._owned[seq.seq_id]
+
+    def _shared(self, seq: EngineSequence) -> int:
+        """How many tokens another sequence begins with alike, whose keys and values the item may find in the cache."""
+        if not self._may_reuse:
+            return 0
+        if seq.seq_id not in self._alike:
+            pairs = zip(seq.token_ids, self.tokens, strict=False)
+            self._alike[seq.seq_id] = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return self._alike[seq.seq_id]
+
+    # -- an op ---------------------------------------------------------------------------------------------------------
+
+    def _hear(self, name: str, output: Tensor, runner: ModelRunner) -> None:
+        if name == LOGITS:
+            first, self._read = self._read, self._read + output.shape[0]
+            heard = [(row - first, found) for row, found in self._wanted if first <= row < self._read]
+        else:
+            assert output.shape[0] == self._batch, f"{name}: an output a token"
+            heard = [(row.row, row.computation) for row in self._rows]
+        if not heard:
+            return
+        op = _named(name)
+        if op.endswith(("store_kv.k", "store_kv.v")):  # what lies in the pool now, rounded to its dtype
+            output = _stored(op, runner)
+            heard = [(row.slot, row.computation) for row in self._rows]
+        self.ops.setdefault(op, str(output.dtype).removeprefix("torch."))
+        index = torch.tensor([row for row, _ in heard], device=output.device)
+        for (_, computation), values in zip(heard, _as_float32(output[index]), strict=True):
+            keep = computation.position in self.keep or self._kept + values.nbytes <= VALUES_BYTES
+            self._kept += values.nbytes if keep else 0
+            computation.take(op, values.copy() if keep else values, keep)
+
+
+def _slot(chunk: Chunk, position: int, block_size: int) -> int:
+    return chunk.seq.block_table[position // block_size] * block_size + position % block_size
+
+
+def first_tokens(request: Request) -> list[int]:
+    """The tokens that are known to be fed before the request runs."""
+    if isinstance(request, GenerateRequest):
+        return list(request.prompt_ids)
+    return [*request.context_ids, *request.continuation_ids[:-1]]
+
+
+def in_order(ops: dict[str, str]) -> dict[str, str]:
+    """As they ran, but a residual sum before the norm of it: the fused op reports both at once."""
+    names = list(ops)
+    for index in range(len(names) - 1):
+        if names[index].endswith(f".{NORM_PARTS[0]}") and names[index + 1].endswith(f".{NORM_PARTS[1]}"):
+            names[index], names[index + 1] = names[index + 1], names[index]
+    return {name: ops[name] for name in names}
+
+
+def _named(name: str) -> str:
+    """The hook's numbered outputs by their names."""
+    stem, _, number = name.rpartition(".")
+    if not number.isdigit():
+        return name
+    return f"{stem}.{PARTS.get(stem.rpartition('.')[2], NORM_PARTS)[int(number)]}"
+
+
+def _stored(op: str, runner: ModelRunner) -> Tensor:
+    """A layer's pool of keys or values, [slots, Hkv, D]."""
+    layer = int(op.split(".")[2])
+    return runner.kv_caches[layer][op.endswith(".v")].flatten(0, 1)
+
+
+def _as_float32(rows: Tensor) -> np.ndarray:
+    """[n, ...] -> [n, H]."""
+    assert rows.dtype in (torch.float32, torch.bfloat16, torch.float16), f"{rows.dtype} does not widen to float32"
+    flat: np.ndarray = rows.detach().float().cpu().reshape(len(rows), -1).numpy()
+    return flat

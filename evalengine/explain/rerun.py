@@ -1,0 +1,157 @@
+"""An item run again in a run's own configuration, or in that with some settings replaced, while a recorder listens.
+
+What made two runs differ may be the company an item had in its batches, so the whole run is repeated, in its order and
+with its pool, until the item is done; `alone` is for runs that are too long for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from evalengine.compose import read_config
+from evalengine.config import Config
+from evalengine.engine.llm import LLM
+from evalengine.engine.loader import weights_fingerprint
+from evalengine.engine.request import Request, RequestOutput
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.explain.record import Recorder, in_order
+from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
+from evalengine.harness.plan import Plan, build_plan, prepare
+from evalengine.harness.progress import RunProgress
+from evalengine.harness.requests import HarnessRequest
+from evalengine.harness.runner import engine_settings
+from evalengine.records.manifest import machine_facts
+from evalengine.records.schema import RecordKey, ids_sha256
+from evalengine.report.runs import Run
+
+# What the run resolved by itself, from the machine's memory for instance, and must be the same again.
+RESOLVED = ("device", "num_threads", "max_model_len", "dtype", "block_size", "num_kv_blocks")
+ALWAYS = RESOLVED[:3]  # the others follow from settings that may be replaced
+
+
+@dataclass(frozen=True)
+class Side:
+    """What to run again."""
+
+    run: Run
+    instead: tuple[str, ...] = ()  # settings that this side has instead of the run's ("batch_invariant=false")
+    places: tuple[str, ...] = ()  # where rows and weights lie here ("data_dir=/data"), and on which device to run
+    alone: bool = False  # the item by itself, not with the requests that the run had beside it
+
+    @property
+    def label(self) -> str:
+        return f"{self.run.name} with {' '.join(self.instead)}" if self.instead else self.run.name
+
+
+def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
+    """Runs `key` again and returns what was heard; outputs at the positions `keep` are kept whatever room they take.
+
+    Raises:
+        ConfigError: this machine lacks the run's device, or the rows, the tokenizer or the weights have changed.
+        EvalEngineError: the item failed (non-finite activations).
+    """
+    config = _configuration(side)
+    checkpoint, tasks = prepare(config)
+    if not _names(side.instead, "model.") and weights_fingerprint(checkpoint) != side.run.identity["weights"]:
+        raise ConfigError(
+            f"{checkpoint.source}: these are not the weights of {side.run.name}; name them by --with model.path=..."
+        )
+    with LLM(checkpoint, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine) as llm:
+        plan = build_plan(config, tasks, llm)
+        if plan.prompts_sha256() != side.run.identity["prompts"]:
+            raise ConfigError(
+                f"{side.label}: the rows, the tokenizer or the prompts made of them are no longer the run's; name the "
+                "run's own by --with data_dir=... or --with model.path=..."
+            )
+        item = next(one for one in plan.requests if one.key == key)
+        recorder = Recorder(item.request, keep)
+        output = _run(llm, plan, item, recorder, side, config.progress)
+        return _trace(side, llm, item, recorder, output, len(plan.requests))
+
+
+def _configuration(side: Side) -> Config:
+    """The run's, with what it resolved by itself pinned."""
+    given = (*side.places, *side.instead)
+    config = read_config(side.run.source / "config.yaml", ("resume=auto", *given))
+    resolved = side.run.manifest["engine"]
+    names = list(ALWAYS if side.instead else RESOLVED)
+    if not side.instead and resolved["numerics"] == "fast":
+        names.append("attention_backend")
+    pinned = {name: resolved[name] for name in names if not _names(given, f"engine.{name}=")}
+    if pinned.get("device", "cpu").startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(
+            f"explain: {side.run.name} ran on {pinned['device']}, which this machine does not have. Where it ran, "
+            "write a file by `explain RUN --item ITEM --write FILE`, and compare that: `explain FILE FILE`"
+        )
+    # one op at a time cannot be heard inside a captured graph
+    return replace(config, engine=replace(config.engine, **pinned, enforce_eager=True))
+
+
+def _run(llm: LLM, plan: Plan, item: HarnessRequest, recorder: Recorder, side: Side, progress: bool) -> RequestOutput:
+    requests = [item.request] if side.alone else [one.request for one in plan.requests]
+    with recorder.listening(llm), closing(_answers(llm, requests, side.label, progress)) as outputs:
+        output = next(one for one in outputs if one.request_id == item.request.request_id)
+    if output.error:
+        raise EvalEngineError(f"{side.label}: {output.error}")
+    return output
+
+
+def _answers(llm: LLM, requests: Sequence[Request], label: str, progress: bool) -> Generator[RequestOutput]:
+    with RunProgress(f"explain {label}", len(requests), 0, progress) as bar:
+        for output in llm.run(requests, bar.step):
+            bar.finished()
+            yield output
+
+
+def _trace(
+    side: Side, llm: LLM, item: HarnessRequest, recorder: Recorder, output: RequestOutput, num_requests: int
+) -> Trace:
+    computations = sorted(recorder.computations, key=lambda one: one.position)  # stable: in time's order
+    fed = [*item.prompt_ids, *output.token_ids[:-1]]
+    assert {one.position for one in computations} == {*range(len(fed))}, "every token was computed by someone"
+    _add_logprobs(computations, len(item.prompt_ids) - 1, output.logprobs)
+    settings = engine_settings(llm)
+    return Trace(
+        label=side.label,
+        key=item.key,
+        prompt_sha256=ids_sha256(item.prompt_ids),
+        prompt_tokens=len(item.prompt_ids),
+        fed_ids=fed,
+        ops={**in_order(recorder.ops), LOGPROB: "float32"},
+        computations=computations,
+        settings=settings,
+        machine=machine_facts(settings["device"]),
+        extent=_extent(side, num_requests),
+        reproduced=None if side.instead else _equals_record(side.run, item.key, output),
+    )
+
+
+def _add_logprobs(computations: list[Computation], first: int, logprobs: np.ndarray) -> None:
+    """The answer as the last op: the logprob that was read from the logits of each position."""
+    for computation in computations:
+        number = computation.position - first
+        if LOGITS in computation.digests and 0 <= number < len(logprobs):
+            computation.take(LOGPROB, logprobs[number : number + 1], keep=True)
+
+
+def _extent(side: Side, num_requests: int) -> str:
+    if side.alone:
+        return "the item alone, without the requests that the run had beside it"
+    resumed = side.run.manifest["counts"]["resumed_requests"]
+    other = f"; the run was interrupted after {resumed} requests, so its own batches were others" if resumed else ""
+    return f"the run's {num_requests} requests in their batches, until the item was done{other}"
+
+
+def _equals_record(run: Run, key: RecordKey, output: RequestOutput) -> bool:
+    item = run.items[key]
+    assert item.logprobs is not None
+    return item.output_ids == output.token_ids and item.logprobs.tobytes() == output.logprobs.tobytes()
+
+
+def _names(settings: Sequence[str], prefix: str) -> bool:
+    return any(setting.lstrip("+").startswith(prefix) for setting in settings)

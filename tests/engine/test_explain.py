@@ -1,0 +1,244 @@
+"""The recorder on a real engine: it changes nothing, sees each token whoever computed it, finds one planted bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evalengine import LLM, SamplingParams
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
+from evalengine.explain import record
+from evalengine.explain.align import explain
+from evalengine.explain.record import Recorder, in_order
+from evalengine.explain.trace import LOGITS, LOGPROB, Trace
+from evalengine.records.schema import ids_sha256
+from tests.bitwise import assert_bitwise_equal
+
+MakeLLM = Callable[..., LLM]
+SHARED = [(7 * i) % 300 + 3 for i in range(40)]
+ITEM = 3  # the request that is listened to
+REQUESTS: list[Request] = [
+    GenerateRequest(
+        i, [*SHARED, *(5 + i + j for j in range(3 + 5 * i))], SamplingParams(max_tokens=12, ignore_eos=True)
+    )
+    for i in range(6)
+]
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "alone in each step": {"max_num_seqs": 1},
+    "all at once": {"max_num_seqs": 8},
+    "chunks of 17": {"max_num_seqs": 4, "max_num_batched_tokens": 17},
+    "no prefix cache": {"max_num_seqs": 8, "enable_prefix_caching": False},
+    "preempted": {"max_num_seqs": 8, "num_kv_blocks": 8},
+    "preempted, no prefix cache": {"max_num_seqs": 8, "num_kv_blocks": 14, "enable_prefix_caching": False},
+}
+
+
+def heard(
+    llm: LLM, requests: Sequence[Request] = REQUESTS, item: int = ITEM, keep: Sequence[int] = ()
+) -> tuple[Trace, dict[int, RequestOutput]]:
+    request = next(one for one in requests if one.request_id == item)
+    recorder = Recorder(request, keep)
+    with recorder.listening(llm):
+        outputs = {output.request_id: output for output in llm.run(requests)}
+    output = outputs[item]
+    for one in recorder.computations:
+        number = one.position - (len(output.prompt_ids) - 1)
+        if LOGITS in one.digests:
+            one.take(LOGPROB, output.logprobs[number : number + 1], keep=True)
+    trace = Trace(
+        label="",
+        key=("task", item, 0, 0),
+        prompt_sha256=ids_sha256(output.prompt_ids),
+        prompt_tokens=len(output.prompt_ids),
+        fed_ids=[*output.prompt_ids, *output.token_ids[:-1]],
+        ops={**in_order(recorder.ops), LOGPROB: "float32"},
+        computations=sorted(recorder.computations, key=lambda one: one.position),
+        settings={},
+        machine={},
+        extent="",
+        reproduced=None,
+    )
+    return trace, outputs
+
+
+@pytest.fixture
+def make_llm(make_llm: MakeLLM) -> MakeLLM:
+    return partial(make_llm, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Trace]:
+    return {}
+
+
+@pytest.fixture
+def alone(make_llm: MakeLLM, reference: dict[str, Trace]) -> Trace:
+    """The item by itself, in one chunk."""
+    if "exact" not in reference:
+        item = [one for one in REQUESTS if one.request_id == ITEM]
+        reference["exact"] = heard(make_llm(), item)[0]
+    return reference["exact"]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_exact_has_no_difference_on_any_schedule(make_llm: MakeLLM, alone: Trace, name: str) -> None:
+    llm = make_llm(**SCHEDULES[name])
+    trace, _ = heard(llm)
+    assert {one.position for one in trace.computations} == {*range(len(trace.fed_ids))}
+    found = explain(alone, trace)
+    assert found.first is None and found.common == len(alone.fed_ids)
+    logits = next(row for row in found.ops if row.op == LOGITS)
+    assert logits.compared == 12
+    if name == "alone in each step":
+        assert any(one.reused for one in trace.computations), "nothing came from the prefix cache"
+    if "preempted" in name:
+        assert llm.stats.num_preemptions and len(trace.computations) > len(trace.fed_ids), "nothing was computed again"
+
+
+def test_the_recorder_changes_nothing(make_llm: MakeLLM) -> None:
+    llm = make_llm(max_num_seqs=4, max_num_batched_tokens=50)
+    assert llm.runner is not None
+    _, listened = heard(llm)
+    plain = {output.request_id: output for output in make_llm(max_num_seqs=4, max_num_batched_tokens=50).run(REQUESTS)}
+    for number, output in plain.items():
+        assert output.token_ids == listened[number].token_ids
+        assert_bitwise_equal(output.logprobs, listened[number].logprobs)
+    assert llm.runner.on_batch is None
+    assert not any(module._forward_hooks for module in llm.runner.model.modules()), "a hook was left"
+
+
+def plant(llm: LLM, op: str, position: int) -> None:
+    """One ulp on the first number of the op's output at the position, for whichever request has it."""
+    assert llm.runner is not None
+    model, seen = llm.runner.model, {}
+
+    def before(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen["positions"] = inputs[1]
+
+    def after(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        rows = (seen["positions"] == position).nonzero().flatten()
+        output = output.clone()
+        flat = output.view(len(output), -1)
+        flat[rows, 0] = torch.nextafter(flat[rows, 0], torch.full_like(flat[rows, 0], torch.inf))
+        return output
+
+    model.register_forward_pre_hook(before)
+    model.get_submodule(op).register_forward_hook(after)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "self_attn.qkv_proj",
+        "self_attn.k_norm",
+        "self_attn.q_rope",
+        "self_attn.attention",
+        "mlp.activation",
+        "mlp.down_proj",
+    ],
+)
+@pytest.mark.parametrize("position", [5, 46, 62])  # in the shared prefix, in the item's own prompt, in its answer
+def test_one_planted_ulp_is_named(make_llm: MakeLLM, alone: Trace, op: str, position: int) -> None:
+    name = f"model.layers.1.{op}"
+    llm = make_llm(max_num_seqs=4)
+    plant(llm, name, position)
+    found = explain(alone, heard(llm)[0])
+    assert found.first is not None
+    assert (found.first.op, found.first.position) == (name, position)
+    size = found.first.size
+    assert size is not None and (size.differing, size.max_ulps) == (1, 1)
+    assert not any(row.differing for row in found.ops if ".layers.0." in row.op)
+
+
+def test_fast_is_told_apart_where_exact_is_not() -> None:
+    """The bundled model in float32: another batch, other bits, and an op to blame."""
+    traces = []
+    for seqs in (1, 6):
+        settings = {"batch_invariant": False, "dtype": "float32", "device": "cpu"}
+        with LLM("asset:tinymath", max_num_seqs=seqs, **settings) as llm:  # type: ignore[arg-type]
+            traces.append(heard(llm)[0])
+    found = explain(*traces)
+    assert found.first is not None, "fast agrees here: this test shows nothing"
+    assert found.first.a.step_tokens != found.first.b.step_tokens
+    before = [row for row in found.ops if list(traces[0].ops).index(row.op) < list(traces[0].ops).index(found.first.op)]
+    assert not any(row.differing for row in before)
+
+
+@pytest.mark.gpu
+def test_on_cuda_the_fused_kernels_parts_give_the_runs_bytes_and_no_schedule_differs() -> None:
+    traces = []
+    for settings in ({"max_num_seqs": 1}, {"max_num_seqs": 6}, {"max_num_seqs": 4, "max_num_batched_tokens": 17}):
+        with LLM("asset:tinymath", device="cuda", **settings) as llm:  # type: ignore[arg-type]
+            trace, outputs = heard(llm)
+        with LLM("asset:tinymath", device="cuda", **settings) as llm:  # type: ignore[arg-type]
+            plain = list(llm.run(REQUESTS))
+        for output in plain:
+            assert_bitwise_equal(output.logprobs, outputs[output.request_id].logprobs)
+        traces.append(trace)
+    assert all(explain(traces[0], other).first is None for other in traces[1:])
+    fast = []
+    for seqs in (1, 6):
+        with LLM("asset:tinymath", device="cuda", batch_invariant=False, max_num_seqs=seqs) as llm:
+            fast.append(heard(llm)[0])
+    assert explain(traces[0], fast[0]).first is not None, "native and fast agree here: this test shows nothing"
+    assert list(fast[0].ops) == list(traces[0].ops) and fast[1].computations
+
+
+def test_choices_of_one_context_are_followed_through_the_sequence_that_they_share(make_llm: MakeLLM) -> None:
+    requests = [ScoreRequest(i, SHARED, [9 + i, 4, 5, 6 + i]) for i in range(4)]
+    together = heard(make_llm(max_num_seqs=4), requests)[0]
+    by_itself = heard(make_llm(), requests[ITEM : ITEM + 1])[0]
+    found = explain(by_itself, together)
+    assert found.first is None and found.common == len(SHARED) + 3
+    assert next(row for row in found.ops if row.op == LOGITS).compared == 4
+    llm = make_llm(max_num_seqs=4)
+    plant(llm, "model.layers.0.mlp.down_proj", len(SHARED) - 1)
+    planted = explain(by_itself, heard(llm, requests)[0])
+    assert planted.first is not None and planted.first.position == len(SHARED) - 1
+
+
+def test_unlike_dtypes_are_compared_by_value(make_llm: MakeLLM) -> None:
+    """A bfloat16 table widened is the same numbers: the embedding does not differ, and something later does."""
+    wide, narrow = (make_llm(batch_invariant=False, dtype=name) for name in ("float32", "bfloat16"))
+    for llm in (wide, narrow):  # the same weights, which bfloat16 holds
+        assert llm.runner is not None
+    assert wide.runner is not None and narrow.runner is not None
+    table = wide.runner.model.model.embed_tokens.weight
+    table.data.copy_(narrow.runner.model.model.embed_tokens.weight.data)
+    found = explain(heard(wide)[0], heard(narrow)[0])
+    assert found.first is not None and found.first.op != "model.embed_tokens"
+    assert found.ops[0].op == "model.embed_tokens" and found.ops[0].compared > 0 and found.ops[0].differing == 0
+
+
+def test_what_lies_in_the_pool_is_heard_not_what_was_meant_to(make_llm: MakeLLM, alone: Trace) -> None:
+    """store_kv's own output: a write that goes wrong is store_kv's difference."""
+    llm = make_llm(max_num_seqs=4)
+    assert llm.runner is not None
+    right = llm.runner.ops.store_kv
+
+    def wrong(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+        right(k, torch.zeros_like(v), k_cache, v_cache, slots)
+
+    llm.runner.ops.store_kv = wrong  # type: ignore[method-assign]
+    found = explain(alone, heard(llm)[0])
+    assert found.first is not None and found.first.op == "model.layers.0.self_attn.store_kv.v"
+
+
+def test_values_are_kept_while_there_is_room_and_where_they_are_asked_for(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "VALUES_BYTES", 20_000)
+    trace, _ = heard(make_llm(), keep=[50])
+    kept = sum(values.nbytes for one in trace.computations for op, values in one.values.items() if op != LOGPROB)
+    whole = [one.position for one in trace.computations if {*one.values} == {*one.digests}]
+    assert 50 in whole and kept < 100_000 and len(whole) < len(trace.fed_ids)
+    monkeypatch.setattr(record, "VALUES_BYTES", 1 << 30)
+    trace, _ = heard(make_llm())
+    assert all({*one.values} == {*one.digests} for one in trace.computations)
+    assert all(values.dtype == np.float32 for one in trace.computations for values in one.values.values())

@@ -1,0 +1,128 @@
+"""Two traces side by side: the first difference, its size, and what must not be compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evalengine.errors import ConfigError
+from evalengine.explain.align import explain, size_of
+from evalengine.explain.trace import in_words
+from tests.unit.traces import FED, OPS, computation, moved, output, trace
+
+PLACES = [(op, position) for op in OPS for position in (0, 2, 4) if position or op not in ("lm_head", "logprob")]
+
+
+@pytest.mark.parametrize(("op", "position"), PLACES)  # no logits are read at token 0
+def test_one_ulp_is_named_and_measured(op: str, position: int) -> None:
+    found = explain(trace(), trace(moved(op, position)))
+    assert found.first is not None
+    assert (found.first.op, found.first.position) == (op, position)
+    assert found.first.size is not None
+    assert (found.first.size.differing, found.first.size.max_ulps) == (1, 1)
+    assert [row.op for row in found.ops if row.differing] == [op]
+
+
+def test_equal_traces_have_no_difference() -> None:
+    found = explain(trace(), trace())
+    assert found.first is None and found.lacking == []
+    assert [row.compared for row in found.ops] == [5] * 7 + [3, 3]
+    assert not any(row.differing for row in found.ops)
+    assert (found.common, found.until) == (5, 4)
+
+
+def test_first_is_by_depth_among_the_tokens_up_to_the_first_other_logprob() -> None:
+    deep_and_early = moved(OPS[5], 0)
+    shallow_and_late = moved(OPS[2], 1)
+    too_late = moved(OPS[0], 4)  # token 3's logprob differs already
+    result = moved("logprob", 3)
+    found = explain(trace(), trace({**deep_and_early, **shallow_and_late, **too_late, **result}))
+    assert found.first is not None and (found.first.op, found.first.position) == (OPS[2], 1)
+    assert found.until == 3
+    without = explain(trace(), trace({**deep_and_early, **shallow_and_late, **too_late}))
+    assert without.first is not None and (without.first.op, without.first.position) == (OPS[0], 4)
+
+
+def test_equal_logprobs_of_other_logits_end_at_the_logits() -> None:
+    found = explain(trace(), trace(moved("lm_head", 2)))
+    assert found.until == 2 and found.first is not None and found.first.op == "lm_head"
+
+
+def test_tokens_after_the_outputs_part_are_not_compared() -> None:
+    other = trace({**moved(OPS[0], 4), **moved("logprob", 3)}, fed=[*FED[:4], 1])
+    found = explain(trace(), other)
+    assert found.common == 4
+    assert found.first is not None and (found.first.op, found.first.position) == ("logprob", 3)
+
+
+def test_a_token_that_was_computed_again_is_compared_again() -> None:
+    same = explain(trace(), trace(again=[computation(1, {})]))
+    assert same.first is None and same.ops[0].compared == 6
+    for sides in ((trace(), trace(again=[computation(1, moved(OPS[3], 1))])),
+                  (trace(again=[computation(1, moved(OPS[3], 1))]), trace())):  # fmt: skip
+        found = explain(*sides)
+        assert found.first is not None and (found.first.op, found.first.position) == (OPS[3], 1)
+        assert [row.differing for row in found.ops if row.op == OPS[3]] == [1]
+
+
+def test_what_was_not_kept_is_asked_for() -> None:
+    result = moved("logprob", 4)
+    found = explain(trace(keep=False), trace({**moved(OPS[2], 1), **result}, keep=False))
+    assert found.lacking == [1, 4]
+    assert explain(trace(), trace({**moved(OPS[2], 1), **result})).lacking == []
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (trace(key=("sums", 4, 0, 0)), "A is sums doc 3 and B sums doc 4"),
+        (trace(prompt_sha256="ab" * 32), "prompts of sums doc 3 differ"),
+        (trace(ops=dict.fromkeys(OPS[1:], "float32")), "not the same model: model.embed_tokens"),
+        (trace({(OPS[1], 0): np.zeros(5, np.float32)}), "has 4 outputs and 5"),
+    ],
+)
+def test_what_is_not_the_same_item_is_refused(other: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        explain(trace(), other)  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    a = np.array([1.0, -2.0, 0.0, 0.5], np.float32)
+    b = np.array([1.0, -2.0 - 2**-21, -0.0, 0.5], np.float32)
+    size = size_of(a, b, "float32")
+    assert (size.elements, size.differing, size.max_ulps) == (4, 2, 2)  # -0 is 0 in value, not in bits
+    assert size.max_abs == 2**-21 and size.max_relative == 2**-22
+
+
+def test_ulps_are_the_dtypes_own() -> None:
+    one, half = np.ones(1, np.float32), np.float32(1.0)
+    assert size_of(one, np.array([half + 2**-7], np.float32), "bfloat16").max_ulps == 1
+    assert size_of(one, np.array([half + 3 * 2**-10], np.float32), "float16").max_ulps == 3
+    assert size_of(one, np.array([half + 2**-7], np.float32), "float32").max_ulps == 1 << 16
+    across = (np.array([2**-24], np.float32), np.array([-(2**-24)], np.float32))  # float16's smallest, both signs
+    assert size_of(*across, "float16").max_ulps == 2
+
+
+def test_numbers_that_are_not_finite_differ_without_a_distance() -> None:
+    a = np.array([np.nan, 1.0, np.inf], np.float32)
+    b = np.array([np.nan, np.inf, np.inf], np.float32)
+    size = size_of(a, b, "float32")
+    assert (size.differing, size.max_abs, size.max_ulps) == (1, 0.0, 0)
+
+
+def test_a_difference_from_nothing_is_infinite() -> None:
+    assert size_of(np.zeros(2, np.float32), np.array([0, 1], np.float32), "float32").max_relative == np.inf
+
+
+def test_digests_are_of_the_bits() -> None:
+    zero, minus = (
+        computation(0, {(OPS[0], 0): np.zeros(4, np.float32)}),
+        computation(0, {(OPS[0], 0): -np.zeros(4, np.float32)}),
+    )
+    assert zero.digests[OPS[0]] != minus.digests[OPS[0]]
+    assert computation(0, {}).digests[OPS[0]] != computation(0, {(OPS[0], 0): output(OPS[1], 0)}).digests[OPS[0]]
+
+
+def test_places_are_named_as_a_reader_knows_them() -> None:
+    assert in_words(OPS[2]) == "layer 0, self_attn.attention"
+    assert in_words(OPS[6]) == "norm.norm" and in_words("lm_head") == "lm_head"

@@ -1,0 +1,105 @@
+"""The file in which one machine hands its trace to another: nothing is lost, nothing can be changed unseen."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.__main__ import main
+from evalengine.errors import ConfigError
+from evalengine.explain.align import explain
+from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
+from evalengine.records.sealed import content_sha256
+from tests.unit.traces import OPS, computation, moved, trace
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    again = computation(1, {}, reused=True)
+    write_trace(tmp_path / "a.json", trace(again=[again]), [2])
+    return tmp_path / "a.json"
+
+
+def test_everything_comes_back(file: Path) -> None:
+    whole = trace(again=[computation(1, {}, reused=True)])
+    back = read_trace(file)
+    for name in ("label", "key", "prompt_sha256", "fed_ids", "ops", "settings", "machine", "extent", "reproduced"):
+        assert getattr(back, name) == getattr(whole, name), name
+    assert [one.digests for one in back.computations] == [one.digests for one in whole.computations]
+    assert [(one.position, one.reused) for one in back.computations] == [
+        (0, False), (1, False), (1, True), (2, False), (3, False), (4, False)
+    ]  # fmt: skip
+    kept = [set(one.values) for one in back.computations]
+    assert kept == [set(), set(), set(), set(OPS), {"logprob"}, {"logprob"}]  # token 2, and the logprobs
+    for op in OPS:
+        np.testing.assert_array_equal(back.computations[3].values[op], whole.computations[3].values[op])
+    assert explain(back, whole).first is None
+
+
+def test_a_difference_is_found_through_files(tmp_path: Path, file: Path) -> None:
+    write_trace(tmp_path / "b.json", trace(moved(OPS[5], 2)), [2])
+    found = explain(read_trace(file), read_trace(tmp_path / "b.json"))
+    assert found.first is not None and (found.first.op, found.first.position) == (OPS[5], 2)
+    assert found.first.size is not None and found.first.size.max_ulps == 1
+
+
+def test_the_command_reads_two_files(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_trace(tmp_path / "b.json", trace({**moved(OPS[3], 1), **moved("logprob", 3)}), [2])
+    assert main(["explain", str(file), str(tmp_path / "b.json")]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "verdict: FIRST DIFFERENCE in layer 0, mlp.down_proj, token 1"
+    assert "write both again with --values 1 3" in out
+    assert main(["explain", str(file), str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("verdict: NO DIFFERENCE in")
+    other = trace(prompt_sha256="ab" * 32)
+    write_trace(tmp_path / "b.json", other, [])
+    assert main(["explain", str(file), str(tmp_path / "b.json")]) == 2
+    assert "prompts of sums doc 3 differ" in capsys.readouterr().err
+
+
+def test_every_edit_is_found(file: Path) -> None:
+    whole = file.read_text(encoding="utf-8")
+    draw = random.Random(0)
+    for place in draw.sample(range(len(whole)), 300):
+        new = draw.choice([c for c in 'aZ0}"-,x9' if c != whole[place]])
+        file.write_text(whole[:place] + new + whole[place + 1 :], encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"a\.json"):
+            read_trace(file)
+    file.write_text(whole, encoding="utf-8")
+    assert read_trace(file).key == ("sums", 3, 0, 0)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.99, -2])
+def test_a_truncated_file_is_found(file: Path, part: float) -> None:
+    whole = file.read_text(encoding="utf-8")
+    file.write_text(whole[: int(len(whole) * part) if part >= 0 else int(part)], encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"truncated.*--write"):
+        read_trace(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c["ops"].pop(2), "contradict"),  # its values are still there
+        (lambda c: c.update(count=5), "contradict"),
+        (lambda c: c["ops"][0].__setitem__(4, c["ops"][0][4][:-5]), "contradict"),
+        (lambda c: c["values"][0].__setitem__(2, ""), "contradict"),
+        (lambda c: c["fed_ids"].pop(), "contradict"),
+        (lambda c: c.pop("settings"), "contradict"),
+        (lambda c: c.update(version=FORMAT.version + 1), "update evalengine"),
+        (lambda c: c.update(format="other"), FORMAT.format),
+    ],
+)
+def test_edits_that_renew_the_hash_still_meet_each_other(file: Path, change: Any, words: str) -> None:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    change(content)
+    del content["sha256"]
+    content["sha256"] = content_sha256(content)
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ConfigError, match=words):
+        read_trace(file)
