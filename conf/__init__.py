@@ -1,1 +1,1 @@
-"""The Hydra configuration: `config.yaml`, and one folder a group (task, model, engine)."""
+"""The Hydra configuration: `config.yaml`, and one folder a group (task, model, engine, experiment)."""

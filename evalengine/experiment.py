@@ -1,0 +1,127 @@
+"""`experiment=NAME`: the runs of conf/experiment/NAME.yaml, then what they show together.
+
+    <output_dir>/<experiment>-<tasks>-<model>-<time>-<id>/
+      1-batch_invariant_True_max_num_seqs_1/<run folder>    one a run
+      <experiment>.svg, <experiment>.json                   written last: without them the sweep is unfinished
+
+The same command takes an unfinished sweep up: finished runs are kept, the one that was interrupted resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from evalengine.command import exit_code
+from evalengine.compose import Job
+from evalengine.config import OUTPUT_FIELDS, Config
+from evalengine.errors import ConfigError
+from evalengine.records.folder import DIGEST, sanitise, write_failed
+
+SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they load no other model or rows
+
+
+def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int]) -> int:
+    """Runs the jobs by `run` and reports on them; returns the exit code: 0, or 1 if a run failed, or if runs that must
+    be the same bits are not.
+
+    Raises `ConfigError`, before the first run starts, for anything that a job's settings, model or rows lack.
+    """
+    _check(name, jobs)
+    folder = _open(name, jobs)
+    places = [folder / sanitise(f"{number}-{label(job)}") for number, job in enumerate(jobs, 1)]
+    codes = []
+    for number, (job, place) in enumerate(zip(jobs, places, strict=True), 1):
+        kept = finished_run(place) is not None
+        said = f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{': kept, it is finished' if kept else ''}"
+        print(said, file=sys.stderr, flush=True)
+        if not kept:
+            codes.append(exit_code(partial(run, replace(job.config, output_dir=str(place)))))
+    if failed := sum(code != 0 for code in codes):
+        print(f"evalengine: {failed} of {len(jobs)} runs failed; the same command runs those again", file=sys.stderr)
+        return max(codes)
+    return _report(name, folder, jobs, places)
+
+
+def label(job: Job) -> str:
+    """What sets a job apart, short: `batch_invariant=True,max_num_seqs=8`."""
+    return ",".join("=".join(_setting(override)) for override in job.overrides)
+
+
+def finished_run(place: Path) -> Path | None:
+    """The newest finished run below a job's folder."""
+    digests = sorted(place.glob(f"*/{DIGEST}"), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
+    return digests[-1].parent if digests else None
+
+
+def _check(name: str, jobs: Sequence[Job]) -> None:
+    """Everything that can be known before a weight is loaded, for every job: a long sweep must not end in its middle
+    for a misspelt path."""
+    problems = []
+    if len(jobs) < 2:
+        problems.append(f"experiment={name}: one run is no sweep; give a setting several values (a=1,2)")
+    if jobs[0].config.resume not in ("auto", "never"):
+        problems.append(f"resume={jobs[0].config.resume}: names one run; an experiment takes auto or never")
+    if problems:
+        raise ConfigError(problems)
+    from evalengine.engine.settings import settings_problems
+    from evalengine.harness.plan import prepare
+
+    specs = {}
+    for job in jobs:
+        rows = json.dumps({key: value for key, value in asdict(job.config).items() if key not in SAME_ROWS})
+        config = job.config
+        if rows not in specs:
+            specs[rows] = prepare(config)[0].spec
+        found = settings_problems(config.engine, config.batch_invariant, config.numerics, specs[rows])
+        problems += [f"{label(job)}: {problem}" for problem in found]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _open(name: str, jobs: Sequence[Job]) -> Path:
+    """The newest unfinished folder of these very jobs, or a new one. Raises `EvalEngineError` if the disk refuses."""
+    settings = [{key: value for key, value in asdict(job.config).items() if key not in OUTPUT_FIELDS} for job in jobs]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    config = jobs[0].config
+    root, stem = Path(config.output_dir), sanitise(f"{name}-{'+'.join(config.tasks)}-{config.model.name}")
+    known = sorted(root.glob(f"{stem}-*-{digest}"), key=lambda path: path.stat().st_mtime_ns)
+    unfinished = [path for path in known if path.is_dir() and not (path / f"{name}.json").exists()]
+    if unfinished and config.resume == "auto":
+        return unfinished[-1]
+    folder = root / f"{stem}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{digest}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_failed(folder, error) from error
+    return folder
+
+
+def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]) -> int:
+    """The matrix and the noise floor, to the terminal and into the folder."""
+    from evalengine.report.runs import load_run
+    from evalengine.report.sweep import Cell, sweep
+    from evalengine.report.sweep_tables import print_sweep
+    from evalengine.report.sweep_write import write_sweep
+
+    runs = [finished_run(place) for place in places]
+    cells = [
+        Cell(dict(_setting(override) for override in job.overrides), load_run(path))
+        for job, path in zip(jobs, runs, strict=True)
+        if path is not None
+    ]
+    found = sweep(name, cells)
+    files = write_sweep(found, folder)
+    print_sweep(found, files)
+    return 0 if found.promise_kept else 1
+
+
+def _setting(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key.rpartition(".")[2], value

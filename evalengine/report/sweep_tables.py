@@ -1,0 +1,100 @@
+"""An experiment's end on the terminal: the runs, the matrix, the noise floor, and the verdict as the last line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.report.compare import MetricDelta
+from evalengine.report.compare_tables import add, house_table, printable
+from evalengine.report.matrix import matrix_table, runs_table
+from evalengine.report.printing import WIDTH
+from evalengine.report.sweep import Distance, Sweep
+
+
+def print_sweep(found: Sweep, files: Sequence[Path]) -> None:
+    """Prints everything to standard output."""
+    console = Console(file=sys.stdout, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    console.print(runs_table(found.matrix.runs))
+    console.print(matrix_table(found.matrix))
+    for (i, j), why in sorted(found.matrix.refused.items()):
+        console.print(Text(printable(f"Runs {i} and {j} are not comparable: {'; '.join(why)}")))
+    if found.floors:
+        console.print(Text("Noise floor: fast against invariant, the same settings otherwise"))
+        console.print(floor_table(found))
+    for file in files:
+        console.print(Text(str(file)))
+    console.print(Text(f"verdict: {verdict(found)}"))
+
+
+def floor_table(found: Sweep) -> Table:
+    """A row a fast run: what its arithmetic and its batches moved; further metrics in rows of their own."""
+    names = sorted({name for floor in found.floors for name in floor.settings})
+    moved = ("Requests that differ", "Outputs that part", "Answers that flip", "Logprobs that differ", "Largest change")
+    metric_columns = ("Metric", "Invariant", "Fast", "Delta")
+    table = house_table(("Runs", *names, *moved, *metric_columns), left=(0, 1 + len(names) + len(moved)))
+    for floor in found.floors:
+        values = [floor.settings.get(name, "") for name in names]
+        first = [f"{floor.invariant}, {floor.fast}", *values, *_moved(floor.distance)]
+        for metric in floor.distance.comparison.metrics:
+            add(table, [*first, *_metric(metric, len(found.tasks) > 1)])
+            first = [""] * len(first)
+    return table
+
+
+def verdict(found: Sweep) -> str:
+    """Whether the promise was kept, and how much the fast runs move, on one line."""
+    said = []
+    runs, digests = found.digests(fast=False)
+    if runs:
+        kept = "the same bits" if found.promise_kept else "DIFFERENT BITS"
+        said.append(f"{_count(runs, 'invariant run')}: {kept} ({_count(digests, 'digest')})")
+    runs, digests = found.digests(fast=True)
+    if runs:
+        said.append(f"{_count(runs, 'fast run')}: {_count(digests, 'digest')}")
+    if found.floors:
+        said.append(most(found))
+    return "; ".join(said)
+
+
+def most(found: Sweep) -> str:
+    """The largest distance of a fast run from its invariant partner."""
+    distances = [floor.distance for floor in found.floors]
+    documents = max(len({key[:2] for key in distance.comparison.a.items}) for distance in distances)
+    flips, change = max(d.flips for d in distances), max(d.largest_change for d in distances)
+    flipped = f"up to {flips}" if flips else "none"
+    return f"fast flips {flipped} of {documents} answers and moves a logprob by up to {change:.2g} nat"
+
+
+def share(distance: Distance) -> str:
+    """`12.5%` of the logprobs that can be compared."""
+    differing, compared = distance.logprobs
+    return f"{differing / compared:.1%}" if compared else "none"
+
+
+def _metric(metric: MetricDelta, several_tasks: bool) -> Iterator[str]:
+    task, name, filter_name = metric.key
+    yield f"{f'{task} ' if several_tasks else ''}{name} ({filter_name})"
+    a, b = metric.value_a, metric.value_b
+    yield from ("" if value is None else f"{value:.4f}" for value in (a, b))
+    yield "" if a is None or b is None else f"{b - a:+.4f}"
+
+
+def _moved(distance: Distance) -> Iterator[str]:
+    common = distance.comparison.common
+    yield f"{distance.requests} of {common}"
+    yield str(distance.outputs)
+    yield str(distance.flips)
+    yield share(distance)
+    yield f"{distance.largest_change:.3g} nat"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,83 @@
+"""`experiment=noise_floor` on the default task: invariant runs are the same bits, fast ones are not; a kill costs
+nothing that was finished; a kernel that depends on the batch is caught."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.layers.exact import ExactOps
+from tests.e2e.command import LIMIT, Run, call, finish, start
+
+SETTINGS = (
+    *("experiment=noise_floor", f"limit={LIMIT}", "task.generation.max_gen_toks=24", "engine.max_num_seqs=1,8"),
+    *("engine.device=cpu", "engine.dtype=bfloat16", "progress=false"),
+)
+VERDICT = "verdict: 2 invariant runs: the same bits (1 digest); 2 fast runs: 2 digests; fast flips "
+
+
+def result(output_dir: Path) -> dict[str, Any]:
+    (file,) = output_dir.glob("*/noise_floor.json")
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def run_folders(output_dir: Path) -> list[Path]:
+    return sorted(path.parent for path in output_dir.glob("*/*/*/digest.txt"))
+
+
+def test_invariant_cells_are_equal_and_fast_ones_are_not(tmp_path: Path) -> None:
+    done = call(*SETTINGS, f"output_dir={tmp_path}")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1].startswith(VERDICT)
+    found, folders = result(tmp_path), run_folders(tmp_path)
+    assert found["invariant_runs_equal"] is True and found["groups"][0]["runs"] == [1, 2]
+    assert [run["digest"] for run in found["runs"]] == [Run(folder).digest for folder in folders]
+    assert [(f["invariant"], f["fast"], f["settings"]) for f in found["noise_floor"]] == [
+        (1, 3, {"max_num_seqs": "1"}), (2, 4, {"max_num_seqs": "8"})
+    ]  # fmt: skip
+    for floor in found["noise_floor"]:
+        assert floor["differing_requests"] > 0 and 0 < floor["logprobs"]["largest_change_nat"] < 1
+        assert floor["logprobs"]["differing"] <= floor["logprobs"]["compared"]
+    matrix = call("compare", "--matrix", *map(str, folders), "--json", "-")
+    verdicts = {tuple(pair["pair"]): pair["verdict"] for pair in json.loads(matrix.out)["pairs"]}
+    assert verdicts == {tuple(pair["pair"]): pair["verdict"] for pair in found["pairs"]}
+    assert verdicts[1, 2] == "IDENTICAL" and verdicts[3, 4] != "IDENTICAL"
+    assert len(list(tmp_path.glob("*/noise_floor.svg"))) == 1
+
+
+def test_a_kernel_that_depends_on_the_batch_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ExactOps.log_softmax
+
+    def log_softmax(self: ExactOps, logits: Tensor) -> Tensor:
+        found = real(self, logits)
+        return torch.nextafter(found, torch.zeros(())) if len(logits) > 4 else found
+
+    monkeypatch.setattr(ExactOps, "log_softmax", log_softmax)
+    done = call(*SETTINGS, f"output_dir={tmp_path}")
+    assert done.code == 1
+    assert done.out.splitlines()[-1].startswith("verdict: 2 invariant runs: DIFFERENT BITS (2 digests)")
+    assert result(tmp_path)["invariant_runs_equal"] is False
+
+
+def test_a_killed_sweep_is_taken_up(tmp_path: Path) -> None:
+    process = start(*SETTINGS, f"output_dir={tmp_path}")
+    deadline = time.monotonic() + 180
+    while not list(tmp_path.glob("*/2-*/*/journal.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    finish(process)
+    (first,) = run_folders(tmp_path)
+    written = (first / "digest.txt").stat().st_mtime_ns
+    done = call(*SETTINGS, f"output_dir={tmp_path}")
+    assert done.code == 0, done.err
+    assert done.err.count("kept, it is finished") == 1 and done.out.splitlines()[-1].startswith(VERDICT)
+    assert (first / "digest.txt").stat().st_mtime_ns == written
+    assert len(run_folders(tmp_path)) == 4 and len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,111 @@
+"""An experiment's evidence: the promise of invariant runs, the noise floor's numbers, and the picture."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from evalengine.errors import EvalEngineError
+from evalengine.report.sweep import Cell, Sweep, sweep
+from evalengine.report.sweep_picture import picture
+from evalengine.report.sweep_tables import print_sweep, share, verdict
+from evalengine.report.sweep_write import sweep_json, write_sweep
+from tests.unit.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
+
+Outputs = Mapping[int, Any]
+
+
+def cell(outputs: Outputs, fast: bool, size: int, model: str = "tiny", **more: Any) -> Cell:
+    numerics = "fast" if fast else "exact"
+    found = run(outputs, numerics=numerics, **more)
+    manifest = {**found.manifest, "numerics": numerics, "model": {"name": model}}
+    settings = {"batch_invariant": str(not fast), "max_num_seqs": str(size)}
+    return Cell(settings, replace(found, manifest=manifest))
+
+
+def swept(*fast: Outputs, invariant: tuple[Outputs, ...] = (BASE, BASE), **more: Any) -> Sweep:
+    cells = [cell(outputs, True, size, **more) for size, outputs in enumerate(fast, 1)]
+    return sweep("x", cells + [cell(outputs, False, size) for size, outputs in enumerate(invariant, 1)])
+
+
+def test_invariant_runs_come_first_and_are_equal() -> None:
+    found = swept(BIT, TOKEN)
+    assert [c.fast for c in found.cells] == [False, False, True, True]
+    assert found.promise_kept and found.digests(fast=False) == (2, 1) and found.digests(fast=True) == (2, 2)
+    assert [(f.invariant, f.fast, dict(f.settings)) for f in found.floors] == [
+        (1, 3, {"max_num_seqs": "1"}), (2, 4, {"max_num_seqs": "2"})
+    ]  # fmt: skip
+    assert verdict(found).startswith("2 invariant runs: the same bits (1 digest); 2 fast runs: 2 digests; fast flips ")
+
+
+def test_an_invariant_run_of_other_bits_breaks_the_promise() -> None:
+    found = swept(BIT, TOKEN, invariant=(BASE, BIT))
+    assert not found.promise_kept and "2 invariant runs: DIFFERENT BITS (2 digests)" in verdict(found)
+    assert sweep_json(found)["invariant_runs_equal"] is False
+    assert picture(found).count('class="same"') == 2, "the fast run that happens to equal an invariant one"
+
+
+def test_invariant_runs_of_other_inputs_may_differ() -> None:
+    other = cell(BIT, False, 1, dtype="float32")
+    assert sweep("x", [cell(BASE, False, 1), other]).promise_kept
+    assert not sweep("x", [cell(BASE, False, 1), cell(BIT, False, 1)]).promise_kept
+
+
+def test_the_noise_floor_counts_what_moved() -> None:
+    bit, token = (floor.distance for floor in swept(BIT, TOKEN).floors)
+    assert (bit.requests, bit.outputs, bit.flips, bit.logprobs) == (1, 0, 0, (1, 6)) and share(bit) == "16.7%"
+    assert 0 < bit.largest_change < 1e-6
+    assert (token.requests, token.outputs, token.logprobs) == (1, 1, (0, 5)), "what follows another token is no pair"
+    flipped = swept(TOKEN, BASE, scores={0: 0.0}).floors[0].distance
+    assert flipped.flips == 1
+    row = sweep_json(swept(TOKEN, BASE, scores={0: 0.0}))["noise_floor"][0]
+    assert row["flipped_answers"] == 1 and row["metrics"][0]["metric"] == METRIC
+    assert row["metrics"][0]["delta"] == pytest.approx(-1 / 3) and row["settings"] == {"max_num_seqs": "1"}
+    same = swept(BASE, BASE).floors[0].distance
+    assert (same.requests, same.flips, same.logprobs, same.largest_change) == (0, 0, (0, 6), 0.0)
+
+
+def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    found = swept(BIT, TOKEN)
+    print_sweep(found, [Path("x.svg"), Path("x.json")])
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == f"verdict: {verdict(found)}" and "x.json\n" in out
+    assert re.search(r"1, 3 +1 +1 of 3 +0 +0 +16\.7% +1\.49e-08 nat +exact_match \(strict-match\) +1\.0000", out)
+    assert "IDENTICAL" in out and "SAME TOKENS 1/3" in out and "DIFFERENT 1/3" in out
+
+
+def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
+    found = swept(BIT, TOKEN)
+    svg, file = write_sweep(found, tmp_path)
+    content = json.loads(file.read_text())
+    assert content == sweep_json(found) and content["experiment"] == "x" and len(content["pairs"]) == 6
+    assert [r["settings"]["max_num_seqs"] for r in content["runs"]] == ["1", "2", "1", "2"]
+    drawn = ElementTree.parse(svg).getroot()
+    looks = [rect.get("class") for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")]
+    assert (looks.count("same"), looks.count("other"), looks.count("self"), looks.count("paper")) == (2, 10, 4, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.svg"]
+    with pytest.raises(EvalEngineError, match="could not write"):
+        write_sweep(found, tmp_path / "missing")
+
+
+def test_runs_that_are_not_comparable_are_no_pair() -> None:
+    found = sweep("x", [cell(BASE, False, 1), cell(BASE, True, 1, weights="f" * 64)])
+    assert found.matrix.refused and not found.floors
+    assert "unlike" in picture(found)
+    assert verdict(found) == "1 invariant run: the same bits (1 digest); 1 fast run: 1 digest"
+
+
+def test_names_from_outside_cannot_break_the_picture() -> None:
+    hostile = '</text><script>alert(1)</script>"&\u202e'
+    found = sweep("x", [cell(BASE, False, 1, hostile), cell(BIT, True, 1, hostile)])
+    drawn = picture(found)
+    assert "&lt;script&gt;alert(1)" in drawn, "it is shown"
+    assert "<script" not in drawn and "\u202e" not in drawn and TASK in drawn
+    ElementTree.fromstring(drawn)
