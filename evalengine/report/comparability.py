@@ -29,7 +29,6 @@ CONTENT = {  # identity key -> what its difference means
     "tokenizer": "The tokenizers differ",
     "contract_version": "The numerics contracts differ",
     "model_sha": "The model weights differ",
-    "model_name": "The models differ",
     "model_revision": "The model revisions differ",
     "model_args": "The model arguments differ",
 }
@@ -63,18 +62,18 @@ def findings(a: Run, b: Run) -> list[Finding]:
 def unchecked(a: Run, b: Run) -> list[str]:
     """What could not be compared because a source does not hold it, a sentence each."""
     notes = []
-    for run in (a, b):
+    for label, run in (("A", a), ("B", b)):
         if run.kind == "lm-eval":
             notes.append(
-                f"{run.name} is an lm-eval folder: it holds texts, log-likelihood sums and scores, but no token ids, "
+                f"{label} is an lm-eval folder: it holds texts, log-likelihood sums and scores, but no token ids, "
                 "no logprobs by token and no digest; two such outputs are equal as far as those tell"
             )
         if run.kind == "baseline":
-            notes.append(f"{run.name} is a baseline: it holds hashes and scores, no tokens and no logprobs by token")
+            notes.append(f"{label} is a baseline: it holds hashes and scores, no tokens and no logprobs by token")
     alike = a.kind == b.kind  # lm-eval's model_sha is the Hub's commit: it compares with its like only
     for names, label in ((("weights", "model_sha"), "the model weights"), (("tokenizer",), "the tokenizer")):
         known = names if alike else names[:1]
-        lacking = [run.name for run in (a, b) if not any(run.identity.get(name) for name in known)]
+        lacking = [which for which, run in (("A", a), ("B", b)) if not any(run.identity.get(name) for name in known)]
         if lacking:
             notes.append(f"{' and '.join(lacking)} did not record a hash of {label}: equality was not checked")
     return notes
@@ -104,10 +103,13 @@ def differing(old: Any, new: Any, where: tuple[str, ...] = ()) -> Iterator[tuple
 
 def said(path: tuple[str, ...], old: Any, new: Any) -> str:
     """`name is 1 in A and 2 in B`, hashes shortened."""
-    return f"{'.'.join(path)} is {_short(old)} in A and {_short(new)} in B"
+    return f"{'.'.join(path)} is {short(old)} in A and {short(new)} in B"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A setting's value for a sentence: JSON, hashes shortened, `none` where it is not set."""
+    if value is None:
+        return "none"
     text = json.dumps(value, ensure_ascii=False, default=str)
     whole = text.strip('"')
     return f"{whole[:12]}..." if len(whole) == 64 and all(c in "0123456789abcdef" for c in whole) else text

@@ -22,6 +22,7 @@ from evalengine.report.comparability import (
     differing,
     document_differs,
     findings,
+    short,
     unchecked,
 )
 from evalengine.report.divergence import Divergence, LogprobChange, divergence, logprob_change
@@ -32,14 +33,8 @@ Verdict = Literal["IDENTICAL", "SAME TOKENS", "DIFFERENT"]
 Level = Literal["bitwise", "tokens", "answers"]
 Cause = Literal["configuration", "data", "scorer", "numerics"]
 LEVELS: tuple[Level, ...] = ("bitwise", "tokens", "answers")
-SURROUNDINGS = (
-    "engine",
-    "hardware",
-    "libraries",
-    "code",
-    "python",
-    "platform",
-)  # of the manifest, outside the identity
+# Of the manifest, outside the identity.
+SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")
 
 
 @dataclass(frozen=True)
@@ -239,7 +234,7 @@ def _surroundings(a: Run, b: Run) -> Iterator[str]:
         for name in SURROUNDINGS:
             for path, old, new in differing(a.manifest.get(name), b.manifest.get(name), (name,)):
                 if path[:2] != ("engine", "stats") and path[-1] not in NUMERIC_SETTINGS:  # those are findings
-                    yield f"{'.'.join(path)}: {old} and {new}"
+                    yield f"{'.'.join(path)}: {short(old)} and {short(new)}"
 
 
 def _greedy(run: Run, task: str) -> bool:

@@ -27,11 +27,11 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
     c = comparison
     for label, run in (("A", c.a), ("B", c.b)):
         yield f"{label}: {run.source}" + (f" (digest {run.digest})" if run.digest else " (no digest)")
-    yield from _bullets("Compared although they are unlike", [f.text for f in c.findings if f.refused])
-    yield from _bullets("Settings that may change bits", [f.text for f in c.findings if not f.refused])
+    yield from bullets("Compared although they are unlike", [f.text for f in c.findings if f.refused])
+    yield from bullets("Settings that may change bits", [f.text for f in c.findings if not f.refused])
     if c.verdict != "IDENTICAL":
-        yield from _bullets("Also different around the runs", c.surroundings)
-    yield from _bullets("Not known", c.unchecked)
+        yield from bullets("Also different around the runs", c.surroundings)
+    yield from bullets("Not known", c.unchecked)
     yield ""
     yield from _summary(c)
     if c.logprobs is not None and c.logprobs.differing:
@@ -39,7 +39,7 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
     if c.divergences:
         yield divergence_table(c)
         yield from _rest(len(c.divergences), "diverging outputs")
-        yield from _near_ties(c)
+        yield from near_ties(c)
     if c.flips:
         yield flips_table(c)
         yield from _rest(len(c.flips), "changed answers")
@@ -59,19 +59,24 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
 def verdict(c: Comparison) -> str:
     """The verdict with the numbers behind it, on one line."""
     scope = f" on the {c.common} requests of both" if c.only_a or c.only_b else ""
+    return f"{c.verdict}{scope} ({evidence(c)})"
+
+
+def evidence(c: Comparison) -> str:
+    """The numbers behind the verdict."""
     if c.verdict == "IDENTICAL":
-        return f"IDENTICAL{scope} (every bit of {c.common} outputs and their logprobs)"
+        return f"every bit of {c.common} outputs and their logprobs"
     if c.verdict == "SAME TOKENS":
         if c.logprobs is not None:
-            return f"SAME TOKENS{scope} ({c.logprobs.differing} of {_total(c)} logprobs differ)"
+            return f"{c.logprobs.differing} of {_total(c)} logprobs differ"
         if not c.differences:
-            return f"SAME TOKENS{scope} (texts, log-likelihoods and scores; lm-eval's files hold no bits to compare)"
-        return f"SAME TOKENS{scope} ({len(c.differences)} of {c.common} requests differ in logprobs)"
+            return "texts, log-likelihoods and scores; lm-eval's files hold no bits to compare"
+        return f"{len(c.differences)} of {c.common} requests differ in logprobs"
     outputs = sum(d.what == "output" for d in c.differences)
     documents = len({(flip.task, flip.doc_id) for flip in c.flips})
     answers = f"{documents} answer{'' if documents == 1 else 's'}"
     also = "; results were aggregated in another way" if c.rescored and not c.flips else ""
-    return f"DIFFERENT{scope} ({outputs} of {c.common} outputs and {answers} differ{also})"
+    return f"{outputs} of {c.common} outputs and {answers} differ{also}"
 
 
 def logprobs_table(change: LogprobChange) -> Table:
@@ -161,6 +166,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
+    """A title and its lines; nothing if there are none."""
+    if lines:
+        yield f"{title}:"
+        yield from (f"  - {line}" for line in lines)
+
+
 def _summary(c: Comparison) -> Iterator[str]:
     whats = Counter(difference.what for difference in c.differences)
     parts = [f"{whats[what]} in {what}" for what in ("prompt", "output", "logprobs") if whats[what]]
@@ -174,19 +186,14 @@ def _summary(c: Comparison) -> Iterator[str]:
         yield "No document's score changed, yet the reported results did: they were aggregated in another way."
 
 
-def _near_ties(c: Comparison) -> Iterator[str]:
+def near_ties(c: Comparison) -> Iterator[str]:
+    """How many outputs parted at a near-tie, if any can be judged."""
     judged = [d.near_tie for d in c.divergences if d.near_tie is not None]
     if judged:
         yield (
             f"{sum(judged)} of {len(judged)} diverging outputs parted at a near-tie (|gap| < {NEAR_TIE} nat). "
             "Gap: the logprob of A's token in A less that of B's token in B."
         )
-
-
-def _bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield f"{title}:"
-        yield from (f"  - {line}" for line in lines)
 
 
 def _rest(number: int, what: str) -> Iterator[str]:

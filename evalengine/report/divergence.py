@@ -60,7 +60,8 @@ def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
     logprobs = [None if i.logprobs is None or at >= len(i.logprobs) else float(i.logprobs[at]) for i in (x, y)]
     left, right = logprobs
     gap = left - right if left is not None and right is not None and math.isfinite(left - right) else None
-    before, text_a, text_b = _texts(x.text or "", y.text or "")
+    text_a, text_b = x.text or "", y.text or ""
+    parting = shared_text(text_a, text_b)
     return Divergence(
         key=x.key,
         position=at,
@@ -70,9 +71,9 @@ def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
         logprob_b=right,
         gap=gap,
         near_tie=abs(gap) < NEAR_TIE if gap is not None and greedy else None,
-        before=before,
-        text_a=text_a,
-        text_b=text_b,
+        before=text_a[max(0, parting - TEXT_BEFORE) : parting],
+        text_a=text_a[parting : parting + TEXT_AFTER],
+        text_b=text_b[parting : parting + TEXT_AFTER],
     )
 
 
@@ -80,6 +81,15 @@ def shared_tokens(x: Item, y: Item) -> int:
     """How many tokens both outputs begin with; 0 if a run holds none."""
     pairs = zip(x.output_ids or (), y.output_ids or (), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def shared_text(a: str, b: str) -> int:
+    """How many characters both texts begin with."""
+    at, end = 0, min(len(a), len(b))
+    while at < end:  # a[:at] == b[:at]; slices compare far quicker than characters one by one
+        middle = (at + end + 1) // 2
+        at, end = (middle, end) if a[at:middle] == b[at:middle] else (at, middle - 1)
+    return at
 
 
 def logprob_change(pairs: Iterable[tuple[Item, Item]]) -> LogprobChange | None:
@@ -129,9 +139,3 @@ def _percentiles(values: np.ndarray) -> dict[str, float]:
     if not len(values):
         return {f"p{q}": 0.0 for q in PERCENTILES}
     return {f"p{q}": float(v) for q, v in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
-
-
-def _texts(a: str, b: str) -> tuple[str, str, str]:
-    """(end of the common text, what A goes on with, what B goes on with)."""
-    at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-    return a[max(0, at - TEXT_BEFORE) : at], a[at : at + TEXT_AFTER], b[at : at + TEXT_AFTER]

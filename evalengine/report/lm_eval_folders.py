@@ -24,7 +24,8 @@ AGAIN = "run the evaluation again, or take the folder from where it was copied"
 SAMPLE_KEYS = ("doc_id", "filter", "metrics", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
 SEED_KEYS = ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed")
-RUN_KEYS = ("model_name", "system_instruction_sha", "chat_template_sha", "fewshot_as_multiturn", "task_hashes")
+# Not model_name: that is one of the model's arguments, or a random word where they name no model.
+RUN_KEYS = ("system_instruction_sha", "chat_template_sha", "fewshot_as_multiturn", "task_hashes")
 TASK_KEYS = ("dataset_path", "dataset_name", "test_split", "validation_split", "fewshot_split", "num_fewshot")
 PROMPT_KEYS = ("output_type", "description", "doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter")
 
@@ -40,7 +41,7 @@ def results_files(path: Path) -> list[Path]:
 def load_lm_eval(path: Path) -> Run:
     """The newest run of an lm-eval output folder (or that of a results file): texts, log-likelihoods, scores; no
     digests, since lm-eval records no tokens. Raises `ConfigError` if a file is missing or damaged."""
-    results, samples = _newest(path)
+    results, samples = newest(path)
     kinds = {task: _kind(config) for task, config in results.get("configs", {}).items()}
     items: dict[Key, Item] = {}
     for task, rows in samples.items():
@@ -65,11 +66,14 @@ def read_outcome(path: Path, kinds: Mapping[str, str]) -> dict[str, Any]:
 
     kinds: task -> kind of request.
     """
-    return _outcome(*_newest(path), kinds)
+    return _outcome(*newest(path), kinds)
 
 
-def _newest(path: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """(results, task -> rows of its samples)."""
+def newest(path: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """(results, task -> rows of its samples) of a folder's newest run, or of a results file.
+
+    Raises `ConfigError` for what is missing, damaged or edited.
+    """
     found = results_files(path)
     if not found:
         raise ConfigError(f"{path}: results_*.json is missing; {AGAIN}")

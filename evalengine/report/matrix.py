@@ -70,10 +70,15 @@ def matrix_report(m: Matrix) -> Iterator[Table | str]:
     for (i, j), why in sorted(m.refused.items()):
         yield f"Runs {i} (A) and {j} (B) are not comparable:"
         yield from (f"  - {line}" for line in why)
+    yield f"verdict: {m.verdict} ({evidence(m)})"
+
+
+def evidence(m: Matrix) -> str:
+    """The numbers behind the verdict."""
     identical = sum(comparison.verdict == "IDENTICAL" for comparison in m.pairs.values())
     refused = f", {len(m.refused)} not comparable" if m.refused else ""
     total = len(m.pairs) + len(m.refused)
-    yield f"verdict: {m.verdict} ({identical} of {total} pairs identical, {len(m.groups())} digests{refused})"
+    return f"{identical} of {total} pairs identical, {len(m.groups())} digests{refused}"
 
 
 def matrix_table(m: Matrix) -> Table:
@@ -87,13 +92,19 @@ def matrix_table(m: Matrix) -> Table:
 
 def runs_table(runs: Sequence[Run]) -> Table:
     """Numbers, folders, and the settings in which the runs are not all alike."""
-    settings = [_chosen(run) for run in runs]
-    names = sorted({".".join(path) for other in settings[1:] for path, _, _ in differing(settings[0], other)})
+    names, rows = told_apart(runs)
     table = house_table(("Run", "Folder", *names, "Digest"), left=(1, len(names) + 2))
-    for number, (run, chosen) in enumerate(zip(runs, settings, strict=True), 1):
-        values = [str(chosen.get(name, "")) for name in names]
+    for number, (run, values) in enumerate(zip(runs, rows, strict=True), 1):
         add(table, [str(number), run.source.name, *values, (run.digest or "none")[:12]])
     return table
+
+
+def told_apart(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """(names of the settings in which the runs are not all alike, each run's values; "" where one is not set)."""
+    settings = [_chosen(run) for run in runs]
+    names = sorted({".".join(path) for other in settings[1:] for path, _, _ in differing(settings[0], other)})
+    values = [[chosen.get(name) for name in names] for chosen in settings]
+    return names, [["" if value is None else str(value) for value in row] for row in values]
 
 
 def _cell(m: Matrix, i: int, j: int) -> str:

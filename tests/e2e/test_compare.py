@@ -42,7 +42,7 @@ def test_fast_arithmetic_is_told_apart_and_why(cells: dict[str, Run]) -> None:
     found = json.loads(done.out)
     assert found["verdict"] in ("SAME TOKENS", "DIFFERENT") and found["causes"] == {"configuration": DOCUMENTS}
     assert found["settings"] == [
-        'attention_backend is null in A and "sdpa" in B',
+        'attention_backend is none in A and "sdpa" in B',
         'numerics is "exact" in A and "fast" in B',
     ]
     leaves = [cells[name].leaves for name in ("batch", "fast")]
@@ -50,6 +50,19 @@ def test_fast_arithmetic_is_told_apart_and_why(cells: dict[str, Run]) -> None:
     assert [[d["task"], d["doc_id"], d["request_index"], d["repeat"]] for d in found["differences"]] == differing
     assert found["logprobs"]["differing"] > 0 and 0 < found["logprobs"]["max_abs"] < 1
     assert "verdict: " in compared(cells["batch"].folder, cells["fast"].folder).out.splitlines()[-1]
+
+
+def test_the_page_says_the_same(cells: dict[str, Run], tmp_path: Path) -> None:
+    page = tmp_path / "comparison.html"
+    done = compared(cells["batch"].folder, cells["fast"].folder, "--html", page)
+    text = page.read_text(encoding="utf-8")
+    verdict = done.out.splitlines()[-1].removeprefix("verdict: ").partition(" (")[0]
+    assert done.code == 1 and f'<p class="word">{verdict}</p>' in text
+    assert all(cells[name].digest in text for name in ("batch", "fast"))
+    assert text.count("<div data-map>") == 1  # every logprob has its place, and some differ
+    assert compared(cells["alone"].folder, cells["batch"].folder, "--html", page).code == 0
+    text = page.read_text(encoding="utf-8")
+    assert '<p class="word">IDENTICAL</p>' in text and "<div data-map>" not in text
 
 
 def test_a_matrix_groups_the_invariant_cells(cells: dict[str, Run]) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from evalengine import CONTRACT_VERSION
+from evalengine.errors import EvalEngineError
 from evalengine.records.digest import run_digest
+from evalengine.records.tokens import read_tokens, token_texts
 from tests.e2e.command import Run, call, check_output, finish, finished, runs, start
 
 FILES = (
@@ -20,7 +22,9 @@ FILES = (
     "results_*.json",
     "samples_arithmetic_*.jsonl",
     "records.parquet",
+    "tokens.json",
     "digest.txt",
+    "report.html",
 )
 
 
@@ -38,6 +42,36 @@ def test_the_command_and_its_folder(tmp_path: Path) -> None:
         assert len(list(run.folder.glob(pattern))) == 1, pattern
     assert len(list(run.folder.iterdir())) == len(FILES), "nothing else: no journal, lock or scratch file"
     assert run.folder.name.startswith("arithmetic-tinymath-")
+
+
+def test_a_run_does_not_fail_with_its_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise EvalEngineError("could not write report.html: no room")
+
+    monkeypatch.setattr("evalengine.report.html.run_page.write_run_report", refuse)
+    done = call("limit=2", f"output_dir={tmp_path}", "engine.device=cpu")
+    (run,) = runs(tmp_path)
+    check_output(done, run)
+    assert done.code == 0 and "no report.html (could not write report.html: no room); the run is whole" in done.err
+    assert not (run.folder / "report.html").exists()
+    again = call("report", str(run.folder))  # the command itself does fail
+    assert again.code == 1 and "no room" in again.err
+    monkeypatch.undo()
+    assert call("report", str(run.folder)).code == 0 and (run.folder / "report.html").stat().st_size > 10_000
+
+
+def test_the_report_that_a_run_leaves_says_what_the_table_says(reference: Run) -> None:
+    page = (reference.folder / "report.html").read_text(encoding="utf-8")
+    value = reference.results["arithmetic"]["exact_match,strict-match"]
+    assert reference.digest in page and f"{value:.4f}" in page and f"{value + 0.0001:.4f}" not in page
+
+
+def test_the_tokens_of_an_output_are_its_text(reference: Run) -> None:
+    pieces = read_tokens(reference.folder / "tokens.json")
+    for record in reference.records:
+        said = "".join(token_texts(record.output_ids, pieces))
+        assert said.startswith(record.text) and len(said) < len(record.text) + 20
+    assert set(pieces) == {token for record in reference.records for token in record.output_ids}
 
 
 def test_progress_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

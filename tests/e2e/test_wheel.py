@@ -51,7 +51,7 @@ def test_wheel_holds_every_file(wheel: Path) -> None:
     for top in ("evalengine", "conf", "kernels", "tasks"):
         base = Path() if top == "evalengine" else Path("evalengine")
         for file in (ROOT / top).rglob("*"):
-            if file.suffix in (".py", ".yaml", ".json", ".jsonl", ".safetensors", ".jinja"):
+            if file.suffix in (".py", ".yaml", ".json", ".jsonl", ".safetensors", ".jinja", ".css", ".js"):
                 wanted.add((base / file.relative_to(ROOT)).as_posix())
     assert sorted(wanted - held) == []
     assert not any(name.startswith(("kernels/", "tasks/", "conf/", "tests/", "results/")) for name in held)
@@ -81,5 +81,6 @@ def test_installed_run_equals_the_checkouts(site: Path, tmp_path: Path) -> None:
         digests.append(done.stdout.splitlines()[-1])
         assert [entry.name for entry in folder.iterdir()] == ["results"]
         (run,) = (folder / "results").iterdir()
+        assert (run / "report.html").stat().st_size > 10_000, "its style and scripts are package data"
         assert digests[-1] == f"digest: {(run / 'digest.txt').read_text().strip()}"
     assert digests[0] == digests[1]

@@ -6,10 +6,8 @@ Needs lm-eval 0.4.12 (`pip install evalengine[lm-eval]`) and EVALENGINE_DATA, th
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,11 @@ from evalengine.harness.hashes import sample_hashes, task_hash
 from evalengine.harness.metrics import summarize
 from evalengine.tasks.base import Response, Task
 from evalengine.tasks.registry import load_task
-from evalengine.tasks.wikitext import split_pages
+from tests.parity.local_tasks import DATA, rows_for, task_manager, their_task
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
-DATA = os.environ.get("EVALENGINE_DATA")
 pytestmark = pytest.mark.skipif(DATA is None, reason="needs EVALENGINE_DATA, the folder with real rows")
 
-DOCS = 50
 TEXTS = (
     "#### {}",
     "#### {}.",
@@ -60,36 +56,12 @@ def fake_chat(messages: list[dict[str, str]], add_generation_prompt: bool = True
     return "".join(f"<{m['role']}>{m['content']}</>" for m in messages) + "<assistant>" * add_generation_prompt
 
 
-def rows_for(name: str, folder: Path) -> dict[str, str]:
-    """Small local splits of the task: 50 documents, and exemplars among which are some evaluated rows."""
-    assert DATA is not None
-    base = {"gsm8k_cot": "gsm8k", "wikitext": "wikitext2"}.get(name, name)
-    if name == "wikitext":
-        rows = split_pages((Path(DATA) / base / "wiki.test.raw").read_text(encoding="utf-8"))
-    else:
-        split = "validation" if name == "hellaswag" else "test"
-        lines = (Path(DATA) / base / f"{split}.jsonl").read_text(encoding="utf-8").split("\n")
-        rows = [json.loads(line) for line in lines[:150] if line]
-    files = {}
-    for split, part in {"train": rows[30:], "validation": rows[:DOCS], "test": rows[:DOCS]}.items():
-        files[split] = str(folder / f"{split}.jsonl")
-        Path(files[split]).write_text("\n".join(json.dumps(row) for row in part), encoding="utf-8")
-    return files
-
-
 def our_config(name: str, files: dict[str, str], **changes: Any) -> TaskConfig:
     text = (Path(__file__).parents[2] / "conf" / "task" / f"{name}.yaml").read_text(encoding="utf-8")
     config = yaml.safe_load(text)
     config["dataset"] = DatasetConfig(path=config["dataset"]["path"], files=files)
     config["generation"] = GenerationConfig(**config.get("generation", {}))
     return dataclasses.replace(TaskConfig(**config), **changes)
-
-
-@functools.cache
-def task_manager() -> Any:
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager()
 
 
 def run_theirs(name: str, files: dict[str, str], shots: int, golds: dict[str, int], **arguments: Any) -> dict[str, Any]:
@@ -113,15 +85,11 @@ def run_theirs(name: str, files: dict[str, str], shots: int, golds: dict[str, in
         def chat_template(self, chat_template: Any = False) -> str:
             return "fake"
 
-    manager = task_manager()
-    config = Path(files["test"]).with_name("theirs.yaml")  # lm-eval's own task with only its rows replaced
-    override = {"include": str(manager.task_index[name].yaml_path), "task": name, "dataset_path": "json"}
-    override.update(dataset_name=None, dataset_kwargs={"data_files": files})
-    config.write_text(yaml.safe_dump(override), encoding="utf-8")
+    config = their_task(name, files)
     result = lm_eval.simple_evaluate(
         model=Fake(),
         tasks=[str(config)],
-        task_manager=manager,
+        task_manager=task_manager(),
         num_fewshot=shots,
         bootstrap_iters=100,
         fewshot_random_seed=1234,

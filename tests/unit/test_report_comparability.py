@@ -24,7 +24,7 @@ def with_task(**settings: Any) -> dict[str, Any]:
         (with_task(generation={"max_gen_toks": 9, "temperature": 0.0}), "tasks.sums.generation.max_gen_toks is 8 in A"),
         (with_task(version=2.0), "tasks.sums.version is 1.0 in A and 2.0 in B"),
         ({**with_task(generation={"max_gen_toks": 8, "temperature": 0.7}), "seed": 1}, "The seeds differ"),
-        ({"invented_later": True}, "The settings differ (invented_later is null in A and true in B)"),
+        ({"invented_later": True}, "The settings differ (invented_later is none in A and true in B)"),
     ],
 )
 def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], said: str) -> None:
@@ -59,7 +59,7 @@ def test_prompts_documents_and_task_sets_are_refused() -> None:
         "sums: 1 of 3 prompts differ (the first is of doc 1): tasks.sums.num_fewshot is 0 in A and 5 in B"
     ]
     fewer = run({0: BASE[0]}, limit=1)
-    assert incomparable(a, fewer) == ["sums: A has 3 requests, B 1, and they share 1 (limit is null in A and 1 in B)"]
+    assert incomparable(a, fewer) == ["sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)"]
     rows = replace(a, hashes={TASK: {**a.hashes[TASK], 2: ("other", *a.hashes[TASK][2][1:])}})
     assert incomparable(a, rows) == ["sums: 1 of 3 documents differ in content (first: doc 2)"]
     assert "Only A ran sums" in incomparable(a, replace(a, items={}, scores={}))

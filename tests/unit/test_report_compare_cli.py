@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evalengine.__main__ import main
 from evalengine.report import compare_cli
 from evalengine.report.compare import compare
 from evalengine.report.compare_json import comparison_json
@@ -55,14 +56,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
 def test_exit_codes_and_the_last_line(
     words: list[str], code: int, last: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compare_cli.main(words) == code
+    assert main(["compare", *words]) == code
     assert capsys.readouterr().out.splitlines()[-1].startswith(last)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["base", "short"], "they share 1 (limit is null in A and 1 in B)"),
+        (["base", "short"], "they share 1 (limit is none in A and 1 in B)"),
         (["base"], "one run alone cannot be compared"),
         (["base", "bit", "--level", "bits"], "invalid choice: 'bits'"),
         (["base", "bit", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: No such file or directory"),
@@ -71,7 +72,7 @@ def test_exit_codes_and_the_last_line(
 def test_bad_usage_says_nothing_on_standard_output(
     words: list[str], said: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compare_cli.main(words) == 2
+    assert main(["compare", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and said in err and err.startswith("evalengine: compare: ")
 
@@ -80,19 +81,19 @@ def test_runs_without_a_common_request_are_refused_even_if_allowed(
     runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs["other"] = run({7: BASE[0]})
-    assert compare_cli.main(["base", "other", "--allow"]) == 2
+    assert main(["compare", "base", "other", "--allow"]) == 2
     assert "no request in common" in capsys.readouterr().err
 
 
 def test_json_goes_to_a_file_or_alone_to_standard_output(
     runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compare_cli.main(["base", "bit", "--json", "-"]) == 1
+    assert main(["compare", "base", "bit", "--json", "-"]) == 1
     printed = json.loads(capsys.readouterr().out)
-    assert compare_cli.main(["base", "bit", "--json", str(tmp_path / "c.json")]) == 1
+    assert main(["compare", "base", "bit", "--json", str(tmp_path / "c.json")]) == 1
     assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == printed
     assert capsys.readouterr().out.splitlines()[-1].startswith("verdict: ")
-    assert compare_cli.main(["base", "bit", "token", "--json", "-"]) == 1
+    assert main(["compare", "base", "bit", "token", "--json", "-"]) == 1
     assert [pair["pair"] for pair in json.loads(capsys.readouterr().out)["pairs"]] == [[1, 2], [1, 3], [2, 3]]
 
 
@@ -103,7 +104,7 @@ def test_model_output_cannot_reach_the_terminal_or_break_the_json(
     bad = run(TOKEN, answers={0: hostile}, scores={0: 0.0})
     items = {key: replace(i, text=hostile) if key[1] == 0 else i for key, i in bad.items.items()}
     runs["bad"] = replace(bad, items=items)
-    assert compare_cli.main(["base", "bad", "--json", str(tmp_path / "c.json")]) == 1
+    assert main(["compare", "base", "bad", "--json", str(tmp_path / "c.json")]) == 1
     out = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e\ud800]", out)
     assert "[bold]x" in out and "\\x1b[2J" in out

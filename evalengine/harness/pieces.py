@@ -1,0 +1,41 @@
+"""What bytes a token stands for, by the tokenizer's own vocabulary: a text decoded token by token would lose the
+spaces that SentencePiece strips and the characters that byte-level BPE cuts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's byte fallback
+
+
+def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[int, bytes]:
+    """token id -> bytes; ids outside the vocabulary (a model may have more rows than its tokenizer) are left out."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    added = {token: item.content for token, item in tokenizer.added_tokens_decoder.items()}
+    table = {char: byte for byte, char in bytes_to_unicode().items()} if _byte_level(tokenizer) else None
+    found = {}
+    for token, name in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
+        if token in added:
+            found[token] = added[token].encode("utf-8")
+        elif name is not None:
+            found[token] = _piece(name, table)
+    return found
+
+
+def _piece(name: str, table: dict[str, int] | None) -> bytes:
+    """One vocabulary entry. table: byte-level BPE's characters; None for SentencePiece's spelling."""
+    if table is not None and all(char in table for char in name):
+        return bytes(table[char] for char in name)
+    if match := BYTE.fullmatch(name):
+        return bytes.fromhex(match[1])
+    return name.replace("\u2581", " ").encode("utf-8", "replace")
+
+
+def _byte_level(tokenizer: Any) -> bool:
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder") or {}
+    return any(part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ())))

@@ -1,0 +1,1 @@
+"""Pages: one self-contained HTML file each, which fetches nothing and trusts no text that a model wrote."""

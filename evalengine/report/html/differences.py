@@ -1,0 +1,176 @@
+"""The two grids of a comparison: answers that flipped, and outputs that part, with both texts around the place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalengine.report.compare import Comparison, Flip, ItemDifference
+from evalengine.report.compare_tables import item_name
+from evalengine.report.divergence import Divergence, shared_text
+from evalengine.report.html.markup import Markup
+from evalengine.report.html.page import Page
+from evalengine.report.html.parts import Column, grid
+from evalengine.report.runs import Key
+
+TEXT_BYTES = 10_000_000  # of all texts in UTF-8: packed, they then stay below 15 MB of the file, however random
+ITEM_BYTES = 12_000  # of one item's texts
+CELL = 160  # characters of a text that a row shows
+CHANGE = Column("Change", "mark", "9ch", marks=("better", "worse"))
+TIE = Column("Near-tie", "mark", "10ch", phone=False)
+CAUSE = Column("Cause", "text", "13ch", phone=False, choose=True)
+
+
+def parting(c: Comparison) -> list[tuple[Key, Divergence | None]]:
+    """Requests whose outputs differ, in key order; None where a run holds no tokens to say where."""
+    found = {divergence.key: divergence for divergence in c.divergences}
+    outputs = {d.key for d in c.differences if d.what == "output"} | found.keys()
+    return [(key, found.get(key)) for key in sorted(outputs)]
+
+
+def outputs_grid(page: Page, c: Comparison) -> Markup:
+    """A row for each of `parting`, in its order."""
+    rows, items = parting(c), []
+    flips: dict[tuple[str, int], list[Flip]] = {}
+    for flip in c.flips:
+        flips.setdefault((flip.task, flip.doc_id), []).append(flip)
+    causes = {difference.key: difference for difference in c.differences}
+    room = min(ITEM_BYTES, TEXT_BYTES // max(1, len(rows) + len(c.flips)))
+    cells = []
+    for key, divergence in rows:
+        item = _output(c, key, divergence, room)
+        item["flips"] = [_flip(flip, room) for flip in flips.get(key[:2], ())]
+        items.append(item)
+        cells.append(_output_cells(item, causes[key]))
+    columns = [
+        Column("Item", "text", "minmax(14ch, 1fr)"),
+        Column("Token", "number", "7ch"),
+        Column("Goes on in A", "text", "minmax(5ch, 1.2fr)"),
+        Column("Goes on in B", "text", "minmax(5ch, 1.2fr)"),
+        Column("Gap, nat", "number", "9ch", digits=4, phone=False),
+        TIE,
+        Column("Answer", "mark", "9ch", phone=False, marks=("kept", "flipped")),
+        CAUSE,
+    ]
+    page.blocks("outputs", items)
+    return grid(page, "outputs", columns, cells, detail="output", blocks="outputs", noun="outputs")
+
+
+def flips_grid(page: Page, c: Comparison) -> Markup:
+    """A row for each flip; it opens what `outputs_grid` holds of the document's first output that parts."""
+    nowhere: tuple[int | None, Divergence | None] = (None, None)
+    places: dict[tuple[str, int], tuple[int | None, Divergence | None]] = {}
+    for row, (key, first) in enumerate(parting(c)):
+        places.setdefault(key[:2], (row, first))
+    sums = _sums(c)
+    room = min(ITEM_BYTES, TEXT_BYTES // max(1, len(places) + len(c.flips)))
+    items, cells = [], []
+    for flip in c.flips:
+        document = (flip.task, flip.doc_id)
+        place, divergence = places.get(document, nowhere)
+        name = item_name((*document, 0, 0))
+        items.append({"name": name, "flip": _flip(flip, room), "output": place, "choices": sums.get(document, [])})
+        cells.append(_flip_cells(c, flip, name, divergence))
+    columns = [
+        Column("Item", "text", "minmax(14ch, 1fr)"),
+        Column("Filter", "text", "16ch", phone=False, choose=True),
+        Column("Answer A", "text", "minmax(5ch, 1fr)"),
+        Column("Answer B", "text", "minmax(5ch, 1fr)"),
+        Column("Score", "text", "11ch", phone=False),
+        CHANGE,
+        Column("Token", "number", "7ch", phone=False),
+        TIE,
+        CAUSE,
+    ]
+    page.blocks("flips", items)
+    columns, cells = _telling(columns, cells)
+    return grid(page, "flips", columns, cells, detail="flip", blocks="flips", noun="flips")
+
+
+def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column], list[list[Any]]]:
+    """Without the columns that say nothing here: no token where choices are scored, one filter for all."""
+    values = {column.title: {row[i] for row in rows} for i, column in enumerate(columns)}
+    silent = {title for title, found in values.items() if found == {None}}
+    silent |= {"Filter"} if len(values["Filter"]) == 1 else set()
+    kept = [i for i, column in enumerate(columns) if column.title not in silent]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -> dict[str, Any]:
+    """Both texts around the place where they part; `a` and `b` are None where a run holds no text."""
+    x, y, d = c.a.items[key].text, c.b.items[key].text, divergence
+    known = x is not None and y is not None
+    x, y = (x, y) if x is not None and y is not None else ("", "")
+    at = shared_text(x, y)
+    before, a, b = _end(x[:at], room // 4), _begin(x[at:], room * 3 // 8), _begin(y[at:], room * 3 // 8)
+    return {
+        "name": item_name(key),
+        "position": None if d is None else d.position,
+        "before": before,
+        "a": a if known else None,
+        "b": b if known else None,
+        "cut_before": len(before) < at,
+        "cut_a": at + len(a) < len(x),
+        "cut_b": at + len(b) < len(y),
+        "ids_a": None if d is None else d.tokens_a,
+        "ids_b": None if d is None else d.tokens_b,
+        "logprob_a": None if d is None else finite(d.logprob_a),
+        "logprob_b": None if d is None else finite(d.logprob_b),
+        "gap": None if d is None else d.gap,
+        "near_tie": None if d is None else d.near_tie,
+    }
+
+
+def _output_cells(item: dict[str, Any], difference: ItemDifference) -> list[Any]:
+    texts = [None if item[side] is None else (item[side][:CELL] or "(ends)") for side in ("a", "b")]
+    rest = (item["gap"], item["near_tie"], not item["flips"], difference.cause)
+    return [item["name"], item["position"], *texts, *rest]
+
+
+def _flip_cells(c: Comparison, flip: Flip, name: str, divergence: Divergence | None) -> list[Any]:
+    old, new = finite(flip.value_a), finite(flip.value_b)
+    key = (flip.task, flip.metric or "", flip.filter)
+    higher = c.a.higher_is_better.get(key, c.b.higher_is_better.get(key))
+    changed = old is not None and new is not None and old != new and higher is not None
+    better = (new > old) == higher if changed and old is not None and new is not None else None
+    score = f"{old:g} → {new:g}" if old is not None and new is not None else None
+    answers = [None if text is None else text[:CELL] for text in (flip.answer_a, flip.answer_b)]
+    place = (None, None) if divergence is None else (divergence.position, divergence.near_tie)
+    return [name, flip.filter, *answers, score, better, *place, flip.cause]
+
+
+def _flip(flip: Flip, room: int) -> dict[str, Any]:
+    answers = [None if text is None else _begin(text, room // 4) for text in (flip.answer_a, flip.answer_b)]
+    return {
+        "filter": flip.filter,
+        "cause": flip.cause,
+        "a": answers[0],
+        "b": answers[1],
+        "metric": flip.metric,
+        "score_a": finite(flip.value_a),
+        "score_b": finite(flip.value_b),
+    }
+
+
+def _sums(c: Comparison) -> dict[tuple[str, int], list[list[Any]]]:
+    """(task, document) -> [request, A's summed logprob, B's], of flipped documents whose requests score given texts."""
+    flipped = {(flip.task, flip.doc_id) for flip in c.flips}
+    found: dict[tuple[str, int], list[list[Any]]] = {}
+    for key, x in c.a.items.items():
+        y = c.b.items.get(key)
+        if y is not None and key[:2] in flipped and x.kind != "generate_until":
+            found.setdefault(key[:2], []).append([key[2], finite(x.sum_logprob), finite(y.sum_logprob)])
+    return found
+
+
+def finite(value: float | None) -> float | None:
+    """None for what JSON cannot hold."""
+    return value if value is not None and abs(value) < float("inf") else None
+
+
+def _begin(text: str, room: int) -> str:
+    """As much of the beginning as surely takes no more than `room` bytes of UTF-8."""
+    return text[: room if text.isascii() else room // 4]
+
+
+def _end(text: str, room: int) -> str:
+    return text[max(0, len(text) - (room if text.isascii() else room // 4)) :]

@@ -1,0 +1,147 @@
+"""How long, how ended, how likely: the distributions of a task's requests; calibration and margins of its choices."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from evalengine.report.choices import Choice, choices, expected_calibration_error, margins, reliability
+from evalengine.report.html.markup import Markup, join, tag
+from evalengine.report.html.page import Page
+from evalengine.report.html.parts import counted, figure, row_of
+from evalengine.report.html.plots import Series, bars, calibration, histogram, legend
+from evalengine.report.mean_interval import wilson
+from evalengine.report.run_data import RunData
+from evalengine.report.runs import Item
+
+BINS = 30
+WORDS = {"stop": "a stop string or end token", "length": "the length limit"}
+
+
+def distributions_section(page: Page, data: RunData) -> None:
+    """Lengths, endings, truncation and logprobs of every task; nothing for a run without tokens and texts."""
+    parts: list[Markup] = []
+    for task in data.tasks:
+        figures = list(_figures(data, task))
+        if figures:
+            parts += [tag("h3", task)] if len(data.tasks) > 1 else []
+            parts.append(row_of(*figures))
+    if parts:
+        page.section("distributions", "Lengths, endings and logprobs", *parts)
+
+
+def likelihood_section(page: Page, data: RunData) -> None:
+    """Calibration and margins of the multiple-choice tasks."""
+    found = {task: choices(data, task) for task in data.tasks}
+    known = {task: [c for c in listed if c.target is not None] for task, listed in found.items()}
+    parts: list[Markup] = []
+    for task, listed in known.items():
+        if listed:
+            parts += [tag("h3", task)] if sum(map(bool, known.values())) > 1 else []
+            parts.append(row_of(_calibration(listed), _margins(listed)))
+    if parts:
+        note = (
+            "Each choice's probability is the softmax of the choices' summed log-likelihoods; the likeliest is chosen."
+        )
+        page.section("likelihood", "Calibration and margins", *parts, note=note)
+
+
+def edges(values: Sequence[float], whole: bool) -> list[float]:
+    """At most `BINS` bins over finite values, not empty; for whole numbers, halfway between them."""
+    low, high = min(values), max(values)
+    if whole:
+        width = math.ceil((high - low + 1) / BINS)
+        count = math.ceil((high - low + 1) / width)
+        return [low - 0.5 + width * i for i in range(count + 1)]
+    pad = 0.5 if low == high else 0.0
+    return [float(edge) for edge in np.linspace(low - pad, high + pad, BINS + 1)]
+
+
+def _figures(data: RunData, task: str) -> Iterator[Markup]:
+    items, generated = data.items(task), data.kinds.get(task) == "generate_until"
+    if not items:
+        return
+    reasons = Counter(data.endings[item.key][0] for item in items if item.key in data.endings)
+    if all(item.output_ids is not None for item in items):
+        yield _lengths(data, items, generated)
+    if drawn := _logprobs(data, task, items):
+        yield drawn
+    if prompts := [data.endings[item.key][1] for item in items if item.key in data.endings]:
+        yield figure("Prompt length", _histogram(prompts, "tokens", True), _span(prompts, "tokens"))
+    if data.endings:
+        cut = sum(item.truncated > 0 for item in items)
+        rows = [
+            (f"ended by {WORDS.get(r, r)}", float(n), "bad" if r == "length" else "") for r, n in reasons.most_common()
+        ]
+        rows = rows if generated else [("scored", float(len(items)), "")]
+        rows.append(("prompt cut from the left to fit", float(cut), "bad"))
+        yield figure("Endings and truncation", bars(rows, len(items), "requests"), counted(len(items), "request"))
+
+
+def _lengths(data: RunData, items: Sequence[Item], generated: bool) -> Markup:
+    """Output lengths, those that ran into the limit apart."""
+    lengths = [len(item.output_ids or ()) for item in items]
+    limited = [data.endings.get(item.key, ("",))[0] == "length" for item in items]
+    at = edges(lengths, whole=True)
+    layers, note = [Series("", _counts(lengths, at))], _span(lengths, "tokens")
+    if generated and any(limited):
+        parts = [[n for n, full in zip(lengths, limited, strict=True) if full is which] for which in (False, True)]
+        layers = [Series("ended", _counts(parts[0], at)), Series("at the length limit", _counts(parts[1], at), "bad")]
+        note = join(note, ". ", legend(("ended", ""), ("at the length limit", "bad")))
+    title = "Output length" if generated else "Scored tokens"
+    return figure(title, histogram(at, layers, "tokens", "requests"), note)
+
+
+def _logprobs(data: RunData, task: str, items: Sequence[Item]) -> Markup | None:
+    """Mean logprob of a token, by request; right and wrong documents apart where a task has one request each."""
+    means = {i.doc_id: i.sum_logprob / len(i.output_ids) for i in items if i.output_ids and i.sum_logprob is not None}
+    finite = {doc: value for doc, value in means.items() if math.isfinite(value)}
+    key = next((key for key in data.score_keys(task) if data.binary(key)), None)
+    if not finite or len(means) != len(items):  # several requests a document: the choices have plots of their own
+        return None
+    at = edges(list(finite.values()), whole=False)
+    if key is None:
+        layers, note = [Series("", _counts(finite.values(), at))], counted(len(finite), "request")
+        return figure("Mean logprob of a token", histogram(at, layers, "nat", "requests"), note)
+    scores = data.run.scores[key]
+    right, wrong = ([v for doc, v in finite.items() if scores.get(doc) == which] for which in (1.0, 0.0))
+    layers = [Series("correct", _counts(right, at)), Series("wrong", _counts(wrong, at), "bad")]
+    marks = legend((f"correct by {key[1]}", ""), ("wrong", "bad"))
+    return figure("Mean logprob of an output's tokens", histogram(at, layers, "nat", "requests"), marks)
+
+
+def _calibration(found: Sequence[Choice]) -> Markup:
+    bins = reliability(found)
+    points = [(b.confidence, b.correct / b.count, *wilson(b.correct, b.count), b.count) for b in bins]
+    error = expected_calibration_error(bins)
+    note = f"Calibration error {error:.3f} over {len(found):,} documents; lines are 95 % intervals."
+    return figure("Calibration", calibration(points), note)
+
+
+def _margins(found: Sequence[Choice]) -> Markup:
+    values = list(margins(found))
+    at = edges(values, whole=False)
+    right = [c.margin for c in found if c.correct and c.margin is not None]
+    wrong = [c.margin for c in found if not c.correct and c.margin is not None]
+    layers = [Series("correct", _counts(right, at)), Series("wrong", _counts(wrong, at), "bad")]
+    title = "Margin: target's log-likelihood less the best other's"
+    close = sum(abs(value) < 1 for value in values)
+    note = join(f"{close:,} of {len(values):,} within 1 nat. ", legend(("correct", ""), ("wrong", "bad")))
+    return figure(title, histogram(at, layers, "nat", "documents", rule=0.0 if at[0] < 0 < at[-1] else None), note)
+
+
+def _histogram(values: Sequence[float], unit: str, whole: bool) -> Markup:
+    at = edges(values, whole)
+    return histogram(at, [Series("", _counts(values, at))], unit, "requests")
+
+
+def _counts(values: Iterable[float], at: Sequence[float]) -> list[float]:
+    return [float(n) for n in np.histogram(np.fromiter(values, dtype=np.float64), bins=np.asarray(at))[0]]
+
+
+def _span(values: Sequence[int], unit: str) -> str:
+    middle = float(np.median(np.asarray(values)))
+    return f"median {middle:,.0f}, from {min(values):,} to {max(values):,} {unit}"

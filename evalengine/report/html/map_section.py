@@ -1,0 +1,66 @@
+"""The divergence map on a page: data for `assets/map.js`, the legend that says what a colour means, and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from evalengine.report.compare import Comparison
+from evalengine.report.compare_tables import item_name
+from evalengine.report.divergence_map import LIMITS, NO_DISTANCE, MapRow, divergence_map
+from evalengine.report.html.differences import parting
+from evalengine.report.html.markup import Markup, tag
+from evalengine.report.html.page import Page
+
+PARTS, AFTER = 9, 10  # states beside the levels of a `MapRow`: the first token that differs, and what follows it
+
+
+def map_section(page: Page, c: Comparison) -> None:
+    """The map, or why there is none; nothing for runs that are equal to the bit."""
+    rows = divergence_map(c)
+    if any(row.first is not None for row in rows):
+        places = {key: place for place, (key, _) in enumerate(parting(c))}
+        page.data("map", [[item_name(r.key), r.tokens, r.parts_at, r.first, places.get(r.key)] for r in rows])
+        page.blocks("map", [row.levels for row in rows])
+        off = tag("p", "Scripts are off: the map needs them.", class_="note")
+        page.section("map", "Divergence map", _legend(rows), tag("div", off, data_map=True), note=_summary(rows))
+    elif not rows and c.verdict != "IDENTICAL":
+        note = "There is no map: it needs the tokens of both runs, and one of them holds none."
+        page.section("map", "Divergence map", note=note)
+
+
+def _summary(rows: Sequence[MapRow]) -> str:
+    parts = [row.parts_at for row in rows if row.parts_at is not None]
+    moved = sum(row.parts_at is None and row.first is not None for row in rows)
+    said = [f"A line an item, a column a token of its output ({len(rows):,} items)."]
+    if len(parts) == 1:
+        said.append(f"One output parts, at token {parts[0]:,}.")
+    elif parts:
+        said.append(
+            f"{len(parts):,} outputs part, the first at token {min(parts):,}, half by token {median(parts):,g}."
+        )
+    said.append(f"Same tokens, other logprobs: {moved:,}. Equal to the bit: {len(rows) - len(parts) - moved:,}.")
+    return " ".join(said)
+
+
+def _legend(rows: Sequence[MapRow]) -> Markup:
+    """Swatches, whose colours the script takes."""
+    limits = [f"{limit:g}" for limit in LIMITS]
+    said = [f"below {limits[0]}", *(f"{a} to {b}" for a, b in pairwise(limits)), f"from {limits[-1]}"]
+    levels = [_swatch(level, f"{text} nat") for level, text in enumerate(said, 1)]
+    odd = any(str(NO_DISTANCE) in row.levels for row in rows)
+    parts = any(row.parts_at is not None for row in rows)
+    return tag(
+        "p",
+        tag("span", _swatch(0, "equal bits"), "equal bits"),
+        tag("span", *levels, f"|Δ logprob| {limits[0]} … {limits[-1]} nat"),
+        tag("span", _swatch(NO_DISTANCE, "not finite"), "not finite") if odd else None,
+        tag("span", _swatch(PARTS, "the first token that differs"), "outputs part") if parts else None,
+        tag("span", _swatch(AFTER, "after the parting"), "after that") if parts else None,
+        class_="map-legend",
+    )
+
+
+def _swatch(state: int, text: str) -> Markup:
+    return tag("i", data_state=state, title=text)

@@ -1,0 +1,100 @@
+"""What sections are made of: tables, facts, figures, marks, and the grid for thousands of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from evalengine.report.html.markup import Child, Markup, tag
+from evalengine.report.html.page import Page
+
+Kind = Literal["text", "mono", "number", "mark"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a grid. A cell is a str, a number or None; of a `mark`, True (good), False (bad) or None."""
+
+    title: str
+    kind: Kind = "text"
+    width: str = "1fr"  # of CSS grid-template-columns: "6ch", "minmax(12ch, 2fr)"
+    digits: int | None = None  # of a number, after the point
+    phone: bool = True  # shown on a narrow screen too
+    choose: bool = False  # a filter by its few values
+    marks: tuple[str, str] = ("yes", "no")  # the words for True and False
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = (), **attributes: Any
+) -> Markup:
+    """A plain table for tens of rows. numbers: the columns (from 0) whose cells are numbers, set to the right."""
+    classes = ["number" if place in numbers else None for place in range(len(head))]
+    top = tag("tr", *(tag("th", text, class_=kind, scope="col") for text, kind in zip(head, classes, strict=True)))
+    body = [tag("tr", *(tag("td", c, class_=k) for c, k in zip(row, classes, strict=True))) for row in rows]
+    inner = tag("table", tag("thead", top), tag("tbody", *body), **attributes)
+    return tag("div", inner, class_="scroll", tabindex="0")
+
+
+def facts(pairs: Mapping[str, Child] | Iterable[tuple[str, Child]]) -> Markup:
+    """Names and values, one under the other."""
+    found = pairs.items() if isinstance(pairs, Mapping) else pairs
+    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in found if v is not None), class_="facts")
+
+
+def counted(count: int, noun: str) -> str:
+    """1 document, 2,000 documents."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def tiles(pairs: Iterable[tuple[str, Child, Child]]) -> Markup:
+    """Large figures side by side: (label, figure, a word below or None)."""
+    cells = (
+        tag("div", tag("p", label, class_="label"), tag("p", figure, class_="figure"), tag("p", word, class_="word"))
+        for label, figure, word in pairs
+    )
+    return tag("div", *cells, class_="tiles")
+
+
+def verdict(word: str, sentence: Child, good: bool | None) -> Markup:
+    """The first thing read. good: True, False, or None for neither."""
+    mood = {True: "good", False: "bad", None: "plain"}[good]
+    return tag("div", tag("p", word, class_="word"), tag("p", sentence, class_="sentence"), class_=f"verdict {mood}")
+
+
+def figure(title: str, drawing: Markup, note: Child = None) -> Markup:
+    """A plot (see `plots`) under its title."""
+    caption = tag("figcaption", tag("strong", title), tag("span", note) if note is not None else None)
+    return tag("figure", caption, drawing)
+
+
+def row_of(*children: Child) -> Markup:
+    """Figures side by side where there is room: two and two if they are two or four, else in threes."""
+    return tag("div", *children, class_="row pairs" if len(children) in (2, 4) else "row")
+
+
+def details(summary: Child, *children: Child) -> Markup:
+    """What is folded away until asked for."""
+    return tag("details", tag("summary", summary), *children)
+
+
+def grid(
+    page: Page,
+    name: str,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Any]],
+    detail: str | None = None,
+    blocks: str | None = None,
+    noun: str = "rows",
+) -> Markup:
+    """A sortable, searchable table of any number of rows, of which only those in sight are in the document.
+
+    rows: of JSON values; untrusted text is welcome. detail: the script's renderer (`report.details[detail]`) that fills
+    the panel which a row opens. blocks: the name of `page.blocks` with one item a row: what a renderer gets, and what
+    the search reads besides the row. Its hash `#name=K` opens row K (from 0).
+    """
+    for row in rows:
+        assert len(row) == len(columns), f"{name}: a cell a column"
+    page.data(f"grid-{name}", {"columns": [asdict(c) for c in columns], "rows": [list(row) for row in rows],
+                               "detail": detail, "blocks": blocks, "noun": noun})  # fmt: skip
+    return tag("div", tag("p", "Scripts are off: the table needs them.", class_="note"), class_="grid", data_grid=name)

@@ -1,0 +1,55 @@
+"""`report.html`: everything that one run left, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evalengine.errors import ConfigError
+from evalengine.report.html.distributions import distributions_section, likelihood_section
+from evalengine.report.html.noise_floor import noise_floor_section
+from evalengine.report.html.page import Page
+from evalengine.report.html.samples import samples_section
+from evalengine.report.html.summary import cost_section, manifest_section, metrics_section, summary_lead
+from evalengine.report.noise_floor import noise_floor, sibling
+from evalengine.report.run_data import RunData, load_run_data
+from evalengine.report.runs import Run
+
+REPORT = "report.html"
+
+
+def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Path, int]:
+    """Writes the page of a finished run (default: into its folder); returns (file, bytes).
+
+    Raises `ConfigError` for a run that cannot be read, `EvalEngineError` if the disk refuses.
+    """
+    data = load_run_data(folder)
+    path = target or (data.run.source if data.run.source.is_dir() else data.run.source.parent) / REPORT
+    return path, run_page(data, _sibling(data.run)).write(path)
+
+
+def run_page(data: RunData, other: Run | None = None) -> Page:
+    """The page of one run. other: the run in the other kind of numerics that its noise floor is measured against."""
+    page = Page(_title(data), scripts=("samples.js",))
+    summary_lead(page, data)
+    metrics_section(page, data)
+    if other is not None:
+        noise_floor_section(page, noise_floor(data.run, other))
+    distributions_section(page, data)
+    likelihood_section(page, data)
+    samples_section(page, data)
+    cost_section(page, data, other)
+    manifest_section(page, data)
+    return page
+
+
+def _title(data: RunData) -> str:
+    model = data.run.manifest.get("model", {}).get("name") or data.results.get("model_name") or data.run.name
+    return f"{', '.join(data.tasks)} on {model}"
+
+
+def _sibling(run: Run) -> Run | None:
+    """A damaged neighbour costs its section, not the page."""
+    try:
+        return sibling(run)
+    except ConfigError:
+        return None

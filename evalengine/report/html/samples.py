@@ -1,0 +1,240 @@
+"""The samples of a run: a row per document for the grid, and its texts and tokens for the panel behind it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalengine.records.tokens import token_texts
+from evalengine.report.choices import continuations, target_index
+from evalengine.report.html.markup import Markup, join, tag
+from evalengine.report.html.page import Page, packed
+from evalengine.report.html.parts import Column, grid
+from evalengine.report.run_data import RunData
+from evalengine.report.runs import Item, ScoreKey
+
+BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shrink until they fit
+# Characters kept of a (prompt, other text), a quarter as many tokens: few-shot examples are the first to go.
+LIMITS = ((20_000, 20_000), (6_000, 20_000), (2_000, 20_000), (1_000, 6_000), (600, 2_000), (300, 600), (150, 200))
+PREVIEW = 100  # characters in a cell
+MARKS = 4  # columns of 0/1 metrics
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Which columns the rows have."""
+
+    tasks: list[str]
+    marks: list[tuple[str, dict[str, ScoreKey]]]  # title, and task -> the 0/1 metric that it shows
+    answers: bool
+    tokens: bool
+
+
+def samples_section(page: Page, data: RunData) -> None:
+    """Adds the section, its grid and its texts."""
+    shape = _shape(data)
+    rows = [_row(data, shape, task, doc) for task in data.tasks for doc in data.samples[task]]
+    limits = next((limits for limits in LIMITS if _estimate(data, *limits) <= BUDGET), LIMITS[-1])
+    cut = Scissors(*limits)
+    page.blocks("samples", list(_texts(data, cut)))
+    note = "Click a row for its prompt, output and tokens; search reads prompts, outputs, targets and documents too."
+    body = grid(page, "samples", list(_columns(data, shape)), rows, detail="sample", blocks="samples", noun="samples")
+    page.section("samples", "Samples", body, note=join(note, _cut_note(cut.count)))
+
+
+class Scissors:
+    """Keeps the ends of long texts, and counts those."""
+
+    def __init__(self, prompt: int, other: int) -> None:
+        self.limits = (prompt, other)
+        self.count = 0
+
+    def prompt(self, text: str) -> str | list[Any]:
+        """The prompt, or [its beginning, characters left out, its end]: a quarter and three quarters of the limit."""
+        return self._cut(text, self.limits[0], self.limits[0] // 4)
+
+    def other(self, text: str) -> str | list[Any]:
+        """The same of any other text: three quarters and a quarter."""
+        return self._cut(text, self.limits[1], self.limits[1] - self.limits[1] // 4)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens of an output are kept."""
+        return self.limits[1] // 4
+
+    def _cut(self, text: str, limit: int, head: int) -> str | list[Any]:
+        if len(text) <= limit:
+            return text
+        self.count += 1
+        return [text[:head], len(text) - limit, text[head - limit :]]
+
+
+def _cut_note(count: int) -> Markup | None:
+    if not count:
+        return None
+    what = f"{count:,} texts are" if count > 1 else "One text is"
+    return join(
+        f" {what} too long for this page and shown by the ends; ",
+        tag("code", "samples_<task>_<time>.jsonl"),
+        " has all.",
+    )
+
+
+def _shape(data: RunData) -> _Shape:
+    """Every 0/1 metric of one task; of several, each one's first, in one column."""
+    keys = {task: [key for key in data.score_keys(task) if data.binary(key)] for task in data.tasks}
+    if len(data.tasks) > 1:
+        firsts = {task: mine[0] for task, mine in keys.items() if mine}
+        marks = [("First metric", firsts)] if firsts else []
+    else:
+        marks = [(mark_title(mine, key), {task: key}) for task, mine in keys.items() for key in mine[:MARKS]]
+    tokens = any(item.logprobs is not None for item in data.run.items.values())
+    return _Shape(data.tasks, marks, any(data.run.answers.values()), tokens)
+
+
+def _columns(data: RunData, shape: _Shape) -> Iterator[Column]:
+    if len(shape.tasks) > 1:
+        yield Column("Task", "text", "minmax(7ch, 14ch)", phone=False, choose=True)
+    yield Column("Doc", "number", "6ch", digits=0)
+    yield Column("Prompt", "text", "minmax(0, 2.2fr)")
+    if shape.answers:
+        yield Column("Answer", "text", "minmax(0, 1fr)", phone=False)
+    yield Column("Target", "text", "minmax(0, 1fr)", phone=False)
+    for place, (title, _) in enumerate(shape.marks):
+        width = f"{min(max(11, len(title) + 1), 16)}ch"
+        yield Column(title, "mark", width, phone=place == 0, marks=("correct", "wrong"))
+    if shape.tokens:
+        yield Column("Tokens", "number", "8ch", digits=0, phone=False)
+        yield Column("Logprob", "number", "9ch", digits=3, phone=False)
+
+
+def mark_title(keys: Sequence[ScoreKey], key: ScoreKey) -> str:
+    """What tells this metric and filter from the task's others: as little as will do."""
+    _, metric, name = key
+    if len({k[2] for k in keys}) == 1:
+        return metric
+    return name if len({k[1] for k in keys}) == 1 else f"{metric} {name}"
+
+
+def _row(data: RunData, shape: _Shape, task: str, doc: int) -> list[Any]:
+    sample, items = data.samples[task][doc][0], data.documents[task, doc]
+    texts = continuations(sample) if data.kinds.get(task) == "loglikelihood" else []
+    answer = next(
+        (a for f in data.filters(task) if (a := data.run.answers.get((task, f), {}).get(doc)) is not None), ""
+    )
+    row: list[Any] = [task] if len(shape.tasks) > 1 else []
+    row += [doc, _preview(_prompt(sample))]
+    row += [_preview(answer)] if shape.answers else []
+    row.append(_preview(_target(sample, texts)))
+    for _, keys in shape.marks:
+        value = data.run.scores[keys[task]].get(doc) if task in keys else None
+        row.append(None if value is None else value == 1.0)
+    if shape.tokens:
+        lengths = sum(len(item.output_ids or ()) for item in items)
+        sums = [item.sum_logprob for item in items if item.sum_logprob is not None]
+        mean = math.fsum(sums) / lengths if sums and lengths and all(map(math.isfinite, sums)) else None
+        row += [lengths, None if mean is None else round(mean, 4)]
+    return row
+
+
+def _texts(data: RunData, cut: Scissors, every: int = 1) -> Iterator[list[Any]]:
+    """Per sample, as samples.js reads it: [task, doc, prompt, target, filters, requests, document]."""
+    places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
+    for task, doc in places[::every]:
+        rows = data.samples[task][doc]
+        yield [
+            task,
+            doc,
+            cut.prompt(_prompt(rows[0])),
+            cut.other(str(rows[0].get("target", ""))),
+            [_filter(data, task, doc, row, cut) for row in rows],
+            list(_requests(data, task, doc, cut)),
+            [[str(k), cut.other(_plain(v))] for k, v in (rows[0].get("doc") or {}).items()],
+        ]
+
+
+def _filter(data: RunData, task: str, doc: int, row: Mapping[str, Any], cut: Scissors) -> list[Any]:
+    """[filter, answer, [[metric, value], ...]]"""
+    answer = data.run.answers.get((task, row["filter"]), {}).get(doc)
+    return [
+        row["filter"],
+        None if answer is None else cut.other(answer),
+        [[m, _plain(row.get(m))] for m in row["metrics"]],
+    ]
+
+
+def _requests(data: RunData, task: str, doc: int, cut: Scissors) -> Iterator[list[Any]]:
+    """Per request: [kind, text, sum, is the target, facts, whole output, lengths of its tokens' texts, logprobs in
+    1/1000 nat, tokens left out]. The text is a length where the output begins with it, as it mostly does."""
+    sample = data.samples[task][doc][0]
+    texts = continuations(sample) if data.kinds.get(task) == "loglikelihood" else []
+    target = target_index(sample, texts)
+    for item in data.documents[task, doc]:
+        place = item.request_index
+        text = texts[place] if place < len(texts) else item.text
+        ids = (item.output_ids or [])[: cut.tokens]
+        pieces = token_texts(ids, data.pieces)
+        whole = "".join(pieces)
+        shown = [] if item.logprobs is None else item.logprobs[: cut.tokens].tolist()
+        yield [
+            item.kind,
+            None if text is None else _units(text) if ids and whole.startswith(text) else cut.other(text),
+            item.sum_logprob if item.sum_logprob is not None and math.isfinite(item.sum_logprob) else None,
+            len(texts) > 1 and place == target,
+            _facts(data, item),
+            whole,
+            [_units(piece) for piece in pieces],
+            [round(value * 1000) if math.isfinite(value) else None for value in shown],
+            len(item.output_ids or ()) - len(ids),
+        ]
+
+
+def _units(text: str) -> int:
+    """The text's length as JavaScript counts: a character beyond U+FFFF is two."""
+    return len(text) if text.isascii() else len(text) + sum(char > "\uffff" for char in text)
+
+
+def _facts(data: RunData, item: Item) -> list[list[str]]:
+    """What is known of a request, in words."""
+    reason, prompt = data.endings.get(item.key, (None, None))
+    found = [] if prompt is None else [["prompt", f"{prompt:,} tokens"]]
+    if item.output_ids is not None:
+        scored = item.kind != "generate_until"
+        found.append(["scored" if scored else "output", f"{len(item.output_ids):,} tokens"])
+        found += [] if scored or reason is None else [["ended by", {"length": "the length limit"}.get(reason, reason)]]
+    return found + ([["cut from the prompt's left", f"{item.truncated:,} tokens"]] if item.truncated else [])
+
+
+def _estimate(data: RunData, prompt: int, other: int) -> int:
+    """About how many bytes all texts take at these limits, from one document in 16 if there are many."""
+    count = sum(len(docs) for docs in data.samples.values())
+    every = 16 if count > 2000 else 1
+    return every * sum(len(block) for block in packed(list(_texts(data, Scissors(prompt, other), every))))
+
+
+def _prompt(sample: Mapping[str, Any]) -> str:
+    """The context of the first request; all requests of a sample share it, but for rolling ones, which score it."""
+    arguments = sample.get("arguments")
+    first: Any = next(iter(arguments.values()), {}) if isinstance(arguments, Mapping) else {}
+    return str(first.get("arg_0", "")) if isinstance(first, Mapping) else ""
+
+
+def _target(sample: Mapping[str, Any], texts: Sequence[str]) -> str:
+    place = target_index(sample, texts) if len(texts) > 1 else None
+    if place is not None:
+        return f"{place}: {texts[place].strip()}"
+    lines = str(sample.get("target", "")).strip().splitlines()
+    return lines[-1] if lines else ""  # of a worked solution, its end
+
+
+def _preview(text: str) -> str:
+    """One line: the last paragraph (after the few-shot examples), its beginning."""
+    last = text.strip()[-20 * PREVIEW :].split("\n\n")[-1]
+    return " ".join(last[: 2 * PREVIEW].split())[:PREVIEW]
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

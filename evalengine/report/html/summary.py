@@ -1,0 +1,211 @@
+"""What stands first on a run's page: may it be trusted, what came out, what it cost; and last, what it ran on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from evalengine.report.html.markup import Child, Markup, tag
+from evalengine.report.html.page import Page
+from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
+from evalengine.report.html.plots import interval, percent
+from evalengine.report.mean_interval import mean_interval
+from evalengine.report.run_data import RunData
+from evalengine.report.runs import Run, ScoreKey
+
+TILES = 4  # metrics shown large
+
+
+def summary_lead(page: Page, data: RunData) -> None:
+    """Verdict, digest, the first metrics in large figures, and what a reader must know before trusting them."""
+    page.lead(verdict(*_verdict(data)))
+    run = data.run
+    if run.digest:
+        text = ("digest ", tag("code", run.digest), " (checked against the records; equal digests mean equal bits)")
+        page.lead(tag("p", *text, class_="digest"))
+    several = len(data.tasks) > 1
+    large = []
+    for key in list(run.results)[:TILES]:
+        value, error = run.results[key]
+        label = " ".join(([key[0]] if several else []) + _label(key, data))
+        large.append((label, _value(value, key, data), _interval_words(data, key, error)))
+    page.lead(tiles(large), *_warnings(data))
+
+
+def metrics_section(page: Page, data: RunData) -> None:
+    """Every metric with its interval."""
+    several = len(data.tasks) > 1
+    rows: list[list[Child]] = []
+    for key, (value, error) in data.run.results.items():
+        arrow = {True: "up", False: "down", None: None}[data.run.higher_is_better.get(key)]
+        bounds = _bounds(data, key)
+        drawn = interval(value, *bounds, (0.0, 1.0)) if bounds and data.binary(key) else ""
+        shots, count = data.results.get("n-shot", {}).get(key[0], ""), len(data.samples.get(key[0], {}))
+        rows.append([
+            *([key[0]] if several else []), tag("span", key[1], class_=arrow), key[2], f"{value:,.4f}",
+            f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else "", drawn,
+            "" if error is None else f"{error:.4f}", f"{count:,}", str(shots),
+        ])  # fmt: skip
+    head = ["Metric", "Filter", "Value", "95 % interval", "0 to 1", "Stderr", "Documents", "n-shot"]
+    head = ["Task", *head] if several else head
+    kept = [place for place in range(len(head)) if any(row[place] != "" for row in rows)]  # lm-eval's may lack some
+    rows, head = [[row[place] for place in kept] for row in rows], [head[place] for place in kept]
+    right = [place for place, name in enumerate(head) if name in ("Value", "Stderr", "Documents", "n-shot")]
+    about = "Intervals are over documents: Wilson's for 0/1 scores, Student's t for others. Stderr is lm-eval's."
+    note = about if "95 % interval" in head else "These are of the whole corpus: no score per document, no interval."
+    page.section("metrics", "Metrics", table(head, rows, numbers=right), note=note)
+
+
+def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
+    """Time, throughput, and what the scheduler did; nothing for a run that recorded none.
+
+    other: the run in the other kind of numerics, on the same inputs.
+    """
+    manifest = data.run.manifest
+    if not manifest:
+        return
+    counts, timings, engine = manifest["counts"], manifest["timings"], manifest["engine"]
+    seconds, stats = timings["run_seconds"], engine.get("stats", {})
+    ran = counts["requests"] - counts["resumed_requests"]
+    speed: list[tuple[str, Child, Child]] = [
+        ("Time", f"{timings['total_seconds']:,.1f} s", f"{seconds:,.1f} s of it running")
+    ]
+    if ran and seconds > 0:
+        speed += [
+            ("Requests", f"{ran / seconds:,.1f}/s", f"{ran:,} of {counts['requests']:,} ran"),
+            ("Prompt tokens", f"{counts['prompt_tokens'] / seconds:,.0f}/s", f"{counts['prompt_tokens']:,} in all"),
+            ("Output tokens", f"{counts['output_tokens'] / seconds:,.0f}/s", f"{counts['output_tokens']:,} in all"),
+        ]
+    speed += list(_against(data.run, other)) if other else []
+    page.section("cost", f"What {manifest['numerics']} numerics cost", tiles(speed), facts(_schedule(manifest, stats)))
+
+
+def manifest_section(page: Page, data: RunData) -> None:
+    """What it ran on, in short and in full."""
+    manifest, run = data.run.manifest, data.run
+    short = facts(_short(manifest)) if manifest else facts([("Model", data.results.get("model_name"))])
+    whole = [details(f"{name}", tag("pre", _json(value))) for name, value in _wholes(data)]
+    page.section("manifest", "Manifest", short, *whole, note=f"Read from {run.name}." if run.kind != "run" else None)
+
+
+def _verdict(data: RunData) -> tuple[str, str, bool | None]:
+    level = data.run.manifest.get("numerics")
+    documents = sum(len(docs) for docs in data.samples.values())
+    what = f"{counted(documents, 'document')}, {counted(len(data.run.items), 'request')}. "
+    if level == "exact":
+        return "Reproducible bit for bit", what + (
+            "Numerics exact: no batch size, request order, schedule, thread count or machine changes a bit."
+        ), True  # fmt: skip
+    if level == "native":
+        where = data.run.identity.get("gpu_architecture", "this GPU architecture")
+        return f"Reproducible bit for bit on {where}", what + (
+            "Numerics native: no batch size, request order or schedule changes a bit on this GPU architecture."
+        ), True  # fmt: skip
+    if level == "fast":
+        return "Ordinary numerics: bits may depend on the batch", what + (
+            "Numerics fast: another batch size, order or machine may change logprobs and answers. "
+            "batch_invariant=true makes the same run reproducible."
+        ), None  # fmt: skip
+    return "Read from lm-eval's files", what + "They hold no tokens, so whether bits repeat is unknown.", None
+
+
+def _warnings(data: RunData) -> Iterator[Markup]:
+    manifest, said = data.run.manifest, []
+    items = data.run.items.values()
+    cut = sum(item.truncated > 0 for item in items)
+    generated = [item for item in items if item.kind == "generate_until"]
+    limited = sum(data.endings.get(item.key, ("",))[0] == "length" for item in generated)
+    if cut:
+        said.append(f"{cut:,} of {len(items):,} prompts were cut from the left to fit max_model_len.")
+    if limited:
+        share = f"{limited:,} of {len(generated):,} outputs ({percent(limited / len(generated))})"
+        said.append(f"{share} ran into the length limit: their answers may be missing.")
+    if manifest.get("code", {}).get("dirty"):
+        said.append(f"The code had uncommitted changes (commit {str(manifest['code'].get('commit'))[:12]}).")
+    if resumed := manifest.get("counts", {}).get("resumed_requests"):
+        said.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
+    if said:
+        yield tag("ul", *(tag("li", text) for text in said), class_="warnings")
+
+
+def _label(key: ScoreKey, data: RunData) -> list[str]:
+    filters = {k[2] for k in data.run.results if k[0] == key[0]}
+    return [key[1]] + ([key[2]] if len(filters) > 1 else [])
+
+
+def _value(value: float, key: ScoreKey, data: RunData) -> str:
+    share = key in data.run.scores and data.binary(key)
+    return percent(value) if share else f"{value:,.4g}"
+
+
+def _interval_words(data: RunData, key: ScoreKey, error: float | None) -> str | None:
+    bounds = _bounds(data, key)
+    if bounds is None:
+        return None if error is None else f"± {error:.4g} stderr"
+    if data.binary(key):
+        return f"95 %: {bounds[0] * 100:.1f} to {bounds[1] * 100:.1f}"
+    return f"95 %: {bounds[0]:.4g} to {bounds[1]:.4g}"
+
+
+def _bounds(data: RunData, key: ScoreKey) -> tuple[float, float] | None:
+    """The interval of a metric that is the mean of its documents' scores; None for corpus metrics."""
+    scores = list(data.run.scores.get(key, {}).values())
+    value = data.run.results[key][0]
+    if not scores or abs(sum(scores) / len(scores) - value) > 1e-6 * max(1.0, abs(value)):
+        return None
+    return mean_interval(scores)
+
+
+def _schedule(manifest: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[tuple[str, Child]]:
+    engine = manifest["engine"]
+    yield "Device", f"{', '.join(manifest['hardware']['gpus']) or manifest['hardware']['cpu']} ({engine['device']})"
+    yield "dtype", engine["dtype"]
+    yield "Loading", f"{manifest['timings']['load_seconds']:,.1f} s"
+    if stats:
+        most = f"{stats['largest_batch']:,} requests and {stats['largest_step']:,} tokens"
+        yield "Steps", f"{stats['num_steps']:,}, at most {most} at once"
+        total = stats["num_computed_tokens"] + stats["num_cached_tokens"]
+        yield "Prefix cache", f"{stats['num_cached_tokens']:,} of {total:,} prompt and output tokens came from it"
+        yield "Preemptions", f"{stats['num_preemptions']:,}"
+
+
+def _against(run: Run, other: Run) -> Iterator[tuple[str, Child, Child]]:
+    """How many times as long as the other run's requests took; only for whole runs of equal work on one machine."""
+    runs = (run.manifest, other.manifest)
+    done = [(m["hardware"], m["counts"]["requests"], m["counts"]["resumed_requests"]) for m in runs]
+    times = [m["timings"]["run_seconds"] for m in runs]
+    if done[0] == done[1] and not done[0][2] and min(times) > 0:
+        level = other.manifest["numerics"]
+        yield f"Time over {level}'s", f"{times[0] / times[1]:.2f}", f"{level} ran for {times[1]:,.1f} s"
+
+
+def _short(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Child]]:
+    model, code, hardware = manifest["model"], manifest["code"], manifest["hardware"]
+    yield (
+        "Model",
+        f"{model['name']} ({model['architecture']}, {model['num_parameters']:,} parameters, {model['format']})",
+    )
+    yield "Weights", tag("code", model["weights_sha256"])
+    for task, dataset in manifest["datasets"].items():
+        where = " ".join(str(dataset[k]) for k in ("dataset", "name", "split") if dataset.get(k))
+        yield f"Rows of {task}", f"{where}, {dataset.get('rows', 0):,} rows, sha256 {str(dataset.get('sha256'))[:12]}…"
+    dirty = ", with uncommitted changes" if code.get("dirty") else ""
+    commit = f"commit {str(code.get('commit'))[:12]}{dirty}"
+    yield "Code", f"evalengine {code['version']}, contract {manifest['contract_version']}, {commit}"
+    yield "Machine", f"{hardware['cpu']}, {hardware['cpu_count']} cores; {', '.join(hardware['gpus']) or 'no GPU used'}"
+    versions = manifest["libraries"]
+    yield "Python", f"{manifest['python']}; torch {versions.get('torch')}, transformers {versions.get('transformers')}"
+
+
+def _wholes(data: RunData) -> Iterator[tuple[str, Any]]:
+    if data.run.manifest:
+        for name in ("identity", "engine", "datasets", "libraries"):
+            yield name, data.run.manifest[name]
+        yield "manifest.json, whole", data.run.manifest
+    else:
+        yield "what the results say", data.run.identity
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)

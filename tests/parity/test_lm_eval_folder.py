@@ -1,0 +1,114 @@
+"""Output folders as `lm_eval run --log_samples` leaves them, through compare, baseline and gate.
+
+lm-eval's `dummy` model draws log-likelihoods from Python's generator (so its seed moves them) and always generates
+"lol". Needs lm-eval (`pip install evalengine[lm-eval]`) and EVALENGINE_DATA, the folder with the tasks' rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.command import Outcome, call
+from tests.parity.local_tasks import DATA, rows_for, their_task
+
+pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
+pytestmark = pytest.mark.skipif(DATA is None, reason="needs EVALENGINE_DATA, the folder with real rows")
+
+LIMIT = 8
+# lm-eval's command line, several times in one process and without its index of 13,000 task files, which files named by
+# their paths do not need: both take longer than these runs.
+PROGRAM = """
+import functools, json, sys
+import lm_eval.tasks
+from lm_eval.__main__ import cli_evaluate
+lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["lm_eval", *words]
+    cli_evaluate()
+"""
+SEEDS = {"one": "1,1234,1234,1234", "again": "1,1234,1234,1234", "two": "2,1234,1234,1234", "shots": "1,1234,1234,7"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """gsm8k (5-shot) and arc_easy: twice with one seed, with another, and with other exemplars."""
+    where, tasks = tmp_path_factory.mktemp("lm_eval"), []
+    for name in ("gsm8k", "arc_easy"):
+        (where / name).mkdir()
+        tasks.append(str(their_task(name, rows_for(name, where / name))))
+    common = ["run", "--model", "dummy", "--tasks", *tasks, "--limit", str(LIMIT), "--log_samples"]
+    said = [[*common, "--seed", seed, "--output_path", str(where / run)] for run, seed in SEEDS.items()]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # all rows are here; without a network each look-up costs minutes
+    command = [sys.executable, "-c", PROGRAM, json.dumps(said)]
+    done = subprocess.run(command, capture_output=True, text=True, env=offline)
+    assert done.returncode == 0, done.stderr
+    return {run: where / run for run in SEEDS}
+
+
+def compared(*words: str | Path) -> tuple[Outcome, dict[str, Any]]:
+    done = call("compare", *map(str, words), "--json", "-")
+    return done, json.loads(done.out) if done.out else {}
+
+
+def test_equal_runs_are_the_same_as_far_as_lm_eval_tells(folders: dict[str, Path]) -> None:
+    done, found = compared(folders["one"], folders["again"])
+    assert (done.code, done.err) == (1, "")  # no digest, so nothing is known to be equal bit by bit
+    assert found["verdict"] == "SAME TOKENS" and found["differences"] == [] and found["digests_equal"] is None
+    assert found["requests"]["common"] == LIMIT + 4 * LIMIT  # a generation each, and four choices
+    assert found["unlike"] == found["settings"] == [] and "holds texts" in found["unchecked"][0]
+    assert compared(folders["one"], folders["again"], "--level", "tokens")[0].code == 0
+
+
+def test_another_seed_differs(folders: dict[str, Path]) -> None:
+    done, found = compared(folders["one"], folders["two"])
+    assert (done.code, done.err) == (1, "")
+    assert found["verdict"] == "DIFFERENT" and found["unlike"] == []
+    assert found["settings"] == ["The seeds differ (random_seed is 1 in A and 2 in B)"]
+    assert {d["task"] for d in found["differences"]} == {"arc_easy"} and len(found["differences"]) == 4 * LIMIT
+    assert {flip["task"] for flip in found["flips"]} == {"arc_easy"} and found["causes"] == {"configuration": 4 * LIMIT}
+    scored = {(m["task"], m["metric"], m["filter"]): m for m in found["metrics"]}
+    assert scored["arc_easy", "acc", "none"]["paired"]["n"] == LIMIT
+    assert scored["gsm8k", "exact_match", "strict-match"]["paired"]["ties"] == LIMIT
+
+
+def test_other_exemplars_are_other_inputs(folders: dict[str, Path]) -> None:
+    done = call("compare", str(folders["one"]), str(folders["shots"]))
+    assert done.code == 2 and done.out == ""
+    why = f"gsm8k: {LIMIT} of {LIMIT} prompts differ (the first is of doc 0): fewshot_seed is 1234 in A and 7 in B"
+    assert why in done.err and "arc_easy" not in done.err
+
+
+def test_baseline_and_gate(folders: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "baseline.json"
+    assert call("baseline", str(folders["one"]), "-o", str(file)).code == 0
+    same = call("gate", str(file), str(folders["again"]), "--policy", "accuracy")
+    assert same.code == 0 and same.out.splitlines()[-1] == "gate accuracy: PASS (4 of 4 checks)"
+    bits = call("gate", str(file), str(folders["again"]), "--policy", "bitwise")
+    assert bits.code == 2 and "it has no digest; use policy accuracy" in bits.err
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert compared(file, folders["again"])[1]["differences"] == [] and content
+    assert len(compared(file, folders["two"])[1]["differences"]) == 4 * LIMIT
+
+
+def test_a_gate_fails_a_loss(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Whichever of the two seeds answers arc_easy better, the other one loses to it."""
+    scores = {run: _acc_norm(folders[run]) for run in ("one", "two")}
+    worse, better = sorted(scores, key=lambda run: scores[run])
+    assert scores[worse] < scores[better]
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("accuracy: {max_regression: 1.0, tasks: {arc_easy: {metrics: {acc: {skip: true}}}}}\n")
+    words = ("gate", str(folders[better]), str(folders[worse]), "--policy", str(policy))
+    assert call(*words).code == 1
+    assert call("gate", words[2], words[1], *words[3:]).code == 0
+
+
+def _acc_norm(folder: Path) -> float:
+    (file,) = folder.rglob("results_*.json")
+    return float(json.loads(file.read_text(encoding="utf-8"))["results"]["arc_easy"]["acc_norm,none"])

@@ -1,0 +1,181 @@
+"""What the comparison's pages hold: rows, texts around the place where outputs part, sizes, and the command's file."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.__main__ import main
+from evalengine.report import compare_cli
+from evalengine.report.compare import Comparison, compare
+from evalengine.report.html.comparison_page import comparison_page
+from evalengine.report.html.differences import ITEM_BYTES, TEXT_BYTES
+from evalengine.report.html.matrix_page import matrix_page
+from evalengine.report.html.page import BLOCK, Page
+from evalengine.report.matrix import matrix
+from evalengine.report.runs import Run
+from tests.unit.compared_runs import BASE, BIT, TOKEN, run
+
+
+def with_texts(base: Run, **texts: str | None) -> Run:
+    """The run with other output texts; names are d0, d1, ..."""
+    items = {k: replace(i, text=texts.get(f"d{i.doc_id}", i.text)) for k, i in base.items.items()}
+    return replace(base, items=items)
+
+
+def embedded(page: Page, name: str) -> Any:
+    found = re.search(rf'<script type="application/json" id="data-{name}">(.*?)</script>', page.render())
+    assert found is not None, name
+    return json.loads(found[1])
+
+
+def words(page: Page) -> str:
+    """The page's text, without scripts, style and tags."""
+    bare = re.sub(r"<(script|style).*?</\1>", "", page.render(), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", bare).split())
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict", "mood"),
+    [(BASE, "IDENTICAL", "good"), (BIT, "SAME TOKENS", "plain"), (TOKEN, "DIFFERENT", "bad")],
+)
+def test_the_verdict_comes_first(other: Any, verdict: str, mood: str) -> None:
+    page = comparison_page(compare(run(BASE), run(other)))
+    assert f'<div class="verdict {mood}"><p class="word">{verdict}</p>' in page.render()
+    assert words(page).index(verdict) < words(page).index("Requests compared")
+
+
+def test_a_flip_shows_answers_scores_and_where_the_outputs_part() -> None:
+    b = with_texts(run(TOKEN, answers={0: "7"}, scores={0: 0.0}), d0="t5 t6 other")
+    page = comparison_page(compare(run(BASE, answers={0: "6"}), b))
+    (row,) = embedded(page, "grid-flips")["rows"]
+    assert row == ["sums doc 0", "6", "7", "1 → 0", False, 2, True, "numerics"]
+    (row,) = embedded(page, "grid-outputs")["rows"]
+    assert (
+        row[:4] == ["sums doc 0", 2, "t7", "other"]
+        and row[4] == pytest.approx(0.03)
+        and row[5:] == [True, False, "numerics"]
+    )
+    assert embedded(page, "map")[0] == ["sums doc 0", 3, 2, 2, 0]  # and the map's line opens that row
+    assert embedded(page, "map")[1] == ["sums doc 1", 2, None, None, None]
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    a = run(BASE, kind="loglikelihood")
+    c = compare(a, run(BIT, kind="loglikelihood", scores={0: 0.0}))
+    content = embedded(comparison_page(c), "grid-flips")
+    assert [column["title"] for column in content["columns"]] == [
+        *("Item", "Answer A", "Answer B", "Score", "Change", "Cause"),
+    ]
+    assert content["rows"] == [["sums doc 0", "5", "5", "1 → 0", False, "numerics"]]
+
+
+def test_an_identical_comparison_has_no_flips_and_no_map() -> None:
+    page = comparison_page(compare(run(BASE), run(BASE)))
+    assert not re.search(
+        r"data-(map|grid)=|data-grid-(flips|outputs)", page.render().split("<main>")[1].split("<script")[0]
+    )
+    assert "asked the same of the same model" in words(page) and "configuration" not in words(page)
+
+
+def test_findings_and_causes_are_said() -> None:
+    c = compare(run(BASE, numerics="exact"), run(BIT, numerics="fast", weights="e" * 64))
+    said = words(comparison_page(c))
+    assert "Compared although they are unlike" in said and "The model weights differ" in said
+    assert "numerics is &quot;exact&quot; in A and &quot;fast&quot; in B" in said
+    assert "settings that change numbers differ between the runs" in said
+    assert "engine.max_num_seqs" not in said
+    other = replace(run(BIT), manifest={"engine": {"max_num_seqs": None}})
+    assert "engine.max_num_seqs: 8 and none" in words(comparison_page(compare(run(BASE), other)))
+
+
+def test_outputs_without_tokens_part_by_their_texts() -> None:
+    """lm-eval's folders: no token to name, but both texts."""
+
+    def bare(base: Run) -> Run:
+        items = {
+            k: replace(i, output_ids=None, logprobs=None, output_sha256="", leaf="") for k, i in base.items.items()
+        }
+        return replace(base, kind="lm-eval", digest=None, items=items)
+
+    a, b = bare(with_texts(run(BASE), d1="so 12")), bare(with_texts(run(BASE), d1="so 13"))
+    page = comparison_page(compare(a, b))
+    assert [row[:4] for row in embedded(page, "grid-outputs")["rows"]] == [["sums doc 1", None, "2", "3"]]
+    assert "There is no map" in words(page)
+
+
+def many(count: int, text: str) -> Comparison:
+    outputs = {doc: ([1, 2], [-0.5, -0.5]) for doc in range(count)}
+    others = {doc: ([1, 3], [-0.5, -0.5]) for doc in range(count)}
+    texts = {f"d{doc}": text + "a" + text for doc in range(count)}
+    return compare(
+        with_texts(run(outputs), **texts), with_texts(run(others), **{k: v.replace("a", "b") for k, v in texts.items()})
+    )
+
+
+def test_texts_are_cut_around_the_place_and_say_so(tmp_path: Path) -> None:
+    c = many(1, "x" * 1_000_000)
+    size = comparison_page(c).write(tmp_path / "x.html")
+    assert size < 200_000
+    short = comparison_page(many(1, "x" * 10)).write(tmp_path / "y.html")
+    assert short < size
+
+
+def test_random_texts_stay_below_the_limit(tmp_path: Path) -> None:
+    """Texts that do not compress, of three bytes a character: the room of all items is shared."""
+    draw = np.random.default_rng(0)
+    text = "".join(map(chr, draw.integers(0x4E00, 0x9FFF, 20_000)))
+    c = many(3 * TEXT_BYTES // ITEM_BYTES, text)
+    assert comparison_page(c).write(tmp_path / "x.html") < 30_000_000
+
+
+def test_rows_and_blocks_go_together() -> None:
+    c = many(2 * BLOCK + 1, "x")
+    page = comparison_page(c)
+    assert embedded(page, "blocks-outputs")["items"] == len(embedded(page, "grid-outputs")["rows"]) == 2 * BLOCK + 1
+    assert len(embedded(page, "map")) == embedded(page, "blocks-map")["items"] == 2 * BLOCK + 1
+
+
+def test_a_matrix_shows_groups_counts_and_refusals() -> None:
+    runs = [run(BASE), run(BASE), run(TOKEN, numerics="fast"), run({0: BASE[0]}, limit=1)]
+    page = matrix_page(matrix(runs))
+    text = page.render()
+    assert text.count('<span class="cell same">identical</span>') == 2  # runs 1 and 2, both ways
+    assert text.count('<span class="cell other"><b>1 / 3 </b>different</span>') == 4
+    assert text.count('<span class="cell refused">not comparable</span>') == 6
+    assert "Runs 1, 2: " in words(page) and "they share 1 (limit is none in A and 1 in B)" in words(page)
+    assert '<div class="verdict plain">' in text  # what was refused is neither good nor bad
+    assert '<div class="verdict good">' in matrix_page(matrix(runs[:2])).render()
+    assert '<div class="verdict bad">' in matrix_page(matrix(runs[:3])).render()
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"base": run(BASE), "token": run(TOKEN)}
+    monkeypatch.setattr(compare_cli, "load_run", lambda path: known[path])
+
+
+@pytest.mark.parametrize(
+    ("names", "title"), [(("base", "token"), "Two runs of sums"), (("base", "token", "base"), "3 runs of sums")]
+)
+def test_the_command_writes_the_page(
+    names: tuple[str, ...], title: str, runs: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "c.html"
+    assert main(["compare", *names, "--html", str(target)]) == 1  # the verdict's code, not the file's
+    assert f"<h1>{title}</h1>" in target.read_text(encoding="utf-8")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("verdict: DIFFERENT")
+
+
+def test_a_page_that_cannot_be_written_is_not_a_verdict(
+    runs: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "base", "token", "--html", str(tmp_path / "gone" / "c.html")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("evalengine: compare: --html: could not write ")

@@ -1,0 +1,151 @@
+"""The numbers behind a run's page, against SciPy, by hand, and on planted differences."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from evalengine.errors import ConfigError
+from evalengine.records.tokens import read_tokens, token_texts, tokens_json
+from evalengine.report.choices import Bin, choices, expected_calibration_error, reliability, target_index
+from evalengine.report.html.distributions import edges
+from evalengine.report.html.run_page import run_page, write_run_report
+from evalengine.report.html.samples import mark_title
+from evalengine.report.mean_interval import mean_interval, wilson
+from evalengine.report.noise_floor import is_pair, noise_floor, sibling
+from evalengine.report.run_data import load_run_data
+from evalengine.report.runs import load_run
+from tests.report.written_run import Doc, write_choices, write_generations
+
+
+@pytest.mark.parametrize(("successes", "count"), [(0, 1), (1, 1), (0, 40), (40, 40), (7, 40), (1, 100_000)])
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_wilson_is_scipys(successes: int, count: int, confidence: float) -> None:
+    known = stats.binomtest(successes, count).proportion_ci(confidence, "wilson")
+    assert wilson(successes, count, confidence) == pytest.approx((known.low, known.high), abs=1e-12)
+    other = stats.binomtest(successes, count).proportion_ci(confidence, "exact")
+    assert wilson(successes, count, confidence) != pytest.approx((other.low, other.high), abs=1e-12)
+
+
+def test_the_interval_of_a_mean() -> None:
+    assert mean_interval([1.0] * 7 + [0.0] * 33) == wilson(7, 40)
+    values = [0.5, 1.5, 2.25, 9.0]
+    known = stats.t.interval(0.95, 3, loc=sum(values) / 4, scale=stats.sem(values))
+    assert mean_interval(values) == pytest.approx(known)
+    assert mean_interval([*values, 9.5]) != pytest.approx(known)
+    for unknowable in ([], [1.0], [2.0, 2.0], [1.0, math.nan], [1.0, math.inf]):
+        assert mean_interval(unknowable) is None
+
+
+def test_choices_by_hand(tmp_path: Path) -> None:
+    sums = [[-1.0, -3.0], [-2.0, -2.0], [-9.0, -1.0], [-math.inf, -1.0]]
+    data = load_run_data(write_choices(tmp_path / "run", sums, targets=[0, 1, 0, 1]))
+    found = choices(data, "pick")
+    assert [(c.doc_id, c.chosen, c.correct, c.margin) for c in found] == [
+        (0, 0, True, 2.0),
+        (1, 0, False, 0.0),
+        (2, 1, False, -8.0),
+    ]
+    assert [c.confidence for c in found] == pytest.approx([1 / (1 + math.exp(-2)), 0.5, 1 / (1 + math.exp(-8))])
+    bins = reliability(found)
+    assert [(b.correct, b.count) for b in bins] == [(0, 1), (1, 1), (0, 1)]
+    assert expected_calibration_error(bins) == pytest.approx(sum(abs(c.correct - c.confidence) for c in found) / 3)
+    assert expected_calibration_error([Bin(0.75, 3, 4), Bin(0.5, 1, 2)]) == 0
+    assert expected_calibration_error([Bin(0.75, 1, 4)]) == 0.5
+
+
+def test_the_right_choice_is_found_by_number_or_text() -> None:
+    texts = [" red", " blue", " 7"]
+    for target, place in (
+        ("1", 1),
+        ("blue", 1),
+        (" blue ", 1),
+        ("7", 2),
+        ("9", None),
+        ("green", None),
+        ("", None),
+        ("²", None),
+    ):
+        assert target_index({"target": target}, texts) == place, target
+    assert target_index({"target": "red"}, [" red", "red"]) is None, "two choices of one text"
+
+
+def test_tokens_keep_every_byte(tmp_path: Path) -> None:
+    pieces = {0: b"na", 1: "ï".encode()[:1], 2: "ï".encode()[1:], 3: b"ve", 4: b"\xff", 5: "中".encode()}
+    file = tmp_path / "tokens.json"
+    assert read_tokens(file) == {}
+    file.write_text(str(tokens_json(pieces)).replace("'", '"'), encoding="utf-8")
+    assert read_tokens(file) == pieces
+    assert token_texts([0, 1, 2, 3, 5], pieces) == ["na", "", "ï", "ve", "中"]
+    assert token_texts([4, 0, 1], pieces) == ["\ufffd", "na", "\ufffd"]
+    assert token_texts([9], pieces) == ["[9]"] and token_texts([], pieces) == []
+    file.write_text('{"x": 3}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tokens\.json: damaged"):
+        read_tokens(file)
+
+
+def test_the_noise_floor_counts_what_was_planted(tmp_path: Path) -> None:
+    made = [Doc(f"out {n}", answer=str(n)) for n in range(6)]
+    exact = write_generations(tmp_path / "exact", made)
+    assert sibling(load_run(exact)) is None
+    write_generations(tmp_path / "exact2", made)
+    assert sibling(load_run(exact)) is None, "two invariant runs are no pair"
+    changed = [*made[:4], Doc("out 4", answer="x", score=0.0), Doc("other", answer="5")]
+    fast = load_run(write_generations(tmp_path / "fast", changed, numerics="fast"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "digest.txt").write_text("x")
+    invariant = load_run(exact)
+    found = sibling(invariant)
+    assert found is not None and found.source.name == "fast" and is_pair(invariant, fast)
+    for floor in (noise_floor(invariant, fast), noise_floor(fast, invariant)):
+        assert (floor.requests, floor.differing, floor.outputs, floor.answers, floor.documents) == (6, 1, 1, 1, 6)
+        assert [(m.gained, m.lost, m.documents) for m in floor.metrics] == [(0, 1, 6)]
+        assert floor.metrics[0].fast - floor.metrics[0].invariant == pytest.approx(-1 / 6)
+        assert floor.logprobs is not None and floor.logprobs.differing == 0
+    moved = load_run(write_generations(tmp_path / "moved", made, numerics="fast", shift=-0.5))
+    assert (change := noise_floor(invariant, moved).logprobs) is not None
+    assert change.max_abs == pytest.approx(0.5) and change.differing == change.compared == 30
+
+
+def test_unlike_runs_are_no_pair(tmp_path: Path) -> None:
+    exact = write_generations(tmp_path / "exact", [Doc("a"), Doc("b")])
+    write_generations(tmp_path / "fast", [Doc("a"), Doc("b", prompt="another question")], numerics="fast")
+    assert not is_pair(load_run(exact), load_run(tmp_path / "fast"))
+    assert sibling(load_run(exact)) is None
+
+
+def test_a_damaged_neighbour_costs_its_section_only(tmp_path: Path) -> None:
+    exact = write_generations(tmp_path / "exact", [Doc("a")])
+    fast = write_generations(tmp_path / "fast", [Doc("b")], numerics="fast")
+    assert 'id="noise"' in _page(exact)
+    (fast / "records.parquet").write_bytes(b"PAR1 no more")
+    assert 'id="noise"' not in _page(exact)
+
+
+def _page(folder: Path) -> str:
+    return write_run_report(folder)[0].read_text(encoding="utf-8")
+
+
+def test_bins_are_whole_for_whole_numbers() -> None:
+    assert edges([3, 3, 3], whole=True) == [2.5, 3.5]
+    assert edges([0, 59], whole=True) == [-0.5 + 2 * i for i in range(31)]
+    at = edges([0, 1000], whole=True)
+    assert len(at) <= 31 and at[-1] > 1000 and {b - a for a, b in pairwise(at)} == {34}
+    assert edges([2.5, 2.5], whole=False)[0] == 2.0
+
+
+def test_metrics_have_the_columns_that_tell_them_apart(tmp_path: Path) -> None:
+    for names, title in (
+        ([("acc", "none"), ("acc_norm", "none")], "acc_norm"),
+        ([("exact_match", "strict"), ("exact_match", "loose")], "loose"),
+        ([("a", "x"), ("b", "y")], "b y"),
+    ):
+        keys = [("task", *name) for name in names]
+        assert mark_title(keys, keys[-1]) == title
+    text = run_page(load_run_data(write_generations(tmp_path / "run", [Doc("a"), Doc("b", score=0.5)]))).render()
+    assert '"title":"exact_match"' not in text, "a score of 0.5 is neither correct nor wrong"
+    assert '"title":"Task"' not in text, "one task needs no column"

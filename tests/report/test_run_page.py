@@ -1,0 +1,267 @@
+"""`report.html` of a run, driven in a browser as a reader would."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalengine.report.html.run_page import run_page, write_run_report
+from evalengine.report.html.samples import Scissors
+from evalengine.report.run_data import load_run_data
+from tests.browser import Browser, Tab
+from tests.report.test_pages import HOSTILE, quiet
+from tests.report.written_run import ISO, Doc, write_choices, write_generations
+
+ROWS = "[...document.querySelectorAll('.grid-row')]"
+
+
+def opened(browser: Browser, folder: Path, **screen: Any) -> Tab:
+    path, _ = write_run_report(folder)
+    return browser.open(path, **screen)
+
+
+def docs(tab: Tab) -> list[str]:
+    """The first cell of each row in sight, from the top."""
+    found: list[str] = tab.evaluate(f"{ROWS}.map(row => row.children[0].textContent)")
+    return found
+
+
+def search(tab: Tab, text: str, expected: str) -> None:
+    tab.click(".search")
+    tab.evaluate("document.querySelector('.search').select()")
+    tab.type(text) if text else tab.press("Backspace")
+    tab.wait(f"document.querySelector('.count').textContent === {json.dumps(expected)}")
+
+
+def choose(tab: Tab, label: str, value: str) -> None:
+    tab.evaluate(
+        f"(() => {{ const s = document.querySelector('select[aria-label={json.dumps(label)}]');"
+        f" s.value = [...s.options].find(o => o.text === {json.dumps(value)}).value;"
+        " s.dispatchEvent(new Event('change')); })()"
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = [Doc(f"the answer is {n}\n", f"Question: what is {n}?\nAnswer:", f"#### {n}", str(n), float(n % 4 != 0))
+            for n in range(60)]  # fmt: skip
+    made[7] = Doc("pale blue needle", "Question: a haystack", "#### 7", "7", 0.0, finish="length", truncated=5)
+    return write_generations(tmp_path_factory.mktemp("runs") / "exact", made)
+
+
+def test_the_page_says_what_the_run_says(browser: Browser, run: Path) -> None:
+    tab = opened(browser, run)
+    quiet(tab)
+    text = tab.evaluate("document.body.innerText")
+    assert "sums on tiny" in text and "Reproducible bit for bit" in text
+    assert (run / "digest.txt").read_text().strip() in text
+    assert "73.3 %" in text and "95 %: 61.0 to 82.9" in text  # 44 of 60: Wilson's interval, by R's binom::binom.wilson
+    assert "1 of 60 outputs (1.7 %) ran into the length limit" in text
+    assert "1 of 60 prompts were cut from the left" in text
+    titles = tab.evaluate("[...document.querySelectorAll('nav a')].map(a => a.textContent)")
+    assert titles == ["Metrics", "Lengths, endings and logprobs", "Samples", "What exact numerics cost", "Manifest"]
+    tab.close()
+
+
+def test_search_filter_and_sort(browser: Browser, run: Path) -> None:
+    tab = opened(browser, run)
+    assert docs(tab)[:3] == ["0", "1", "2"]
+    search(tab, "blue NEEDLE", "1 of 60 samples")  # a text of the blocks: no cell shows outputs
+    assert docs(tab) == ["7"]
+    search(tab, "nowhere to be found", "0 of 60 samples")
+    search(tab, "", "60 samples")
+    choose(tab, "exact_match", "wrong")
+    tab.wait("document.querySelector('.count').textContent === '16 of 60 samples'")
+    assert docs(tab)[:4] == ["0", "4", "7", "8"]
+    search(tab, "what is 1", "2 of 60 samples")  # 12 and 16; both hold at once
+    assert docs(tab) == ["12", "16"]
+    search(tab, "", "16 of 60 samples")
+    choose(tab, "exact_match", "exact_match: all")
+    tab.click(".grid-head [role=columnheader]:first-child button")
+    tab.click(".grid-head [role=columnheader]:first-child button")
+    tab.wait("document.querySelector('[aria-sort=descending]')")
+    assert docs(tab)[:3] == ["59", "58", "57"]
+    tab.click(".grid-head [role=columnheader]:nth-child(3) button")  # answers are texts, and sort as numbers do
+    tab.wait("document.querySelector('[aria-sort=ascending] .text')")
+    assert docs(tab)[8:12] == ["8", "9", "10", "11"]
+    quiet(tab)
+    tab.close()
+
+
+def test_the_panel_of_a_sample(browser: Browser, run: Path) -> None:
+    tab = opened(browser, run)
+    tab.click(".grid-row[data-row='7']")
+    tab.wait("document.querySelector('dialog[open] .tokens')")
+    text = tab.evaluate("document.querySelector('dialog').innerText")
+    for part in (
+        "sums, document 7",
+        "pale blue needle",
+        "Question: a haystack",
+        "#### 7",
+        "the length limit",
+        "5 tokens",
+    ):
+        assert part in text, part
+    titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map(h => h.textContent)")
+    assert titles == ["Output", "Target", "Prompt", "Document"]
+    heat = tab.evaluate("[...document.querySelectorAll('.tokens span')].map(s => s.style.getPropertyValue('--heat'))")
+    assert [float(value) for value in heat[:3]] == [0.0, 0.013, 0.025]  # logprobs 0, -0.1, -0.2 of 6 nat, times 0.75
+    tab.click(".tokens [data-token='2']")
+    assert "logprob -0.200, probability 81.9 %" in tab.evaluate("document.querySelector('.readout').innerText")
+    tab.press("ArrowRight")
+    tab.wait("document.querySelector('dialog').innerText.includes('document 8')")
+    assert tab.evaluate("location.hash") == "#samples=8"
+    tab.press("Escape")
+    tab.wait("!document.querySelector('dialog').open")
+    tab.evaluate("location.hash = 'samples=3'")
+    tab.wait("document.querySelector('dialog[open]').innerText.includes('document 3')")
+    quiet(tab)
+    tab.close()
+
+
+def test_hostile_outputs_are_inert(browser: Browser, tmp_path: Path) -> None:
+    texts = [*HOSTILE.values(), "x" * 1_000_000, "<b>" * 100_000]
+    made = [Doc(t, t, t, t, 0.0, [t], fields={t: t, "__proto__": t, "constructor": [t]}) for t in texts]
+    folder = write_generations(tmp_path / HOSTILE["entity"].replace("/", ""), made)
+    started = time.monotonic()
+    tab = opened(browser, folder)
+    assert len((folder / "report.html").read_bytes()) < 1_000_000, "long texts are cut"
+    for place, text in enumerate(texts):
+        tab.evaluate(f"report.openRow('samples', {place})")
+        tab.wait(f"document.querySelector('dialog[open]')?.innerText.includes('document {place}')")
+        if text == HOSTILE["script"]:
+            assert text in tab.evaluate("document.querySelector('dialog').textContent")
+    item = f"report.blocks('samples').get({len(HOSTILE)})"
+    text = tab.evaluate(f"{item}.then(item => report.details.sample([], item)).then(node => node.textContent)")
+    assert "980,000 characters left out" in text
+    tab.press("Escape")
+    search(tab, "onerror", f"1 of {len(texts)} samples")
+    quiet(tab)
+    assert tab.evaluate("Object.keys(Object.prototype).length") == 0
+    assert time.monotonic() - started < 60
+    tab.close()
+
+
+def test_twenty_thousand_samples(browser: Browser, tmp_path: Path) -> None:
+    """Of gsm8k's sizes: prompts of 2,900 characters that no compression folds away, outputs of 120 tokens."""
+    draw = random.Random(0)
+    shots = [" ".join(f"{draw.getrandbits(40):x}" for _ in range(52)) for _ in range(500)]
+    words = [[f"w{draw.randrange(5000)} " for _ in range(120)] for _ in range(20_000)]
+    made = [Doc("".join(w), "\n\n".join([*draw.sample(shots, 5), f"Question: {' '.join(w[:40])}"]), f"#### {n}", str(n),
+                float(n % 3 == 0), w) for n, w in enumerate(words)]  # fmt: skip
+    folder = write_generations(tmp_path / "large", made)
+    path, size = write_run_report(folder)
+    assert 15_000_000 < size < 30_000_000
+    tab = browser.open(path)
+    assert tab.loaded < 4, "aim: 2 s on an idle machine"
+    note = tab.evaluate("document.querySelector('#samples .note').innerText")
+    assert "20,000 texts are too long for this page" in note, "the prompts: the outputs are whole"
+    assert len(docs(tab)) < 60, "rows out of sight are no elements"
+    assert tab.evaluate("document.querySelectorAll('*').length") < 2000
+    tab.evaluate("document.querySelector('.grid-body').scrollTop = 1e9")
+    tab.wait(f"{ROWS}.at(-1)?.children[0].textContent === '19,999'")
+    began = time.monotonic()
+    tab.click(".grid-head [role=columnheader]:first-child button")
+    tab.click(".grid-head [role=columnheader]:first-child button")
+    tab.wait("document.querySelector('.grid-row').children[0].textContent === '19,999'")
+    search(tab, "#### 12345", "1 of 20,000 samples")
+    assert time.monotonic() - began < 15
+    quiet(tab)
+    tab.close()
+
+
+def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Browser, run: Path) -> None:
+    tab = opened(browser, run, width=390, height=844, dark=True)
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    assert tab.evaluate("document.querySelectorAll('.grid-row')[0].children.length") == 3
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 27)"
+    tab.evaluate("report.openRow('samples', 3)")
+    tab.wait("document.querySelector('dialog[open] .tokens')")
+    assert tab.evaluate("document.querySelector('dialog').scrollWidth") <= 390
+    quiet(tab)
+    tab.close()
+
+
+def test_choices_have_calibration_and_margins(browser: Browser, tmp_path: Path) -> None:
+    sums = [[-1.0, -3.0, -2.0], [-4.0, -1.5, -9.0], [-2.0, -2.5, -30.0]]
+    tab = opened(browser, write_choices(tmp_path / "run", sums, targets=[0, 2, 0]))
+    text = tab.evaluate("document.querySelector('#likelihood').innerText")
+    assert "Calibration error" in text and "1 of 3 within 1 nat" in text  # margins 1.0 (not less), -7.5, 0.5
+    tab.evaluate("report.openRow('samples', 1)")
+    tab.wait("document.querySelector('dialog[open] .choice')")
+    rows = tab.evaluate("[...document.querySelectorAll('.choice')].map(c => [c.className, c.innerText])")
+    assert [name for name, _ in rows] == ["choice", "choice chosen", "choice target"]
+    assert "92.4 %" in rows[1][1]  # 1 / (1 + e^-2.5 + e^-7.5)
+    quiet(tab)
+    tab.close()
+
+
+def test_fast_beside_exact_shows_the_noise_floor(browser: Browser, tmp_path: Path) -> None:
+    made = [Doc(f"out {n}", answer=str(n)) for n in range(5)]
+    exact = write_generations(tmp_path / "exact", made)
+    other = [*made[:4], Doc("elsewhere", answer="9", score=0.0)]
+    write_generations(tmp_path / "fast", other, numerics="fast", shift=-0.25)
+    tab = opened(browser, exact)
+    text = tab.evaluate("document.querySelector('#noise').innerText")
+    assert re.search(r"Requests whose bits differ\s+5\s+of 5", text) and re.search(r"Outputs that part\s+1\s", text)
+    assert "0.25 nat" in text and "-0.2000" in text
+    assert "Time over fast's" in tab.evaluate("document.querySelector('#cost').innerText")
+    quiet(tab)
+    tab.close()
+    assert (
+        "noise" not in run_page(load_run_data(exact)).render().split("</main>")[0].split("<nav")[1].split("</nav>")[0]
+    )
+
+
+def test_lone_surrogates_of_lm_eval_and_old_runs_without_tokens(browser: Browser, run: Path, tmp_path: Path) -> None:
+    """A folder that holds lm-eval's two files only, and one of ours from before tokens.json."""
+    old, foreign = tmp_path / "old", tmp_path / "foreign"
+    for folder, names in ((old, ["*"]), (foreign, ["results_*", "samples_*"])):
+        folder.mkdir()
+        for file in (
+            file for name in names for file in run.glob(name) if file.name not in ("tokens.json", "report.html")
+        ):
+            (folder / file.name).write_bytes(file.read_bytes())
+    tab = opened(browser, old)
+    tab.evaluate("report.openRow('samples', 2)")
+    tab.wait("document.querySelector('dialog[open] .tokens')")
+    assert re.search(r"\[\d+\]\[\d+\]", tab.evaluate("document.querySelector('.tokens').textContent")), (
+        "ids in brackets"
+    )
+    quiet(tab)
+    tab.close()
+    tab = opened(browser, foreign)
+    assert "Read from lm-eval's files" in tab.evaluate("document.body.innerText")
+    tab.evaluate("report.openRow('samples', 2)")
+    tab.wait("document.querySelector('dialog[open] pre')")
+    assert "the answer is 2" in tab.evaluate("document.querySelector('dialog').innerText")
+    quiet(tab)
+    tab.close()
+
+
+def test_the_numbers_in_the_file_are_those_of_the_samples(run: Path) -> None:
+    """Without a browser: the embedded rows, unpacked, against the samples file."""
+    page = write_run_report(run)[0].read_text(encoding="utf-8")
+    grid = json.loads(page.split('id="data-grid-samples">')[1].split("</script>")[0])
+    rows = [json.loads(line) for line in (run / f"samples_sums_{ISO}.jsonl").read_text().splitlines()]
+    assert [row[0] for row in grid["rows"]] == [row["doc_id"] for row in rows]
+    assert [row[4] for row in grid["rows"]] == [row["exact_match"] == 1.0 for row in rows]
+    block = page.split('id="block-samples-0">')[1].split("</script>")[0]
+    requests = [item[5][0] for item in json.loads(gzip.decompress(base64.b64decode(block)))]
+    assert [each[5][: each[1]] for each in requests] == [row["resps"][0][0] for row in rows]
+
+
+def test_long_texts_are_shown_by_their_ends() -> None:
+    scissors = Scissors(prompt=4, other=8)
+    assert scissors.prompt("abcd") == "abcd" and scissors.other("z" * 8) == "z" * 8 and scissors.count == 0
+    assert scissors.other("a" * 10 + "z" * 10) == ["a" * 6, 12, "zz"]
+    assert scissors.prompt("a" * 10 + "z" * 10) == ["a", 16, "zzz"], "of a prompt, its end is the question"
+    assert scissors.count == 2
