@@ -151,8 +151,8 @@ class _Maps:
     """Tensor maps (CUtensorMap) of tensors that differ in their address alone, by that address."""
 
     def __init__(self, cuda: _Cuda, descriptor: Any, meta: dict[str, Any]) -> None:
-        if meta["fp4_padded"] or descriptor.padding == "nan":
-            raise Unsupported("a tensor map of 4-bit numbers, or padded with NaN")
+        if meta["fp4_padded"] or descriptor.padding == "nan" or getattr(descriptor, "round_f32_to_tf32", False):
+            raise Unsupported("a tensor map of 4-bit numbers, padded with NaN, or that rounds to TF32")
         rank, size = len(descriptor.shape), meta["elem_size"]
         row_bytes = [stride * size for stride in reversed(descriptor.strides[:-1])]
         self._cuda, self._maps = cuda, dict[int, tuple[int, Any]]()

@@ -17,7 +17,7 @@ from torch import Tensor
 from evalengine.kernels.device_math import INTERPRETED
 from evalengine.kernels.driver import DriverKernel, Repeat, Unsupported
 
-MAX_REMEMBERED = 1 << 14  # launches of one wrapper: layers times numbers of rows
+MAX_REMEMBERED = 1 << 12  # launches of one wrapper: operand shapes times numbers of rows; 30 kB each with their maps
 Again = Callable[..., None]
 _variants: dict[tuple, _Variant] = {}
 
@@ -26,7 +26,7 @@ class _Variant:
     """A compiled kernel, with its constexprs, on one device."""
 
     def __init__(self, compiled: Any, constants: tuple, device: int) -> None:
-        self.compiled, self.constants = compiled, constants
+        self.compiled, self.constants, self.device = compiled, constants, device
         try:
             self.direct: DriverKernel | None = DriverKernel(compiled, device)
         except Unsupported:
@@ -44,7 +44,8 @@ class _Variant:
             filled = list(places)
             for position, tensor in zip(varying, tensors, strict=True):
                 filled[position] = tensor if places[position] is None else _filled(places[position], tensor)
-            run(*filled, *self.constants)
+            with torch.cuda.device(self.device):  # Triton asks for the current device's stream
+                run(*filled, *self.constants)
 
         return by_triton
 

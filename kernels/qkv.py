@@ -163,7 +163,8 @@ def qk_norm_rope_store(
         q = q.contiguous()
     if k.stride(0) != v.stride(0) or not (_packed_heads(k) and _packed_heads(v)):
         k, v = k.contiguous(), v.contiguous()
-    rows, columns, warps = tile_shape(max(q_heads, kv_heads), half, q.element_size())
+    # 8 rows of two warps, not 16 of four: 37 against 43 us for 16 + 8 heads, whose 8 leave no row of a tile empty
+    rows, columns, warps = tile_shape(kv_heads, half, q.element_size(), tile_warps=2)
     norm = q_weight is not None
     as_used = (q, k, v, q if q_weight is None else q_weight, k if k_weight is None else k_weight,
                cos.contiguous(), sin.contiguous())  # fmt: skip

@@ -38,15 +38,15 @@ def rotate(x1, x2, cos, sin, dtype: tl.constexpr):
     return first.to(dtype), second.to(dtype)
 
 
-def tile_shape(heads: int, width: int, itemsize: int) -> tuple[int, int, int]:
+def tile_shape(heads: int, width: int, itemsize: int, tile_warps: int = TILE_WARPS) -> tuple[int, int, int]:
     """Heads of `width` contiguous elements -> (rows, columns, warps) of a tile: a thread holds 16 bytes.
 
     Powers of two; no more rows than the heads need. Of no consequence to bits.
     """
     columns = triton.next_power_of_2(width)
     per_warp = 32 * 16 // itemsize
-    rows = min(max(1, TILE_WARPS * per_warp // columns), triton.next_power_of_2(heads))
-    return rows, columns, min(max(TILE_WARPS, columns // per_warp), max(1, rows * columns // per_warp))
+    rows = min(max(1, tile_warps * per_warp // columns), triton.next_power_of_2(heads))
+    return rows, columns, min(max(tile_warps, columns // per_warp), max(1, rows * columns // per_warp))
 
 
 @triton.jit
