@@ -45,7 +45,7 @@ def choices(data: RunData, task: str) -> list[Choice]:
     for doc, rows in data.samples[task].items():
         row, items = rows[0], data.documents[task, doc]
         texts = continuations(row)
-        sums = [item.sum_logprob for item in items[: len(texts)]]
+        sums = [item.sum_logprob for item in items if item.repeat == 0][: len(texts)]
         if len(sums) < 2 or any(value is None or not math.isfinite(value) for value in sums):
             continue
         found.append(_choice(doc, np.array(sums, dtype=np.float64), target_index(row, texts)))
@@ -61,12 +61,13 @@ def continuations(row: Mapping[str, Any]) -> list[str]:
 
 
 def target_index(row: Mapping[str, Any], texts: Sequence[str]) -> int | None:
-    """Which choice is right: the target is its number, or its text."""
+    """Which choice is right: the target is its number, or its text. None where it could be either (choices that are
+    numbers themselves): lm-eval's files do not say which."""
     target = str(row.get("target", "")).strip()
+    found = {place for place, text in enumerate(texts) if text.strip() == target}
     if target.isascii() and target.isdigit() and int(target) < len(texts):
-        return int(target)
-    same = [place for place, text in enumerate(texts) if text.strip() == target]
-    return same[0] if len(same) == 1 else None
+        found.add(int(target))
+    return found.pop() if len(found) == 1 else None
 
 
 def reliability(found: Sequence[Choice], bins: int = 10) -> list[Bin]:

@@ -20,18 +20,17 @@ from evalengine.report.comparability import (
     Finding,
     data_differs,
     differing,
-    document_differs,
     findings,
     short,
     unchecked,
 )
 from evalengine.report.divergence import Divergence, LogprobChange, divergence, logprob_change
+from evalengine.report.flips import Cause, Flip, flips, same_number
 from evalengine.report.runs import Item, Key, Run, ScoreKey, merkle_differences
 from evalengine.report.statistics import PairedResult, paired
 
 Verdict = Literal["IDENTICAL", "SAME TOKENS", "DIFFERENT"]
 Level = Literal["bitwise", "tokens", "answers"]
-Cause = Literal["configuration", "data", "scorer", "numerics"]
 LEVELS: tuple[Level, ...] = ("bitwise", "tokens", "answers")
 # Of the manifest, outside the identity.
 SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")
@@ -43,21 +42,6 @@ class ItemDifference:
 
     key: Key
     what: Literal["prompt", "output", "logprobs"]  # the first of them that differs
-    cause: Cause
-
-
-@dataclass(frozen=True)
-class Flip:
-    """One document whose answer or correctness differs under one filter."""
-
-    task: str
-    filter: str
-    doc_id: int
-    metric: str | None  # whose values follow: the first that differs, else the first there is
-    answer_a: str | None
-    answer_b: str | None
-    value_a: float | None
-    value_b: float | None
     cause: Cause
 
 
@@ -118,14 +102,14 @@ def compare(a: Run, b: Run) -> Comparison:
     common = a.items.keys() & b.items.keys()
     elsewhere: Cause = "configuration" if any(f.subject == "configuration" for f in found) else "numerics"
     differences = [_difference(a, b, key, elsewhere) for key in _differing_keys(a, b) if key in common]
-    flips = list(_flips(a, b, {d.key[:2]: d.cause for d in reversed(differences)}))
+    flipped = list(flips(a, b, {d.key[:2]: d.cause for d in reversed(differences)}))
     rescored = _rescored(a, b, differences)
     pairs = [(a.items[d.key], b.items[d.key]) for d in differences if d.what != "prompt"]
     parted = (divergence(x, y, _greedy(a, x.task) and _greedy(b, y.task)) for x, y in pairs)
     return Comparison(
         a=a,
         b=b,
-        verdict="DIFFERENT" if rescored else _verdict(a, b, differences, flips),
+        verdict="DIFFERENT" if rescored else _verdict(a, b, differences, flipped),
         common=len(common),
         only_a=len(a.items) - len(common),
         only_b=len(b.items) - len(common),
@@ -134,15 +118,15 @@ def compare(a: Run, b: Run) -> Comparison:
         differences=differences,
         logprobs=logprob_change(pairs),
         divergences=[d for d in parted if d is not None],
-        flips=flips,
+        flips=flipped,
         metrics=[_metric(a, b, key) for key in sorted(a.results.keys() | b.results.keys())],
         rescored=rescored,
         surroundings=list(_surroundings(a, b)),
     )
 
 
-def _verdict(a: Run, b: Run, differences: list[ItemDifference], flips: list[Flip]) -> Verdict:
-    if flips or any(d.what != "logprobs" for d in differences):
+def _verdict(a: Run, b: Run, differences: list[ItemDifference], flipped: list[Flip]) -> Verdict:
+    if flipped or any(d.what != "logprobs" for d in differences):
         return "DIFFERENT"
     bits = all(x.leaf and y.leaf for x, y in _pairs(a, b))
     return "IDENTICAL" if bits and not differences else "SAME TOKENS"
@@ -156,7 +140,7 @@ def _rescored(a: Run, b: Run, differences: list[ItemDifference]) -> bool:
     if differences or a.items.keys() != b.items.keys():
         return False
     pairs = [(a.results[key][0], b.results[key][0]) for key in a.results.keys() & b.results.keys()]
-    return any(not _same(x, y) and not math.isclose(x, y, rel_tol=1e-12) for x, y in pairs)
+    return any(not same_number(x, y) and not math.isclose(x, y, rel_tol=1e-12) for x, y in pairs)
 
 
 def _differing_keys(a: Run, b: Run) -> Iterator[Key]:
@@ -172,7 +156,7 @@ def _pairs(a: Run, b: Run) -> Iterator[tuple[Item, Item]]:
 
 
 def _equal_as_far_as_known(x: Item, y: Item) -> bool:
-    sums = x.sum_logprob is None or y.sum_logprob is None or _same(x.sum_logprob, y.sum_logprob)
+    sums = x.sum_logprob is None or y.sum_logprob is None or same_number(x.sum_logprob, y.sum_logprob)
     return _same_output(x, y) and sums
 
 
@@ -190,30 +174,6 @@ def _difference(a: Run, b: Run, key: Key, elsewhere: Cause) -> ItemDifference:
         prompts = x.prompt_sha256 != y.prompt_sha256 if x.prompt_sha256 and y.prompt_sha256 else True
         return ItemDifference(key, "prompt" if prompts or _same_output(x, y) else "output", "data")
     return ItemDifference(key, "logprobs" if _same_output(x, y) else "output", elsewhere)
-
-
-def _flips(a: Run, b: Run, causes: dict[tuple[str, int], Cause]) -> Iterator[Flip]:
-    """Documents whose answer or 0/1 score differs. Answers made of log-likelihoods (choices) flip by score only, and
-    so does a log-likelihood task's other metrics' noise stay out: it is the logprobs' own."""
-    generated = {item.task for item in a.items.values() if item.kind == "generate_until"}
-    for task, filter_name in sorted({(k[0], k[2]) for k in a.scores} | a.answers.keys()):
-        metrics = sorted(k for k in a.scores.keys() & b.scores.keys() if (k[0], k[2]) == (task, filter_name))
-        left, right = (run.answers.get((task, filter_name), {}) for run in (a, b))
-        documents = (left.keys() & right.keys()).union(*(a.scores[k].keys() & b.scores[k].keys() for k in metrics))
-        for doc in sorted(documents):
-            values = [(k[1], a.scores[k].get(doc), b.scores[k].get(doc)) for k in metrics]
-            changed = [v for v in values if _flipped(v[1], v[2], task in generated)]
-            if changed or (task in generated and left.get(doc) != right.get(doc) and doc in left and doc in right):
-                metric, value_a, value_b = [*changed, *values, (None, None, None)][0]
-                answers = (left.get(doc), right.get(doc))
-                cause = "data" if document_differs(a, b, task, doc) else causes.get((task, doc), "scorer")
-                yield Flip(task, filter_name, doc, metric, *answers, value_a, value_b, cause)
-
-
-def _flipped(old: float | None, new: float | None, any_number: bool) -> bool:
-    if old is None or new is None or _same(old, new):
-        return False
-    return any_number or {old, new} == {0.0, 1.0}
 
 
 def _metric(a: Run, b: Run, key: ScoreKey) -> MetricDelta:
@@ -240,7 +200,3 @@ def _surroundings(a: Run, b: Run) -> Iterator[str]:
 def _greedy(run: Run, task: str) -> bool:
     settings = run.identity.get("tasks", {}).get(task) or {}
     return not (settings.get("generation") or {}).get("temperature")
-
-
-def _same(x: float, y: float) -> bool:
-    return x == y or (math.isnan(x) and math.isnan(y))

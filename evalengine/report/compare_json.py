@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evalengine.report.compare import LEVELS, Comparison, Flip, MetricDelta
+from evalengine.report.compare import LEVELS, Comparison, MetricDelta
 from evalengine.report.divergence import NEAR_TIE
+from evalengine.report.flips import Flip
 from evalengine.report.matrix import Matrix
 from evalengine.report.runs import Key, Run
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from evalengine.errors import ConfigError
 from evalengine.records.folder import DIGEST
 from evalengine.records.manifest import MANIFEST
 from evalengine.report.comparability import incomparable
 from evalengine.report.divergence import LogprobChange, logprob_change
+from evalengine.report.flips import flips
+from evalengine.report.run_data import missing_parts
 from evalengine.report.runs import Run, ScoreKey, load_run, merkle_differences
 
 SIBLINGS = 200  # newest run folders looked at
+CELL = re.compile(r"\d+-.*")  # an experiment's folder for one job
+SCHEDULE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "num_threads", "device")
 
 
 @dataclass(frozen=True)
@@ -37,15 +46,18 @@ class NoiseFloor:
     requests: int
     differing: int  # requests whose bits differ
     outputs: int  # of those, whose tokens differ
-    answers: int  # documents whose generated answer differs under some filter
+    answers: int  # documents that flip: another answer or another score under some filter (`flips`)
     documents: int
-    logprobs: LogprobChange | None  # over tokens that both runs share
+    compared: int  # logprobs of tokens that both runs share
+    logprobs: LogprobChange | None  # over those of the requests that differ; None if none does
     metrics: list[MetricNoise]
 
 
 def is_pair(a: Run, b: Run) -> bool:
     """Whether one of two comparable runs of ours is fast and the other is not."""
     levels = [run.manifest.get("numerics") for run in (a, b)]
+    if any(missing_parts(run.manifest) for run in (a, b)):
+        return False
     return None not in levels and (levels[0] == "fast") != (levels[1] == "fast") and not incomparable(a, b)
 
 
@@ -54,6 +66,9 @@ def noise_floor(a: Run, b: Run) -> NoiseFloor:
     invariant, fast = (b, a) if a.manifest["numerics"] == "fast" else (a, b)
     keys = [key for key in merkle_differences(invariant, fast) if key in invariant.items and key in fast.items]
     pairs = [(invariant.items[key], fast.items[key]) for key in keys]
+    change = logprob_change(pairs)
+    differing = {*keys}
+    equal = (i.logprobs for key, i in fast.items.items() if key in invariant.items and key not in differing)
     common = invariant.results.keys() & fast.results.keys()
     return NoiseFloor(
         invariant=invariant,
@@ -61,48 +76,63 @@ def noise_floor(a: Run, b: Run) -> NoiseFloor:
         requests=len(invariant.items.keys() & fast.items.keys()),
         differing=len(keys),
         outputs=sum(x.output_sha256 != y.output_sha256 for x, y in pairs),
-        answers=len(_other_answers(invariant, fast)),
+        answers=len({(flip.task, flip.doc_id) for flip in flips(invariant, fast, {})}),
         documents=len({key[:2] for key in invariant.items} & {key[:2] for key in fast.items}),
-        logprobs=logprob_change(pairs),
+        compared=sum(map(_length, equal)) + (change.compared if change else 0),
+        logprobs=change,
         metrics=[_metric(invariant, fast, key) for key in invariant.results if key in common],
     )
 
 
 def sibling(run: Run) -> Run | None:
-    """The newest finished run beside this one that makes a pair with it; None if there is none."""
-    level = run.manifest.get("numerics")
-    if run.kind != "run" or level is None:
+    """The finished run beside this one, or in its experiment, that makes a pair with it; None if there is none.
+
+    Of several, one under the same engine settings (an experiment sweeps them), and of those the newest. A damaged one
+    is passed over.
+    """
+    if run.kind != "run" or run.manifest.get("numerics") is None:
         return None
-    folders = [path.parent for path in run.source.resolve().parent.glob(f"*/{DIGEST}")]
-    for folder in sorted(folders, key=lambda path: (path / DIGEST).stat().st_mtime_ns, reverse=True)[:SIBLINGS]:
-        if folder != run.source.resolve() and _alike(folder, run):
+    here = run.source.resolve()
+    newest = sorted(_neighbours(here), key=lambda path: (path / DIGEST).stat().st_mtime_ns, reverse=True)[:SIBLINGS]
+    found = [(folder, manifest) for folder in newest if (manifest := _alike(folder, run)) is not None]
+    settings = _schedule(run.manifest)
+    for folder, _ in sorted(found, key=lambda pair: _schedule(pair[1]) != settings):  # stable: the newest first
+        try:
             other = load_run(folder)
-            if is_pair(run, other):
-                return other
+        except ConfigError:
+            continue
+        if is_pair(run, other):
+            return other
     return None
 
 
-def _alike(folder: Path, run: Run) -> bool:
-    """Whether a folder's manifest promises a pair; a look at a few kB saves reading the run."""
+def _neighbours(here: Path) -> set[Path]:
+    """Finished runs in the folder that holds this one; of an experiment (`1-<settings>/<run>`), in its others too."""
+    files = {*here.parent.glob(f"*/{DIGEST}")}
+    if CELL.fullmatch(here.parent.name):
+        files |= {file for file in here.parent.parent.glob(f"*/*/{DIGEST}") if CELL.fullmatch(file.parts[-3])}
+    return {file.parent for file in files} - {here}
+
+
+def _alike(folder: Path, run: Run) -> dict[str, Any] | None:
+    """A folder's manifest if it promises a pair; a look at a few kB saves reading the run."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         other = manifest["identity"]
         same = all(other.get(name) == run.identity.get(name) for name in ("weights", "tokenizer", "prompts", "tasks"))
-        return bool(same and (manifest["numerics"] == "fast") != (run.manifest["numerics"] == "fast"))
+        return manifest if same and (manifest["numerics"] == "fast") != (run.manifest["numerics"] == "fast") else None
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
-        return False
+        return None
 
 
-def _other_answers(a: Run, b: Run) -> set[tuple[str, int]]:
-    """Documents of generating tasks whose answer differs under some filter."""
-    generated = {item.task for item in a.items.values() if item.kind == "generate_until"}
-    return {
-        (task, doc)
-        for (task, name), answers in a.answers.items()
-        if task in generated
-        for doc, answer in answers.items()
-        if b.answers.get((task, name), {}).get(doc, answer) != answer
-    }
+def _schedule(manifest: dict[str, Any]) -> list[Any]:
+    """The settings that an experiment sweeps, and that a fast run's bits hang on."""
+    engine = manifest.get("engine")
+    return [engine.get(name) for name in SCHEDULE] if isinstance(engine, dict) else []
+
+
+def _length(logprobs: np.ndarray | None) -> int:
+    return 0 if logprobs is None else len(logprobs)
 
 
 def _metric(a: Run, b: Run, key: ScoreKey) -> MetricNoise:

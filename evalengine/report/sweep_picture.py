@@ -8,6 +8,7 @@ from evalengine.report.sweep_tables import most, share, verdict
 
 WIDTH, HEIGHT, GAP, TOP = 86, 46, 3, 84  # of a cell, between cells, above the matrix: pixels
 LETTER = 7.6  # pixels of a character of the labels, at most
+LEGEND = "Requests that differ between two runs, and the share of logprobs"
 STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; fill: #1b2126; }
 .title { font-size: 16px; font-weight: 600; } .soft { fill: #56616b; } .small { font-size: 11px; }
@@ -27,16 +28,17 @@ def picture(found: Sweep) -> str:
     size = len(found.cells)
     about = found.cells[0].run
     lines = [f"{verdict(found).partition('; fast flips')[0]}.", f"{most(found)}." if found.floors else ""]
-    width = max(left + size * (WIDTH + GAP) + 16, 32 + int(max(map(len, lines)) * LETTER * 0.9))
     height = TOP + size * (HEIGHT + GAP) + 76
     model = about.manifest.get("model", {}).get("name", about.name)
     heading = f"{'+'.join(found.tasks)}, {model}: {len(about.items)} requests a run"
+    letters = max(len(heading) * 1.2, *(len(line) * 0.9 for line in (LEGEND, *lines)))
+    width = max(left + size * (WIDTH + GAP) + 16, 32 + int(letters * LETTER))
     drawn = [
         tag("title", f"{found.name}: {verdict(found)}"),
         tag("style", Markup(STYLE)),
         tag("rect", class_="paper", width=width, height=height, rx=6),
         tag("text", heading, x=16, y=30, class_="title"),
-        tag("text", "Requests that differ between two runs, and the share of logprobs", x=16, y=50, class_="soft"),
+        tag("text", LEGEND, x=16, y=50, class_="soft"),
         *(_row(found, number, label, left) for number, label in enumerate(labels, 1)),
         *(
             tag("text", str(n), x=left + (n - 1) * (WIDTH + GAP) + WIDTH // 2, y=TOP - 8, class_="soft middle")

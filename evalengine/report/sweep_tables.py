@@ -12,7 +12,7 @@ from rich.text import Text
 
 from evalengine.report.compare import MetricDelta
 from evalengine.report.compare_tables import add, house_table, printable
-from evalengine.report.matrix import matrix_table, runs_table
+from evalengine.report.matrix import matrix_table
 from evalengine.report.printing import WIDTH
 from evalengine.report.sweep import Distance, Sweep
 
@@ -22,7 +22,7 @@ def print_sweep(found: Sweep, files: Sequence[Path]) -> None:
     console = Console(file=sys.stdout, soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    console.print(runs_table(found.matrix.runs))
+    console.print(cells_table(found))
     console.print(matrix_table(found.matrix))
     for (i, j), why in sorted(found.matrix.refused.items()):
         console.print(Text(printable(f"Runs {i} and {j} are not comparable: {'; '.join(why)}")))
@@ -32,6 +32,17 @@ def print_sweep(found: Sweep, files: Sequence[Path]) -> None:
     for file in files:
         console.print(Text(str(file)))
     console.print(Text(f"verdict: {verdict(found)}"))
+
+
+def cells_table(found: Sweep) -> Table:
+    """Numbers, folders, and what was swept, be it the engine's or a task's."""
+    names = list(dict.fromkeys(name for cell in found.cells for name in cell.beside_mode))
+    table = house_table(("Run", "Folder", "numerics", *names, "Digest"), left=(1, 2, len(names) + 3))
+    for number, cell in enumerate(found.cells, 1):
+        values = [cell.beside_mode.get(name, "") for name in names]
+        numerics, digest = str(cell.run.manifest.get("numerics")), cell.run.digest or "none"
+        add(table, [str(number), cell.run.source.name, numerics, *values, digest[:12]])
+    return table
 
 
 def floor_table(found: Sweep) -> Table:
@@ -53,9 +64,14 @@ def verdict(found: Sweep) -> str:
     """Whether the promise was kept, and how much the fast runs move, on one line."""
     said = []
     runs, digests = found.digests(fast=False)
-    if runs:
+    inputs = found.num_inputs
+    if runs > inputs:
         kept = "the same bits" if found.promise_kept else "DIFFERENT BITS"
-        said.append(f"{_count(runs, 'invariant run')}: {kept} ({_count(digests, 'digest')})")
+        of, each = (f" of {inputs} inputs", " for each") if inputs > 1 else ("", "")
+        said.append(f"{_count(runs, 'invariant run')}{of}: {kept}{each} ({_count(digests, 'digest')})")
+    elif runs:  # each has inputs of its own: there is nothing that it must equal
+        alone = ", no two of the same inputs" if runs > 1 else ""
+        said.append(f"{_count(runs, 'invariant run')}: {_count(digests, 'digest')}{alone}")
     runs, digests = found.digests(fast=True)
     if runs:
         said.append(f"{_count(runs, 'fast run')}: {_count(digests, 'digest')}")

@@ -18,9 +18,10 @@ from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.markup import Markup
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.matrix import matrix
-from evalengine.report.runs import Item, Run
+from evalengine.report.runs import Item, Run, load_run
 from tests.browser import Browser, Tab
 from tests.report.test_pages import HOSTILE, quiet
+from tests.report.written_run import Doc, write_generations
 from tests.unit.compared_runs import BASE, FILTER, KEY, TASK, TOKEN, run
 
 TOKENS = 12
@@ -235,3 +236,17 @@ def test_twenty_thousand_items_stay_usable(tokens: int, browser: Browser, tmp_pa
         tab.evaluate("report.openRow('outputs', 4999)")
         tab.wait("document.querySelector('dialog[open]')")
         assert "sums doc 19996" in tab.evaluate("document.querySelector('dialog h2').textContent")
+
+
+def test_the_headings_of_flips_are_whole_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    a = write_generations(tmp_path / "a", [Doc("out 1", answer="a long answer"), Doc("out 2")])
+    other = [Doc("no", answer="another long answer", score=0.0), Doc("out 2")]
+    b = write_generations(tmp_path / "b", other, numerics="fast")
+    comparison_page(compare(load_run(a), load_run(b))).write(tmp_path / "page.html")
+    tab = browser.open(tmp_path / "page.html", width=390, height=844)
+    shown = "[...document.querySelectorAll('[data-grid=flips] .grid-head > div:not([hidden]) button')]"
+    heads = tab.evaluate(f"{shown}.map(e => [e.textContent, e.scrollWidth <= e.clientWidth])")
+    assert heads == [["Item", True], ["Answer A", True], ["Answer B", True], ["Change", True]]
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    quiet(tab)
+    tab.close()

@@ -14,13 +14,14 @@ import pytest
 from evalengine.__main__ import main
 from evalengine.report import compare_cli
 from evalengine.report.compare import Comparison, compare
+from evalengine.report.html import differences
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.differences import ITEM_BYTES, TEXT_BYTES
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import BLOCK, Page
 from evalengine.report.matrix import matrix
 from evalengine.report.runs import Run
-from tests.unit.compared_runs import BASE, BIT, TOKEN, run
+from tests.unit.compared_runs import BASE, BIT, FILTER, TASK, TOKEN, run
 
 
 def with_texts(base: Run, **texts: str | None) -> Run:
@@ -153,6 +154,20 @@ def test_a_matrix_shows_groups_counts_and_refusals() -> None:
     assert '<div class="verdict plain">' in text  # what was refused is neither good nor bad
     assert '<div class="verdict good">' in matrix_page(matrix(runs[:2])).render()
     assert '<div class="verdict bad">' in matrix_page(matrix(runs[:3])).render()
+
+
+def test_cells_have_less_room_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = with_texts(run(BASE), d0="same " + "語" * 200), with_texts(run(TOKEN), d0="same " + "😀" * 200)
+    a, b = (replace(r, answers={(TASK, FILTER): {0: r.items[TASK, 0, 0, 0].text or ""}}) for r in (a, b))
+    for budget, count in ((differences.CELL_BYTES, 160), (160, 10)):  # a row in either grid, two texts in each
+        monkeypatch.setattr(differences, "CELL_BYTES", budget)
+        page = comparison_page(compare(a, b))
+        (flip,), (output,) = embedded(page, "grid-flips")["rows"], embedded(page, "grid-outputs")["rows"]
+        assert output[2:4] == ["語" * count, "😀" * count]
+        assert [text for text in flip if isinstance(text, str) and text.startswith("same")] == [
+            ("same " + "語" * 200)[:count],
+            ("same " + "😀" * 200)[:count],
+        ]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
 
@@ -128,6 +129,9 @@ def test_text_is_escaped_and_markup_is_not() -> None:
 def test_json_in_a_page_cannot_end_its_element() -> None:
     text = json_text(["</script>", "<!--", "\u2028", "\ud800", "&lt;"])
     assert text.isascii() and not set("<>&") & set(text)
+    wide = ["語", "😀", "\u202e", "\ud83d", "\x7f\x85\ufeff"]
+    assert json_text(wide) == '["語","😀","\\u202e","\\ud83d","\\u007f\\u0085\\ufeff"]'
+    assert json.loads(json_text(wide)) == wide
     with pytest.raises(ValueError, match="JSON compliant"):
         json_text([float("nan")])
 

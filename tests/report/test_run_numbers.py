@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +14,10 @@ from scipy import stats
 from evalengine.errors import ConfigError
 from evalengine.records.tokens import read_tokens, token_texts, tokens_json
 from evalengine.report.choices import Bin, choices, expected_calibration_error, reliability, target_index
+from evalengine.report.compare import compare
+from evalengine.report.html import samples
 from evalengine.report.html.distributions import edges
+from evalengine.report.html.parts import beginning
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import mark_title
 from evalengine.report.mean_interval import mean_interval, wilson
@@ -58,6 +63,18 @@ def test_choices_by_hand(tmp_path: Path) -> None:
     assert expected_calibration_error([Bin(0.75, 1, 4)]) == 0.5
 
 
+def test_choices_asked_twice_are_no_further_choices(tmp_path: Path) -> None:
+    """lm-eval's acc_mutual_info asks each choice again without its context; a repeated request is the same choice."""
+    data = load_run_data(write_choices(tmp_path / "run", [[-1.0, -3.0, -0.1, -0.2]], targets=[1]))
+    assert len(list(samples._requests(data, "pick", 0, samples.Scissors(9, 99)))) == 4
+    data.samples["pick"][0][0]["metrics"].append("acc_mutual_info")
+    assert [r[2] for r in samples._requests(data, "pick", 0, samples.Scissors(9, 99))] == [-1.0, -3.0]
+    asked = data.documents["pick", 0]
+    data.documents["pick", 0] = [replace(item, repeat=n) for item in asked for n in (0, 1)]
+    assert [(c.margin, c.confidence) for c in choices(data, "pick")] == [(-2.0, pytest.approx(1 / (1 + math.exp(-2))))]
+    assert [r[2] for r in samples._requests(data, "pick", 0, samples.Scissors(9, 99))] == [-1.0, -3.0]
+
+
 def test_the_right_choice_is_found_by_number_or_text() -> None:
     texts = [" red", " blue", " 7"]
     for target, place in (
@@ -69,9 +86,12 @@ def test_the_right_choice_is_found_by_number_or_text() -> None:
         ("green", None),
         ("", None),
         ("²", None),
+        ("2", 2),
     ):
         assert target_index({"target": target}, texts) == place, target
     assert target_index({"target": "red"}, [" red", "red"]) is None, "two choices of one text"
+    assert target_index({"target": "1"}, [" 1", " 3"]) is None, "the first by its text, the second by its number"
+    assert target_index({"target": "1"}, [" 3", " 1"]) == 1
 
 
 def test_tokens_keep_every_byte(tmp_path: Path) -> None:
@@ -106,9 +126,43 @@ def test_the_noise_floor_counts_what_was_planted(tmp_path: Path) -> None:
         assert [(m.gained, m.lost, m.documents) for m in floor.metrics] == [(0, 1, 6)]
         assert floor.metrics[0].fast - floor.metrics[0].invariant == pytest.approx(-1 / 6)
         assert floor.logprobs is not None and floor.logprobs.differing == 0
+        assert floor.compared == 5 * 5 + 1, "of equal requests too; the sixth shares its first token, o"
     moved = load_run(write_generations(tmp_path / "moved", made, numerics="fast", shift=-0.5))
     assert (change := noise_floor(invariant, moved).logprobs) is not None
     assert change.max_abs == pytest.approx(0.5) and change.differing == change.compared == 30
+
+
+def test_the_noise_floor_counts_choices_that_flip(tmp_path: Path) -> None:
+    exact = load_run(write_choices(tmp_path / "exact", [[-1.0, -2.0], [-1.0, -2.0]], targets=[0, 0]))
+    fast = load_run(write_choices(tmp_path / "fast", [[-1.0, -2.0], [-1.0, -0.5]], targets=[0, 0], numerics="fast"))
+    floor = noise_floor(exact, fast)
+    assert (floor.requests, floor.differing, floor.outputs, floor.answers, floor.documents) == (4, 1, 0, 1, 2)
+    assert (floor.compared, floor.logprobs and floor.logprobs.differing) == (4, 1)
+    assert floor.answers == len({flip.doc_id for flip in compare(exact, fast).flips})
+    page = _page(exact.source)
+    assert "25.0 % of 4 logprobs differ" in page and "Answers that flipped" in page
+    same = load_run(write_choices(tmp_path / "same", [[-1.0, -2.0], [-1.0, -2.0]], targets=[0, 0], numerics="fast"))
+    assert (noise_floor(exact, same).answers, noise_floor(exact, same).compared) == (0, 4)
+
+
+def test_a_sibling_in_another_folder_of_the_experiment(tmp_path: Path) -> None:
+    made = [Doc("a"), Doc("b")]
+    folders = {}
+    for place, (numerics, seqs) in enumerate([("exact", 1), ("exact", 8), ("fast", 1), ("fast", 8)], 1):
+        folder = tmp_path / "sweep" / f"{place}-seqs_{seqs}" / "run"
+        folders[numerics, seqs] = write_generations(folder, made, numerics=numerics, shift=0.0)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["engine"]["max_num_seqs"] = seqs
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    for (numerics, seqs), folder in folders.items():
+        found = sibling(load_run(folder))
+        assert found is not None
+        assert found.source == folders["exact" if numerics == "fast" else "fast", seqs], "the one of equal settings"
+    (folders["fast", 8] / "records.parquet").write_bytes(b"PAR1 no more")
+    found = sibling(load_run(folders["exact", 8]))
+    assert found is not None and found.source == folders["fast", 1], "a damaged one is passed over"
+    (tmp_path / "sweep" / "1-seqs_1").rename(tmp_path / "sweep" / "mine")
+    assert sibling(load_run(tmp_path / "sweep" / "mine" / "run")) is None, "no folder of an experiment"
 
 
 def test_unlike_runs_are_no_pair(tmp_path: Path) -> None:
@@ -126,6 +180,17 @@ def test_a_damaged_neighbour_costs_its_section_only(tmp_path: Path) -> None:
     assert 'id="noise"' not in _page(exact)
 
 
+def test_a_manifest_that_lacks_a_part_is_said_and_makes_no_pair(tmp_path: Path) -> None:
+    exact = write_generations(tmp_path / "exact", [Doc("a")])
+    fast = write_generations(tmp_path / "fast", [Doc("b")], numerics="fast")
+    manifest = json.loads((fast / "manifest.json").read_text())
+    del manifest["counts"]
+    (fast / "manifest.json").write_text(json.dumps(manifest))
+    assert 'id="noise"' not in _page(exact)
+    with pytest.raises(ConfigError, match=r"manifest\.json: counts missing; run its command again"):
+        write_run_report(fast)
+
+
 def _page(folder: Path) -> str:
     return write_run_report(folder)[0].read_text(encoding="utf-8")
 
@@ -136,6 +201,22 @@ def test_bins_are_whole_for_whole_numbers() -> None:
     at = edges([0, 1000], whole=True)
     assert len(at) <= 31 and at[-1] > 1000 and {b - a for a, b in pairwise(at)} == {34}
     assert edges([2.5, 2.5], whole=False)[0] == 2.0
+
+
+def test_an_empty_output_costs_no_plot_and_odd_logprobs_are_said(tmp_path: Path) -> None:
+    page = _page(write_generations(tmp_path / "run", [Doc("abc"), Doc("", score=0.0)]))
+    assert "Mean logprob of an output&#x27;s tokens" in page and "NaN or infinite" not in page
+    page = _page(write_choices(tmp_path / "odd", [[-1.0, -2.0], [-math.inf, -1.0], [math.nan, -1.0]], [0, 1, 1]))
+    assert "2 of 6 requests hold a logprob that is NaN or infinite" in page
+
+
+def test_cells_have_less_room_where_there_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (beginning("abcd", 3), beginning("語語語", 8), beginning("ab", 9)) == ("abc", "語語", "ab")
+    folder = write_generations(tmp_path / "run", [Doc("x", prompt="語" * 90, target="😀" * 90, answer="a" * 90)] * 2)
+    for budget, (prompt, answer, target) in ((6_000_000, (90, 90, 90)), (240, (10, 40, 10))):
+        monkeypatch.setattr(samples, "CELL_BYTES", budget)
+        grid = json.loads(_page(folder).split('id="data-grid-samples">')[1].split("</script>")[0])
+        assert grid["rows"][1][1:4] == ["語" * prompt, "a" * answer, "😀" * target]
 
 
 def test_metrics_have_the_columns_that_tell_them_apart(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import random
 import re
 import time
@@ -200,6 +201,27 @@ def test_choices_have_calibration_and_margins(browser: Browser, tmp_path: Path) 
     rows = tab.evaluate("[...document.querySelectorAll('.choice')].map(c => [c.className, c.innerText])")
     assert [name for name, _ in rows] == ["choice", "choice chosen", "choice target"]
     assert "92.4 %" in rows[1][1]  # 1 / (1 + e^-2.5 + e^-7.5)
+    quiet(tab)
+    tab.close()
+
+
+def test_logprobs_that_are_not_finite(browser: Browser, tmp_path: Path) -> None:
+    """They look like no certain token, no share follows from them, and their rows stay last in both orders."""
+    sums = [[math.nan, -1.0, -2.0], [-1.0, -3.0, -3.0], [-math.inf] * 3, [-2.0, -3.0, -3.0]]
+    tab = opened(browser, write_choices(tmp_path / "run", sums, targets=[1, 0, 0, 0]))
+    tab.evaluate("report.openRow('samples', 0)")
+    tab.wait("document.querySelector('dialog[open] .choice')")
+    rows = tab.evaluate("[...document.querySelectorAll('.choice')].map(c => [c.className, c.innerText])")
+    assert [name for name, _ in rows] == ["choice", "choice target", "choice"], "none is the likeliest"
+    assert "not finite" in rows[0][1] and "-1.00" in rows[1][1]
+    assert not any("%" in text or "NaN" in text for _, text in rows)
+    heat = "[...document.querySelectorAll('.choice [data-token]')].map(s => s.style.getPropertyValue('--heat'))"
+    assert [float(value) for value in tab.evaluate(heat)] == [0.75, 0.125, 0.25]
+    tab.press("Escape")
+    for order in (["3", "1"], ["1", "3"]):
+        tab.click(".grid-head [role=columnheader]:last-child button")
+        tab.wait(f"{ROWS}[0].children[0].textContent === '{order[0]}'")
+        assert docs(tab) == [*order, "0", "2"]
     quiet(tab)
     tab.close()
 

@@ -49,7 +49,9 @@ def write_generations(
     return _write(path, task, records, samples, metrics, {"exact_match": True}, pieces, numerics)
 
 
-def write_choices(path: Path, sums: Sequence[Sequence[float]], targets: Sequence[int], task: str = "pick") -> Path:
+def write_choices(
+    path: Path, sums: Sequence[Sequence[float]], targets: Sequence[int], task: str = "pick", numerics: str = "exact"
+) -> Path:
     """A finished run of a multiple-choice task; sums: the log-likelihood of each choice, one token a choice."""
     records, samples, right = [], [], []
     for number, (row, target) in enumerate(zip(sums, targets, strict=True)):
@@ -65,7 +67,7 @@ def write_choices(path: Path, sums: Sequence[Sequence[float]], targets: Sequence
                               {"acc": acc}, *_hashes(task, number, Doc(""))))  # fmt: skip
     metrics: dict[str, Any] = {"acc,none": float(np.mean(right)), "acc_stderr,none": 0.1}
     pieces = {place: f" choice {place}".encode() for place in range(max(map(len, sums)))}
-    return _write(path, task, records, samples, metrics, {"acc": True}, pieces, "exact")
+    return _write(path, task, records, samples, metrics, {"acc": True}, pieces, numerics)
 
 
 def _record(task: str, number: int, doc: Doc, vocabulary: dict[str, int], shift: float) -> RequestRecord:

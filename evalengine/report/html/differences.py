@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.report.compare import Comparison, Flip, ItemDifference
+from evalengine.report.compare import Comparison, ItemDifference
 from evalengine.report.compare_tables import item_name
 from evalengine.report.divergence import Divergence, shared_text
+from evalengine.report.flips import Flip
 from evalengine.report.html.markup import Markup
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import Column, grid
+from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.runs import Key
 
 TEXT_BYTES = 10_000_000  # of all texts in UTF-8: packed, they then stay below 15 MB of the file, however random
 ITEM_BYTES = 12_000  # of one item's texts
-CELL = 160  # characters of a text that a row shows
-CHANGE = Column("Change", "mark", "9ch", marks=("better", "worse"))
+CELL = 160  # characters of a text that a row shows, at most
+CELL_BYTES = 4_000_000  # of all rows' texts
+CHANGE = Column("Change", "mark", "8ch", marks=("better", "worse"))
 TIE = Column("Near-tie", "mark", "10ch", phone=False)
 CAUSE = Column("Cause", "text", "13ch", phone=False, choose=True)
 
@@ -34,13 +36,13 @@ def outputs_grid(page: Page, c: Comparison) -> Markup:
     for flip in c.flips:
         flips.setdefault((flip.task, flip.doc_id), []).append(flip)
     causes = {difference.key: difference for difference in c.differences}
-    room = min(ITEM_BYTES, TEXT_BYTES // max(1, len(rows) + len(c.flips)))
+    room, cell = _rooms(len(rows) + len(c.flips))
     cells = []
     for key, divergence in rows:
         item = _output(c, key, divergence, room)
         item["flips"] = [_flip(flip, room) for flip in flips.get(key[:2], ())]
         items.append(item)
-        cells.append(_output_cells(item, causes[key]))
+        cells.append(_output_cells(item, causes[key], cell))
     columns = [
         Column("Item", "text", "minmax(14ch, 1fr)"),
         Column("Token", "number", "7ch"),
@@ -62,19 +64,19 @@ def flips_grid(page: Page, c: Comparison) -> Markup:
     for row, (key, first) in enumerate(parting(c)):
         places.setdefault(key[:2], (row, first))
     sums = _sums(c)
-    room = min(ITEM_BYTES, TEXT_BYTES // max(1, len(places) + len(c.flips)))
+    room, cell = _rooms(len(places) + len(c.flips))
     items, cells = [], []
     for flip in c.flips:
         document = (flip.task, flip.doc_id)
         place, divergence = places.get(document, nowhere)
         name = item_name((*document, 0, 0))
         items.append({"name": name, "flip": _flip(flip, room), "output": place, "choices": sums.get(document, [])})
-        cells.append(_flip_cells(c, flip, name, divergence))
+        cells.append(_flip_cells(c, flip, name, divergence, cell))
     columns = [
-        Column("Item", "text", "minmax(14ch, 1fr)"),
+        Column("Item", "text", "minmax(13ch, 1fr)"),
         Column("Filter", "text", "16ch", phone=False, choose=True),
-        Column("Answer A", "text", "minmax(5ch, 1fr)"),
-        Column("Answer B", "text", "minmax(5ch, 1fr)"),
+        Column("Answer A", "text", "minmax(6ch, 1fr)"),
+        Column("Answer B", "text", "minmax(6ch, 1fr)"),
         Column("Score", "text", "11ch", phone=False),
         CHANGE,
         Column("Token", "number", "7ch", phone=False),
@@ -84,6 +86,11 @@ def flips_grid(page: Page, c: Comparison) -> Markup:
     page.blocks("flips", items)
     columns, cells = _telling(columns, cells)
     return grid(page, "flips", columns, cells, detail="flip", blocks="flips", noun="flips")
+
+
+def _rooms(count: int) -> tuple[int, int]:
+    """Bytes for the texts of one item, and for one text in a row, where there are so many rows."""
+    return min(ITEM_BYTES, TEXT_BYTES // max(1, count)), min(4 * CELL, CELL_BYTES // (2 * max(1, count)))
 
 
 def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column], list[list[Any]]]:
@@ -101,7 +108,7 @@ def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -
     known = x is not None and y is not None
     x, y = (x, y) if x is not None and y is not None else ("", "")
     at = shared_text(x, y)
-    before, a, b = _end(x[:at], room // 4), _begin(x[at:], room * 3 // 8), _begin(y[at:], room * 3 // 8)
+    before, a, b = _end(x[:at], room // 4), beginning(x[at:], room * 3 // 8), beginning(y[at:], room * 3 // 8)
     return {
         "name": item_name(key),
         "position": None if d is None else d.position,
@@ -120,26 +127,26 @@ def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -
     }
 
 
-def _output_cells(item: dict[str, Any], difference: ItemDifference) -> list[Any]:
-    texts = [None if item[side] is None else (item[side][:CELL] or "(ends)") for side in ("a", "b")]
+def _output_cells(item: dict[str, Any], difference: ItemDifference, cell: int) -> list[Any]:
+    texts = [None if item[side] is None else (beginning(item[side], cell)[:CELL] or "(ends)") for side in ("a", "b")]
     rest = (item["gap"], item["near_tie"], not item["flips"], difference.cause)
     return [item["name"], item["position"], *texts, *rest]
 
 
-def _flip_cells(c: Comparison, flip: Flip, name: str, divergence: Divergence | None) -> list[Any]:
+def _flip_cells(c: Comparison, flip: Flip, name: str, divergence: Divergence | None, cell: int) -> list[Any]:
     old, new = finite(flip.value_a), finite(flip.value_b)
     key = (flip.task, flip.metric or "", flip.filter)
     higher = c.a.higher_is_better.get(key, c.b.higher_is_better.get(key))
     changed = old is not None and new is not None and old != new and higher is not None
     better = (new > old) == higher if changed and old is not None and new is not None else None
     score = f"{old:g} → {new:g}" if old is not None and new is not None else None
-    answers = [None if text is None else text[:CELL] for text in (flip.answer_a, flip.answer_b)]
+    answers = [None if text is None else beginning(text, cell)[:CELL] for text in (flip.answer_a, flip.answer_b)]
     place = (None, None) if divergence is None else (divergence.position, divergence.near_tie)
     return [name, flip.filter, *answers, score, better, *place, flip.cause]
 
 
 def _flip(flip: Flip, room: int) -> dict[str, Any]:
-    answers = [None if text is None else _begin(text, room // 4) for text in (flip.answer_a, flip.answer_b)]
+    answers = [None if text is None else beginning(text, room // 4) for text in (flip.answer_a, flip.answer_b)]
     return {
         "filter": flip.filter,
         "cause": flip.cause,
@@ -165,11 +172,6 @@ def _sums(c: Comparison) -> dict[tuple[str, int], list[list[Any]]]:
 def finite(value: float | None) -> float | None:
     """None for what JSON cannot hold."""
     return value if value is not None and abs(value) < float("inf") else None
-
-
-def _begin(text: str, room: int) -> str:
-    """As much of the beginning as surely takes no more than `room` bytes of UTF-8."""
-    return text[: room if text.isascii() else room // 4]
 
 
 def _end(text: str, room: int) -> str:

@@ -97,10 +97,12 @@ def _lengths(data: RunData, items: Sequence[Item], generated: bool) -> Markup:
 
 def _logprobs(data: RunData, task: str, items: Sequence[Item]) -> Markup | None:
     """Mean logprob of a token, by request; right and wrong documents apart where a task has one request each."""
+    if len({item.doc_id for item in items}) != len(items):  # several a document: the choices have plots of their own
+        return None
     means = {i.doc_id: i.sum_logprob / len(i.output_ids) for i in items if i.output_ids and i.sum_logprob is not None}
     finite = {doc: value for doc, value in means.items() if math.isfinite(value)}
     key = next((key for key in data.score_keys(task) if data.binary(key)), None)
-    if not finite or len(means) != len(items):  # several requests a document: the choices have plots of their own
+    if not finite:
         return None
     at = edges(list(finite.values()), whole=False)
     if key is None:
@@ -144,4 +146,4 @@ def _counts(values: Iterable[float], at: Sequence[float]) -> list[float]:
 
 def _span(values: Sequence[int], unit: str) -> str:
     middle = float(np.median(np.asarray(values)))
-    return f"median {middle:,.0f}, from {min(values):,} to {max(values):,} {unit}"
+    return f"median {f'{middle:,.1f}'.removesuffix('.0')}, from {min(values):,} to {max(values):,} {unit}"

@@ -57,10 +57,14 @@ def visible(text: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON in ASCII that holds no `<`, `>` or `&`: it cannot end its element, whatever it says, and lone surrogates,
-    NUL and U+2028 pass through it unharmed. Raises `ValueError` for NaN and infinities, which JSON has not."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    """JSON that holds no `<`, `>` or `&`: it cannot end its element, whatever it says.
+
+    What cannot be seen is escaped: lone surrogates, NUL and U+2028 pass unharmed. Other characters stay, an emoji in 4
+    bytes and not in 12. Raises `ValueError` for NaN and infinities, which JSON has not.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return text if text.isascii() else UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def data_script(name: str, value: Any) -> Markup:

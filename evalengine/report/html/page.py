@@ -107,7 +107,7 @@ class Page:
 def packed(items: Sequence[Any]) -> list[str]:
     """`BLOCK` JSON values a string: gzip in base64. 20,000 5-shot gsm8k samples are 105 MB of JSON and 42 MB so; by
     columns, like texts side by side, they take 45 MB: the window already reaches from one item to the next."""
-    blocks = (json_text(items[start : start + BLOCK]).encode("ascii") for start in range(0, len(items), BLOCK))
+    blocks = (json_text(items[start : start + BLOCK]).encode("utf-8") for start in range(0, len(items), BLOCK))
     return [base64.b64encode(gzip.compress(block, compresslevel=6, mtime=0)).decode("ascii") for block in blocks]
 
 

@@ -42,6 +42,11 @@ def facts(pairs: Mapping[str, Child] | Iterable[tuple[str, Child]]) -> Markup:
     return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in found if v is not None), class_="facts")
 
 
+def beginning(text: str, room: int) -> str:
+    """As much of it as surely takes no more than `room` bytes of UTF-8."""
+    return text[: room if text.isascii() else room // 4]
+
+
 def counted(count: int, noun: str) -> str:
     """1 document, 2,000 documents."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

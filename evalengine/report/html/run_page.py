@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evalengine.errors import ConfigError
 from evalengine.report.html.distributions import distributions_section, likelihood_section
 from evalengine.report.html.noise_floor import noise_floor_section
 from evalengine.report.html.page import Page
@@ -15,6 +14,7 @@ from evalengine.report.run_data import RunData, load_run_data
 from evalengine.report.runs import Run
 
 REPORT = "report.html"
+TASKS = 4  # named in the title, at most
 
 
 def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Path, int]:
@@ -24,7 +24,7 @@ def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Pa
     """
     data = load_run_data(folder)
     path = target or (data.run.source if data.run.source.is_dir() else data.run.source.parent) / REPORT
-    return path, run_page(data, _sibling(data.run)).write(path)
+    return path, run_page(data, sibling(data.run)).write(path)
 
 
 def run_page(data: RunData, other: Run | None = None) -> Page:
@@ -44,12 +44,5 @@ def run_page(data: RunData, other: Run | None = None) -> Page:
 
 def _title(data: RunData) -> str:
     model = data.run.manifest.get("model", {}).get("name") or data.results.get("model_name") or data.run.name
-    return f"{', '.join(data.tasks)} on {model}"
-
-
-def _sibling(run: Run) -> Run | None:
-    """A damaged neighbour costs its section, not the page."""
-    try:
-        return sibling(run)
-    except ConfigError:
-        return None
+    what = ", ".join(data.tasks) if len(data.tasks) <= TASKS else f"{len(data.tasks)} tasks"
+    return f"{what} on {model}"

@@ -12,14 +12,16 @@ from evalengine.records.tokens import token_texts
 from evalengine.report.choices import continuations, target_index
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import Page, packed
-from evalengine.report.html.parts import Column, grid
+from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.run_data import RunData
 from evalengine.report.runs import Item, ScoreKey
 
 BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shrink until they fit
 # Characters kept of a (prompt, other text), a quarter as many tokens: few-shot examples are the first to go.
-LIMITS = ((20_000, 20_000), (6_000, 20_000), (2_000, 20_000), (1_000, 6_000), (600, 2_000), (300, 600), (150, 200))
-PREVIEW = 100  # characters in a cell
+LIMITS = ((20_000, 20_000), (6_000, 20_000), (2_000, 20_000), (1_000, 6_000), (600, 2_000), (300, 600), (150, 200),
+          (60, 80))  # fmt: skip
+PREVIEW = 100  # characters in a cell, at most
+CELL_BYTES = 6_000_000  # of all cells' texts, three a row
 MARKS = 4  # columns of 0/1 metrics
 
 
@@ -36,7 +38,9 @@ class _Shape:
 def samples_section(page: Page, data: RunData) -> None:
     """Adds the section, its grid and its texts."""
     shape = _shape(data)
-    rows = [_row(data, shape, task, doc) for task in data.tasks for doc in data.samples[task]]
+    places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
+    room = min(4 * PREVIEW, CELL_BYTES // (3 * max(1, len(places))))
+    rows = [_row(data, shape, task, doc, room) for task, doc in places]
     limits = next((limits for limits in LIMITS if _estimate(data, *limits) <= BUDGET), LIMITS[-1])
     cut = Scissors(*limits)
     page.blocks("samples", list(_texts(data, cut)))
@@ -119,16 +123,16 @@ def mark_title(keys: Sequence[ScoreKey], key: ScoreKey) -> str:
     return name if len({k[1] for k in keys}) == 1 else f"{metric} {name}"
 
 
-def _row(data: RunData, shape: _Shape, task: str, doc: int) -> list[Any]:
+def _row(data: RunData, shape: _Shape, task: str, doc: int, room: int) -> list[Any]:
     sample, items = data.samples[task][doc][0], data.documents[task, doc]
     texts = continuations(sample) if data.kinds.get(task) == "loglikelihood" else []
     answer = next(
         (a for f in data.filters(task) if (a := data.run.answers.get((task, f), {}).get(doc)) is not None), ""
     )
     row: list[Any] = [task] if len(shape.tasks) > 1 else []
-    row += [doc, _preview(_prompt(sample))]
-    row += [_preview(answer)] if shape.answers else []
-    row.append(_preview(_target(sample, texts)))
+    row += [doc, _preview(_prompt(sample), room)]
+    row += [_preview(answer, room)] if shape.answers else []
+    row.append(_preview(_target(sample, texts), room))
     for _, keys in shape.marks:
         value = data.run.scores[keys[task]].get(doc) if task in keys else None
         row.append(None if value is None else value == 1.0)
@@ -174,6 +178,8 @@ def _requests(data: RunData, task: str, doc: int, cut: Scissors) -> Iterator[lis
     target = target_index(sample, texts)
     for item in data.documents[task, doc]:
         place = item.request_index
+        if len(texts) > 1 and (place >= len(texts) or item.repeat):
+            continue  # a choice once more: without its context (acc_mutual_info), or repeated
         text = texts[place] if place < len(texts) else item.text
         ids = (item.output_ids or [])[: cut.tokens]
         pieces = token_texts(ids, data.pieces)
@@ -230,10 +236,10 @@ def _target(sample: Mapping[str, Any], texts: Sequence[str]) -> str:
     return lines[-1] if lines else ""  # of a worked solution, its end
 
 
-def _preview(text: str) -> str:
-    """One line: the last paragraph (after the few-shot examples), its beginning."""
+def _preview(text: str, room: int) -> str:
+    """One line of at most so many bytes: the last paragraph (after the few-shot examples), its beginning."""
     last = text.strip()[-20 * PREVIEW :].split("\n\n")[-1]
-    return " ".join(last[: 2 * PREVIEW].split())[:PREVIEW]
+    return beginning(" ".join(last[: 2 * PREVIEW].split()), room)[:PREVIEW]
 
 
 def _plain(value: Any) -> str:

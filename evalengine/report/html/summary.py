@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,7 +28,7 @@ def summary_lead(page: Page, data: RunData) -> None:
         page.lead(tag("p", *text, class_="digest"))
     several = len(data.tasks) > 1
     large = []
-    for key in list(run.results)[:TILES]:
+    for key in _foremost(data):
         value, error = run.results[key]
         label = " ".join(([key[0]] if several else []) + _label(key, data))
         large.append((label, _value(value, key, data), _interval_words(data, key, error)))
@@ -53,7 +55,7 @@ def metrics_section(page: Page, data: RunData) -> None:
     rows, head = [[row[place] for place in kept] for row in rows], [head[place] for place in kept]
     right = [place for place, name in enumerate(head) if name in ("Value", "Stderr", "Documents", "n-shot")]
     about = "Intervals are over documents: Wilson's for 0/1 scores, Student's t for others. Stderr is lm-eval's."
-    note = about if "95 % interval" in head else "These are of the whole corpus: no score per document, no interval."
+    note = about if "95 % interval" in head else "No intervals: they need scores of several documents that differ."
     page.section("metrics", "Metrics", table(head, rows, numbers=right), note=note)
 
 
@@ -68,14 +70,15 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
     counts, timings, engine = manifest["counts"], manifest["timings"], manifest["engine"]
     seconds, stats = timings["run_seconds"], engine.get("stats", {})
     ran = counts["requests"] - counts["resumed_requests"]
+    whose = "of the requests that ran" if counts["resumed_requests"] else "in all"  # the counts are of those
     speed: list[tuple[str, Child, Child]] = [
         ("Time", f"{timings['total_seconds']:,.1f} s", f"{seconds:,.1f} s of it running")
     ]
     if ran and seconds > 0:
         speed += [
             ("Requests", f"{ran / seconds:,.1f}/s", f"{ran:,} of {counts['requests']:,} ran"),
-            ("Prompt tokens", f"{counts['prompt_tokens'] / seconds:,.0f}/s", f"{counts['prompt_tokens']:,} in all"),
-            ("Output tokens", f"{counts['output_tokens'] / seconds:,.0f}/s", f"{counts['output_tokens']:,} in all"),
+            ("Prompt tokens", f"{counts['prompt_tokens'] / seconds:,.0f}/s", f"{counts['prompt_tokens']:,} {whose}"),
+            ("Output tokens", f"{counts['output_tokens'] / seconds:,.0f}/s", f"{counts['output_tokens']:,} {whose}"),
         ]
     speed += list(_against(data.run, other)) if other else []
     page.section("cost", f"What {manifest['numerics']} numerics cost", tiles(speed), facts(_schedule(manifest, stats)))
@@ -116,6 +119,10 @@ def _warnings(data: RunData) -> Iterator[Markup]:
     cut = sum(item.truncated > 0 for item in items)
     generated = [item for item in items if item.kind == "generate_until"]
     limited = sum(data.endings.get(item.key, ("",))[0] == "length" for item in generated)
+    odd = sum(item.sum_logprob is not None and not math.isfinite(item.sum_logprob) for item in items)
+    if odd:
+        said.append(f"{odd:,} of {counted(len(items), 'request')} hold a logprob that is NaN or infinite: no metric of "
+                    "theirs can be trusted.")  # fmt: skip
     if cut:
         said.append(f"{cut:,} of {len(items):,} prompts were cut from the left to fit max_model_len.")
     if limited:
@@ -127,6 +134,16 @@ def _warnings(data: RunData) -> Iterator[Markup]:
         said.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
     if said:
         yield tag("ul", *(tag("li", text) for text in said), class_="warnings")
+
+
+def _foremost(data: RunData) -> list[ScoreKey]:
+    """The metrics shown large: every task's first before any task's second."""
+    seen: Counter[str] = Counter()
+    places = {}
+    for key in data.run.results:
+        places[key] = seen[key[0]]
+        seen[key[0]] += 1
+    return sorted(places, key=places.__getitem__)[:TILES]
 
 
 def _label(key: ScoreKey, data: RunData) -> list[str]:

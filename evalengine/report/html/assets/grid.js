@@ -92,7 +92,9 @@
       if (turn !== this.turn) return;
       if (this.sorted) {
         const [column, way] = this.sorted;
-        found = [...found].sort((a, b) => way * compare(this.rows[a][column], this.rows[b][column]) || a - b);
+        const value = (i) => this.rows[i][column];
+        const nothing = (a, b) => (value(a) === null) - (value(b) === null);  // last, whichever way
+        found = [...found].sort((a, b) => nothing(a, b) || way * compare(value(a), value(b)) || a - b);
       }
       this.found = found;
       [...this.head.children].forEach((cell, i) => {
@@ -228,9 +230,8 @@
     return value !== null && typeof value === "object" && Object.values(value).some((part) => holds(part, query));
   }
 
-  /** Numbers before texts, texts by their digits' value, nothing last. */
+  /** Texts by their digits' value. */
   function compare(a, b) {
-    if (a === null || b === null) return (a === null) - (b === null);
     if (typeof a === "string" && typeof b === "string") return collator.compare(a, b);
     return a < b ? -1 : a > b ? 1 : 0;
   }
@@ -240,7 +241,7 @@
   report.start.push(() => {
     for (const root of document.querySelectorAll("[data-grid]")) grids.set(root.dataset.grid, new Grid(root));
     const follow = () => {
-      const [name, row] = decodeURIComponent(location.hash.slice(1)).split("=");
+      const [name, row] = location.hash.slice(1).split("=");
       const grid = grids.get(name);
       if (grid && /^\d+$/.test(row) && Number(row) < grid.rows.length && grid.current !== Number(row)) grid.open(Number(row));
     };

@@ -15,7 +15,7 @@
       this.rows = report.data("map").map(([name, tokens, parts, first, row]) => ({ name, tokens, parts, first, row }));
       this.store = report.blocks("map");
       this.levels = new Array(this.rows.length).fill(null);
-      this.width = Math.max(1, ...this.rows.map((row) => row.tokens));  // tokens
+      this.width = this.rows.reduce((most, row) => Math.max(most, row.tokens), 1);  // tokens
       this.line = this.rows.length <= 30 ? LINE.few : LINE.many;
       this.tall = Math.min(TALL, this.rows.length * this.line);
       this.many = this.rows.length * this.line > TALL;

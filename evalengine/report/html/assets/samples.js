@@ -28,7 +28,7 @@
       const part = make("span", "", text);
       part.dataset.token = i;
       const value = logprobs[i];
-      if (value !== null && value !== undefined) part.style.setProperty("--heat", (0.75 * Math.min(1, -value / 1000 / HOT)).toFixed(3));
+      if (value !== undefined) part.style.setProperty("--heat", (0.75 * Math.min(1, value === null ? 1 : -value / 1000 / HOT)).toFixed(3));
       line.append(part);
     });
     if (omitted) line.append(make("span", "unseen", `… ${number(omitted, 0)} tokens left out: see records.parquet …`));
@@ -71,16 +71,16 @@
 
   /** Scored continuations, one under the other: the likeliest in bold, the right one ticked. */
   function choices(requests) {
-    const sums = requests.map((request) => request.sum ?? -Infinity);
-    const best = Math.max(...sums);
-    const weights = sums.map((sum) => Math.exp(sum - best));
+    const known = requests.every((request) => request.sum !== null);  // else no share follows, and no likeliest
+    const best = known ? Math.max(...requests.map((request) => request.sum)) : NaN;
+    const weights = requests.map((request) => Math.exp(request.sum - best));
     const total = weights.reduce((a, b) => a + b, 0);
     const readout = scale();
     const rows = requests.map((request, i) => {
       const { text, sum, right, texts } = request;
       const shown = texts.length ? tokens(request, readout, "div") : make("div", "", long(text ?? ""));
       shown.classList.add("text");
-      const figures = [number(sum, 2), percent(weights[i] / total)].map((figure) => make("span", "number", figure));
+      const figures = [sum === null ? "not finite" : number(sum, 2), known ? percent(weights[i] / total) : ""].map((figure) => make("span", "number", figure));
       const row = make("div", "choice", make("span", "badge", right ? "✓" : String(i)), shown, figures);
       if (right) row.classList.add("target");
       if (sum === best) row.classList.add("chosen");
