@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,7 +25,6 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from evalengine.compose_node import complete_model, freeze, mutable, to_config
 from evalengine.config import Config, validate
@@ -67,11 +67,13 @@ def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
 
 
 def experiment_name(overrides: Sequence[str]) -> str | None:
-    """X of `experiment=X`; None without one. Raises `ConfigError` for more than one."""
-    names = {text.partition("=")[2] for text in overrides if re.match(r"\+?experiment=", text)} - {"null"}
-    if len(names) > 1 or any("," in name for name in names):
+    """X of `experiment=X`; None without one. Raises `ConfigError` for more than one, and for bad grammar."""
+    parsed = _parse([text for text in overrides if re.match(r"\+?experiment=", text)], multirun=True)
+    names = {override.get_value_string().strip() for override in parsed} - {"null"}
+    several = any(o.is_sweep_override() or isinstance(o.value(), list | dict) for o in parsed)
+    if len(names) > 1 or several:
         raise ConfigError(f"experiment={','.join(sorted(names))}: name one experiment; each is a sweep of its own")
-    return next(iter(names), None)
+    return next((str(override.value()) for override in parsed if override.value() is not None), None)
 
 
 def _experiment_sweep(parsed: list[Override]) -> list[Override]:
@@ -88,20 +90,34 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
     """
     parsed = _parse(overrides, multirun=False)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(mutable(Config)), OmegaConf.load(file))
-    except (OSError, YAMLError, OmegaConfBaseException, ValueError) as error:
+        written = _literal(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+        merged = OmegaConf.merge(OmegaConf.structured(mutable(Config)), OmegaConf.create(written))
+    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{file}: missing, damaged or of another version ({_first_line(error)})") from error
     for override in parsed:
         try:
             OmegaConf.update(merged, override.get_key_element(), override.value())
         except (OmegaConfBaseException, ValueError) as error:
             raise ConfigError(f"{override.input_line}: {_first_line(error)}") from error
-    data = OmegaConf.to_container(merged, resolve=True)
+    try:
+        data = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:  # `${...}` in the place of a number, or in an override
+        raise ConfigError(f"{file}: {_first_line(error)}") from error
     assert isinstance(data, dict)
     complete_model(data["model"], {override.key_or_group for override in parsed})
     config: Config = freeze(Config, data)
     validate(config)
     return config
+
+
+def _literal(written: Any) -> Any:
+    """Plain values whose texts OmegaConf gives back as they are: a prompt's own `${...}` is no reference, and no file
+    reads the environment."""
+    if isinstance(written, dict):
+        return {key: _literal(value) for key, value in written.items()}
+    if isinstance(written, list):
+        return [_literal(value) for value in written]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", written) if isinstance(written, str) else written
 
 
 def _choices(override: Override) -> list[str]:

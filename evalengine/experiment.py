@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -34,6 +35,7 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
     Raises `ConfigError`, before the first run starts, for anything that a job's settings, model or rows lack.
     """
     _check(name, jobs)
+    name = sanitise(name)  # of files from here on, and it may be a file below another folder (experiment=mine/short)
     folder = _open(name, jobs)
     places = [folder / sanitise(f"{number}-{label(job)}") for number, job in enumerate(jobs, 1)]
     codes = []
@@ -51,7 +53,7 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
 
 def label(job: Job) -> str:
     """What sets a job apart, short: `batch_invariant=True,max_num_seqs=8`."""
-    return ",".join("=".join(_setting(override)) for override in job.overrides)
+    return ",".join(f"{name}={value}" for name, value in _settings(job).items())
 
 
 def finished_run(place: Path) -> Path | None:
@@ -111,17 +113,15 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     from evalengine.report.sweep_write import write_sweep
 
     runs = [finished_run(place) for place in places]
-    cells = [
-        Cell(dict(_setting(override) for override in job.overrides), load_run(path))
-        for job, path in zip(jobs, runs, strict=True)
-        if path is not None
-    ]
+    cells = [Cell(_settings(job), load_run(path)) for job, path in zip(jobs, runs, strict=True) if path is not None]
     found = sweep(name, cells)
     files = write_sweep(found, folder)
     print_sweep(found, files)
     return 0 if found.promise_kept else 1
 
 
-def _setting(override: str) -> tuple[str, str]:
-    key, _, value = override.partition("=")
-    return key.rpartition(".")[2], value
+def _settings(job: Job) -> dict[str, str]:
+    """The swept settings by the last part of their names, or by the whole name where two end alike."""
+    whole = dict(override.split("=", 1) for override in job.overrides)
+    ends = Counter(name.rpartition(".")[2] for name in whole)
+    return {end if ends[end := name.rpartition(".")[2]] == 1 else name: value for name, value in whole.items()}

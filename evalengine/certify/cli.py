@@ -63,7 +63,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--no-cache", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=_json_file)
     words = [word for word in argv if not SETTING.match(word)]
     arguments = parser.parse_args(words)
     arguments.settings = tuple(word for word in argv if SETTING.match(word))
@@ -77,8 +77,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+def _json_file(text: str) -> Path:
+    """Known to be wrong before minutes are spent: the Markdown goes to the same name with .md."""
+    if not text.endswith(".json") or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: name a file that ends in .json; the Markdown goes beside it")
+    return Path(text)
+
+
 def _count(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no number of logprobs")
     return int(text)
 

@@ -9,7 +9,7 @@ from itertools import chain
 
 from evalengine.certify.cases import EFFORTS, Case, Effort, build_cases
 from evalengine.certify.model import SHAPE, open_checkpoint
-from evalengine.compose import compose_jobs
+from evalengine.compose import compose_jobs, experiment_name
 from evalengine.config import OUTPUT_FIELDS, SCHEDULE_FIELDS, Config, EngineConfig
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint
@@ -67,6 +67,8 @@ def read_settings(words: Sequence[str]) -> Config:
 
     Raises `ConfigError` for what no run accepts, and for what is not the caller's to set: verify varies the schedule.
     """
+    if name := experiment_name(words):
+        raise ConfigError(f"verify: experiment={name}: is several runs; name the settings of the one to certify")
     config = compose_jobs(words)[0].config
     plain, usual = EngineConfig(), Config()
     set_here = [f"engine.{name}" for name in VARIED if getattr(config.engine, name) != getattr(plain, name)]

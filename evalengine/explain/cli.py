@@ -142,7 +142,11 @@ def _key(sources: Sequence[_Source], arguments: argparse.Namespace) -> RecordKey
     else:
         keys = [key for key in merkle_differences(*runs) if _in_all(key, runs)] if len(runs) == 2 else []
     if not keys:
-        raise ConfigError("explain: name the item, as in --item 3 (its document) or --item gsm8k/3")
+        why = ""
+        if len(runs) == 2:
+            shared = any(_in_all(key, runs) for key in runs[0].items)
+            why = "every request that the runs share is equal; " if shared else "the runs share no request; "
+        raise ConfigError(f"explain: {why}name the item, as in --item 3 (its document) or --item gsm8k/3")
     for source in sources:
         if (source.run and keys[0] not in source.run.items) or (source.file and keys[0] != source.file.key):
             raise ConfigError(f"explain: {source.path}: it does not have {item_name(keys[0])}; name another --item")

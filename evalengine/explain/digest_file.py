@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.explain.trace import DIGEST_BYTES, LOGPROB, Computation, Trace
+from evalengine.explain.trace import DIGEST_BYTES, LOGITS, LOGPROB, Computation, Trace
 from evalengine.records.folder import write_whole
 from evalengine.records.sealed import SealedFormat
 from evalengine.report.packing import fold, unfold
@@ -74,15 +74,16 @@ def _digests(op: str, computations: list[Computation]) -> tuple[int, Any, str]:
 
 
 def _trace(content: Mapping[str, Any]) -> Trace:
-    count = content["count"]
+    count, digests = content["count"], {op: base64.b85decode(packed) for op, *_, packed in content["ops"]}
+    if count * DIGEST_BYTES != max(map(len, digests.values())):  # before any column is unfolded to a made-up length
+        raise ValueError(f"{count} computations, but no op has as many digests")
     columns = [unfold(content["computations"][name], count) for name in COLUMNS]
     computations = [Computation(*row) for row in zip(*columns, strict=True)]
-    for op, _, number, having, packed in content["ops"]:
-        digests = base64.b85decode(packed)
-        if len(digests) != number * DIGEST_BYTES:
-            raise ValueError(f"{op}: {len(digests)} bytes of digests for {number} outputs")
+    for op, _, number, having, _ in content["ops"]:
+        if len(digests[op]) != number * DIGEST_BYTES:
+            raise ValueError(f"{op}: {len(digests[op])} bytes of digests for {number} outputs")
         for place, index in enumerate(unfold(having, number)):
-            computations[index].digests[op] = digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
+            computations[index].digests[op] = digests[op][place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
     for index, op, packed in content["values"]:
         values = np.frombuffer(base64.b85decode(packed), dtype="<f4").astype(np.float32)
         said = computations[index].digests[op]
@@ -94,6 +95,8 @@ def _trace(content: Mapping[str, Any]) -> Trace:
     plain["key"] = (str(task), doc_id, request_index, repeat)
     ops = {op: dtype for op, dtype, *_ in content["ops"]}
     trace = Trace(ops=ops, computations=computations, **plain)
+    if not {LOGITS, LOGPROB} <= ops.keys():
+        raise ValueError("it ends before the logits")
     if {one.position for one in computations} != {*range(len(trace.fed_ids))}:
         raise ValueError("it does not have every token")
     return trace

@@ -149,7 +149,7 @@ def test_bad_words_are_refused(cells: dict[str, Run], tmp_path: Path) -> None:
     for words, message in [
         ((a,), "give two RUNs"),
         ((a, b, a), "give two RUNs"),
-        ((a, b), "name the item"),  # no difference to take by default
+        ((a, b), "every request that the runs share is equal; name the item"),  # no difference to take by default
         ((a, b, "--item", "99"), "no such request"),
         ((a, b, "--item", "gsm8k/1"), "no such request; its tasks are arithmetic"),
         ((a, b, "--item", "x"), "name a task and a document, such as arithmetic/0"),

@@ -310,6 +310,16 @@ def test_a_difference_is_shown_and_exits_1(
     assert first["expected"] != first["found"] and first["schedule"] == "order, order 2"
 
 
+@pytest.mark.parametrize("name", ["c.md", "certificates", "folder.json"])
+def test_a_certificate_that_could_not_be_written_is_refused_before_anything_runs(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """c.md would be overwritten by the certificate's own Markdown."""
+    (tmp_path / "folder.json").mkdir()
+    assert run_cli(*CPU, "model.path=/nowhere", "--out", str(tmp_path / name)) == 2
+    assert f"{name}: name a file that ends in .json" in capsys.readouterr().err
+
+
 def test_logprobs_are_asked_of_the_axis_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli("engine", *CPU, "--axes", "order", "--logprobs", "9") == 2
     assert "--logprobs=9: only the axis mixed" in capsys.readouterr().err

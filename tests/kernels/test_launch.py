@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,17 @@ def test_parameters_of_another_layout_are_not_guessed(library: FakeLibrary, size
         DriverKernel(compiled(SIGNATURE), DEVICE)
 
 
+@pytest.mark.parametrize("changed", [{"padding": "nan"}, {"round_f32_to_tf32": True}])
+def test_maps_that_only_triton_encodes(library: FakeLibrary, changed: dict[str, Any]) -> None:
+    library.sizes = [128, 4, 4, 8, 8]
+    meta = {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [64, 32], "fp4_padded": False}
+    kernel = DriverKernel(compiled({"a": "tensordesc<fp32[64, 32]>"}, tensordesc_meta=[meta]), DEVICE)
+    plain = {"base": torch.zeros(5, 48), "shape": [5, 40], "strides": [48, 1], "padding": "zero"}
+    Repeat(kernel, GRID, (SimpleNamespace(**plain, round_f32_to_tf32=False),), varying=(0,))
+    with pytest.raises(Unsupported, match="tensor map"):
+        Repeat(kernel, GRID, (SimpleNamespace(**{**plain, **changed}),), varying=(0,))
+
+
 def test_another_triton_or_none_is_unsupported(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="signature"):
         DriverKernel(SimpleNamespace(**{**vars(compiled(SIGNATURE)), "src": SimpleNamespace()}), DEVICE)
@@ -179,7 +191,21 @@ def test_the_drivers_refusal_is_an_error(library: FakeLibrary) -> None:
 
 def test_triton_repeats_what_the_driver_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple] = []
-    variant = launch._Variant({GRID: lambda *args: calls.append(args)}, (64, True), DEVICE)  # not a compiled kernel
+    on: list[int] = []  # the devices made current, innermost last
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        on.append(index)
+        yield
+        on.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+
+    def run(*args: Any) -> None:
+        assert on == [1], "Triton takes the current device's stream"
+        calls.append(args)
+
+    variant = launch._Variant({GRID: run}, (64, True), 1)  # not a compiled kernel
     assert variant.direct is None
     x, y, new = torch.zeros(2), torch.zeros(2), torch.ones(2)
     descriptor = SimpleNamespace(base=x, shape=[2], strides=[1])

@@ -77,6 +77,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["verify", "engine", "kernels"], "verify: unrecognized arguments: kernels (see verify --help)"),
         (["verify", "engine.max_num_seqs=8"], "engine.max_num_seqs: verify varies the schedule itself"),
         (["verify", "batch_invariant=false"], "batch_invariant=false: promises no equal bits"),
+        (["verify", "experiment=noise_floor"], "experiment=noise_floor: is several runs"),
         (["verify", "output_dir=x"], "output_dir: verify leaves no run"),
         (["verify", "kernels", "task=gsm9k"], "did you mean gsm8k?"),
         (["verify", "kernels", "--quick"], "--quick: belongs to verify engine"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.compose import available, compose_jobs, known_keys
+from evalengine.compose import available, compose_jobs, known_keys, read_config
 from evalengine.config import Config, EngineConfig, resolve_numerics, to_yaml, validate
 from evalengine.errors import ConfigError
 
@@ -251,3 +251,23 @@ def test_validate_refuses_a_config_built_by_hand() -> None:
         validate(Config())
     with pytest.raises(ConfigError, match="cls"):
         validate(replace(compose(), tasks={"x": compose().task}))
+
+
+@pytest.mark.parametrize("text", ["Cost ${price}", "${", "${oc.env:HOME}", "\\${a}\\", "\\\\${a}", "'${a}' \n"])
+def test_a_runs_own_configuration_is_read_as_it_was_written(text: str, tmp_path: Path) -> None:
+    """`${...}` may stand in a prompt; a file from elsewhere must not read the environment by it."""
+    config = compose()
+    (task,) = config.tasks.values()
+    written = replace(config, tasks={"arithmetic": replace(task, description=text)}, system_instruction=text)
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(written), encoding="utf-8")
+    assert read_config(file) == written
+    assert read_config(file, ["seed=3"]) == replace(written, seed=3)
+
+
+@pytest.mark.parametrize("text", ["seed: ${oc.env:HOME}", "seed: [1]", "model: 3", "nosuch: 1", "- a", "a: [", "5"])
+def test_a_damaged_configuration_of_a_run_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{text}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.yaml: "):
+        read_config(file)

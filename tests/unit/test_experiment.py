@@ -9,7 +9,7 @@ import pytest
 
 from evalengine import experiment
 from evalengine.__main__ import main
-from evalengine.compose import Job, compose_jobs
+from evalengine.compose import Job, compose_jobs, experiment_name
 from evalengine.config import Config
 from evalengine.errors import ConfigError, EvalEngineError
 
@@ -155,6 +155,23 @@ def test_nothing_is_kept_of_a_job_without_a_digest(tmp_path: Path) -> None:
     assert experiment.finished_run(tmp_path) == tmp_path / "run"
 
 
-def test_a_name_is_one_word() -> None:
+@pytest.mark.parametrize("words", [[f"experiment={NAME}", "experiment=other"], [f"experiment=[{NAME}]"]])
+def test_a_name_is_one_word(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="name one experiment"):
-        compose_jobs([f"experiment={NAME}", "experiment=other"])
+        compose_jobs(words)
+
+
+def test_quotes_are_the_grammars_not_the_names() -> None:
+    for said in (NAME, f"'{NAME}'", f'"{NAME}"', f" {NAME}"):
+        assert experiment_name([f"experiment={said}"]) == NAME
+    assert experiment_name(["limit=2"]) is None and experiment_name(["experiment=null"]) is None
+
+
+def test_an_experiment_in_a_folder_of_its_group_ends_like_any(tmp_path: Path, reported: list[Path]) -> None:
+    assert experiment.run_experiment("mine/short", jobs(tmp_path), runner([])) == 0
+    assert [path.name for path in reported[0].glob("*.json")] == ["mine_short.json"]
+
+
+def test_settings_whose_names_end_alike_stay_apart() -> None:
+    overrides = ("tasks.a.num_fewshot=0", "tasks.b.num_fewshot=5", "engine.max_num_seqs=8")
+    assert experiment.label(Job(overrides, Config())) == ",".join(overrides[:2]) + ",max_num_seqs=8"

@@ -86,7 +86,10 @@ def test_a_truncated_file_is_found(file: Path, part: float) -> None:
     ("change", "words"),
     [
         (lambda c: c["ops"].pop(2), "contradict"),  # its values are still there
-        (lambda c: c.update(count=5), "contradict"),
+        (lambda c: c.update(count=4), "contradict"),
+        (lambda c: c.update(count=1 << 60), "no op has as many digests"),  # columns are folded: no list of that length
+        (lambda c: c["ops"][2].__setitem__(2, 1 << 60), "bytes of digests"),
+        (lambda c: (c["ops"].pop(-2), c.update(values=[])), "before the logits"),
         (lambda c: c["ops"][0].__setitem__(4, c["ops"][0][4][:-5]), "contradict"),
         (lambda c: c["values"][0].__setitem__(2, ""), "contradict"),
         (lambda c: c["fed_ids"].pop(), "contradict"),

@@ -54,7 +54,12 @@ def test_an_invariant_run_of_other_bits_breaks_the_promise() -> None:
 
 def test_invariant_runs_of_other_inputs_may_differ() -> None:
     other = cell(BIT, False, 1, dtype="float32")
-    assert sweep("x", [cell(BASE, False, 1), other]).promise_kept
+    lone = sweep("x", [cell(BASE, False, 1), other])
+    assert lone.promise_kept and verdict(lone) == "2 invariant runs: 2 digests, no two of the same inputs"
+    pairs = sweep("x", [*lone.cells, cell(BASE, False, 2), cell(BIT, False, 2, dtype="float32")])
+    assert verdict(pairs) == "4 invariant runs of 2 inputs: the same bits for each (2 digests)"
+    broken = sweep("x", [*lone.cells, cell(BASE, False, 2), cell(BASE, False, 2, dtype="float32")])
+    assert not broken.promise_kept and verdict(broken).startswith("4 invariant runs of 2 inputs: DIFFERENT BITS")
     assert not sweep("x", [cell(BASE, False, 1), cell(BIT, False, 1)]).promise_kept
 
 
@@ -76,6 +81,9 @@ def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None
     found = swept(BIT, TOKEN)
     print_sweep(found, [Path("x.svg"), Path("x.json")])
     out = capsys.readouterr().out
+    swept_as = ("exact +1", "exact +2", "fast +1", "fast +2")
+    for number, (c, said) in enumerate(zip(found.cells, swept_as, strict=True), 1):
+        assert re.search(rf"(?m)^ +{number} +{c.run.source.name} +{said} +{(c.run.digest or '')[:12]} *$", out), out
     assert out.splitlines()[-1] == f"verdict: {verdict(found)}" and "x.json\n" in out
     assert re.search(r"1, 3 +1 +1 of 3 +0 +0 +16\.7% +1\.49e-08 nat +exact_match \(strict-match\) +1\.0000", out)
     assert "IDENTICAL" in out and "SAME TOKENS 1/3" in out and "DIFFERENT 1/3" in out
@@ -99,7 +107,19 @@ def test_runs_that_are_not_comparable_are_no_pair() -> None:
     found = sweep("x", [cell(BASE, False, 1), cell(BASE, True, 1, weights="f" * 64)])
     assert found.matrix.refused and not found.floors
     assert "unlike" in picture(found)
-    assert verdict(found) == "1 invariant run: the same bits (1 digest); 1 fast run: 1 digest"
+    assert verdict(found) == "1 invariant run: 1 digest; 1 fast run: 1 digest", "nothing is claimed of one run"
+
+
+def test_the_picture_is_as_wide_as_its_longest_line() -> None:
+    widths = [
+        int(
+            ElementTree.fromstring(picture(sweep("x", [cell(BASE, False, 1, "m" * n), cell(BIT, True, 1)]))).get(
+                "width", 0
+            )
+        )
+        for n in (5, 150)
+    ]
+    assert widths[0] >= 32 + 64 * 6.5 and widths[1] >= 32 + 150 * 8
 
 
 def test_names_from_outside_cannot_break_the_picture() -> None:
