@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7
 ROWS = gl.constexpr(64)  # of one consumer: one warp group's matrix instruction
 BLOCK = gl.constexpr(64)
 TABLE_COLUMNS = gl.constexpr(5)
@@ -133,7 +134,7 @@ def _consumer(
             q_offset = (row * stride_qt + q_head * stride_qh)[:, None] + column[None, :]
             own.store(gl.load(q_ptr + q_offset, mask=real, other=0.0))
             fence_async_shared()
-            gl.thread_barrier()
+            thread_barrier()
         done += 1
         q_position = length - queries + (first + gl.arange(0, ROWS, layout=s_row)) // G
         unmasked_end = (length - queries + first // G + 1) // BLOCK * BLOCK
@@ -151,7 +152,7 @@ def _consumer(
             mbarrier.wait(k_full.index(stage), (count // ST) & 1)
             d = warpgroup_mma(own, k_smem.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
             d = warpgroup_mma_wait(0, deps=(d,))
-            gl.thread_barrier()
+            thread_barrier()
             mbarrier.arrive(k_empty.index(stage), count=1)
             p, m, alpha = _softmax_step(d, m, start, q_position, unmasked_end, scale)
             for n in range(start + BLOCK, stop, BLOCK):
@@ -168,7 +169,7 @@ def _consumer(
                 d = warpgroup_mma_wait(2, deps=(d,))
                 p, m, alpha = _softmax_step(d, m, n, q_position, unmasked_end, scale)
                 l, acc = warpgroup_mma_wait(0, deps=(l, acc))
-                gl.thread_barrier()  # the arrival is one thread's: every warp has read the block by now
+                thread_barrier()  # the arrival is one thread's: every warp has read the block by now
                 mbarrier.arrive(k_empty.index(ahead), count=1)
                 mbarrier.arrive(v_empty.index(stage), count=1)
                 l = l * gl.convert_layout(alpha, l_row)[:, None]
@@ -187,11 +188,11 @@ def _consumer(
                 v_offset = (slot * stride_slot + head * stride_head)[:, None] + column[None, :]
                 own.store(gl.load(v_ptr + v_offset, mask=inside, other=0.0))
                 fence_async_shared()
-                gl.thread_barrier()
+                thread_barrier()
                 acc = warpgroup_mma(gl.convert_layout(p, p_for_o), own, acc)
             else:
                 acc = warpgroup_mma(gl.convert_layout(p, p_for_o), v_smem.index(stage), acc)
-            gl.thread_barrier()
+            thread_barrier()
             mbarrier.arrive(v_empty.index(stage), count=1)
             # the merge of `attention.py`
             m_new = gl.maximum(m_all, m)
@@ -202,7 +203,7 @@ def _consumer(
             acc_all = gl.fma(acc_all, gl.zeros_like(acc_all) + a[:, None], acc * b[:, None])
             m_all = m_new
         if Q_TMA:
-            gl.thread_barrier()
+            thread_barrier()
             mbarrier.arrive(q_empty, count=1)
         zero = gl.zeros_like(acc_all)
         reciprocal = zero + gl.div_rn(gl.full_like(l_all, 1.0), l_all)[:, None]
@@ -221,29 +222,33 @@ def prefill_kernel(
 ):  # fmt: skip
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     ones_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 16], DTYPE)
-    if Q_TMA:
-        q_smem = gl.allocate_shared_memory(DTYPE, [2, ROWS // G, G, D], q_desc.layout)
-    else:
-        q_smem = gl.allocate_shared_memory(DTYPE, [2, ROWS, D], k_desc.layout)
-    k_smem = gl.allocate_shared_memory(DTYPE, [ST, BLOCK, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(DTYPE, [ST, BLOCK, D], v_desc.layout)
-    ones = gl.allocate_shared_memory(DTYPE, [BLOCK, 16], ones_layout)
-    ones.store(gl.full([BLOCK, 16], 1.0, DTYPE, layout=gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])))
-    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_empty, count=2)
+    # Every barrier that is initialised is used until the end. Of one that is not, the compiler gives the memory away,
+    # and then, when the GPU switches between processes, the barrier's old word comes back over what lies there (NaN in
+    # 4 columns of rows 0 and 1 of a tile, once in some thousand launches beside another busy process).
+    if Q_TMA:
+        q_smem = gl.allocate_shared_memory(DTYPE, [2, ROWS // G, G, D], q_desc.layout)
+        q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(q_full, count=1)
+        mbarrier.init(q_empty, count=2)
+    else:
+        q_smem = gl.allocate_shared_memory(DTYPE, [2, ROWS, D], k_desc.layout)
+        q_full, q_empty = k_full, k_empty  # unused
+    k_smem = gl.allocate_shared_memory(DTYPE, [ST, BLOCK, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(DTYPE, [ST, BLOCK, D], v_desc.layout)
+    ones = gl.allocate_shared_memory(DTYPE, [BLOCK, 16], ones_layout)
+    ones.store(gl.full([BLOCK, 16], 1.0, DTYPE, layout=gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])))
     for i in gl.static_range(ST):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=2)
         mbarrier.init(v_empty.index(i), count=2)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     gl.warp_specialize(
         [
             (_consumer, (q_ptr, v_ptr, o_ptr, block_table, table, tiles, heads, scale,

@@ -118,7 +118,9 @@ def verify_attention(
     def run(schedule: Any, as_decodes: bool = True) -> Tensor:
         split = (len(decodes), max(decodes)) if as_decodes else (0, 0)
         batch = _Batch(table.to(device), starts.int().to(device), lengths, query_lens, kv_lens, *split)
-        return attention.paged_attention(q, caches[0], caches[1], batch, head_dim**-0.5, schedule)
+        # twice, as two layers would: the second repeats the launches of the first
+        layers = [attention.paged_attention(q, *caches, batch, head_dim**-0.5, schedule) for _ in range(2)]
+        return torch.stack(layers)
 
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"
     schedules = attention.schedules(head_dim, page_size, dtype, q.get_device())
