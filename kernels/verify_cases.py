@@ -119,7 +119,10 @@ def verify_attention(
         split = (len(decodes), max(decodes)) if as_decodes else (0, 0)
         batch = _Batch(table.to(device), starts.int().to(device), lengths, query_lens, kv_lens, *split)
         # twice, as two layers would: the second repeats the launches of the first
-        layers = [attention.paged_attention(q, *caches, batch, head_dim**-0.5, schedule) for _ in range(2)]
+        k_cache, v_cache = caches
+        layers = [
+            attention.paged_attention(q, k_cache, v_cache, batch, head_dim**-0.5, schedule) for _ in range(2)
+        ]
         return torch.stack(layers)
 
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"

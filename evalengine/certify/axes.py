@@ -165,6 +165,15 @@ def graphs(work: Workload) -> Iterator[Variant | Skip]:
         yield Variant(f"enforce_eager={str(eager).lower()}", work.cases, {"enforce_eager": eager})
 
 
+def busy(work: Workload) -> Iterator[Variant | Skip]:
+    """Another process on the same GPU: a kernel stopped in its middle goes on where it was."""
+    if work.device_type != "cuda":
+        yield Skip("an axis of the GPU")
+        return
+    settings = {"max_num_seqs": 64, "enable_prefix_caching": False}
+    yield Variant("a busy neighbour", work.cases, settings, passes=4, busy=True, **_SEVERAL)
+
+
 def mixed(work: Workload) -> Iterator[Variant | Skip]:
     """All of it at once, at random, for as long as the caller asks."""
     for number in count(1):
@@ -189,7 +198,7 @@ AXES: dict[str, Axis] = {
     function.__name__: function
     for function in (
         *(batch, order, neighbours, chunks, prefix, preemption, pages, decode, asked, ids, nan, threads, graphs),
-        *(mixed, restart),
+        *(busy, mixed, restart),
     )
 }
 

@@ -42,7 +42,7 @@ def certificate(
         "contract_version": evalengine.CONTRACT_VERSION,
         "subject": {
             "model": subject.config.model.name,
-            "tasks": list(subject.config.tasks),
+            "tasks": subject.task_names,
             "settings": list(subject.words),
             "effort": subject.effort,
             "layers": subject.layers,
@@ -139,6 +139,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "passes": variant.passes,
         "nan_pool": variant.nan_pool,
         "new_process": variant.new_process,
+        "busy": variant.busy,
         **_without_first(trial.comparison.as_json()),
         "steps": stats.num_steps,
         "largest_batch": stats.largest_batch,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from evalengine.certify.again import in_a_new_process
 from evalengine.certify.axes import AXES, MIXED, control
+from evalengine.certify.busy import busy_neighbour
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.compare import Answer, Comparison
 from evalengine.certify.run import alone, together
@@ -150,7 +152,8 @@ class Prover:
         if variant.new_process:
             stats, answers = EngineStats(), in_a_new_process(self.subject, variant.cases)
         else:
-            answers = together(llm, variant)
+            with busy_neighbour(str(llm.settings.device)) if variant.busy else nullcontext():
+                answers = together(llm, variant)
             stats = llm.stats
         comparison = Comparison()
         for case, answer in answers:

@@ -48,6 +48,7 @@ class Variant:
     passes: int = 1  # over the same cases with one prefix cache
     nan_pool: bool = False
     new_process: bool = False
+    busy: bool = False  # beside a process that keeps the device busy
     happened: Callable[[EngineStats], bool] = lambda stats: True  # whether the axis was really exercised
     wanted: str = ""  # what must have happened
 

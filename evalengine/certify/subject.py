@@ -35,6 +35,11 @@ class Subject:
         return read_settings(self.words)
 
     @property
+    def task_names(self) -> list[str]:
+        """None for a shape, which has no tokenizer to ask anything with."""
+        return [] if self.config.model.path.startswith(SHAPE) or self.layers is not None else list(self.config.tasks)
+
+    @property
     def whole_answers(self) -> bool:
         """Whether the caller says how long answers may be; else the effort cuts them."""
         return any(word.partition("=")[0].endswith("max_gen_toks") for word in self.words)

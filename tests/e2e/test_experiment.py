@@ -51,6 +51,8 @@ def test_invariant_cells_are_equal_and_fast_ones_are_not(tmp_path: Path) -> None
     assert verdicts == {tuple(pair["pair"]): pair["verdict"] for pair in found["pairs"]}
     assert verdicts[1, 2] == "IDENTICAL" and verdicts[3, 4] != "IDENTICAL"
     assert len(list(tmp_path.glob("*/noise_floor.svg"))) == 1
+    pages = [(folder / "report.html").read_text(encoding="utf-8") for folder in folders]
+    assert all("Noise floor" in page for page in pages)  # of the runs that came first, too
 
 
 def test_a_kernel_that_depends_on_the_batch_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

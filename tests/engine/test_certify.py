@@ -17,10 +17,12 @@ from torch import Tensor
 
 from evalengine.__main__ import main
 from evalengine.certify import again, axes, cases, certificate, cli, exact_kernels, kernels, proof, schedules
+from evalengine.certify.busy import busy_neighbour
 from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
 from evalengine.certify.compare import Answer, Comparison
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.proof import Proof, Prover
+from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject, read_settings
 from evalengine.config import ModelConfig
 from evalengine.engine import settings
@@ -420,6 +422,41 @@ def test_what_the_settings_refuse_is_bad_usage(
     assert run_cli(what, f"engine.device={device}") == 2
     out, err = capsys.readouterr()
     assert out == "" and said in err
+
+
+def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the engine's requests run while the other process does, and it is gone afterwards."""
+    started: list[subprocess.Popen] = []
+    popen = subprocess.Popen
+
+    def recorded(*arguments: Any, **options: Any) -> subprocess.Popen:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    beside: list[list[bool]] = []
+    run = proof.together
+
+    def together(llm: LLM, variant: Variant) -> Any:
+        beside.append([process.poll() is None for process in started])
+        return run(llm, variant)
+
+    monkeypatch.setattr(subprocess, "Popen", recorded)
+    monkeypatch.setattr(proof, "together", together)
+    monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
+    found = prove("busy")
+    assert found.axes[0].comparison.logprobs and found.verdict == "IDENTICAL"
+    assert beside[0] == [True] and len(started) == 1 and started[0].poll() is not None
+
+
+def test_a_shape_is_asked_no_task() -> None:
+    assert Subject(("model.path=shape:qwen3-8b",), "gpu").task_names == []
+    assert Subject((), "cpu").task_names == ["arithmetic"]
+
+
+def test_a_neighbour_that_cannot_start_says_why() -> None:
+    words = "no other process could keep nowhere busy: RuntimeError: Expected one of"
+    with pytest.raises(EvalEngineError, match=words), busy_neighbour("nowhere"):
+        pass
 
 
 def test_a_new_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

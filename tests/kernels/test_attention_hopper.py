@@ -6,23 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
 
+from evalengine.certify.busy import busy_neighbour
 from tests.kernels.paged_batch import PagedBatch
 
 SHARED_BYTES = 227 << 10  # of an SM
-BUSY = """
-import torch
-x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-print("busy", flush=True)
-while True:
-    for _ in range(20):
-        x @ x
-    torch.cuda.synchronize()
-"""
 
 
 def test_no_barrier_is_initialised_that_nobody_uses() -> None:
@@ -38,27 +29,16 @@ def test_no_barrier_is_initialised_that_nobody_uses() -> None:
     assert all(case["shared_bytes"] <= SHARED_BYTES for case in cases)
 
 
-@pytest.fixture
-def busy_neighbour() -> Iterator[None]:
-    """Another process that keeps the GPU busy, so that it switches between the two."""
-    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "busy\n"
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (32, 8, 128)])
-def test_bytes_beside_a_busy_process(busy_neighbour: None, heads: int, kv_heads: int, head_dim: int) -> None:
+def test_bytes_beside_a_busy_process(heads: int, kv_heads: int, head_dim: int) -> None:
     """Of the launches that went wrong, 1 in 4,000 or so did: 20,000 of them."""
     lens = [(1, 900 + i) for i in range(40)] + [(403, 1145), (1075, 1077), (837, 840), (1058, 1061)]
     batch = PagedBatch.random(lens, heads, kv_heads, head_dim, 64, torch.bfloat16)
     expected = batch.run().view(torch.int16)
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(20_000):
-        differing += (batch.run().view(torch.int16) != expected).any()
+    with busy_neighbour("cuda"):
+        for _ in range(20_000):
+            differing += (batch.run().view(torch.int16) != expected).any()
     assert differing.item() == 0

@@ -44,15 +44,35 @@ def test_every_manifest_says_what_made_it() -> None:
         assert not any(Path(source).is_absolute() for source in sources), path.name
 
 
-def test_the_products_report_says_what_its_points_say() -> None:
-    report = json.loads((REFERENCE / "matmul-nvidia-h200.json").read_text(encoding="utf-8"))
-    points = report["times"]
-    ratios = [point["seconds"] / point["cublas_seconds"] for point in points]
-    assert len({(p["n"], p["k"], p["m"], p["out_dtype"]) for p in points}) == len(points) == report["points"] == 413
-    assert statistics.median(ratios) == pytest.approx(report["ratio_to_cublas"]["median"], abs=1e-3)
-    assert max(ratios) == pytest.approx(report["ratio_to_cublas"]["worst"], abs=1e-3)
-    assert sum(ratio > 1.2 for ratio in ratios) == report["ratio_to_cublas"]["over 1.20"] == 3
-    assert report["differing"] == [] and not any(point["differing"] for point in points)
+@pytest.fixture(scope="module")
+def speed() -> dict:
+    return json.loads((REFERENCE / "speed-nvidia-h200.json").read_text(encoding="utf-8"))
+
+
+def test_the_products_are_those_of_the_committed_table(speed: dict) -> None:
+    points = speed["explanations"]["matmul: every point"]
+    assert len({(p["n"], p["k"], p["m"], p["out_dtype"]) for p in points}) == len(points) == 413
+    assert not any(point["differing"] for point in points)
     table = json.loads((REFERENCE.parents[1] / "kernels" / "matmul_table.json").read_text(encoding="utf-8"))
     tuned = table["NVIDIA H200"]["bfloat16"]
-    assert sum(tuned[f"{p['n']},{p['k']}"][str(p["m"])] == p["schedule"] for p in points) == 305
+    assert all(tuned[f"{p['n']},{p['k']}"][str(p["m"])] == p["schedule"] for p in points)
+
+
+def test_the_speed_that_the_readme_claims(speed: dict) -> None:
+    points = speed["explanations"]["matmul: every point"]
+    ratios = [point["seconds"] / point["cublas_seconds"] for point in points]
+    assert statistics.median(ratios) <= 1.02 and max(ratios) <= 1.20
+    steps = [line for line in speed["lines"] if line["what"].startswith("forward step")]
+    assert len(steps) == 20 and all(line["seconds"] <= line["beside_seconds"] for line in steps)
+    assert min(line["seconds"] / line["beside_seconds"] for line in steps) == pytest.approx(0.84, abs=0.005)
+
+
+def test_a_certificate_differs_nowhere_and_its_control_does() -> None:
+    paths = sorted((REFERENCE / "certificates").glob("*.json"))
+    assert paths
+    for path in paths:
+        certificate = json.loads(path.read_text(encoding="utf-8"))
+        assert certificate["verdict"] == "IDENTICAL" and certificate["code"]["commit"], path.name
+        total, control = certificate["total"], certificate["negative_control"]
+        assert total["logprobs"] >= 100_000 and total["differing_bytes"] == 0 < control["differing_logprobs"], path.name
+

@@ -1,0 +1,55 @@
+"""Another process that keeps the device busy, so that a GPU switches between the two in the middle of kernels.
+
+`python -m evalengine.certify.busy DEVICE` multiplies matrices until it is killed, and says "busy" once it does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import evalengine
+from evalengine.errors import EvalEngineError
+
+SIZE = {"cuda": 8192, "cpu": 512}  # a millisecond or two a product
+AT_ONCE = 20
+
+
+@contextmanager
+def busy_neighbour(device: str) -> Iterator[None]:
+    """Raises `EvalEngineError` with the process's words if it cannot start."""
+    package = str(Path(evalengine.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "evalengine.certify.busy", device]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, text=True, **streams) as process:  # type: ignore[call-overload]
+        try:
+            if process.stdout.readline() != "busy\n":
+                words = process.communicate()[1].strip().splitlines()
+                raise EvalEngineError(
+                    f"no other process could keep {device} busy: {words[-1] if words else 'it ended'}"
+                )
+            yield
+        finally:
+            process.kill()
+
+
+def _main(device: str) -> None:
+    import torch
+
+    size = SIZE[torch.device(device).type]
+    x = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    print("busy", flush=True)
+    while True:
+        for _ in range(AT_ONCE):
+            x @ x
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
