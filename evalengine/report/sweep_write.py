@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ FORMAT, VERSION = "evalengine.sweep", 1
 
 def write_sweep(found: Sweep, folder: Path) -> list[Path]:
     """Both files, each whole or not at all. Raises `EvalEngineError` if the disk refuses."""
-    content = json.dumps(sweep_json(found), indent=2, ensure_ascii=False, allow_nan=False)
+    content = json.dumps(sweep_json(found, folder), indent=2, ensure_ascii=False, allow_nan=False)
     texts = {folder / f"{found.name}.svg": picture(found), folder / f"{found.name}.json": content + "\n"}
     for file, text in texts.items():
         try:
@@ -30,8 +31,9 @@ def write_sweep(found: Sweep, folder: Path) -> list[Path]:
     return list(texts)
 
 
-def sweep_json(found: Sweep) -> dict[str, Any]:
-    """Names stay; `compare RUN RUN --json` has a pair's single differences. Runs are numbered from 1."""
+def sweep_json(found: Sweep, folder: Path) -> dict[str, Any]:
+    """Names stay; `compare RUN RUN --json` has a pair's single differences. Runs are numbered from 1, and their places
+    are relative to `folder`, which can be moved."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -41,6 +43,7 @@ def sweep_json(found: Sweep) -> dict[str, Any]:
         "runs": [
             {
                 **run_json(cell.run),
+                "source": os.path.relpath(cell.run.source, folder),
                 "settings": dict(cell.settings),
                 "numerics": cell.run.manifest.get("numerics"),
                 **{name: cell.run.manifest.get(name) for name in ("model", "hardware", "libraries", "code")},

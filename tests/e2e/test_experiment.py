@@ -43,6 +43,7 @@ def test_invariant_cells_are_equal_and_fast_ones_are_not(tmp_path: Path) -> None
     assert [(f["invariant"], f["fast"], f["settings"]) for f in found["noise_floor"]] == [
         (1, 3, {"max_num_seqs": "1"}), (2, 4, {"max_num_seqs": "8"})
     ]  # fmt: skip
+    assert [run["source"].split("/")[1] for run in found["runs"]] == [folder.name for folder in folders]
     for floor in found["noise_floor"]:
         assert floor["differing_requests"] > 0 and 0 < floor["logprobs"]["largest_change_nat"] < 1
         assert floor["logprobs"]["differing"] <= floor["logprobs"]["compared"]

@@ -48,7 +48,7 @@ def test_invariant_runs_come_first_and_are_equal() -> None:
 def test_an_invariant_run_of_other_bits_breaks_the_promise() -> None:
     found = swept(BIT, TOKEN, invariant=(BASE, BIT))
     assert not found.promise_kept and "2 invariant runs: DIFFERENT BITS (2 digests)" in verdict(found)
-    assert sweep_json(found)["invariant_runs_equal"] is False
+    assert sweep_json(found, Path())["invariant_runs_equal"] is False
     assert picture(found).count('class="same"') == 2, "the fast run that happens to equal an invariant one"
 
 
@@ -70,7 +70,7 @@ def test_the_noise_floor_counts_what_moved() -> None:
     assert (token.requests, token.outputs, token.logprobs) == (1, 1, (0, 5)), "what follows another token is no pair"
     flipped = swept(TOKEN, BASE, scores={0: 0.0}).floors[0].distance
     assert flipped.flips == 1
-    row = sweep_json(swept(TOKEN, BASE, scores={0: 0.0}))["noise_floor"][0]
+    row = sweep_json(swept(TOKEN, BASE, scores={0: 0.0}), Path())["noise_floor"][0]
     assert row["flipped_answers"] == 1 and row["metrics"][0]["metric"] == METRIC
     assert row["metrics"][0]["delta"] == pytest.approx(-1 / 3) and row["settings"] == {"max_num_seqs": "1"}
     same = swept(BASE, BASE).floors[0].distance
@@ -93,7 +93,7 @@ def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
     found = swept(BIT, TOKEN)
     svg, file = write_sweep(found, tmp_path)
     content = json.loads(file.read_text())
-    assert content == sweep_json(found) and content["experiment"] == "x" and len(content["pairs"]) == 6
+    assert content == sweep_json(found, tmp_path) and content["experiment"] == "x" and len(content["pairs"]) == 6
     assert [r["settings"]["max_num_seqs"] for r in content["runs"]] == ["1", "2", "1", "2"]
     drawn = ElementTree.parse(svg).getroot()
     looks = [rect.get("class") for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")]
