@@ -19,9 +19,13 @@ SIZE = {"cuda": 8192, "cpu": 512}  # a millisecond or two a product
 AT_ONCE = 20
 
 
+class NoNeighbour(EvalEngineError):
+    """No second process could use the device: its compute mode is exclusive, or its memory full."""
+
+
 @contextmanager
 def busy_neighbour(device: str) -> Iterator[None]:
-    """Raises `EvalEngineError` with the process's words if it cannot start."""
+    """Raises `NoNeighbour` with the process's last words if it cannot start."""
     package = str(Path(evalengine.__file__).parents[1])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "evalengine.certify.busy", device]
@@ -30,9 +34,7 @@ def busy_neighbour(device: str) -> Iterator[None]:
         try:
             if process.stdout.readline() != "busy\n":
                 words = process.communicate()[1].strip().splitlines()
-                raise EvalEngineError(
-                    f"no other process could keep {device} busy: {words[-1] if words else 'it ended'}"
-                )
+                raise NoNeighbour(f"no other process could keep {device} busy: {words[-1] if words else 'it ended'}")
             yield
         finally:
             process.kill()

@@ -11,7 +11,7 @@ from typing import Any
 
 from evalengine.certify.again import in_a_new_process
 from evalengine.certify.axes import AXES, MIXED, control
-from evalengine.certify.busy import busy_neighbour
+from evalengine.certify.busy import NoNeighbour, busy_neighbour
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.compare import Answer, Comparison
 from evalengine.certify.run import alone, together
@@ -137,11 +137,14 @@ class Prover:
         for variant in variants:
             if name == MIXED and len(result.trials) >= self.effort.mixed and self._enough(result):
                 break
-            if isinstance(variant, Skip):
+            try:
+                if not isinstance(variant, Skip):
+                    result.trials.append(self._trial(name, variant, work, llm))
+                    continue
                 result.skipped = variant.reason
-                _say(f"{name}: skipped: {variant.reason}")
-            else:
-                result.trials.append(self._trial(name, variant, work, llm))
+            except NoNeighbour as error:
+                result.skipped = str(error)
+            _say(f"{name}: skipped: {result.skipped}")
         return result
 
     def _enough(self, last: AxisResult) -> bool:

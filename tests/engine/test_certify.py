@@ -453,10 +453,14 @@ def test_a_shape_is_asked_no_task() -> None:
     assert Subject((), "cpu").task_names == ["arithmetic"]
 
 
-def test_a_neighbour_that_cannot_start_says_why() -> None:
-    words = "no other process could keep nowhere busy: RuntimeError: Expected one of"
-    with pytest.raises(EvalEngineError, match=words), busy_neighbour("nowhere"):
-        pass
+def test_without_a_neighbour_the_axis_is_skipped_and_says_why(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "busy_neighbour", lambda device: busy_neighbour("nowhere"))
+    monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
+    (axis,) = prove("busy").axes
+    assert not axis.trials and axis.skipped is not None
+    assert axis.skipped.startswith("no other process could keep nowhere busy: RuntimeError: Expected one of")
 
 
 def test_a_new_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
