@@ -144,9 +144,13 @@ class Tab:
         return done["result"].get("value")
 
     def wait(self, condition: str, seconds: float = 20) -> None:
-        """Until a JavaScript expression is true. Raises `AssertionError` after so long."""
+        """Until a JavaScript expression is true; one that reads of an element which is not there yet (a TypeError) is
+        not true yet. Raises `AssertionError` after so long, and at once for any other exception."""
+        asked = (
+            f"try {{ return Boolean({condition}) }} catch (e) {{ if (e instanceof TypeError) return false; throw e }}"
+        )
         deadline = time.monotonic() + seconds
-        while not self.evaluate(f"Boolean({condition})"):
+        while not self.evaluate(f"(() => {{ {asked} }})()"):
             assert time.monotonic() < deadline, f"not true after {seconds} s: {condition}"
             self._browser.listen(0.02)
 

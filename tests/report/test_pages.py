@@ -108,6 +108,19 @@ def test_the_driver_sees_errors_and_requests(browser: Browser, tmp_path: Path) -
     tab.close()
 
 
+def test_the_driver_waits_for_what_is_not_there_yet(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "late.html"
+    late = "document.body.innerHTML = '<p>here</p>'"
+    path.write_text(f"<body><script>setTimeout(() => {{ {late} }}, 300)</script></body>")
+    tab = browser.open(path)
+    tab.wait("document.querySelector('p').innerText === 'here'")
+    with pytest.raises(AssertionError, match="nowhere is not defined"):
+        tab.wait("nowhere.text")
+    with pytest.raises(AssertionError, match=r"not true after 0\.1 s"):
+        tab.wait("document.querySelector('table').innerText", 0.1)
+    tab.close()
+
+
 def test_the_policy_names_what_is_there_and_nothing_else() -> None:
     text = Page("A page").render()
     policy = text.split('http-equiv="Content-Security-Policy" content="')[1].split('"')[0]
