@@ -22,6 +22,7 @@ from torch import Tensor
 
 MAX_MAPS = 1 << 12  # tensor maps kept for one parameter: one a layer's weight, and a few a recycled activation
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
+MAP_KEYS = {"swizzle", "elem_size", "elem_type", "block_size", "fp4_padded"}
 L2_PROMOTION_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B, what Triton's own launcher asks for
 # Triton numbers element types by its own list; from 8 on it is not the driver's
 ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
@@ -76,6 +77,8 @@ class DriverKernel:
             ]
         except (AttributeError, StopIteration, TypeError) as error:
             raise Unsupported(f"a Triton with other names ({error})") from error
+        if any(p.map is not None and not p.map.keys() >= MAP_KEYS for p in self.parameters):
+            raise Unsupported("tensor maps described in another way")
         self.device = device
         self.cuda = libcuda()
         self._check_sizes()

@@ -181,6 +181,16 @@ def test_another_triton_or_none_is_unsupported(library: FakeLibrary, monkeypatch
         driver.libcuda()
 
 
+def test_tensor_maps_described_in_another_way_are_unsupported(library: FakeLibrary) -> None:
+    library.sizes = [128, 4, 4, 8, 8]
+    meta = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 32], "fp4_padded": False}
+    signature = {"a": "tensordesc<bf16[64, 32]>"}
+    DriverKernel(compiled(signature, tensordesc_meta=[meta]), DEVICE)
+    del meta["fp4_padded"]
+    with pytest.raises(Unsupported, match="another way"):
+        DriverKernel(compiled(signature, tensordesc_meta=[meta]), DEVICE)
+
+
 def test_the_drivers_refusal_is_an_error(library: FakeLibrary) -> None:
     x, y = torch.zeros(4), torch.zeros(4)
     repeat = Repeat(DriverKernel(compiled(SIGNATURE), DEVICE), GRID, (x, 1, 1, 1, 0.5, y), varying=(0,))
