@@ -17,7 +17,7 @@ from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import Page
 from evalengine.report.matrix import matrix, matrix_report
 from evalengine.report.printing import print_findings
-from evalengine.report.runs import Run, load_run
+from evalengine.report.runs import Run, load_run, named_runs
 
 ABOUT = "Says whether runs are the same; if not, where they differ, why, and whether it matters."
 EXIT_CODES = "Exit codes: 0 the same at --level, 1 different, 2 not comparable or bad usage."
@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser("compare", description=ABOUT, epilog=EXIT_CODES)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an lm-eval output folder or a baseline")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an experiment's folder (its runs), an "
+                        "lm-eval output folder or a baseline")  # fmt: skip
     parser.add_argument("--level", choices=LEVELS, default="bitwise",
                         help="what must be the same for exit code 0: every bit (default), every output token, or every "
                         "answer and 0/1 score")  # fmt: skip
@@ -41,6 +42,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--html", metavar="FILE", help="write it as a page: one file that needs nothing else")
     parser.add_argument("--matrix", action="store_true", help="a table of all pairs (always so for more than two runs)")
     arguments = parser.parse_intermixed_args(argv)
+    arguments.runs = named_runs(arguments.runs)
     if len(arguments.runs) < 2:
         parser.error(f"{arguments.runs[0]}: one run alone cannot be compared; name at least two")
     return arguments

@@ -17,8 +17,8 @@ EXIT_CODES = "Exit codes: 0 written, 1 the disk refused, 2 a run cannot be read 
 def main(argv: Sequence[str]) -> int:
     """Runs `report` with the words after it; returns the exit code."""
     parser = Parser("report", description=ABOUT, epilog=EXIT_CODES)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder or an lm-eval output folder; of several "
-                        "also baselines")  # fmt: skip
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an experiment's folder (its runs) or an "
+                        "lm-eval output folder; of several also baselines")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE", help="the file (one run: report.html in its folder; several: "
                         "comparison.html here)")  # fmt: skip
     parser.add_argument("--allow", action="store_true", help="compare unlike runs on the requests that they share")
@@ -26,13 +26,16 @@ def main(argv: Sequence[str]) -> int:
     target = Path(arguments.output) if arguments.output else None
     if target is not None:
         _check(target)
-    if len(arguments.runs) == 1:
+    from evalengine.report.runs import named_runs
+
+    runs = named_runs(arguments.runs)
+    if len(runs) == 1:
         from evalengine.report.html.run_page import write_run_report
 
-        path, size = write_run_report(arguments.runs[0], target)
+        path, size = write_run_report(runs[0], target)
     else:
         path = target or Path("comparison.html")
-        size = _write_comparison(arguments.runs, path, arguments.allow)
+        size = _write_comparison(runs, path, arguments.allow)
     print(f"{path}: {size / 1e6:.1f} MB")
     return 0
 

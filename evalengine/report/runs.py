@@ -4,7 +4,8 @@ folder of lm-evaluation-harness, or a baseline file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from evalengine.records.digest import merkle_root
 
 Key = tuple[str, int, int, int]  # task, document, request index, repeat
 ScoreKey = tuple[str, str, str]  # task, metric, filter
+
+SWEEP_FORMAT = "evalengine.sweep"  # of the file that an experiment ends with
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,25 @@ def load_run(path: str | Path) -> Run:
     if results_files(path):
         return load_lm_eval(path)
     return _only_run_inside(path)
+
+
+def named_runs(names: Iterable[str]) -> list[str]:
+    """What a command's words name: a finished experiment's folder stands for its runs, all else for itself."""
+    return [run for name in names for run in _experiment_runs(Path(name)) or [name]]
+
+
+def _experiment_runs(folder: Path) -> list[str]:
+    """The runs that an experiment's file in this folder lists, in its order; none where there is no such file."""
+    if not folder.is_dir() or (folder / "manifest.json").exists():  # a run's own files are many, and some large
+        return []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content["format"] == SWEEP_FORMAT:
+                return [str(folder / run["source"]) for run in content["runs"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # another file, or one that holds no list of runs: the folder is judged as a run's
+    return []
 
 
 def merkle_differences(a: Run, b: Run) -> list[Key]:

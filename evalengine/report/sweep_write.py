@@ -12,11 +12,12 @@ from typing import Any
 
 from evalengine.records.folder import write_failed, write_whole
 from evalengine.report.compare_json import run_json
+from evalengine.report.runs import SWEEP_FORMAT
 from evalengine.report.sweep import Distance, Sweep
 from evalengine.report.sweep_picture import picture
 from evalengine.report.sweep_tables import verdict
 
-FORMAT, VERSION = "evalengine.sweep", 1
+VERSION = 1
 
 
 def write_sweep(found: Sweep, folder: Path) -> list[Path]:
@@ -35,7 +36,7 @@ def sweep_json(found: Sweep, folder: Path) -> dict[str, Any]:
     """Names stay; `compare RUN RUN --json` has a pair's single differences. Runs are numbered from 1, and their places
     are relative to `folder`, which can be moved."""
     return {
-        "format": FORMAT,
+        "format": SWEEP_FORMAT,
         "version": VERSION,
         "experiment": found.name,
         "verdict": verdict(found),

@@ -50,6 +50,8 @@ def test_invariant_cells_are_equal_and_fast_ones_are_not(tmp_path: Path) -> None
     matrix = call("compare", "--matrix", *map(str, folders), "--json", "-")
     verdicts = {tuple(pair["pair"]): pair["verdict"] for pair in json.loads(matrix.out)["pairs"]}
     assert verdicts == {tuple(pair["pair"]): pair["verdict"] for pair in found["pairs"]}
+    (sweep,) = tmp_path.iterdir()
+    assert call("compare", str(sweep), "--json", "-").out == matrix.out, "an experiment's folder stands for its runs"
     assert verdicts[1, 2] == "IDENTICAL" and verdicts[3, 4] != "IDENTICAL"
     assert len(list(tmp_path.glob("*/noise_floor.svg"))) == 1
     pages = [(folder / "report.html").read_text(encoding="utf-8") for folder in folders]
