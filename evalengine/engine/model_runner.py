@@ -143,7 +143,11 @@ class ModelRunner:
         return dict(zip(rows, picked.tolist(), strict=True))
 
     def _explain_non_finite(self, chunks: list[Chunk], results: list[PositionResult]) -> None:
-        """Names, for every row whose logprobs are NaN, the first op whose output was not finite there."""
+        """Names, for every row whose logprobs are NaN, the first op whose output was not finite there.
+
+        Found by computing the step again. If that gives finite numbers, no op and no weight is to blame, and naming one
+        would mislead (it did, for a race in a kernel): the message says that much.
+        """
         bad = [r for r in results if r.greedy_id >= self.spec.vocab_size]
         if not bad:
             return
@@ -157,10 +161,14 @@ class ModelRunner:
                     culprits.setdefault(row, name)
 
         with op_hook(self.model, watch):
-            self._forward(chunks)  # writes the KV that is already there
+            hidden = self._forward(chunks)  # writes the KV that is already there
         for r in bad:
-            where = culprits.get(row_of[r.seq.seq_id, r.position], "lm_head")
-            r.error = f"not a finite number at token {r.position}: first in the output of {where}"
+            row = row_of[r.seq.seq_id, r.position]
+            if row not in culprits and self.model.compute_logits(hidden[row : row + 1]).isfinite().all():
+                found = "the step, computed again, is finite: a bug of a kernel or a fault of the machine; report it"
+            else:
+                found = f"first in the output of {culprits.get(row, 'lm_head')}"
+            r.error = f"not a finite number at token {r.position}: {found}"
 
 
 def rows_per_slice(vocab_size: int) -> int:

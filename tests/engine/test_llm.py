@@ -193,6 +193,21 @@ def test_a_non_finite_activation_fails_its_own_request_and_names_the_layer(llm):
         llm.score([([5, 11], [3])])
 
 
+@pytest.mark.parametrize(("lasting", "words"), [(False, "computed again, is finite"), (True, "output of lm_head")])
+def test_a_number_that_is_not_finite_once_blames_no_op(llm, monkeypatch, lasting, words):
+    """As by a race in a kernel: the step is right when it is computed again."""
+    real, calls = llm.runner.model.compute_logits, []
+
+    def compute_logits(hidden):
+        calls.append(len(hidden))
+        logits = real(hidden)
+        return logits * float("nan") if lasting or len(calls) == 1 else logits
+
+    monkeypatch.setattr(llm.runner.model, "compute_logits", compute_logits)
+    (output,) = llm.run([ScoreRequest(0, [5, 6], [3])])
+    assert "not a finite number at token 1" in output.error and words in output.error
+
+
 def test_leaving_the_iterator_takes_everything_back(llm):
     requests = [GenerateRequest(i, [i + 1, 2], SamplingParams(max_tokens=5 + i, ignore_eos=True)) for i in range(4)]
     for _ in llm.run(requests):
