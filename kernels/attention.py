@@ -159,8 +159,8 @@ def paged_attention(
     # A step's layers differ in q and the pools alone: the first one lays the launches out, the others repeat them.
     key = (__name__, kind(q), kind(k_cache), kind(v_cache), scale, schedule)
     if (plan := batch.plans.get(key)) is not None:
+        operands = (q, k_cache, v_cache, out)
         for again, places in plan:
-            operands = (q, k_cache, v_cache, out)
             again(*(operands[place] for place in places))
         return out
     _check(q, k_cache, v_cache)

@@ -159,11 +159,8 @@ class _Maps:
         rank, size = len(descriptor.shape), meta["elem_size"]
         row_bytes = [stride * size for stride in reversed(descriptor.strides[:-1])]
         self._cuda, self._maps = cuda, dict[int, tuple[int, Any]]()
-        self._type, self._rank, self._swizzle = (
-            ELEMENT_TYPES.get(kind := meta["elem_type"], kind),
-            rank,
-            meta["swizzle"],
-        )
+        self._type = ELEMENT_TYPES.get(meta["elem_type"], meta["elem_type"])
+        self._rank, self._swizzle = rank, meta["swizzle"]
         self._shape = (ctypes.c_uint64 * rank)(*reversed(descriptor.shape))
         self._strides = (ctypes.c_uint64 * rank)(*row_bytes)
         self._block = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))

@@ -83,11 +83,11 @@ def _launch(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, schedule: tuple[int, int] | None
 ) -> tuple[Tensor, Tensor]:
     key = (kind(x), kind(residual), kind(weight), eps, schedule)
-    again = _again.get(key)
-    if again is not None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        total = out if residual is None else torch.empty_like(out)
-        again(x, x if residual is None else residual, weight, out, total)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = out if residual is None else torch.empty_like(out)
+    other = x if residual is None else residual
+    if again := _again.get(key):
+        again(x, other, weight, out, total)
         return out, total
     hidden = x.shape[-1]
     if hidden > row_sum.MAX_TERMS:
@@ -101,11 +101,8 @@ def _launch(
         raise ValueError(
             f"x and residual must agree: {x.dtype} {list(x.shape)} against {residual.dtype} {list(residual.shape)}"
         )
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    total = out if residual is None else torch.empty_like(out)
     if out.numel() == 0:
         return out, total
-    other = x if residual is None else residual
     flat = x.ndim < 3 or (x.is_contiguous() and other.is_contiguous())
     inner = 1 if flat else x.shape[-2]  # heads keep their own stride, so that a view of a merged qkv is not copied
     x_rows, other_rows = _by_rows(x, inner), _by_rows(other, inner)

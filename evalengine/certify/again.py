@@ -6,7 +6,6 @@ SUBJECT is a `Subject` as JSON, OUT an .npz file of every request's token ids an
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-import evalengine
 from evalengine.certify.cases import Case
 from evalengine.certify.compare import Answer
+from evalengine.certify.process import own_command, own_environment
 from evalengine.certify.run import together
 from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject
@@ -26,12 +25,10 @@ from evalengine.errors import EvalEngineError
 
 def in_a_new_process(subject: Subject, cases: list[Case]) -> list[tuple[Case, Answer]]:
     """The answers to all cases, computed by another Python. Raises `EvalEngineError` with its words if it fails."""
-    package = str(Path(evalengine.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answers.npz"
-        command = [sys.executable, "-m", "evalengine.certify.again", json.dumps(asdict(subject)), str(out)]
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+        command = own_command("again", json.dumps(asdict(subject)), str(out))
+        done = subprocess.run(command, env=own_environment(), capture_output=True, text=True)
         if done.returncode:
             raise EvalEngineError(f"the same requests in a new process failed: {done.stderr.strip()[-2000:]}")
         answers = _load(out)

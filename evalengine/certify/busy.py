@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import evalengine
+from evalengine.certify.process import own_command, own_environment
 from evalengine.errors import EvalEngineError
 
 SIZE = {"cuda": 8192, "cpu": 512}  # a millisecond or two a product
@@ -26,12 +24,10 @@ class NoNeighbour(EvalEngineError):
 @contextmanager
 def busy_neighbour(device: str) -> Iterator[None]:
     """Raises `NoNeighbour` with the process's last words if it cannot start."""
-    package = str(Path(evalengine.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "evalengine.certify.busy", device]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, text=True, **streams) as process:  # type: ignore[call-overload]
+    command, pipe = own_command("busy", device), subprocess.PIPE
+    with subprocess.Popen(command, env=own_environment(), text=True, stdout=pipe, stderr=pipe) as process:
         try:
+            assert process.stdout is not None
             if process.stdout.readline() != "busy\n":
                 words = process.communicate()[1].strip().splitlines()
                 raise NoNeighbour(f"no other process could keep {device} busy: {words[-1] if words else 'it ended'}")

@@ -17,18 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalengine.report.statistics import PairedResult, compare_many, holm, paired, sign_flip
-
-
-def binary(wins: int, losses: int, ties: int) -> tuple[list[int], list[int]]:
-    return [0] * wins + [1] * losses + [1] * ties, [1] * wins + [0] * losses + [1] * ties
-
-
-def exact_mcnemar(wins: int, losses: int) -> tuple[Fraction, Fraction]:
-    """(two-sided, more losses) by counting: every discordant pair is a fair coin."""
-    m = wins + losses
-    upper = Fraction(sum(math.comb(m, k) for k in range(losses, m + 1)), 2**m)
-    larger = Fraction(sum(math.comb(m, k) for k in range(max(wins, losses), m + 1)), 2**m)
-    return min(Fraction(1), 2 * larger), upper
+from tests.unit.paired_counts import binary, exact_mcnemar
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,21 @@
+"""Starting another Python that has this very evalengine, wherever it lies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import evalengine
+
+
+def own_command(module: str, *arguments: str) -> list[str]:
+    """`python -m evalengine.certify.<module> ARGUMENTS`, by this interpreter."""
+    return [sys.executable, "-m", f"evalengine.certify.{module}", *arguments]
+
+
+def own_environment() -> dict[str, str]:
+    """This process's, with the package's folder first on the path."""
+    package = str(Path(evalengine.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path}
