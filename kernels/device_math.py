@@ -33,7 +33,7 @@ if INTERPRETED:
 else:
 
     @triton.jit
-    def _max_or_nan(a, b):
+    def max_or_nan(a, b):
         return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
     @triton.jit
@@ -51,4 +51,4 @@ else:
     @triton.jit
     def row_max(x, axis: tl.constexpr):
         """float32 -> maximum along `axis`, not finite where a +inf or a NaN is there (tl.max would drop a NaN)."""
-        return tl.reduce(x, axis, _max_or_nan)
+        return tl.reduce(x, axis, max_or_nan)

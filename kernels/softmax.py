@@ -19,19 +19,20 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
+from evalengine.kernels.device_math import INTERPRETED
 from evalengine.kernels.launch import launch
 
 CHUNK = 4096  # contract constant
+RESIDENT_FROM = 4 * CHUNK  # columns; shorter rows are still in the cache at the second reading
 
 
 @dataclass(frozen=True)
 class Schedule:
     """How rows meet programs. It changes no bit."""
 
-    split: bool = False  # a program per (row, chunk), not one that walks a row's chunks
-    rows: int = 1  # of a program that walks
+    rows: int = 1  # of a program that walks its rows' chunks
     warps: int = 4
-    lag: int = 1024  # units between a chunk's sum and its writing: more than run at once, few enough to stay in L2
+    resident: bool = False  # `softmax_resident`, which has a program per (row, chunk); what is above is then its own
 
 
 @triton.jit
@@ -125,81 +126,28 @@ def merge_row(maxima_ptr, sums_ptr, chunks):
     return m, norm, first
 
 
-@triton.jit
-def _split_kernel(
-    x_ptr,
-    out_ptr,
-    maxima_ptr,  # float32 [n, chunks]
-    sums_ptr,
-    row_ptr,  # float32 [n, 2]: M and the norm's term
-    done_ptr,  # int32 [n], zeros: chunks summed; one more when row_ptr holds the row
-    rows,
-    stride,
-    columns,
-    chunks,
-    lag,
-    BLOCK: tl.constexpr,
-    LOG: tl.constexpr,
-):
-    """Program u sums unit u, a chunk of a row, and then writes unit u - lag, which is still in the L2 cache.
+def _schedule_for(x: Tensor) -> Schedule:
+    if x.shape[1] > RESIDENT_FROM and not INTERPRETED:
+        from evalengine.kernels import softmax_resident  # Gluon, of which the interpreter knows nothing
 
-    The last program of a row to arrive merges its chunks. A program waits only for programs of lower number (lag is at
-    least `chunks`), and those wait for nothing before their own sum is in; blocks start in the order of their number,
-    as in CUB's look-back scans, so the wait ends. With a lag above the programs that run at once it hardly begins.
-    """
-    unit = tl.program_id(0)
-    row = (unit // chunks).to(tl.int64)
-    if row < rows:
-        z = load_chunk(x_ptr, row + tl.arange(0, 1), rows, stride, unit % chunks * BLOCK, columns, BLOCK)
-        m, norm = chunk_sum(z)
-        place = unit.to(tl.int64) + tl.arange(0, 1)
-        tl.store(maxima_ptr + place, m)
-        tl.store(sums_ptr + place, norm)
-        tl.debug_barrier()
-        if tl.atomic_add(done_ptr + row, 1, sem="acq_rel") == chunks - 1:
-            row_m, row_l, _ = merge_row(maxima_ptr + row * chunks, sums_ptr + row * chunks, chunks)
-            tl.store(row_ptr + 2 * row, row_m)
-            tl.store(row_ptr + 2 * row + 1, norm_term(row_m, row_l, LOG))
-            tl.debug_barrier()
-            tl.atomic_add(done_ptr + row, 1, sem="release")
-    if unit >= lag:
-        unit -= lag
-        row = (unit // chunks).to(tl.int64)
-        while tl.atomic_add(done_ptr + row, 0, sem="acquire") <= chunks:
-            pass
-        here = row + tl.arange(0, 1)
-        start = unit % chunks * BLOCK
-        z = load_chunk(x_ptr, here, rows, stride, start, columns, BLOCK)
-        value = finish(z, tl.load(row_ptr + 2 * row), tl.load(row_ptr + 2 * row + 1), LOG)
-        _store_chunk(out_ptr, value, here, rows, start, columns, BLOCK)
-
-
-def _schedule_for(columns: int) -> Schedule:
-    block = min(CHUNK, triton.next_power_of_2(columns))
-    if columns <= 4 * CHUNK:
-        return Schedule(rows=max(1, 2048 // block))
-    return Schedule(split=True)
+        if softmax_resident.covers(x):
+            return Schedule(resident=True)
+    return Schedule(rows=max(1, 2048 // triton.next_power_of_2(x.shape[1])))
 
 
 def normalize_rows(x: Tensor, out: Tensor, *, log: bool, schedule: Schedule | None) -> None:
     """[n, V] of any row stride, contiguous [n, V] -> softmax or log_softmax of each row, written to `out`."""
     n, columns = x.shape
-    s = schedule or _schedule_for(columns)
-    if not s.split:
-        block = min(CHUNK, triton.next_power_of_2(columns))
-        launch(
-            _walk_kernel, (triton.cdiv(n, s.rows), 1, 1), (x, out, n, x.stride(0), columns),
-            (block, s.rows, columns <= CHUNK, log), s.warps, 3,
-        )  # fmt: skip
+    s = schedule or _schedule_for(x)
+    if s.resident:
+        from evalengine.kernels import softmax_resident
+
+        softmax_resident.normalize_rows(x, out, log=log)
         return
-    chunks = triton.cdiv(columns, CHUNK)
-    lag = max(s.lag, chunks)
-    maxima, sums = torch.empty(2, n, chunks, dtype=torch.float32, device=x.device)
-    row_state = torch.empty(n, 2, dtype=torch.float32, device=x.device)
-    done = torch.zeros(n, dtype=torch.int32, device=x.device)
+    block = min(CHUNK, triton.next_power_of_2(columns))
     launch(
-        _split_kernel, (n * chunks + lag, 1, 1),
-        (x, out, maxima, sums, row_state, done, n, x.stride(0), columns, chunks, lag), (CHUNK, log), s.warps, 3,
+        _walk_kernel, (triton.cdiv(n, s.rows), 1, 1), (x, out, n, x.stride(0), columns),
+        (block, s.rows, columns <= CHUNK, log), s.warps, 3,
     )  # fmt: skip
 
 

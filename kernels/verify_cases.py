@@ -17,7 +17,17 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from evalengine.kernels import attention, kv_cache, log_softmax, matmul, matmul_schedules, qkv, rms_norm, rope
+from evalengine.kernels import (
+    attention,
+    kv_cache,
+    log_softmax,
+    matmul,
+    matmul_schedules,
+    qkv,
+    rms_norm,
+    rope,
+    softmax,
+)
 from evalengine.kernels.verdict import Verdict, count_differing
 
 MAX_ROWS = 1031  # of a product: over any tile, and over the persistent forms' one tile for each SM
@@ -163,6 +173,8 @@ def verify_rows(
     verdict.require_equal(f"read_out V{vocab_size} against log_softmax", logprobs, whole[index % 5, columns])
     one = log_softmax.log_softmax(logits[-1:])
     verdict.require_equal(f"log_softmax V{vocab_size}, 5 rows against 1", whole[-1:], one)
+    walked = log_softmax.log_softmax(logits, _schedule=softmax.Schedule())
+    verdict.require_equal(f"log_softmax V{vocab_size} against a program a row", whole, walked)
     _verify_qkv(verdict, random, num_heads, num_kv_heads, head_dim, rows)
 
 

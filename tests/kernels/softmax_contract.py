@@ -6,8 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evalengine.kernels.softmax import Schedule
+
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
+WALKS = [Schedule(), Schedule(rows=4, warps=8), Schedule(rows=2, warps=2)]
+SCHEDULES = [*WALKS, Schedule(resident=True)] if CUDA else WALKS  # the interpreter knows no Gluon
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -10,25 +10,24 @@ from evalengine.kernels.log_softmax import log_softmax, read_out
 from evalengine.kernels.softmax import CHUNK, Schedule
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import softmax_contract as contract
-from tests.kernels.softmax_contract import DEVICE, randn
+from tests.kernels.softmax_contract import DEVICE, SCHEDULES, randn
 
 BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
 DTYPES = [torch.float32, torch.float16, BFLOAT16]
 VOCABULARIES = [1, 7, 65, 577, 4095, 4096, 4097, 9001]
-WALK, SPLIT = Schedule(), Schedule(split=True, lag=2)
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, on rows of NaN
 
 
 @pytest.mark.parametrize("columns", VOCABULARIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_contracts_bits_under_both_schedules(dtype: torch.dtype, columns: int) -> None:
+def test_the_contracts_bits_under_every_schedule(dtype: torch.dtype, columns: int) -> None:
     x = (randn(3, columns) * 8).to(dtype)
     x[1, : columns // 2] = -torch.inf
     expected = contract.log_softmax(x)
     assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32), expected)
-    assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32, _schedule=WALK), expected)
-    assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32, _schedule=SPLIT), expected)
+    for schedule in SCHEDULES:
+        assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32, _schedule=schedule), expected)
     assert_bitwise_equal(log_softmax(x), expected.to(dtype))
 
 
@@ -62,7 +61,7 @@ def test_a_chunk_of_minus_infinity_changes_nothing() -> None:
     hidden = torch.full_like(x, -torch.inf)
     for parts in [(x, hidden), (hidden, x), (hidden, x, hidden)]:
         place = next(i for i, part in enumerate(parts) if part is x) * CHUNK
-        for schedule in (WALK, SPLIT):
+        for schedule in SCHEDULES:
             out = log_softmax(torch.cat(parts, 1), _schedule=schedule)
             assert_bitwise_equal(out[:, place : place + CHUNK], log_softmax(x))
 
@@ -75,8 +74,7 @@ def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns:
     for start, end in [(0, 1), (10, 11), (3, 8)]:
         assert_bitwise_equal(log_softmax(x[start:end]), whole[start:end])
     assert_bitwise_equal(log_softmax(x.flip(0)).flip(0), whole)
-    schedules = [Schedule(rows=4, warps=8), Schedule(split=True, warps=2, lag=5), Schedule(split=True, warps=8)]
-    for schedule in schedules:
+    for schedule in SCHEDULES:
         assert_bitwise_equal(log_softmax(x, _schedule=schedule), whole)
 
 
@@ -101,7 +99,7 @@ def test_edges(columns: int) -> None:
     x[0], x[1, 64], x[2, columns - 1], x[3, 0] = -torch.inf, torch.inf, torch.nan, -torch.nan
     x[4], x[5] = 1e38, -3e38
     x[6, 1:] = -torch.inf
-    for schedule in (WALK, SPLIT):
+    for schedule in SCHEDULES:
         out = log_softmax(x, _schedule=schedule)
         assert out[:4].isnan().all()
         assert (out[4:6] - reference.log_softmax(x[4:6])).abs().max() < 2e-6
@@ -153,17 +151,19 @@ def test_read_out_takes_the_lowest_of_equals_and_clamps_columns() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [32000, 128256, 151936, 50257])
-@pytest.mark.parametrize("lag", [0, 64, 1024])
-def test_a_whole_vocabulary(columns: int, lag: int) -> None:
-    """A small lag makes programs wait for one another."""
-    x = torch.randn(300, columns, device=DEVICE) * 4
+@pytest.mark.parametrize("columns", [32000, 128256, 151936, 50257, 300_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_whole_vocabulary(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """More units than programs, fewer than programs, and rows that no asynchronous copy takes."""
+    x = (torch.randn(rows, columns, device=DEVICE) * 4).to(dtype)
     expected = contract.log_softmax(x)
-    assert_bitwise_equal(log_softmax(x, _schedule=Schedule(split=True, lag=lag)), expected)
-    assert_bitwise_equal(log_softmax(x, _schedule=WALK), expected)
-    rows, wanted = torch.randint(0, 300, (1000,), device=DEVICE), torch.randint(0, columns, (1000,), device=DEVICE)
-    greedy, logprobs = read_out(x, rows, wanted)
-    assert_bitwise_equal(logprobs, expected[rows, wanted])
+    for schedule in (None, Schedule(), Schedule(resident=True)):
+        assert_bitwise_equal(log_softmax(x, _schedule=schedule), expected.to(dtype))
+    assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32), expected)
+    which, wanted = torch.randint(0, rows, (1000,), device=DEVICE), torch.randint(0, columns, (1000,), device=DEVICE)
+    greedy, logprobs = read_out(x.float(), which, wanted)
+    assert_bitwise_equal(logprobs, expected[which, wanted])
     assert torch.equal(x.gather(1, greedy[:, None])[:, 0], x.amax(1))
 
 

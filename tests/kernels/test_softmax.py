@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from evalengine.kernels import reference
-from evalengine.kernels.softmax import CHUNK, Schedule, softmax
+from evalengine.kernels.softmax import CHUNK, softmax
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import softmax_contract as contract
-from tests.kernels.softmax_contract import DEVICE, randn
+from tests.kernels.softmax_contract import DEVICE, SCHEDULES, randn
 
 BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
 DTYPES = [torch.float32, torch.float16, BFLOAT16]
 COLUMNS = [1, 7, 65, 577, 4096, 4097, 9001]
-WALK, SPLIT = Schedule(), Schedule(split=True, lag=3)
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 SMALLEST = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # subnormal
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, on rows of NaN
@@ -22,13 +21,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  
 
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_contracts_bits_under_both_schedules(dtype: torch.dtype, columns: int) -> None:
+def test_the_contracts_bits_under_every_schedule(dtype: torch.dtype, columns: int) -> None:
     x = (randn(3, columns) * 4).to(dtype)
     x[1, : columns // 2] = -torch.inf
     expected = contract.softmax(x)
     assert_bitwise_equal(softmax(x, out_dtype=torch.float32), expected)
-    assert_bitwise_equal(softmax(x, out_dtype=torch.float32, _schedule=WALK), expected)
-    assert_bitwise_equal(softmax(x, out_dtype=torch.float32, _schedule=SPLIT), expected)
+    for schedule in SCHEDULES:
+        assert_bitwise_equal(softmax(x, out_dtype=torch.float32, _schedule=schedule), expected)
     assert_bitwise_equal(softmax(x), expected.to(dtype))
 
 
@@ -77,7 +76,7 @@ def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns:
     whole = softmax(x)
     for start, end in [(0, 1), (10, 11), (3, 8)]:
         assert_bitwise_equal(softmax(x[start:end]), whole[start:end])
-    for schedule in (Schedule(rows=4, warps=8), Schedule(split=True, warps=2, lag=5), Schedule(split=True, warps=8)):
+    for schedule in SCHEDULES:
         assert_bitwise_equal(softmax(x, _schedule=schedule), whole)
 
 
@@ -95,7 +94,7 @@ def test_edges(columns: int) -> None:
     x = randn(7, columns)
     x[0], x[1, 64], x[2, columns - 1], x[3, 0] = -torch.inf, torch.inf, torch.nan, -torch.nan
     x[4], x[5, 1:] = 1e38, -torch.inf
-    for schedule in (WALK, SPLIT):
+    for schedule in SCHEDULES:
         out = softmax(x, _schedule=schedule)
         assert out[:4].isnan().all()
         assert torch.allclose(out[4], torch.full_like(out[4], 1 / columns), rtol=1e-6)

@@ -1,0 +1,96 @@
+"""Compiles the Gluon kernels, which needs no GPU: `python -m tests.kernels.compile_gluon prefill` (or `resident`).
+
+Prints JSON: a case each, with what the compiled code holds. A process of its own, as the tests' own Triton interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+PREFILLS = ((3, 64), (1, 64), (4, 128), (7, 128))  # query heads a KV head, head_dim
+RESIDENTS = ((90, "fp32", True), (90, "bf16", True), (90, "fp32", False), (90, "bf16", False), (80, "fp32", True))
+
+
+def compiled_elsewhere(which: str) -> list[dict[str, Any]]:
+    """What another process prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.compile_gluon", which]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return list(json.loads(done.stdout))
+
+
+def _compile(
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], aligned: set[str], arch: int, **options: Any
+) -> Any:
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in aligned}
+    source = GluonASTSource(kernel, signature, constants, attributes)
+    options = {"num_warps": 4, "enable_fp_fusion": False, **options}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def prefill(group: int, head_dim: int) -> dict[str, Any]:
+    """The Hopper prefill kernel, with strides and pointers aligned to 16."""
+    from evalengine.kernels.attention_hopper import STAGES
+    from evalengine.kernels.attention_hopper_kernel import prefill_kernel
+
+    by_tma = 64 % group == 0
+    constants = {"G": group, "D": head_dim, "PAGE": 64, "CHUNK": 1024, "TILE_M": 128, "ST": STAGES[head_dim]}
+    constants |= {"Q_TMA": by_tma} | ({} if by_tma else {"q_desc": None})
+    blocks = {"k_desc": [64, head_dim], "v_desc": [64, head_dim], "q_desc": [64 // group, group, head_dim]}
+    signature = {}
+    for name in prefill_kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in blocks:
+            layout = gl.NVMMASharedLayout.get_default_for(blocks[name], gl.bfloat16)
+            signature[name] = f"tensordesc<bf16{blocks[name]},{layout!r}>"
+        elif name in ("q_ptr", "v_ptr", "o_ptr"):
+            signature[name] = "*bf16"
+        elif name in ("block_table", "table"):
+            signature[name] = "*i32"
+        else:
+            signature[name] = "fp32" if name == "scale" else "i32"
+    aligned = {name for name, kind in signature.items() if kind.startswith("*") or name.startswith("stride")}
+    compiled = _compile(prefill_kernel, signature, constants, aligned, 90)
+    initialised = len(re.findall(r"mbarrier\.init", compiled.asm["ptx"]))
+    case = {"group": group, "head_dim": head_dim, "initialised": initialised}
+    return {**case, "shared_bytes": compiled.metadata.shared}
+
+
+def resident(arch: int, dtype: str, is_aligned: bool) -> dict[str, Any]:
+    """softmax's kernel for rows that stay on the chip, of 38 chunks."""
+    from evalengine.kernels.softmax_resident import REGISTERS, resident_kernel
+
+    constants = {"LOG": True, "CHUNKS": 38, "WIDTH": 64, "ASYNC": is_aligned or dtype == "fp32"}
+    pointers = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "pairs_ptr": "*i64"}
+    kinds = pointers | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds.get(name, "i32") for name in resident_kernel.arg_names}
+    aligned = {*pointers, "stride", "columns"} if is_aligned else set(pointers)
+    compiled = _compile(resident_kernel, signature, constants, aligned, arch, maxnreg=REGISTERS)
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (0x\w+|\d+)", compiled.asm["ptx"])
+    (copy_bytes,) = {int(size, 0) for size in sizes} or {None}
+    case = {"arch": arch, "dtype": dtype, "aligned": is_aligned, "copy_bytes": copy_bytes}
+    return {**case, "shared_bytes": compiled.metadata.shared}
+
+
+def main() -> None:
+    cases = {
+        "prefill": lambda: [prefill(*case) for case in PREFILLS],
+        "resident": lambda: [resident(*case) for case in RESIDENTS],
+    }
+    json.dump(cases[sys.argv[1]](), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
