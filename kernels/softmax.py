@@ -23,7 +23,6 @@ from evalengine.kernels.device_math import INTERPRETED
 from evalengine.kernels.launch import launch
 
 CHUNK = 4096  # contract constant
-RESIDENT_FROM = 4 * CHUNK  # columns; shorter rows are still in the cache at the second reading
 
 
 @dataclass(frozen=True)
@@ -127,12 +126,24 @@ def merge_row(maxima_ptr, sums_ptr, chunks):
 
 
 def _schedule_for(x: Tensor) -> Schedule:
-    if x.shape[1] > RESIDENT_FROM and not INTERPRETED:
+    if not INTERPRETED and _should_stay(*x.shape, x.element_size()):
         from evalengine.kernels import softmax_resident  # Gluon, of which the interpreter knows nothing
 
         if softmax_resident.covers(x):
             return Schedule(resident=True)
     return Schedule(rows=max(1, 2048 // triton.next_power_of_2(x.shape[1])))
+
+
+def _should_stay(n: int, columns: int, element_size: int) -> bool:
+    """Whether keeping rows on the chip is quicker than reading them twice, on an H200.
+
+    Many rows of half precision are bound by arithmetic, not by memory (8192 x 151,936 bfloat16: 2.34 ms against 1.84
+    ms read twice); few rows leave SMs idle if each has one program (one row of 151,936: 10 us against 69 us). What lies
+    in the L2 cache is read again at no cost.
+    """
+    if element_size < 4:
+        return columns > 4 * CHUNK and n <= 256
+    return columns > 4 * CHUNK or (columns > 2 * CHUNK and n * columns >= 1 << 24)
 
 
 def normalize_rows(x: Tensor, out: Tensor, *, log: bool, schedule: Schedule | None) -> None:
