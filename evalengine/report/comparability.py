@@ -17,7 +17,7 @@ from evalengine.report.runs import Item, Run
 
 Subject = Literal["data", "configuration"]
 # May differ between comparable runs: they change how numbers are computed, not what is asked.
-NUMERIC_SETTINGS = ("numerics", "dtype", "attention_backend", "engine", "model", "model_dtype")
+NUMERIC_SETTINGS = ("numerics", "dtype", "attention_backend", "gpu_architecture", "engine", "model", "model_dtype")
 # Their effect is in the prompts, whose hashes are compared.
 PROMPT_SETTINGS = (
     *("apply_chat_template", "fewshot_as_multiturn", "fewshot_seed", "long_prompts", "system_instruction", "limit"),

@@ -29,8 +29,8 @@ POLICIES = Path(__file__).parent.parent / "conf" / "gate"
 RULES = ("digest", "tokens", "accuracy", "all_of", "any_of")
 # The identity's parts that a policy may let differ: who answers. What is asked (rows, tasks, seed, limit) never may.
 ALLOWABLE = (
-    *("weights", "tokenizer", "prompts", "dtype", "numerics", "attention_backend", "contract_version", "engine"),
-    *("apply_chat_template", "fewshot_as_multiturn", "system_instruction", "long_prompts", "model_args"),
+    *("weights", "tokenizer", "prompts", "dtype", "numerics", "attention_backend", "gpu_architecture", "engine"),
+    *("contract_version", "apply_chat_template", "fewshot_as_multiturn", "system_instruction", "long_prompts", "model_args"),
 )
 
 

@@ -86,3 +86,16 @@ def test_a_killed_sweep_is_taken_up(tmp_path: Path) -> None:
     assert done.err.count("kept, it is finished") == 1 and done.out.splitlines()[-1].startswith(VERDICT)
     assert (first / "digest.txt").stat().st_mtime_ns == written
     assert len(run_folders(tmp_path)) == 4 and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.gpu
+def test_on_cuda_every_pair_of_runs_is_compared(tmp_path: Path) -> None:
+    """There `native` runs name their GPU architecture and `fast` ones their attention backend."""
+    settings = [setting for setting in SETTINGS if setting != "engine.device=cpu"]
+    done = call(*settings, "engine.device=cuda", f"output_dir={tmp_path}")
+    assert done.code == 0, done.err
+    found = result(tmp_path)
+    assert found["refused"] == [] and len(found["pairs"]) == 6 and len(found["noise_floor"]) == 2
+    assert [run["numerics"] for run in found["runs"]] == ["native", "native", "fast", "fast"]
+    assert found["invariant_runs_equal"] is True
+    assert all(floor["differing_requests"] > 0 for floor in found["noise_floor"])

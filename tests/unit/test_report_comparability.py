@@ -35,6 +35,7 @@ def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], said: str) ->
     "identity",
     [
         {"numerics": "fast", "attention_backend": "sdpa"},
+        {"numerics": "native", "gpu_architecture": "sm_90"},
         {"dtype": "float32"},
         {"engine": {"max_model_len": 64}},
         {"seed": 1},  # greedy: nothing is drawn
