@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalengine.kernels import softmax
+from evalengine.kernels import device_math, row_sum, softmax
 from evalengine.kernels.launch import launch
 
 _GATHER = 128  # logprobs a program
@@ -44,7 +44,27 @@ def _statistics_kernel(logits_ptr, maxima_ptr, sums_ptr, rows, stride, columns, 
 
 
 @triton.jit
-def _greedy_kernel(logits_ptr, maxima_ptr, sums_ptr, row_ptr, greedy_ptr, stride, columns, chunks, BLOCK: tl.constexpr):
+def _leave(
+    logits_ptr, row, stride, columns, best, m, term, row_ptr, greedy_ptr, columns_ptr, out_ptr, EACH: tl.constexpr
+):
+    """Of a row that is done: its first column of the largest logprob, and its wanted logprob (EACH) or what
+    `_gather_kernel` needs for some."""
+    best = tl.where(term == term, best, columns)
+    tl.store(greedy_ptr + row, best.to(tl.int64))
+    if EACH:
+        column = tl.load(columns_ptr + row)
+        column = tl.minimum(tl.where(column < 0, best, column), columns - 1)
+        tl.store(out_ptr + row, softmax.finish(tl.load(logits_ptr + row * stride + column), m, term, True))
+    else:
+        tl.store(row_ptr + 2 * row, m)
+        tl.store(row_ptr + 2 * row + 1, term)
+
+
+@triton.jit
+def _greedy_kernel(
+    logits_ptr, maxima_ptr, sums_ptr, row_ptr, greedy_ptr, columns_ptr, out_ptr, stride, columns, chunks,
+    BLOCK: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
     """A program a row: merges its chunks, then looks for the first column of the largest logprob.
 
     Logits that differ can have equal logprobs (subtracting log l rounds), so logprobs are compared, as by whoever has
@@ -62,25 +82,43 @@ def _greedy_kernel(logits_ptr, maxima_ptr, sums_ptr, row_ptr, greedy_ptr, stride
     column = first * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(logits_ptr + row * stride + column, column < columns, float("-inf"))
     best = tl.min(tl.where((softmax.finish(z, m, term, True) == top) & (column < columns), column, columns), 0)
-    tl.store(greedy_ptr + row, tl.where(term == term, best, columns).to(tl.int64))
-    tl.store(row_ptr + 2 * row, m)
-    tl.store(row_ptr + 2 * row + 1, term)
+    _leave(logits_ptr, row, stride, columns, best, m, term, row_ptr, greedy_ptr, columns_ptr, out_ptr, EACH)
 
 
 @triton.jit
-def _one_chunk_kernel(logits_ptr, row_ptr, greedy_ptr, rows, stride, columns, BLOCK: tl.constexpr):
-    """A program a row of at most one chunk: both kernels above in one, the logits read once."""
-    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    z = softmax.load_chunk(logits_ptr, row, rows, stride, 0, columns, BLOCK)
-    m, norm = softmax.chunk_sum(z)
-    term = softmax.norm_term(m, norm, True)
+def _sum_and_least(sum_1, least_1, sum_2, least_2):
+    return sum_1 + sum_2, tl.minimum(least_1, least_2)
+
+
+@triton.jit
+def _one_chunk_kernel(
+    logits_ptr, row_ptr, greedy_ptr, columns_ptr, out_ptr, stride, columns, BLOCK: tl.constexpr, EACH: tl.constexpr
+):
+    """A program a row of at most one chunk: both kernels above in one, the logits read once.
+
+    Whatever has the largest logprob lies within half an ulp of log l (below 16) of the maximum. So only groups of 4
+    columns whose maximum does are looked at, the first of them in all likelihood; comparing every column took 8 us
+    longer (8192 x 4096: 44 us).
+    """
+    GROUPS: tl.constexpr = BLOCK // 4
+    row = tl.program_id(0).to(tl.int64)
+    group, member = tl.arange(0, GROUPS), tl.arange(0, 4)
+    column = 4 * group[:, None] + member[None, :]
+    z = tl.load(logits_ptr + row * stride + column, column < columns, float("-inf"))
+    maxima = device_math.row_max(z, 1)
+    m = device_math.row_max(maxima, 0)
+    sums = tl.sum(row_sum.to_fixed(device_math.exp(z - softmax.finite(m))), 1)
+    near = tl.where(maxima - softmax.finite(m) >= -9.5367431640625e-07, group, GROUPS)  # 2^-20
+    total, first = tl.reduce((sums, near), 0, _sum_and_least)
+    term = softmax.norm_term(m, row_sum.from_fixed(total), True)
     top = softmax.finish(m, m, term, True)
-    column = tl.arange(0, BLOCK)[None, :]
-    is_best = (softmax.finish(z, m[:, None], term[:, None], True) == top[:, None]) & (column < columns)
-    best = tl.min(tl.where(is_best, column, columns), 1)
-    tl.store(greedy_ptr + row, tl.where(term == term, best, columns).to(tl.int64))
-    tl.store(row_ptr + 2 * row, m)
-    tl.store(row_ptr + 2 * row + 1, term)
+    place = 4 * first + member
+    some = tl.load(logits_ptr + row * stride + place, place < columns, float("-inf"))
+    best = tl.min(tl.where((softmax.finish(some, m, term, True) == top) & (place < columns), place, columns), 0)
+    if best == columns:
+        is_best = (softmax.finish(z, m, term, True) == top) & (column < columns)
+        best = tl.min(tl.min(tl.where(is_best, column, columns), 1), 0)
+    _leave(logits_ptr, row, stride, columns, best, m, term, row_ptr, greedy_ptr, columns_ptr, out_ptr, EACH)
 
 
 @triton.jit
@@ -100,29 +138,31 @@ def _gather_kernel(
     tl.store(out_ptr + pair, softmax.finish(z, m, term, True), mask)
 
 
-def read_out(logits: Tensor, rows: Tensor, columns: Tensor, *, _warps: int = 4) -> tuple[Tensor, Tensor]:
+def read_out(logits: Tensor, rows: Tensor | None, columns: Tensor, *, _warps: int = 4) -> tuple[Tensor, Tensor]:
     """float32 logits [n, V] of any row stride, int64 rows [k], columns [k] -> (int64 [n], float32 [k]).
 
     The first: the position of each row's largest logprob, the lowest among equals; V where a row's log_softmax is NaN.
     The second: log_softmax(logits)[rows, columns]; a column below 0 stands for the row's first result, one above V - 1
-    is read as V - 1.
+    is read as V - 1. Without rows, columns [n] has one for each row, which takes a launch less.
     """
     if logits.dtype != torch.float32 or logits.ndim != 2:
         raise ValueError(f"read_out takes float32 [n, V], not {logits.dtype} {list(logits.shape)}")
     n, vocabulary = logits.shape
+    if rows is None and columns.shape != (n,):
+        raise ValueError(f"read_out takes one column for each of {n} rows, not {list(columns.shape)}; or rows as well")
     greedy = torch.empty(n, dtype=torch.int64, device=logits.device)
-    logprobs = torch.empty(rows.shape[0], dtype=torch.float32, device=logits.device)
+    logprobs = torch.empty(columns.shape[0], dtype=torch.float32, device=logits.device)
     if n == 0:
         return greedy, logprobs
     if logits.stride(1) != 1:
         logits = logits.contiguous()
+    columns = columns.contiguous()
     stride, chunks = logits.stride(0), triton.cdiv(vocabulary, softmax.CHUNK)
-    row_state = torch.empty(n, 2, dtype=torch.float32, device=logits.device)
+    row_state = None if rows is None else torch.empty(n, 2, dtype=torch.float32, device=logits.device)
+    left = (row_state, greedy, columns, logprobs)
     if chunks == 1:
-        launch(
-            _one_chunk_kernel, (n, 1, 1), (logits, row_state, greedy, n, stride, vocabulary),
-            (triton.next_power_of_2(vocabulary),), _warps, 1,
-        )  # fmt: skip
+        block = max(4, triton.next_power_of_2(vocabulary))
+        launch(_one_chunk_kernel, (n, 1, 1), (logits, *left, stride, vocabulary), (block, rows is None), _warps, 1)
     else:
         maxima, sums = torch.empty(2, n, chunks, dtype=torch.float32, device=logits.device)
         launch(
@@ -130,13 +170,14 @@ def read_out(logits: Tensor, rows: Tensor, columns: Tensor, *, _warps: int = 4) 
             (softmax.CHUNK,), _warps, 1,
         )  # fmt: skip
         launch(
-            _greedy_kernel, (n, 1, 1), (logits, maxima, sums, row_state, greedy, stride, vocabulary, chunks),
-            (softmax.CHUNK,), _warps, 1,
+            _greedy_kernel, (n, 1, 1), (logits, maxima, sums, *left, stride, vocabulary, chunks),
+            (softmax.CHUNK, rows is None), _warps, 1,
         )  # fmt: skip
-    wanted = logprobs.numel()
-    launch(
-        _gather_kernel, (triton.cdiv(wanted, _GATHER), 1, 1),
-        (logits, row_state, greedy, rows.contiguous(), columns.contiguous(), logprobs, wanted, stride, vocabulary),
-        (_GATHER,), _warps, 1,
-    )  # fmt: skip
+    if rows is not None:
+        wanted = logprobs.numel()
+        launch(
+            _gather_kernel, (triton.cdiv(wanted, _GATHER), 1, 1),
+            (logits, row_state, greedy, rows.contiguous(), columns, logprobs, wanted, stride, vocabulary),
+            (_GATHER,), _warps, 1,
+        )  # fmt: skip
     return greedy, logprobs

@@ -126,12 +126,13 @@ def merge_row(maxima_ptr, sums_ptr, chunks):
 
 
 def _schedule_for(x: Tensor) -> Schedule:
-    if not INTERPRETED and _should_stay(*x.shape, x.element_size()):
+    n, columns = x.shape
+    if not INTERPRETED and _should_stay(n, columns, x.element_size()):
         from evalengine.kernels import softmax_resident  # Gluon, of which the interpreter knows nothing
 
         if softmax_resident.covers(x):
             return Schedule(resident=True)
-    return Schedule(rows=max(1, 2048 // triton.next_power_of_2(x.shape[1])))
+    return Schedule(rows=max(1, 2048 // triton.next_power_of_2(columns)))
 
 
 def _should_stay(n: int, columns: int, element_size: int) -> bool:

@@ -113,10 +113,11 @@ class ModelRunner:
         for row, (seq, position) in enumerate(wanted):
             targets = [sampled.get(row, GREEDY)] if seq.request else [t.token_id for t in seq.targets[position]]
             tokens.append(targets)
-        rows = torch.tensor([row for row, group in enumerate(tokens) for _ in group])
-        columns = torch.tensor([t for group in tokens for t in group])
-        device = logits.device
-        greedy_ids, logprobs = self.ops.read_out(logits, rows.to(device), columns.to(device))
+        columns = torch.tensor([t for group in tokens for t in group], dtype=torch.int64, device=logits.device)
+        rows = None  # one token a row
+        if any(len(group) != 1 for group in tokens):
+            rows = torch.tensor([row for row, group in enumerate(tokens) for _ in group], device=logits.device)
+        greedy_ids, logprobs = self.ops.read_out(logits, rows, columns)
         greedy, values = greedy_ids.tolist(), iter(logprobs.tolist())
         results = []
         for row, (seq, position) in enumerate(wanted):

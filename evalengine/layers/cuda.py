@@ -68,5 +68,5 @@ class CudaOps(Ops):
     def log_softmax(self, logits: Tensor) -> Tensor:
         return log_softmax.log_softmax(logits)
 
-    def read_out(self, logits: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
         return log_softmax.read_out(logits, rows, columns)

@@ -135,13 +135,16 @@ class Ops(ABC):
         self.store_kv(self.rope(k, cos, sin), v, k_cache, v_cache, slot_mapping)
         return self.rope(q, cos, sin)
 
-    def read_out(self, logits: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
         """float32 [n, V]; int64 [k] twice -> each row's most probable token, int64 [n], and the logprobs of the tokens
-        (rows[i], columns[i]), float32 [k]. A column `GREEDY` stands for the row's most probable token.
+        (rows[i], columns[i]), float32 [k]. A column `GREEDY` stands for the row's most probable token. Without rows,
+        columns [n] has one for each row.
 
         Among equals, the lowest id. A row that holds a NaN: V for its token, NaN for its logprobs.
         """
         logprobs = self.log_softmax(logits)
+        if rows is None:
+            rows = torch.arange(len(logits), device=logits.device)
         greedy = sampling.argmax_lowest(logprobs)
         columns = torch.where(columns == GREEDY, greedy[rows], columns)
         return greedy, logprobs[rows, columns.clamp(max=logprobs.shape[1] - 1)]

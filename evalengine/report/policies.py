@@ -30,7 +30,8 @@ RULES = ("digest", "tokens", "accuracy", "all_of", "any_of")
 # The identity's parts that a policy may let differ: who answers. What is asked (rows, tasks, seed, limit) never may.
 ALLOWABLE = (
     *("weights", "tokenizer", "prompts", "dtype", "numerics", "attention_backend", "gpu_architecture", "engine"),
-    *("contract_version", "apply_chat_template", "fewshot_as_multiturn", "system_instruction", "long_prompts", "model_args"),
+    *("contract_version", "apply_chat_template", "fewshot_as_multiturn", "system_instruction", "long_prompts"),
+    "model_args",
 )
 
 

@@ -133,6 +133,35 @@ def test_read_out_gives_what_log_softmax_gives(columns: int, count: int) -> None
     assert_bitwise_equal(logprobs, table[rows, wanted])
 
 
+@pytest.mark.parametrize("columns", [1, 2, 7, 65, 4095, 4096, 4097, 9001])
+def test_read_out_of_one_column_a_row(columns: int) -> None:
+    x = randn(5, columns) * 4
+    x[1] = 0.5
+    x[2] = -torch.inf
+    wanted = torch.tensor([-1, columns - 1, 0, columns + 5, columns // 2], device=DEVICE)
+    every = torch.arange(5, device=DEVICE)
+    for actual, expected in zip(read_out(x, None, wanted), read_out(x, every, wanted), strict=True):
+        assert_bitwise_equal(actual, expected)
+    with pytest.raises(ValueError, match="one column for each of 5 rows"):
+        read_out(x, None, wanted[:3])
+
+
+@pytest.mark.parametrize("columns", [4093, 4096])
+def test_read_out_where_the_nearest_are_not_equal(columns: int) -> None:
+    """Logits just below the maximum: their logprobs may equal its, and then the first counts, or not."""
+    step = 2.0**-25  # of 0.25 ... 0.5; half an ulp of log l, which is 1 to 8 here, is 2 to 8 of them
+    x = torch.full((64, columns), -30.0, device=DEVICE)
+    for row in range(64):
+        x[row, 200 : 203 + 50 * row] = 0.0
+        x[row, 4092 - row] = 0.5
+        x[row, 5 + row] = 0.5 - step * (1 + row % 12)
+        x[row, 90 + row] = 0.5 - step * (row % 9)
+    table = log_softmax(x)
+    first = (table == table.amax(1, keepdim=True)).float().argmax(1)
+    assert min((first < 90).sum(), ((first >= 90) & (first < 200)).sum(), (first > 200).sum()) >= 2
+    assert read_out(x, None, first)[0].tolist() == first.tolist()
+
+
 def test_read_out_takes_the_lowest_of_equals_and_clamps_columns() -> None:
     x = randn(4, 9001).clamp(max=3.0)
     x[0, [8500, 4200, 4100]] = 5.0

@@ -152,7 +152,7 @@ def test_rows_measures_every_kernel() -> None:
     assert [line.target for line in comparisons] == [0.85, 0.85, 0.85, None, 0.85, 0.85, 0.85]
     moved = dict(zip([line.what for line in lines], [line.work for line in comparisons], strict=True))
     assert moved["rms_norm"] == 2 * (3 * 24 * 2 + 24)  # x, the output, the weight: 2 bytes each
-    assert moved["log_softmax gather"] == 3 * 37 * 4 + 3 * (8 + 8 + 8 + 4)  # logits once, two indices, two results
+    assert moved["log_softmax gather"] == 3 * 37 * 4 + 3 * (8 + 8 + 4)  # logits once, an index, two results
     q, k, v = 3 * 4 * 16, 3 * 2 * 16, 3 * 2 * 16
     assert moved["q/k norm + RoPE + KV write"] == 2 * (2 * (q + k + v) + 2 * 16 + 2 * 3 * 8) + 3 * 8
 

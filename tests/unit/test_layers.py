@@ -257,6 +257,8 @@ def test_read_out(level: str) -> None:
     assert greedy.dtype == torch.int64 and greedy.tolist() == best
     expected = [logprobs[0, 6], logprobs[0, 0], logprobs[1, 3], logprobs[1, 5], logprobs[2, 6], logprobs[3, best[3]]]
     assert same_bytes(values, torch.stack(expected)) and bool(values[4].isnan())
+    greedy, values = ops.read_out(logits, None, torch.tensor([6, 5, GREEDY, GREEDY]))
+    assert greedy.tolist() == best and same_bytes(values, torch.stack([expected[i] for i in (0, 3, 4, 5)]))
 
 
 @pytest.mark.parametrize("level", ["fast", "exact"])

@@ -126,6 +126,9 @@ def test_read_out_fused_gives_the_same_bytes() -> None:
         fused, parts = (ops.read_out(logits, rows[some], columns[some]) for ops in (ours, in_parts(ours)))
         for actual, expected in zip(fused, parts, strict=True):
             assert_bitwise_equal(actual, expected)
+    each = columns[torch.tensor([0, 2, 4, 6, 8, 9], device=DEVICE)]
+    for actual, expected in zip(*(ops.read_out(logits, None, each) for ops in (ours, in_parts(ours))), strict=True):
+        assert_bitwise_equal(actual, expected)
     greedy = ours.read_out(logits, rows, columns)[0].tolist()
     assert greedy[1:3] == [77, 9001] and greedy[4] == 0
 

@@ -244,6 +244,20 @@ def test_what_is_asked_must_be_equal_and_who_answers_need_not(monkeypatch: pytes
     assert fewer.exit_code == 2 and "A has 100 requests, B 50" in fewer.problems[0]
 
 
+@pytest.mark.parametrize("policy", ["bitwise", "tokens", "accuracy"])
+def test_the_other_mode_and_another_gpu_may_answer(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    native, other, fast = (
+        make_run({"sums": RIGHT}, **identity)
+        for identity in (
+            {"numerics": "native", "gpu_architecture": "sm_90"},
+            {"numerics": "native", "gpu_architecture": "sm_100"},
+            {"numerics": "fast", "attention_backend": "flash_attn"},
+        )
+    )
+    for run in (other, fast):
+        assert judge(monkeypatch, native, run, policy).verdict == "pass"
+
+
 def test_prompts_differ_only_where_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     a = make_run({"sums": RIGHT})
     b = make_run({"sums": RIGHT}, [replace(item("sums", 3), prompt_sha256="0" * 64)])
