@@ -65,10 +65,9 @@ def test_the_speed_that_the_readme_claims(speed: dict) -> None:
     steps = [line for line in speed["lines"] if line["what"].startswith("forward step")]
     assert len(steps) == 20 and all(line["seconds"] <= line["beside_seconds"] for line in steps)
     on_the_gpu = [line["seconds"] / line["beside_seconds"] for line in steps if line["what"].endswith("GPU time")]
-    assert min(on_the_gpu) == pytest.approx(0.89, abs=0.005)
+    assert min(on_the_gpu) == pytest.approx(0.88, abs=0.005)
     rows = [line for line in speed["lines"] if line["beside"] == "copy of the same bytes"]
-    below = [line for line in rows if line["beside_seconds"] / line["seconds"] < 0.85]
-    assert [(line["what"], line["case"]) for line in below] == [("log_softmax gather", "8192 x 4096 float32")]
+    assert len(rows) == 17 and min(line["beside_seconds"] / line["seconds"] for line in rows) >= 0.88
 
 
 def test_the_sweeps_that_the_readme_shows() -> None:
