@@ -65,7 +65,7 @@ def test_the_speed_that_the_readme_claims(speed: dict) -> None:
     steps = [line for line in speed["lines"] if line["what"].startswith("forward step")]
     assert len(steps) == 20 and all(line["seconds"] <= line["beside_seconds"] for line in steps)
     on_the_gpu = [line["seconds"] / line["beside_seconds"] for line in steps if line["what"].endswith("GPU time")]
-    assert min(on_the_gpu) == pytest.approx(0.88, abs=0.005)
+    assert min(on_the_gpu) == pytest.approx(0.87, abs=0.005)
     rows = [line for line in speed["lines"] if line["beside"] == "copy of the same bytes"]
     assert len(rows) == 17 and min(line["beside_seconds"] / line["seconds"] for line in rows) >= 0.88
 
