@@ -23,6 +23,7 @@ from evalengine.kernels.device_math import INTERPRETED
 from evalengine.kernels.launch import launch
 
 CHUNK = 4096  # contract constant
+ASYNC_COPIES = (8, 0)  # compute capability
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Schedule:
     rows: int = 1  # of a program that walks its rows' chunks
     warps: int = 4
     resident: bool = False  # `softmax_resident`, which has a program per (row, chunk); what is above is then its own
+
+
+REFERENCE = Schedule()
+excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
 
 
 @triton.jit
@@ -125,14 +130,27 @@ def merge_row(maxima_ptr, sums_ptr, chunks):
     return m, norm, first
 
 
-def _schedule_for(x: Tensor) -> Schedule:
-    n, columns = x.shape
-    if not INTERPRETED and _should_stay(n, columns, x.element_size()):
-        from evalengine.kernels import softmax_resident  # Gluon, of which the interpreter knows nothing
+def choose(x: Tensor) -> Schedule:
+    """The schedule for [n, V] on its device: never one that kernels/verify.py found wrong there."""
+    schedule = _choose(x)
+    return REFERENCE if schedule in excluded else schedule
 
-        if softmax_resident.covers(x):
-            return Schedule(resident=True)
+
+def _choose(x: Tensor) -> Schedule:
+    n, columns = x.shape
+    if _should_stay(n, columns, x.element_size()) and _resident_covers(x):
+        return Schedule(resident=True)
     return Schedule(rows=max(1, 2048 // triton.next_power_of_2(columns)))
+
+
+def _resident_covers(x: Tensor) -> bool:
+    if INTERPRETED or torch.cuda.get_device_capability(x.device) < ASYNC_COPIES:
+        return False
+    try:
+        from evalengine.kernels import softmax_resident
+    except (ImportError, AttributeError):  # a Triton without Gluon, or with another one's names
+        return False
+    return softmax_resident.covers(x)
 
 
 def _should_stay(n: int, columns: int, element_size: int) -> bool:
@@ -150,7 +168,7 @@ def _should_stay(n: int, columns: int, element_size: int) -> bool:
 def normalize_rows(x: Tensor, out: Tensor, *, log: bool, schedule: Schedule | None) -> None:
     """[n, V] of any row stride, contiguous [n, V] -> softmax or log_softmax of each row, written to `out`."""
     n, columns = x.shape
-    s = schedule or _schedule_for(x)
+    s = schedule or choose(x)
     if s.resident:
         from evalengine.kernels import softmax_resident
 

@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from evalengine.kernels import device_math, row_sum, softmax
 from evalengine.kernels.launch import launch
 
-thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7; before, it lacks num_warps, too
 CHUNK = gl.constexpr(softmax.CHUNK)
 WARPS = 4
 PER_SM = 6  # programs: with 4 of them, or with 8 warps, or a longer ring in fewer of them, it took 1 % to 100 % longer
@@ -164,6 +164,7 @@ def covers(x: Tensor) -> bool:
 
 def normalize_rows(x: Tensor, out: Tensor, *, log: bool) -> None:
     """[n, V] of any row stride, contiguous [n, V] -> softmax or log_softmax of each row, written to `out`."""
+    assert covers(x), "its programs would wait for ever for those that cannot run beside them"
     n, columns = x.shape
     chunks = triton.cdiv(columns, softmax.CHUNK)
     width = max(32, triton.next_power_of_2(chunks))

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.kernels import attention, matmul_schedules
+from evalengine.kernels import attention, matmul_schedules, softmax
 
-MODULES: dict[str, ModuleType] = {"matmul": matmul_schedules, "attention": attention}
+MODULES: dict[str, ModuleType] = {"matmul": matmul_schedules, "attention": attention, "softmax": softmax}
 
 logger = logging.getLogger(__name__)
 

@@ -130,9 +130,7 @@ def verify_attention(
         batch = _Batch(table.to(device), starts.int().to(device), lengths, query_lens, kv_lens, *split)
         # twice, as two layers would: the second repeats the launches of the first
         k_cache, v_cache = caches
-        layers = [
-            attention.paged_attention(q, k_cache, v_cache, batch, head_dim**-0.5, schedule) for _ in range(2)
-        ]
+        layers = [attention.paged_attention(q, k_cache, v_cache, batch, head_dim**-0.5, schedule) for _ in range(2)]
         return torch.stack(layers)
 
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"
@@ -154,8 +152,9 @@ def verify_rows(
     dtype: torch.dtype,
     device: torch.device,
     rows: int = 37,
+    most_logits: int = 1 << 24,
 ) -> None:
-    """Fused kernels against their parts, and many rows against one."""
+    """Fused kernels against their parts, many rows against one, and the schedules for rows of logits."""
     random = _Random(dtype, device)
     x, residual, weight = random(rows, hidden_size), random(rows, hidden_size), random(hidden_size)
     normed, total = rms_norm.add_rms_norm(x, residual, weight, EPS)
@@ -165,17 +164,27 @@ def verify_rows(
     one = rms_norm.rms_norm((x + residual)[-1:], weight, EPS)
     verdict.require_equal(f"rms_norm H{hidden_size}, {rows} rows against 1", parts[-1:], one)
 
-    logits = random(5, vocab_size).float() * 4
-    index = torch.arange(rows, device=device)
-    columns = index * 7919 % vocab_size
-    whole = log_softmax.log_softmax(logits)
-    _, logprobs = log_softmax.read_out(logits, index % 5, columns)
-    verdict.require_equal(f"read_out V{vocab_size} against log_softmax", logprobs, whole[index % 5, columns])
-    one = log_softmax.log_softmax(logits[-1:])
-    verdict.require_equal(f"log_softmax V{vocab_size}, 5 rows against 1", whole[-1:], one)
-    walked = log_softmax.log_softmax(logits, _schedule=softmax.Schedule())
-    verdict.require_equal(f"log_softmax V{vocab_size} against a program a row", whole, walked)
+    _verify_log_softmax(verdict, random, vocab_size, most_logits)
     _verify_qkv(verdict, random, num_heads, num_kv_heads, head_dim, rows)
+
+
+def _verify_log_softmax(verdict: Verdict, random: _Random, vocab_size: int, most_logits: int) -> None:
+    """Of one row, and of so many that resident programs have several chunks each; and what is read out of logits."""
+    logits = random(min(1024, max(2, most_logits // vocab_size)), vocab_size).float() * 4
+    whole = log_softmax.log_softmax(logits, _schedule=softmax.REFERENCE)
+    for x, expected in ((logits, whole), (logits[-1:], whole[-1:])):
+        schedule = softmax._choose(x)
+        run = partial(log_softmax.log_softmax, x, _schedule=schedule)
+        _compare_schedule(verdict, "softmax", schedule, f"{len(x)} rows of {vocab_size}", run, expected)
+    index, vocabulary = (torch.arange(n, device=logits.device) for n in logits.shape)
+    columns = index * 7919 % vocab_size
+    greedy = vocabulary.where(whole == whole.amax(1, keepdim=True), vocab_size).amin(1)
+    for rows in (None, index.flip(0)):
+        found, logprobs = log_softmax.read_out(logits, rows, columns)
+        expected = whole[index if rows is None else rows, columns]
+        name = f"read_out V{vocab_size}, {'a column a row' if rows is None else 'any columns'}"
+        verdict.require_equal(f"{name}, against log_softmax", logprobs, expected)
+        verdict.require_equal(f"{name}: the greedy token", found.int(), greedy.int())
 
 
 def _verify_qkv(verdict: Verdict, random: _Random, heads: int, kv_heads: int, head_dim: int, rows: int) -> None:

@@ -18,7 +18,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 PREFILLS = ((3, 64), (1, 64), (4, 128), (7, 128))  # query heads a KV head, head_dim
-RESIDENTS = ((90, "fp32", True), (90, "bf16", True), (90, "fp32", False), (90, "bf16", False), (80, "fp32", True))
+RESIDENTS = (  # compute capability, dtype, whether rows are aligned, chunks
+    *((90, "fp32", True, 256), (90, "bf16", True, 38), (90, "fp32", False, 38), (90, "bf16", False, 13)),
+    (80, "fp32", True, 38),
+)
 
 
 def compiled_elsewhere(which: str) -> list[dict[str, Any]]:
@@ -68,11 +71,16 @@ def prefill(group: int, head_dim: int) -> dict[str, Any]:
     return {**case, "shared_bytes": compiled.metadata.shared}
 
 
-def resident(arch: int, dtype: str, is_aligned: bool) -> dict[str, Any]:
-    """softmax's kernel for rows that stay on the chip, of 38 chunks."""
+def resident(arch: int, dtype: str, is_aligned: bool, chunks: int) -> dict[str, Any]:
+    """softmax's kernel for rows that stay on the chip."""
     from evalengine.kernels.softmax_resident import REGISTERS, resident_kernel
 
-    constants = {"LOG": True, "CHUNKS": 38, "WIDTH": 64, "ASYNC": is_aligned or dtype == "fp32"}
+    constants = {
+        "LOG": True,
+        "CHUNKS": chunks,
+        "WIDTH": max(32, triton.next_power_of_2(chunks)),
+        "ASYNC": is_aligned or dtype == "fp32",
+    }
     pointers = {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "pairs_ptr": "*i64"}
     kinds = pointers | dict.fromkeys(constants, "constexpr")
     signature = {name: kinds.get(name, "i32") for name in resident_kernel.arg_names}

@@ -5,10 +5,15 @@ test_softmax and test_log_softmax compare its bytes with the other schedules'.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from evalengine.kernels import softmax_resident
+import evalengine.kernels
+from evalengine.kernels import softmax, softmax_resident
 from evalengine.kernels.log_softmax import log_softmax
 from evalengine.kernels.softmax import CHUNK, Schedule
 from tests.bitwise import assert_bitwise_equal
@@ -25,6 +30,45 @@ def test_it_compiles_into_what_an_sm_holds() -> None:
         assert case["shared_bytes"] + 1024 <= limit, case  # the driver takes 1 kB
         size = {("fp32", True): 16, ("bf16", True): 8, ("fp32", False): 4, ("bf16", False): None}
         assert case["copy_bytes"] == size[case["dtype"], case["aligned"]], case
+
+
+H200 = {"multi_processor_count": 132, "shared_memory_per_multiprocessor": 233_472}
+L4 = {"multi_processor_count": 58, "shared_memory_per_multiprocessor": 102_400}
+SLICE = {"multi_processor_count": 6, "shared_memory_per_multiprocessor": 233_472}  # 36 programs, and 38 chunks a row
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Pretends that the tensors lie on another GPU."""
+    monkeypatch.setattr(softmax, "INTERPRETED", False)
+    softmax_resident._programs.cache_clear()
+
+    def be(properties: dict[str, int], capability: tuple[int, int]) -> None:
+        gpu = SimpleNamespace(max_threads_per_multi_processor=1536, **properties)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    yield be
+    softmax_resident._programs.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "stays"),
+    [(H200, (9, 0), True), (L4, (8, 9), True), (H200, (7, 5), False), (SLICE, (9, 0), False)],
+)
+def test_where_rows_stay(
+    pretend: Callable[..., None], gpu: dict[str, int], capability: tuple[int, int], stays: bool
+) -> None:
+    pretend(gpu, capability)
+    assert softmax.choose(torch.empty(1, 151936)).resident is stays
+    assert not softmax.choose(torch.empty(300, 4097)).resident
+
+
+def test_without_gluon_rows_are_walked(pretend: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(H200, (9, 0))
+    monkeypatch.delattr(evalengine.kernels, "softmax_resident")
+    monkeypatch.setitem(sys.modules, "evalengine.kernels.softmax_resident", None)  # its import fails
+    assert not softmax.choose(torch.empty(1, 151936)).resident
 
 
 @pytest.mark.gpu

@@ -18,7 +18,16 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from evalengine.engine import model_runner
-from evalengine.kernels import attention, log_softmax, matmul, matmul_schedules, verdict_cache, verify, verify_cases
+from evalengine.kernels import (
+    attention,
+    log_softmax,
+    matmul,
+    matmul_schedules,
+    softmax,
+    verdict_cache,
+    verify,
+    verify_cases,
+)
 from evalengine.kernels.verdict import MODULES, Verdict, count_differing
 
 GPU = torch.cuda.is_available()
@@ -196,20 +205,44 @@ def test_decode_that_differs_from_prefill_fails(monkeypatch: pytest.MonkeyPatch)
 
 def rows_verdict() -> Verdict:
     verdict = Verdict()
-    verify_cases.verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5)
+    verify_cases.verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5, most_logits=800)
     return verdict
 
 
 def test_fused_kernels_equal_their_parts() -> None:
     verdict = rows_verdict()
-    assert not verdict.failed and verdict.checked == 9
+    assert not verdict.failed and not verdict.dropped and verdict.checked == 13
 
 
 def test_a_fused_kernel_that_differs_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     real = log_softmax.read_out
     monkeypatch.setattr(log_softmax, "read_out", lambda *args: (real(*args)[0], real(*args)[1] * (1 + 2**-20)))
-    (failed,) = rows_verdict().failed
-    assert failed.startswith("read_out V101 against log_softmax: ") and failed in caplog.text
+    failed = rows_verdict().failed
+    assert len(failed) == 2 and all(text in caplog.text for text in failed)
+    assert failed[0].startswith("read_out V101, a column a row, against log_softmax: ")
+
+
+def test_a_greedy_token_that_differs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = log_softmax.read_out
+    monkeypatch.setattr(log_softmax, "read_out", lambda *args: (real(*args)[0] + 1, real(*args)[1]))
+    assert [text.split(": ")[1] for text in rows_verdict().failed] == ["the greedy token"] * 2
+
+
+def test_a_softmax_schedule_that_differs_or_does_not_run_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, x = log_softmax.log_softmax, torch.zeros(3, 101, device=DEVICE)
+    bad = softmax.choose(x)
+    assert bad != softmax.REFERENCE
+
+    def moved(x: Tensor, *, _schedule: softmax.Schedule) -> Tensor:
+        if _schedule == bad and len(x) == 1:
+            raise RuntimeError("too many blocks in cooperative launch")
+        return real(x) + (2**-20 if _schedule == bad else 0)
+
+    monkeypatch.setattr(log_softmax, "log_softmax", moved)
+    found = rows_verdict()
+    assert [drop["kernel"] for drop in found.dropped] == ["softmax"] * 2 and not found.failed
+    assert "too many blocks" in found.dropped[1]["reason"]
+    assert softmax.choose(x) == softmax.REFERENCE
 
 
 @pytest.fixture
