@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+GLUON: bool = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)  # with all that our Gluon kernels use
 INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU, in tests
 
 if INTERPRETED:

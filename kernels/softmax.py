@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
-from evalengine.kernels.device_math import INTERPRETED
+from evalengine.kernels.device_math import GLUON, INTERPRETED
 from evalengine.kernels.launch import launch
 
 CHUNK = 4096  # contract constant
@@ -144,11 +144,11 @@ def _choose(x: Tensor) -> Schedule:
 
 
 def _resident_covers(x: Tensor) -> bool:
-    if INTERPRETED or torch.cuda.get_device_capability(x.device) < ASYNC_COPIES:
+    if INTERPRETED or not GLUON or torch.cuda.get_device_capability(x.device) < ASYNC_COPIES:
         return False
     try:
         from evalengine.kernels import softmax_resident
-    except (ImportError, AttributeError):  # a Triton without Gluon, or with another one's names
+    except (ImportError, AttributeError):  # a Triton whose Gluon has other names
         return False
     return softmax_resident.covers(x)
 

@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from evalengine.kernels import device_math, row_sum, softmax
 from evalengine.kernels.launch import launch
 
-thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7; before, it lacks num_warps, too
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7
 CHUNK = gl.constexpr(softmax.CHUNK)
 WARPS = 4
 PER_SM = 6  # programs: with 4 of them, or with 8 warps, or a longer ring in fewer of them, it took 1 % to 100 % longer
@@ -169,7 +169,8 @@ def normalize_rows(x: Tensor, out: Tensor, *, log: bool) -> None:
     chunks = triton.cdiv(columns, softmax.CHUNK)
     width = max(32, triton.next_power_of_2(chunks))
     pairs = torch.full((n, width), _ABSENT, dtype=torch.int64, device=x.device)
-    # An asynchronous copy moves at least 4 bytes: of half precision, several numbers that lie aligned and end together
+    # An asynchronous copy moves at least 4 bytes: of half precision, several numbers that lie aligned and end together.
+    # Unaligned float32 is copied number by number (8192 x 50,257: 0.62 of a copy's speed; read twice 0.54, torch 0.52).
     can_copy = x.element_size() == 4 or (x.stride(0) | columns | x.data_ptr()) % 16 == 0
     launch(
         resident_kernel,

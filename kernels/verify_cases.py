@@ -136,7 +136,11 @@ def verify_attention(
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"
     schedules = attention.schedules(head_dim, page_size, dtype, q.get_device())
     _compile([partial(run, schedule) for schedule in schedules], device)
-    expected = run(attention.REFERENCE)
+    try:
+        expected = run(attention.REFERENCE)
+    except OutOfResources as error:  # float32 with a head_dim of 256 on a GPU with little shared memory
+        verdict.fail(f"attention ({where}): the reference schedule does not fit on this GPU: {error}")
+        return
     for schedule in schedules:
         _compare_schedule(verdict, "attention", schedule, where, partial(run, schedule), expected)
     verdict.require_equal(f"attention, decode against prefill ({where})", run(attention.REFERENCE, False), expected)

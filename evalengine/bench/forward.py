@@ -162,8 +162,7 @@ class Step:
         greedy, logprobs = [], []
         hidden_slices = self.hidden().split(self.rows_per_slice)
         for hidden, targets in zip(hidden_slices, self.targets.split(self.rows_per_slice), strict=True):
-            rows = torch.arange(len(targets), device=targets.device)
-            ids, values = self.mode.ops.read_out(self.mode.model.compute_logits(hidden), rows, targets)
+            ids, values = self.mode.ops.read_out(self.mode.model.compute_logits(hidden), None, targets)
             greedy.append(ids)
             logprobs.append(values)
         return torch.cat(greedy), torch.cat(logprobs)

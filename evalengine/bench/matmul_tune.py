@@ -37,7 +37,7 @@ from evalengine.kernels.matmul_candidates import candidates
 from evalengine.kernels.verdict import count_differing
 
 FINALISTS = 4  # timed again, with more repeats, in turns with cuBLAS
-POINTER_BONUS = 1.02  # few rows: what "pointer" may be slower than "tma", whose launch takes the host 40 us longer
+POINTER_BONUS = 1.02  # few rows: what "pointer" may be slower than "tma", which needs a tensor map for each weight
 FEW_ROWS = 64
 DTYPE = torch.bfloat16
 Job = tuple[Schedule, int, bool, torch.dtype]  # rows; whether K is a multiple of the block; output's

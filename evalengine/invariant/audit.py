@@ -37,10 +37,11 @@ _NAMES = """
     _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn mkldnn_rnn_layer
     avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _embedding_bag_forward_only
     index_add index_add_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_reduce index_reduce_
-    segment_reduce bincount _histogramdd_bin_edges
+    index_put index_put_ _index_put_impl_ put put_ segment_reduce bincount _histogramdd_bin_edges
+    multi_margin_loss multilabel_margin_loss_forward _ctc_loss _cudnn_ctc_loss
     nll_loss_forward nll_loss2d_forward mse_loss smooth_l1_loss huber_loss binary_cross_entropy
     _fft_r2c _fft_c2r _fft_c2c cholesky linalg_cholesky_ex linalg_lu_factor_ex linalg_inv_ex linalg_qr _linalg_svd
-    _linalg_eigh _linalg_solve_ex _linalg_det
+    _linalg_eigh _linalg_solve_ex _linalg_det linalg_matrix_exp
 """
 REDUCTIONS = frozenset(_NAMES.split())
 """aten ops (base names, all overloads) that add or multiply many floats, in an order that torch chooses."""
@@ -140,6 +141,8 @@ def _order_matters(func: Any, device: str, args: Any, kwargs: Any) -> bool:
         return True
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
+    if "accumulate" in names and not given.get("accumulate"):
+        return False  # index_put and its like only move numbers
     return base in REDUCTIONS and given.get("reduction") != 0  # a loss with reduction="none" adds nothing up
 
 

@@ -132,9 +132,10 @@ def test_top_k_and_top_p_keep_what_they_should(device):
     assert set(draw(p, top_k=3, top_p=0.5).tolist()) == {1, 3}  # top-p of what top-k left: 0.44, 0.78
 
 
-def test_top_k_ties_go_to_the_lowest_id(device):
+def test_ties_go_to_the_lowest_id(device):
     p = torch.zeros(2000, 7, device=device).log_softmax(-1)
     assert set(draw(p, top_k=3).tolist()) == {0, 1, 2}
+    assert set(draw(p, top_p=0.4).tolist()) == {0, 1, 2}  # 2/7 does not reach 0.4, 3/7 does
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 31, 1009, 49152])

@@ -69,6 +69,12 @@ def test_without_gluon_rows_are_walked(pretend: Callable[..., None], monkeypatch
     monkeypatch.delattr(evalengine.kernels, "softmax_resident")
     monkeypatch.setitem(sys.modules, "evalengine.kernels.softmax_resident", None)  # its import fails
     assert not softmax.choose(torch.empty(1, 151936)).resident
+    monkeypatch.undo()
+    pretend(H200, (9, 0))
+    monkeypatch.setattr(softmax, "INTERPRETED", False)
+    assert softmax.choose(torch.empty(1, 151936)).resident
+    monkeypatch.setattr(softmax, "GLUON", False)  # Triton 3.5 imports it, and cannot compile it
+    assert not softmax.choose(torch.empty(1, 151936)).resident
 
 
 @pytest.mark.gpu

@@ -191,6 +191,16 @@ def test_attention_passes(page_size: int) -> None:
         assert not verdict.dropped
 
 
+def test_a_reference_that_does_not_fit_the_gpu_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def paged_attention(*args: Any) -> Tensor:
+        raise OutOfResources(147_456, 101_376, "shared memory")
+
+    monkeypatch.setattr(attention, "paged_attention", paged_attention)
+    verdict = check_attention()
+    (failed,) = verdict.failed
+    assert "the reference schedule does not fit on this GPU" in failed and "147456" in failed
+
+
 def test_decode_that_differs_from_prefill_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     real = attention.paged_attention
 

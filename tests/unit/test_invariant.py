@@ -298,6 +298,9 @@ CAUGHT = {
     "gelu on cpu (float32)": F.gelu,
     "_scaled_dot_product_flash_attention_for_cpu on cpu (float32)": lambda x: stock_attention(x[None, None]),
     "mse_loss on cpu (float32)": lambda x: F.mse_loss(x, x),
+    "index_put_ on cpu (float32)": lambda x: x.clone().index_put_((torch.tensor([0, 0]),), x[:2], accumulate=True),
+    "linalg_matrix_exp on cpu (float32)": lambda x: torch.linalg.matrix_exp(x[:, :7]),
+    "multi_margin_loss on cpu (float32)": lambda x: F.multi_margin_loss(x, torch.arange(7)),
 }
 
 
@@ -337,8 +340,8 @@ def test_the_audit_passes_what_has_no_order() -> None:
     ids, x = torch.arange(12).view(3, 4), randn(3, 4)
     with torch.no_grad(), set_batch_invariant_mode(), CoverageAudit() as audit:
         ids.sum(), ids.cumsum(-1), x.amax(-1), x.argmax(-1), torch.zeros(0, 3).sum()
-        F.mse_loss(x, x, reduction="none")
-    assert {"sum", "cumsum", "amax", "argmax", "mse_loss"} <= set(audit.met)
+        F.mse_loss(x, x, reduction="none"), x.clone().index_put_((torch.tensor([0, 1]),), x[:2])
+    assert {"sum", "cumsum", "amax", "argmax", "mse_loss", "index_put_"} <= set(audit.met)
 
 
 @pytest.mark.skipif(not hasattr(torch.Tag, "reduction"), reason="this torch does not tag its reductions")
