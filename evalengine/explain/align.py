@@ -1,7 +1,8 @@
 """Two traces of one item, side by side: the first op whose output differs, and how the difference grows from there.
 
 Tokens are aligned by position, so batches, chunks and prefix-cache hits may be unlike. Only positions at which both
-sides had been fed the same tokens are compared: beyond them an op has other inputs.
+sides had been fed the same tokens are compared: beyond them an op has other inputs. Where the outputs part, the two
+logprobs are of unlike tokens, and are not compared either.
 
 "First" is by depth, among the tokens up to the first one whose logprob differs: of all ops with a differing output
 there, the one that runs first, at its first token. Whatever other ops feed into it is equal on both sides.
@@ -10,7 +11,7 @@ there, the one that runs first, at its first token. Whatever other ops feed into
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
@@ -67,6 +68,7 @@ class Explanation:
     until: int  # the first token whose logprob (or, at equal logprobs, logits) differs; the last common one if none
     first: First | None  # None: every output is equal
     ops: list[OpDifference]  # in the order in which they run
+    parting: bool  # whether another token follows the common ones
 
     @property
     def lacking(self) -> list[int]:
@@ -84,10 +86,13 @@ def explain(a: Trace, b: Trace) -> Explanation:
     """Raises `ConfigError` if the two are not of the same item, prompt and model."""
     _check(a, b)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a.fed_ids, b.fed_ids, strict=False)))
-    pairs = list(_pairs(a, b, common))
+    parting = a.token_ids[common : common + 1] != b.token_ids[common : common + 1]
+    last = common - 1 if parting else None
+    pairs = [_without_answers(pair) if pair[0].position == last else pair for pair in _pairs(a, b, common)]
     until = _until(pairs, common)
     pairs = [pair for pair in pairs if pair[0].position <= until]
-    return Explanation(a, b, common, until, _first(a, b, pairs), [_difference(a, b, op, pairs, until) for op in a.ops])
+    ops = [_difference(a, b, op, pairs, until) for op in a.ops]
+    return Explanation(a, b, common, until, _first(a, b, pairs), ops, parting)
 
 
 def check_prompts(key: RecordKey, a: str, b: str) -> None:
@@ -115,6 +120,14 @@ def _pairs(a: Trace, b: Trace, common: int) -> Iterator[Pair]:
         x, y = left[position], right[position]
         for number in range(max(len(x), len(y))):
             yield x[min(number, len(x) - 1)], y[min(number, len(y) - 1)]
+
+
+def _without_answers(pair: Pair) -> Pair:
+    def without(one: Computation) -> Computation:
+        digests = {op: digest for op, digest in one.digests.items() if op != LOGPROB}
+        return replace(one, digests=digests, values={op: x for op, x in one.values.items() if op != LOGPROB})
+
+    return without(pair[0]), without(pair[1])
 
 
 def _by_position(trace: Trace) -> dict[int, list[Computation]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalengine.command import Parser
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, readable
 from evalengine.explain.align import Explanation, check_prompts, explain
 from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
 from evalengine.explain.table import as_json, report
@@ -64,7 +64,9 @@ class _Source:
     @classmethod
     def open(cls, text: str) -> _Source:
         path = Path(text)
-        if path.is_file() and FORMAT.claimed_by(path):
+        with readable(path):
+            is_digests = path.is_file() and FORMAT.claimed_by(path)
+        if is_digests:
             return cls(path, None, read_trace(path))
         run = load_run(path)
         if run.kind != "run":
@@ -202,6 +204,9 @@ def _nothing_found(found: Explanation, sources: Sequence[_Source], key: RecordKe
     a, b = runs
     if a.items[key].leaf == b.items[key].leaf:
         yield "The two runs' records of this item are equal as well."
+        return
+    if found.parting:
+        yield "The outputs part although every op before gives equal outputs: the next token was sampled otherwise."
         return
     yield (
         "Run again here, both give the same bytes, yet the runs' records of this item differ. The difference came from "

@@ -20,7 +20,7 @@ from evalengine.records.folder import write_whole
 from evalengine.records.sealed import SealedFormat
 from evalengine.report.packing import fold, unfold
 
-FORMAT = SealedFormat("evalengine-op-digests", 1, "digest file", "evalengine explain RUN --item ITEM --write FILE")
+FORMAT = SealedFormat("evalengine-op-digests", 2, "digest file", "evalengine explain RUN --item ITEM --write FILE")
 CURE = "copy it again, or write it anew: evalengine explain RUN --item ITEM --write {file}"
 COLUMNS = ("position", "step_requests", "step_tokens", "reused")
 PACKED = ("ops", "computations")  # of Trace; its other fields are plain JSON values

@@ -71,7 +71,7 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
         item = next(one for one in plan.requests if one.key == key)
         recorder = Recorder(item.request, keep)
         output = _run(llm, plan, item, recorder, side, config.progress)
-        return _trace(side, llm, item, recorder, output, len(plan.requests))
+        return _trace(side, llm, item, recorder, output, len(plan.requests), config.seed)
 
 
 def _configuration(side: Side) -> Config:
@@ -109,19 +109,19 @@ def _answers(llm: LLM, requests: Sequence[Request], label: str, progress: bool) 
 
 
 def _trace(
-    side: Side, llm: LLM, item: HarnessRequest, recorder: Recorder, output: RequestOutput, num_requests: int
+    side: Side, llm: LLM, item: HarnessRequest, recorder: Recorder, output: RequestOutput, num_requests: int, seed: int
 ) -> Trace:
     computations = sorted(recorder.computations, key=lambda one: one.position)  # stable: in time's order
-    fed = [*item.prompt_ids, *output.token_ids[:-1]]
-    assert {one.position for one in computations} == {*range(len(fed))}, "every token was computed by someone"
+    token_ids = [*item.prompt_ids, *output.token_ids]
+    assert {one.position for one in computations} == {*range(len(token_ids) - 1)}, "every token was computed by someone"
     _add_logprobs(computations, len(item.prompt_ids) - 1, output.logprobs)
-    settings = engine_settings(llm)
+    settings = {**engine_settings(llm), "seed": seed}
     return Trace(
         label=side.label,
         key=item.key,
         prompt_sha256=ids_sha256(item.prompt_ids),
         prompt_tokens=len(item.prompt_ids),
-        fed_ids=fed,
+        token_ids=token_ids,
         ops={**in_order(recorder.ops), LOGPROB: "float32"},
         computations=computations,
         settings=settings,

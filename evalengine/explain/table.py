@@ -51,11 +51,12 @@ def verdict(e: Explanation) -> str:
     if e.first is not None:
         return f"FIRST DIFFERENCE in {in_words(e.first.op)}, token {e.first.position}"
     compared = sum(op.compared for op in e.ops)
-    return f"NO DIFFERENCE in {compared} outputs of {len(e.ops)} ops at {e.until + 1} tokens"
+    drawn = "; the token that follows was sampled otherwise" if e.parting else ""
+    return f"NO DIFFERENCE in {compared} outputs of {len(e.ops)} ops at {e.until + 1} tokens{drawn}"
 
 
 def settings(e: Explanation) -> list[str]:
-    """The engine's settings, as resolved, that the two sides do not share."""
+    """The engine's settings, as resolved, and the seed, where the two sides do not share them."""
     return [said(path, x, y) for path, x, y in differing(e.a.settings, e.b.settings)]
 
 

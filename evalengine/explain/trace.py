@@ -47,13 +47,18 @@ class Trace:
     key: RecordKey
     prompt_sha256: str
     prompt_tokens: int
-    fed_ids: list[int]  # the token at each position; the last output token is predicted, never fed
+    token_ids: list[int]  # the prompt's and the output's
     ops: dict[str, str]  # op -> dtype of its output, in the order in which they run
     computations: list[Computation]  # by position, then by time
     settings: dict[str, Any]  # the engine's, as resolved
     machine: dict[str, Any]  # hardware, libraries and code of the re-run
     extent: str  # what was run again
     reproduced: bool | None  # whether the re-run gave the bytes of the run's record; None: it is no run's configuration
+
+    @property
+    def fed_ids(self) -> list[int]:
+        """The token at each position; the last one of the output is predicted, never fed."""
+        return self.token_ids[:-1]
 
 
 def place(op: str) -> tuple[str, str]:

@@ -56,7 +56,7 @@ def heard(
         key=("task", item, 0, 0),
         prompt_sha256=ids_sha256(output.prompt_ids),
         prompt_tokens=len(output.prompt_ids),
-        fed_ids=[*output.prompt_ids, *output.token_ids[:-1]],
+        token_ids=[*output.prompt_ids, *output.token_ids],
         ops={**in_order(recorder.ops), LOGPROB: "float32"},
         computations=sorted(recorder.computations, key=lambda one: one.position),
         settings={},

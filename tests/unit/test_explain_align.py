@@ -7,6 +7,7 @@ import pytest
 
 from evalengine.errors import ConfigError
 from evalengine.explain.align import explain, size_of
+from evalengine.explain.table import verdict
 from evalengine.explain.trace import in_words
 from tests.unit.traces import FED, OPS, computation, moved, output, trace
 
@@ -51,8 +52,14 @@ def test_equal_logprobs_of_other_logits_end_at_the_logits() -> None:
 def test_tokens_after_the_outputs_part_are_not_compared() -> None:
     other = trace({**moved(OPS[0], 4), **moved("logprob", 3)}, fed=[*FED[:4], 1])
     found = explain(trace(), other)
-    assert found.common == 4
-    assert found.first is not None and (found.first.op, found.first.position) == ("logprob", 3)
+    assert found.common == 4 and found.parting
+    assert found.first is None, "the logprobs of two unlike tokens say nothing of the op"
+    assert "the token that follows was sampled otherwise" in verdict(found)
+    other = trace({**moved("lm_head", 3), **moved("logprob", 3)}, fed=[*FED[:4], 1])
+    found = explain(trace(), other)
+    assert found.first is not None and (found.first.op, found.first.position) == ("lm_head", 3)
+    assert found.until == 3 and found.ops[-1].size is None
+    assert not explain(trace(), trace()).parting
 
 
 def test_a_token_that_was_computed_again_is_compared_again() -> None:

@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 def test_everything_comes_back(file: Path) -> None:
     whole = trace(again=[computation(1, {}, reused=True)])
     back = read_trace(file)
-    for name in ("label", "key", "prompt_sha256", "fed_ids", "ops", "settings", "machine", "extent", "reproduced"):
+    for name in ("label", "key", "prompt_sha256", "token_ids", "ops", "settings", "machine", "extent", "reproduced"):
         assert getattr(back, name) == getattr(whole, name), name
     assert [one.digests for one in back.computations] == [one.digests for one in whole.computations]
     assert [(one.position, one.reused) for one in back.computations] == [
@@ -92,7 +92,7 @@ def test_a_truncated_file_is_found(file: Path, part: float) -> None:
         (lambda c: (c["ops"].pop(-2), c.update(values=[])), "before the logits"),
         (lambda c: c["ops"][0].__setitem__(4, c["ops"][0][4][:-5]), "contradict"),
         (lambda c: c["values"][0].__setitem__(2, ""), "contradict"),
-        (lambda c: c["fed_ids"].pop(), "contradict"),
+        (lambda c: c["token_ids"].pop(), "contradict"),
         (lambda c: c.pop("settings"), "contradict"),
         (lambda c: c.update(version=FORMAT.version + 1), "update evalengine"),
         (lambda c: c.update(format="other"), FORMAT.format),

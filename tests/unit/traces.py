@@ -51,7 +51,7 @@ def trace(
         "key": ("sums", 3, 0, 0),
         "prompt_sha256": ids_sha256(PROMPT),
         "prompt_tokens": len(PROMPT),
-        "fed_ids": list(fed),
+        "token_ids": [*fed, 10],
         "ops": dict.fromkeys(OPS, "float32"),
         "computations": sorted([*computations, *again], key=lambda one: one.position),
         "settings": {"numerics": "fast", "max_num_seqs": 1},
