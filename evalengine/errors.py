@@ -5,7 +5,8 @@ Each message names the setting or file at fault and what to do about it. Broken 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class EvalEngineError(Exception):
@@ -23,3 +24,12 @@ class ConfigError(EvalEngineError, ValueError):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         one = len(self.problems) == 1
         super().__init__(self.problems[0] if one else "\n".join(f"  - {p}" for p in self.problems))
+
+
+@contextmanager
+def readable(path: object) -> Iterator[None]:
+    """Of what is done with a path that a user named: an OSError (a name too long, no permission) as `ConfigError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; name another path, or mend its permissions") from error

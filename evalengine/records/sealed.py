@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, readable
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,11 @@ class SealedFormat:
 
     def unseal(self, path: Path, cure: str) -> dict[str, Any]:
         """The content. Raises `ConfigError` if it is none, is truncated, damaged or edited, or of another version."""
+        with readable(path):
+            data = path.read_bytes()
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            content = json.loads(data.decode("utf-8"))
+        except ValueError as error:
             raise ConfigError(f"{path}: not JSON, so truncated, damaged or half merged ({error}); {cure}") from error
         if not isinstance(content, dict) or content.get("format") != self.format:
             raise ConfigError(f"{path}: not a {self.name} (its format is not {self.format}); write one: {self.writing}")

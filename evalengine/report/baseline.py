@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.command import Parser
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.digest import merkle_root
 from evalengine.records.folder import write_whole
 from evalengine.records.sealed import SealedFormat
@@ -72,10 +72,11 @@ def write_baseline(run: Run, file: Path, force: bool = False) -> int:
     """
     if run.kind == "baseline":
         raise ConfigError(f"{run.source}: already a baseline; copy the file, or name the run")
-    if file.is_dir():
-        raise ConfigError(f"-o {file}: a folder; name a file in it, such as {file / run.name}.json")
-    if file.exists() and not force:
-        raise ConfigError(f"-o {file}: it exists; name another file, or replace it with --force")
+    with readable(f"-o {file}"):
+        if file.is_dir():
+            raise ConfigError(f"-o {file}: a folder; name a file in it, such as {file / run.name}.json")
+        if file.exists() and not force:
+            raise ConfigError(f"-o {file}: it exists; name another file, or replace it with --force")
     text = to_text(run)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

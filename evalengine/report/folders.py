@@ -15,7 +15,7 @@ from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records
 from evalengine.report.lm_eval_folders import read_outcome
-from evalengine.report.runs import Item, Key, Run
+from evalengine.report.runs import Item, Key, Run, ScoreKey
 
 AGAIN = "run its command again, or take the folder from where it was copied"
 
@@ -42,6 +42,7 @@ def load_folder(path: Path) -> Run:
         raise ConfigError(f"{path / MANIFEST}: its digests are not those of {RECORDS}: it was edited; {AGAIN}")
     outcome = read_outcome(path, {item.task: item.kind for item in items.values()})
     _same_documents(path, items, outcome["hashes"])
+    _same_metrics(path, outcome["scores"], outcome["results"])
     return Run(
         source=path,
         kind="run",
@@ -141,3 +142,15 @@ def _same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, 
         if recorded != sampled:
             where = sorted(recorded ^ sampled)[0]
             raise ConfigError(f"{path}: samples_{task}_*.jsonl and {RECORDS} differ from document {where} on; {AGAIN}")
+
+
+def _same_metrics(path: Path, scores: Mapping[ScoreKey, Mapping[int, float]], results: Mapping[ScoreKey, Any]) -> None:
+    """A metric of numbers is their mean; others (word_perplexity) have no number a document."""
+    for key in scores.keys() & results.keys():
+        mean, said = _sum(list(scores[key].values())) / len(scores[key]), float(results[key][0])
+        if not (math.isclose(mean, said, rel_tol=1e-9, abs_tol=1e-12) or (math.isnan(mean) and math.isnan(said))):
+            task, metric, name = key
+            raise ConfigError(
+                f"{path}: results_*.json has {metric},{name} of {task} at {said}, but its documents' mean is {mean}: "
+                f"one of the two files was edited; {AGAIN}"
+            )

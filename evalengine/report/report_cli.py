@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalengine.command import Parser
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import ConfigError, EvalEngineError, readable
 
 ABOUT = "Writes one self-contained HTML file: of one run everything it left, of several their comparison."
 EXIT_CODES = "Exit codes: 0 written, 1 the disk refused, 2 a run cannot be read or compared, or bad usage."
@@ -77,7 +77,8 @@ def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
 
 
 def _check(target: Path) -> None:
-    if target.is_dir():
-        raise ConfigError(f"report: -o {target}: a folder; name a file in it, such as {target / 'report.html'}")
-    if not target.parent.is_dir():
-        raise ConfigError(f"report: -o {target}: there is no folder {target.parent}; make it, or name another file")
+    with readable(f"report: -o {target}"):
+        if target.is_dir():
+            raise ConfigError(f"report: -o {target}: a folder; name a file in it, such as {target / 'report.html'}")
+        if not target.parent.is_dir():
+            raise ConfigError(f"report: -o {target}: there is no folder {target.parent}; make it, or name another file")

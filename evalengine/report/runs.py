@@ -5,6 +5,7 @@ folder of lm-evaluation-harness, or a baseline file.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, readable
 from evalengine.records.digest import merkle_root
 
 Key = tuple[str, int, int, int]  # task, document, request index, repeat
@@ -62,17 +63,27 @@ class Run:
     answers: dict[tuple[str, str], dict[int, str]]  # (task, filter) -> doc_id -> filtered answer as text
     hashes: dict[str, dict[int, tuple[str, str, str]]]  # task -> doc_id -> (doc_hash, prompt_hash, target_hash)
 
+    @property
+    def by_lm_eval(self) -> bool:
+        """Whether lm-eval ran it. Of a baseline the digest tells: every run of ours has one, no run of lm-eval's."""
+        return self.kind == "lm-eval" or (self.kind == "baseline" and self.digest is None)
+
 
 def load_run(path: str | Path) -> Run:
     """A run folder, an lm-eval output folder (or its results file), or a baseline file.
 
-    Raises `ConfigError` (the file at fault, and the cure) for what is missing, unfinished, damaged or edited.
+    Raises `ConfigError` (the file at fault, and the cure) for what is missing, unreadable, unfinished, damaged or
+    edited.
     """
+    with readable(path):
+        return _load(Path(path))
+
+
+def _load(path: Path) -> Run:
     from evalengine.report.baseline import is_baseline, load_baseline
     from evalengine.report.folders import is_run_folder, load_folder
     from evalengine.report.lm_eval_folders import load_lm_eval, results_files
 
-    path = Path(path)
     if path.is_file():
         if results_files(path):
             return load_lm_eval(path)
@@ -81,6 +92,7 @@ def load_run(path: str | Path) -> Run:
         return load_baseline(path)
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder; give a run folder, an lm-eval output folder or a baseline")
+    any(path.iterdir())  # without permission, everything would merely seem to be missing
     if is_run_folder(path):
         return load_folder(path)
     if results_files(path):
@@ -89,8 +101,15 @@ def load_run(path: str | Path) -> Run:
 
 
 def named_runs(names: Iterable[str]) -> list[str]:
-    """What a command's words name: a finished experiment's folder stands for its runs, all else for itself."""
-    return [run for name in names for run in _experiment_runs(Path(name)) or [name]]
+    """What a command's words name: a finished experiment's folder stands for its runs, all else for itself.
+
+    Raises `ConfigError` for the folder of an unfinished one, and for what cannot be read.
+    """
+    found = []
+    for name in names:
+        with readable(name):
+            found += _experiment_runs(Path(name)) or [name]
+    return found
 
 
 def _experiment_runs(folder: Path) -> list[str]:
@@ -104,7 +123,21 @@ def _experiment_runs(folder: Path) -> list[str]:
                 return [str(folder / run["source"]) for run in content["runs"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # another file, or one that holds no list of runs: the folder is judged as a run's
+    if places := [child for child in folder.iterdir() if _is_place(child)]:
+        raise ConfigError(
+            f"{folder}: an experiment that is not finished ({len(places)} of its runs were begun); its command, given "
+            "again, takes it up; or name its runs"
+        )
     return []
+
+
+def _is_place(folder: Path) -> bool:
+    """Whether this is where an experiment puts one of its runs: `<number>-<settings>/<run>`."""
+    from evalengine.report.folders import is_run_folder
+
+    if not re.match(r"\d+-", folder.name) or not folder.is_dir() or is_run_folder(folder):
+        return False
+    return any(is_run_folder(child) for child in folder.iterdir() if child.is_dir())
 
 
 def merkle_differences(a: Run, b: Run) -> list[Key]:
@@ -171,4 +204,6 @@ def _only_run_inside(path: Path) -> Run:
     if found:
         names = ", ".join(child.name for child in found[:4]) + (", ..." if len(found) > 4 else "")
         raise ConfigError(f"{path}: it holds {len(found)} runs ({names}); name one of them")
+    if runs := _experiment_runs(path):
+        raise ConfigError(f"{path}: an experiment of {len(runs)} runs; name one of them, such as {runs[0]}")
     raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")

@@ -228,5 +228,5 @@ def test_metrics_have_the_columns_that_tell_them_apart(tmp_path: Path) -> None:
         keys = [("task", *name) for name in names]
         assert mark_title(keys, keys[-1]) == title
     text = run_page(load_run_data(write_generations(tmp_path / "run", [Doc("a"), Doc("b", score=0.5)]))).render()
-    assert '"title":"exact_match"' not in text, "a score of 0.5 is neither correct nor wrong"
+    assert '"title":"exact_match","kind":"number"' in text, "a score of 0.5 is neither correct nor wrong"
     assert '"title":"Task"' not in text, "one task needs no column"

@@ -281,6 +281,15 @@ def test_the_numbers_in_the_file_are_those_of_the_samples(run: Path) -> None:
     assert [each[5][: each[1]] for each in requests] == [row["resps"][0][0] for row in rows]
 
 
+def test_scores_between_0_and_1_are_numbers(tmp_path: Path) -> None:
+    """The mean of an item's repeats."""
+    run = write_generations(tmp_path / "run", [Doc("4", score=score) for score in (1.0, 1 / 3, 0.0)])
+    page = write_run_report(run)[0].read_text(encoding="utf-8")
+    grid = json.loads(page.split('id="data-grid-samples">')[1].split("</script>")[0])
+    place = [column["title"] for column in grid["columns"]].index("exact_match")
+    assert grid["columns"][place]["kind"] == "number" and [row[place] for row in grid["rows"]] == [1.0, 0.3333, 0.0]
+
+
 def test_long_texts_are_shown_by_their_ends() -> None:
     scissors = Scissors(prompt=4, other=8)
     assert scissors.prompt("abcd") == "abcd" and scissors.other("z" * 8) == "z" * 8 and scissors.count == 0

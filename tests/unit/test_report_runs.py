@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from evalengine.errors import ConfigError
 from evalengine.records.digest import leaf_hash, merkle_root
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
-from evalengine.report.runs import Item, Run, load_run, merkle_descent, merkle_differences
+from evalengine.report.runs import SWEEP_FORMAT, Item, Run, load_run, merkle_descent, merkle_differences, named_runs
 from tests.unit.run_double import ISO, generated, sha, write_run
 
 
@@ -88,6 +88,12 @@ def foreign_digest(file: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "digest": "ab" * 32}))
 
 
+def better(file: Path) -> None:
+    content = json.loads(file.read_text())
+    content["results"]["sums"]["exact_match,strict"] += 0.2
+    file.write_text(json.dumps(content))
+
+
 HARMS: list[tuple[str, Callable[[Path], Any], str]] = [
     ("digest.txt", Path.unlink, "not finished.*run its command again"),
     ("digest.txt", lambda f: f.write_text("ab" * 32), "digest.txt: it says abab.*but the records give"),
@@ -104,6 +110,7 @@ HARMS: list[tuple[str, Callable[[Path], Any], str]] = [
     (f"results_{ISO}.json", Path.unlink, "results_.* is missing"),
     (f"results_{ISO}.json", cut, "results_.*damaged"),
     (f"results_{ISO}.json", lambda f: f.write_text("{}"), "results_.*no results of lm-eval"),
+    (f"results_{ISO}.json", better, "exact_match,strict of sums at 0.6.*mean is 0.4: one of the two"),
     (f"samples_sums_{ISO}.jsonl", Path.unlink, "samples_sums_.*missing"),
     (f"samples_sums_{ISO}.jsonl", cut, "samples_sums_.*, line .*cut short"),
     (f"samples_sums_{ISO}.jsonl", drop_last_line, "samples_sums_.*lines are missing"),
@@ -141,6 +148,38 @@ def test_paths_that_are_no_run(tmp_path: Path, folder: Path) -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             load_run(path)
+
+
+def test_paths_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the refusals are the file system's own words, said by a double of it."""
+    for use in (load_run, lambda path: named_runs([path])):
+        with pytest.raises(ConfigError, match="x: File name too long; name another path"):
+            use(str(tmp_path / ("x" * 300)))
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "baseline.json").write_text("{}")
+
+    def refuse(path: Path, *args: object) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    for name in ("closed", "baseline.json"):
+        with pytest.raises(ConfigError, match=rf"{name}: Permission denied; .* mend its permissions"):
+            load_run(tmp_path / name)
+
+
+def test_an_experiments_folder(tmp_path: Path, records: list[RequestRecord]) -> None:
+    sweep = tmp_path / "sweep"
+    runs = [write_run(sweep / f"{number}-max_num_seqs_{number}" / "run", records) for number in (1, 2)]
+    for use in (lambda: named_runs([str(sweep)]), lambda: load_run(sweep)):
+        with pytest.raises(ConfigError, match=r"not finished \(2 of its runs were begun\); its command, given again"):
+            use()
+    sources = [{"source": str(run.relative_to(sweep))} for run in runs]
+    (sweep / "noise_floor.json").write_text(json.dumps({"format": SWEEP_FORMAT, "runs": sources}))
+    assert named_runs([str(sweep), "other"]) == [*map(str, runs), "other"]
+    with pytest.raises(ConfigError, match=f"experiment of 2 runs; name one of them, such as {re.escape(str(runs[0]))}"):
+        load_run(sweep)
+    assert named_runs([str(runs[0].parent)]) == [str(runs[0].parent)] and load_run(runs[0].parent).name == "run"
 
 
 # -- which items differ ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ LIMITS = ((20_000, 20_000), (6_000, 20_000), (2_000, 20_000), (1_000, 6_000), (6
           (60, 80))  # fmt: skip
 PREVIEW = 100  # characters in a cell, at most
 CELL_BYTES = 6_000_000  # of all cells' texts, three a row
-MARKS = 4  # columns of 0/1 metrics
+SCORES = 4  # columns of metrics
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class _Shape:
 
     tasks: list[str]
     marks: list[tuple[str, dict[str, ScoreKey]]]  # title, and task -> the 0/1 metric that it shows
+    numbers: list[tuple[str, ScoreKey]]  # of one task: its metrics of other values, the mean of repeats for instance
     answers: bool
     tokens: bool
 
@@ -88,15 +89,20 @@ def _cut_note(count: int) -> Markup | None:
 
 
 def _shape(data: RunData) -> _Shape:
-    """Every 0/1 metric of one task; of several, each one's first, in one column."""
-    keys = {task: [key for key in data.score_keys(task) if data.binary(key)] for task in data.tasks}
+    """Every metric of one task, 0/1 ones first; of several, each one's first 0/1 metric, in one column."""
+    keys = {task: sorted(data.score_keys(task), key=lambda key: not data.binary(key)) for task in data.tasks}
+    marks: list[tuple[str, dict[str, ScoreKey]]] = []
+    numbers: list[tuple[str, ScoreKey]] = []
     if len(data.tasks) > 1:
-        firsts = {task: mine[0] for task, mine in keys.items() if mine}
+        firsts = {task: mine[0] for task, mine in keys.items() if mine and data.binary(mine[0])}
         marks = [("First metric", firsts)] if firsts else []
     else:
-        marks = [(mark_title(mine, key), {task: key}) for task, mine in keys.items() for key in mine[:MARKS]]
+        ((task, mine),) = keys.items()
+        titled = [(mark_title(mine, key), key) for key in mine[:SCORES]]
+        marks = [(title, {task: key}) for title, key in titled if data.binary(key)]
+        numbers = [(title, key) for title, key in titled if not data.binary(key)]
     tokens = any(item.logprobs is not None for item in data.run.items.values())
-    return _Shape(data.tasks, marks, any(data.run.answers.values()), tokens)
+    return _Shape(data.tasks, marks, numbers, any(data.run.answers.values()), tokens)
 
 
 def _columns(data: RunData, shape: _Shape) -> Iterator[Column]:
@@ -110,6 +116,8 @@ def _columns(data: RunData, shape: _Shape) -> Iterator[Column]:
     for place, (title, _) in enumerate(shape.marks):
         width = f"{min(max(11, len(title) + 1), 16)}ch"
         yield Column(title, "mark", width, phone=place == 0, marks=("correct", "wrong"))
+    for title, _ in shape.numbers:
+        yield Column(title, "number", f"{min(max(11, len(title) + 1), 16)}ch", digits=3, phone=not shape.marks)
     if shape.tokens:
         yield Column("Tokens", "number", "8ch", digits=0, phone=False)
         yield Column("Logprob", "number", "9ch", digits=3, phone=False)
@@ -136,6 +144,9 @@ def _row(data: RunData, shape: _Shape, task: str, doc: int, room: int) -> list[A
     for _, keys in shape.marks:
         value = data.run.scores[keys[task]].get(doc) if task in keys else None
         row.append(None if value is None else value == 1.0)
+    for _, key in shape.numbers:
+        value = data.run.scores[key].get(doc)
+        row.append(None if value is None or not math.isfinite(value) else round(value, 4))
     if shape.tokens:
         lengths = sum(len(item.output_ids or ()) for item in items)
         sums = [item.sum_logprob for item in items if item.sum_logprob is not None]
