@@ -9,25 +9,31 @@ import numpy as np
 
 from evalengine.errors import ConfigError
 from evalengine.report.checks import SHOWN, Check
+from evalengine.report.gate_power import Detectable, detectable_loss
 from evalengine.report.policies import AccuracyRule, Limits
 from evalengine.report.runs import Run, ScoreKey
 from evalengine.report.statistics import PairedResult, compare_many, paired
 
 
 def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
-    """A check per task and metric. Raises `ConfigError` for a task without a metric that could be tested."""
+    """A check per task and metric. Raises `ConfigError` for a task without a metric that could be tested, and if the
+    policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an any_of.
+    """
     known = sorted({*a.scores, *a.results})
     _check_names(rule, known)
     limits = {key: rule.of(*key) for key in known}
     checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in known if limits[key].skip]
     kept = [key for key in known if not limits[key].skip]
+    if known and not kept:
+        raise ConfigError(_all_skipped(known))
     broken = {key: _broken(key, a, b) for key in kept if key in a.scores}
     checks += [Check("accuracy", *_names(key), "fail", why) for key, why in broken.items() if why]
     sound = [key for key, why in broken.items() if not why]
     count = sum(limits[key].alpha is not None for key in sound)
     pairs = {key: _paired(key, a, b, limits[key], count) for key in sound}
-    adjusted = compare_many({key: pairs[key] for key in sound if limits[key].alpha is not None}, one_sided=True)
-    checks += [_paired_check(key, a, b, limits[key], pairs[key], adjusted.get(key), count) for key in sound]
+    tested = {key: pairs[key][0] for key in sound if limits[key].alpha is not None}
+    adjusted = compare_many(tested, one_sided=True)
+    checks += [_paired_check(key, a, b, limits[key], *pairs[key], adjusted.get(key), count) for key in sound]
     checks += [_aggregated_check(key, a, b, limits[key]) for key in kept if key not in a.scores]
     blind = {key[0] for key in kept} - {check.task for check in checks if check.status in ("pass", "fail")}
     if blind or not checks:
@@ -36,16 +42,24 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
     return sorted(checks, key=lambda check: (check.task, check.name))
 
 
-def _paired(key: ScoreKey, a: Run, b: Run, limits: Limits, count: int) -> PairedResult:
-    """The pairs' statistics; what they can detect is that of Holm's first and hardest step, alpha / count."""
+def _all_skipped(known: Iterable[ScoreKey]) -> str:
+    tasks = sorted({key[0] for key in known})
+    left = ", ".join(tasks[:SHOWN]) + (f" and {len(tasks) - SHOWN} more" if len(tasks) > SHOWN else "")
+    what = f"accuracy: no metric is tested: the policy skips all that the baseline has (tasks: {left})"
+    return f"{what}; set skip: false for one, or leave the rule out"
+
+
+def _paired(key: ScoreKey, a: Run, b: Run, limits: Limits, count: int) -> tuple[PairedResult, Detectable]:
+    """The pairs' statistics, and what they can detect in Holm's first and hardest step, at alpha / count."""
     documents = sorted(a.scores[key])
     x, y = (np.array([run.scores[key][doc] for doc in documents], dtype=np.float64) for run in (a, b))
-    alpha = 0.05 if limits.alpha is None else limits.alpha / max(count, 1)
-    return paired(x, y, higher_is_better=_higher(key, a, limits), alpha=alpha, power=limits.power)
+    higher, alpha = _higher(key, a, limits), 0.05 if limits.alpha is None else limits.alpha
+    result = paired(x, y, higher_is_better=higher, alpha=alpha / max(count, 1), power=limits.power)
+    return result, detectable_loss(x, y, result, higher, alpha, limits.power, count)
 
 
 def _paired_check(
-    key: ScoreKey, a: Run, b: Run, limits: Limits, result: PairedResult, p: float | None, count: int
+    key: ScoreKey, a: Run, b: Run, limits: Limits, result: PairedResult, least: Detectable, p: float | None, count: int
 ) -> Check:
     """Fails for a loss that is significant, larger than allowed, or (require_power) too small to be seen."""
     sign = 1 if _higher(key, a, limits) else -1
@@ -61,12 +75,12 @@ def _paired_check(
         message += f", {p:.3g} after Holm over {count}" if count > 1 else ""
         if p <= limits.alpha:
             reasons.append(f"the loss is no noise: p is {p:.3g}, alpha {limits.alpha:g}")
-        least = result.minimum_detectable_regression * 100
         detects = _detects(least, limits, result.n)
-        if limits.require_power and limits.max_regression is not None and not least <= limits.max_regression:
+        if limits.require_power and limits.max_regression is not None and not least.loss * 100 <= limits.max_regression:
+            cure = "raise max_regression" if math.isfinite(least.loss) else "set require_power: false for the task"
             reasons.append(
                 f"the gate is blind: the policy asks for losses of {limits.max_regression:g} points, {detects}; "
-                "run more documents, or raise max_regression"
+                f"run more documents, or {cure}"
             )
     if limits.max_regression is not None and loss > limits.max_regression + 1e-9:
         reasons.append(f"{loss:.2f} points lost, {limits.max_regression:g} allowed")
@@ -76,10 +90,10 @@ def _paired_check(
     return Check("accuracy", *_names(key), "fail", f"{'; '.join(reasons)}: {message}", details, detects)
 
 
-def _detects(least: float, limits: Limits, n: int) -> str:
-    if not math.isfinite(least):
-        return f"{n} documents cannot show any loss"
-    return f"{n} documents show a loss of {least:.2f} points or more with probability {limits.power:g}"
+def _detects(least: Detectable, limits: Limits, n: int) -> str:
+    if not math.isfinite(least.loss):
+        return f"{n} documents cannot show any loss: {least.why}"
+    return f"{n} documents show a loss of {least.loss * 100:.2f} points or more with probability {limits.power:g}"
 
 
 def _aggregated_check(key: ScoreKey, a: Run, b: Run, limits: Limits) -> Check:

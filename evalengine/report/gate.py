@@ -38,6 +38,8 @@ def _judge(policy: Policy, a: Run, b: Run) -> Report:
         hint = f"A is the baseline, B the run; policy {policy.name} lets differ: {', '.join(policy.allow) or 'nothing'}"
         raise ConfigError([*problems, hint])
     checks = tuple(evaluate(policy.rule, a, b))
+    if not any(check.status in ("pass", "fail") for check in checks):
+        raise ConfigError(f"policy {policy.name}: {a.source} holds nothing that it tests, so nothing was gated")
     failed = any(check.status == "fail" for check in checks)
     left = {finding.text for finding in findings(a, levelled)}
     notes = tuple(finding.text for finding in findings(a, b) if finding.text not in left)

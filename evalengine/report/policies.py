@@ -199,7 +199,10 @@ class _Reader:
         return checked
 
     def sense(self, rule: AccuracyRule, where: str) -> None:
-        """A rule that cannot fail, or asks for power towards nothing, is a mistake."""
+        """A rule that cannot fail, tests nothing, or asks for power towards nothing is a mistake."""
+        skips = [given.get("skip") for own in rule.tasks.values() for given in (own, *own["metrics"].values())]
+        if rule.limits.skip and False not in skips:
+            self.problems.append(f"{where}: skip: true for every task, so no metric is tested; set skip: false for one")
         places = [(where, rule.limits)]
         for task, own in rule.tasks.items():
             names = [name.partition(",") for name in own["metrics"]] or [("", "", "")]

@@ -1,12 +1,13 @@
 """A policy's rules, applied to a baseline (A) and a run (B): one check per rule, task and metric.
 
-Nothing passes unseen: a rule that cannot be judged (no digest, no logprobs, no metric with values) raises
-`ConfigError`, and what a policy leaves out is a check of its own with the status "skip".
+Nothing passes unseen: a rule that cannot be judged (no digest, no logprobs, no metric with values, or all of them
+skipped) raises `ConfigError`, and what a policy leaves out is a check of its own with the status "skip".
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from evalengine.errors import ConfigError
@@ -26,9 +27,15 @@ def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
         return accuracy(rule, a, b)
     branches = [evaluate(part, a, b) for part in rule.rules]
     checks = [check for branch in branches for check in branch]
-    if isinstance(rule, AnyOf) and any(all(check.status != "fail" for check in branch) for branch in branches):
+    if isinstance(rule, AnyOf) and any(_holds(branch) for branch in branches):
         checks = [replace(check, status="excused") if check.status == "fail" else check for check in checks]
     return checks
+
+
+def _holds(checks: Sequence[Check]) -> bool:
+    """Whether a branch may excuse the others: something was tested, and nothing failed."""
+    statuses = {check.status for check in checks}
+    return "pass" in statuses and "fail" not in statuses
 
 
 def level(policy: Policy, a: Run, b: Run) -> Run:

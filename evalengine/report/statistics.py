@@ -53,7 +53,7 @@ class PairedResult:
     test: Test
     p_one_sided: float  # b is worse than a
     minimum_detectable_effect: float  # two-sided test; > 0, inf: nothing is detectable
-    minimum_detectable_regression: float  # one-sided test (p_one_sided); > 0, inf: nothing is detectable
+    minimum_detectable_regression: float  # one-sided test; of the pairs alone: `gate_power` has what a can lose
     clusters: int  # independent groups of items; n without clusters
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _infer_mean(
     p_values = sign_flip(-sums if higher_is_better else sums, seed)
     sizes = np.abs(sums[sums != 0])
     typical = math.fsum(sizes) / len(sizes) * groups / len(difference) if len(sizes) else scale
-    drawn = _resamples(groups)
+    drawn = resamples(groups)
     both, loss = (
         math.inf if groups > EXACT and sides / (drawn + 1) > levels[0]  # no drawn p-value is that small
         else mean_effect(stderr, typical, groups, *levels, sides)
@@ -175,13 +175,12 @@ def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
     negative = math.fsum(sums) < 0
     sums = -sums if negative else sums  # drawn alike for (a, b) and (b, a)
     sums = sums[np.lexsort((sums, np.abs(sums)))] / math.fsum(np.abs(sums))
-    resamples = _resamples(len(sums))
     result = stats.permutation_test(
         (sums,),
         lambda x, axis: np.round(np.sum(x, axis=axis), 12),  # equal sums stay equal whatever order they round in
         permutation_type="samples",
         vectorized=True,
-        n_resamples=resamples,
+        n_resamples=resamples(len(sums)),
         batch=max(1, BATCH // len(sums)),
         alternative="greater",
         random_state=np.random.default_rng(seed),
@@ -193,7 +192,8 @@ def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
     return min(1.0, 2 * min(larger, smaller)), smaller if negative else larger
 
 
-def _resamples(sums: int) -> int:
+def resamples(sums: int) -> int:
+    """How many flips of so many sums are drawn where they are too many to count them all."""
     return max(999, min(RESAMPLES, FLIPS // sums))
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from evalengine.errors import ConfigError
 from evalengine.report import gate as gate_module
+from evalengine.report import rules as rules_module
 from evalengine.report.checks import Check
 from evalengine.report.ci import Report
 from evalengine.report.gate import gate
@@ -62,6 +63,8 @@ def test_the_policies_that_come_with_it() -> None:
         ("accuracy: {alpha: 0.9}", "power 0.8 must be above alpha 0.9"),
         ("accuracy: {alpha: null}", "could never fail"),
         ("accuracy: {require_power: true}", "needs alpha and max_regression"),
+        ("accuracy: {skip: true}", "no metric is tested"),
+        ("accuracy: {skip: true, tasks: {gsm8k: {metrics: {acc: {alpha: 0.1}}}}}", "no metric is tested"),
         ("accuracy: {skip: 3}", "a true or false is needed"),
         ("accuracy: {tasks: {gsm8k: {metrics: {acc: {alpha: null}}}}}", "could never fail"),
         ("accuracy: {tasks: {gsm8k: {max_regresion: 1}}}", "did you mean max_regression?"),
@@ -187,6 +190,37 @@ def test_a_blind_gate_fails_where_power_is_required() -> None:
     assert "4 documents cannot show any loss" in checks(blind, few, few)[0].message
 
 
+def scored(right: int, of: int, **tasks: list[float]) -> Run:
+    """A task "sums" with so many right answers, and `tasks`."""
+    return make_run({"sums": [1.0] * right + [0.0] * (of - right), **tasks})
+
+
+@pytest.mark.parametrize("limit", [2.0, 100.0])
+def test_a_total_loss_of_too_little_is_no_pass_where_power_is_required(limit: float) -> None:
+    """Two right answers of 200 can be lost with p = 1/4 at best, whatever the run's size."""
+    rule = {"accuracy": {"max_regression": limit, "require_power": True}}
+    for b in (scored(0, of=200), scored(2, of=200)):
+        (check,) = checks(rule, scored(2, of=200), b)
+        assert check.status == "fail" and "set require_power: false for the task" in check.message
+        assert check.detects == (
+            "200 documents cannot show any loss: the baseline has only 2 right answers, and a run that lost them all "
+            "would have p 0.25, above alpha 0.05"
+        )
+    (check,) = checks({"accuracy": {}}, scored(2, of=200), scored(0, of=200))
+    assert check.status == "pass" and "cannot show any loss" in check.detects
+
+
+def test_what_can_be_lost_counts_after_holm() -> None:
+    """Five right answers are enough alone (p 1/32) and not for one of two metrics (0.05 / 2)."""
+    alone, two = scored(5, of=200), scored(5, of=200, other=RIGHT)
+    (check,) = checks({"accuracy": {"max_regression": 2.5, "require_power": True}}, alone, alone)
+    assert check.status == "pass" and "a loss of 2.39 points" in check.detects
+    sums = checks({"accuracy": {}}, two, two)[1]
+    assert "p 0.0312, above alpha 0.05 / 2 metrics" in sums.detects
+    six = checks({"accuracy": {}}, scored(6, of=200, other=RIGHT), scored(0, of=200, other=RIGHT))[1]
+    assert six.status == "fail" and "show a loss of" in six.detects
+
+
 def test_metrics_without_a_value_per_document() -> None:
     key = ("text", "word_perplexity", "none")
     lower = {"results": {key: (20.0, None)}, "higher_is_better": {key: False}, "scores": {}}
@@ -231,6 +265,35 @@ def test_combinations() -> None:
     nested = {"all_of": [{"any_of": rules}, {"tokens": {}}]}
     assert [check.status for check in checks(nested, a, b)] == ["excused", "pass", "fail"]
     assert [check.status for check in checks({"any_of": [rules[0], {"tokens": {}}]}, a, b)] == ["fail", "fail"]
+
+
+def test_a_policy_that_tests_nothing_is_no_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor does it excuse a failing digest, and a rule of it is refused beside a passing one, too."""
+    a = make_run({"sums": RIGHT})
+    b = make_run({"sums": RIGHT}, [item("sums", doc, output="other") for doc in range(100)])
+    nothing = {"accuracy": {"tasks": {"sums": {"skip": True}}}}
+    for rule in (nothing, {"any_of": [{"digest": "equal"}, nothing]}, {"all_of": [{"digest": "equal"}, nothing]}):
+        file = tmp_path / "own.yaml"
+        file.write_text(yaml.safe_dump({"allow": ["weights"], **rule}))
+        for run in (a, b):
+            report = judge(monkeypatch, a, run, str(file))
+            assert (report.verdict, report.exit_code) == ("error", 2), rule
+            assert "no metric is tested" in report.problems[0] and "tasks: sums" in report.problems[0]
+    rule = {"accuracy": {"skip": True, "tasks": {"sums": {"skip": False}}}}
+    assert [check.status for check in checks(rule, a, b)] == ["pass"]
+
+
+def test_only_what_was_tested_excuses() -> None:
+    """No rule gives skips alone today; should one, they excuse nothing."""
+    skip, passed, failed = (Check("accuracy", "sums", "", status, "") for status in ("skip", "pass", "fail"))
+    assert not rules_module._holds([]) and not rules_module._holds([skip])
+    assert rules_module._holds([skip, passed]) and not rules_module._holds([passed, failed])
+
+
+def test_nothing_tested_is_nothing_gated(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = replace(make_run({"sums": RIGHT}), items={}, scores={}, results={}, task_digests={})
+    report = judge(monkeypatch, empty, empty, "bitwise")
+    assert report.exit_code == 2 and "nothing was gated" in report.problems[0]
 
 
 def test_what_is_asked_must_be_equal_and_who_answers_need_not(monkeypatch: pytest.MonkeyPatch) -> None:
