@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from evalengine.report.rolling import aligned
 from evalengine.report.runs import Item, Run
 
 Subject = Literal["data", "configuration"]
@@ -55,28 +56,9 @@ def incomparable(a: Run, b: Run) -> list[str]:
 
 def findings(a: Run, b: Run) -> list[Finding]:
     """Every difference of inputs and settings between two runs, refused ones first."""
+    a, b = aligned(a, b)
     found = [*_engines(a, b), *_tasks(a, b), *_documents(a, b), *_contents(a, b), *_prompts(a, b), *_settings(a, b)]
     return sorted(found, key=lambda finding: not finding.refused)
-
-
-def unchecked(a: Run, b: Run) -> list[str]:
-    """What could not be compared because a source does not hold it, a sentence each."""
-    notes = []
-    for label, run in (("A", a), ("B", b)):
-        if run.kind == "lm-eval":
-            notes.append(
-                f"{label} is an lm-eval folder: it holds texts, log-likelihood sums and scores, but no token ids, "
-                "no logprobs by token and no digest; two such outputs are equal as far as those tell"
-            )
-        if run.kind == "baseline":
-            notes.append(f"{label} is a baseline: it holds hashes and scores, no tokens and no logprobs by token")
-    alike = a.kind == b.kind  # lm-eval's model_sha is the Hub's commit: it compares with its like only
-    for names, label in ((("weights", "model_sha"), "the model weights"), (("tokenizer",), "the tokenizer")):
-        known = names if alike else names[:1]
-        lacking = [which for which, run in (("A", a), ("B", b)) if not any(run.identity.get(name) for name in known)]
-        if lacking:
-            notes.append(f"{' and '.join(lacking)} did not record a hash of {label}: equality was not checked")
-    return notes
 
 
 def data_differs(a: Run, b: Run, x: Item, y: Item) -> bool:
@@ -116,10 +98,9 @@ def short(value: Any) -> str:
 
 
 def _engines(a: Run, b: Run) -> Iterator[Finding]:
-    if (a.kind == "lm-eval") != (b.kind == "lm-eval"):
+    if a.by_lm_eval != b.by_lm_eval:
         by = {True: "lm-eval", False: "evalengine"}
-        text = f"A was run by {by[a.kind == 'lm-eval']} and B by {by[b.kind == 'lm-eval']}"
-        yield Finding(text, "configuration", False)
+        yield Finding(f"A was run by {by[a.by_lm_eval]} and B by {by[b.by_lm_eval]}", "configuration", False)
 
 
 def _tasks(a: Run, b: Run) -> Iterator[Finding]:
@@ -214,7 +195,7 @@ def _settings(a: Run, b: Run) -> Iterator[Finding]:
 
 def _all_settings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """Identity entries that differ. Of two sources of unlike kinds, those that both record."""
-    alike = (a.kind == "lm-eval") == (b.kind == "lm-eval")
+    alike = a.by_lm_eval == b.by_lm_eval
     tasks = {key[0] for key in a.items} & {key[0] for key in b.items}
     for path, old, new in differing(_identity(a, alike), _identity(b, alike)):
         if not alike and (old is None or new is None):
@@ -230,7 +211,7 @@ def _identity(run: Run, alike: bool) -> dict[str, Any]:
     if isinstance(identity.get("model_args"), str):  # "pretrained=...,dtype=..."
         parts = (part.partition("=") for part in identity["model_args"].split(","))
         identity["model_args"] = {name: value for name, _, value in parts}
-    if not alike and run.kind == "lm-eval":
+    if not alike and run.by_lm_eval:
         identity["tasks"] = {
             task: {**settings, "generation": settings.get("generation_kwargs")}
             for task, settings in _section(run, "tasks").items()

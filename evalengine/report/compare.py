@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from evalengine.report.comparability import (
     NUMERIC_SETTINGS,
     Finding,
@@ -22,18 +20,20 @@ from evalengine.report.comparability import (
     differing,
     findings,
     short,
-    unchecked,
 )
 from evalengine.report.divergence import Divergence, LogprobChange, divergence, logprob_change
 from evalengine.report.flips import Cause, Flip, flips, same_number
-from evalengine.report.runs import Item, Key, Run, ScoreKey, merkle_differences
-from evalengine.report.statistics import PairedResult, paired
+from evalengine.report.metric_deltas import MetricDelta, metric_deltas
+from evalengine.report.rolling import aligned
+from evalengine.report.runs import Item, Key, Run, merkle_differences
+from evalengine.report.unchecked import unchecked
 
 Verdict = Literal["IDENTICAL", "SAME TOKENS", "DIFFERENT"]
 Level = Literal["bitwise", "tokens", "answers"]
 LEVELS: tuple[Level, ...] = ("bitwise", "tokens", "answers")
 # Of the manifest, outside the identity.
 SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")
+SUMS = 1e-15  # relative: as far apart as rounding puts equal sums of sums (a baseline's windows, `rolling`)
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,6 @@ class ItemDifference:
     key: Key
     what: Literal["prompt", "output", "logprobs"]  # the first of them that differs
     cause: Cause
-
-
-@dataclass(frozen=True)
-class MetricDelta:
-    """One metric: as each run reports it over all its documents, and paired over the documents of both."""
-
-    key: ScoreKey
-    value_a: float | None
-    value_b: float | None
-    paired: PairedResult | None  # None where the runs hold no number by document
-    left_out: int  # documents without a finite score in both, which no statistic can take
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +62,28 @@ class Comparison:
     divergences: list[Divergence]
     flips: list[Flip]
     metrics: list[MetricDelta]
-    rescored: bool  # equal records, yet other aggregated results
+    rescored: bool  # other aggregated results, of outputs or scores that are equal
     surroundings: list[str]  # machine, schedule and versions: outside the identity, and different
+
+    @property
+    def partial(self) -> bool:
+        """Whether a run holds requests that the other lacks, which were left out."""
+        return bool(self.only_a or self.only_b)
+
+    @property
+    def larger(self) -> int:
+        """How many requests the larger run holds."""
+        return self.common + max(self.only_a, self.only_b)
+
+    @property
+    def unlike(self) -> list[str]:
+        """What makes the runs incomparable: they were compared all the same."""
+        return [finding.text for finding in self.findings if finding.refused]
+
+    @property
+    def settings(self) -> list[str]:
+        """What may change bits between comparable runs."""
+        return [finding.text for finding in self.findings if not finding.refused]
 
     @property
     def digests_equal(self) -> bool | None:
@@ -85,9 +94,10 @@ class Comparison:
     def causes(self) -> dict[str, int]:
         """How many items, and for the scorer documents, each cause accounts for."""
         counts = Counter(difference.cause for difference in self.differences)
-        scored = {(flip.task, flip.doc_id) for flip in self.flips if flip.cause == "scorer"}
-        counts.update({"scorer": max(len(scored), int(self.rescored))} if scored or self.rescored else {})
-        return dict(sorted(counts.items()))
+        for cause in ("scorer", "unknown"):
+            scored = {(flip.task, flip.doc_id) for flip in self.flips if flip.cause == cause}
+            counts[cause] = max(len(scored), int(self.rescored and cause == "scorer"))
+        return {cause: count for cause, count in sorted(counts.items()) if count}
 
     def within(self, level: Level) -> bool:
         """Whether the runs agree at this level: every bit, every output token, or every answer and 0/1 score."""
@@ -98,12 +108,14 @@ class Comparison:
 
 def compare(a: Run, b: Run) -> Comparison:
     """The evidence on two runs, over the requests and documents that both hold."""
+    a, b = aligned(a, b)
     found = findings(a, b)
     common = a.items.keys() & b.items.keys()
     elsewhere: Cause = "configuration" if any(f.subject == "configuration" for f in found) else "numerics"
     differences = [_difference(a, b, key, elsewhere) for key in _differing_keys(a, b) if key in common]
-    flipped = list(flips(a, b, {d.key[:2]: d.cause for d in reversed(differences)}))
-    rescored = _rescored(a, b, differences)
+    moved = _moved(a, b, differences)
+    flipped = list(flips(a, b, moved))
+    rescored = _rescored(a, b, {task for task, _ in moved})
     pairs = [(a.items[d.key], b.items[d.key]) for d in differences if d.what != "prompt"]
     parted = (divergence(x, y, _greedy(a, x.task) and _greedy(b, y.task)) for x, y in pairs)
     return Comparison(
@@ -119,7 +131,7 @@ def compare(a: Run, b: Run) -> Comparison:
         logprobs=logprob_change(pairs),
         divergences=[d for d in parted if d is not None],
         flips=flipped,
-        metrics=[_metric(a, b, key) for key in sorted(a.results.keys() | b.results.keys())],
+        metrics=metric_deltas(a, b),
         rescored=rescored,
         surroundings=list(_surroundings(a, b)),
     )
@@ -132,14 +144,30 @@ def _verdict(a: Run, b: Run, differences: list[ItemDifference], flipped: list[Fl
     return "IDENTICAL" if bits and not differences else "SAME TOKENS"
 
 
-def _rescored(a: Run, b: Run, differences: list[ItemDifference]) -> bool:
-    """Whether equal records of equal requests came out as other results: the scorer's or the aggregation's doing.
+def _moved(a: Run, b: Run, differences: list[ItemDifference]) -> dict[tuple[str, int], Cause]:
+    """Documents whose answer may be another one for what the requests gave, and why.
 
-    Sums may be rounded in another order on another machine, hence the tolerance.
+    Logprobs make the answer where given texts are scored. A generated answer is made of its tokens alone: where those
+    are equal, whoever scored them is left.
     """
-    if differences or a.items.keys() != b.items.keys():
-        return False
-    pairs = [(a.results[key][0], b.results[key][0]) for key in a.results.keys() & b.results.keys()]
+    why = [d for d in differences if d.what != "logprobs" or a.items[d.key].kind != "generate_until"]
+    moved: dict[tuple[str, int], Cause] = {d.key[:2]: d.cause for d in reversed(why)}
+    for x, y in _pairs(a, b):
+        if not _outputs_known(x, y):
+            moved.setdefault((x.task, x.doc_id), "unknown")
+    return moved
+
+
+def _rescored(a: Run, b: Run, moved: set[str]) -> bool:
+    """Whether results differ that the same outputs gave: the scorer's or the aggregation's doing.
+
+    moved: tasks with other outputs. Results of no single task, such as a group's, are made of all of them. Sums may be
+    rounded in another order on another machine, hence the tolerance.
+    """
+    tasks = {key[0] for key in a.items} | {key[0] for key in b.items}
+    moved = moved | {key[0] for key in a.items.keys() ^ b.items.keys()}
+    keys = [k for k in a.results.keys() & b.results.keys() if k[0] not in moved and (k[0] in tasks or not moved)]
+    pairs = [(a.results[key][0], b.results[key][0]) for key in keys]
     return any(not same_number(x, y) and not math.isclose(x, y, rel_tol=1e-12) for x, y in pairs)
 
 
@@ -156,8 +184,9 @@ def _pairs(a: Run, b: Run) -> Iterator[tuple[Item, Item]]:
 
 
 def _equal_as_far_as_known(x: Item, y: Item) -> bool:
-    sums = x.sum_logprob is None or y.sum_logprob is None or same_number(x.sum_logprob, y.sum_logprob)
-    return _same_output(x, y) and sums
+    if x.sum_logprob is None or y.sum_logprob is None or same_number(x.sum_logprob, y.sum_logprob):
+        return _same_output(x, y)
+    return _same_output(x, y) and math.isclose(x.sum_logprob, y.sum_logprob, rel_tol=SUMS)
 
 
 def _same_output(x: Item, y: Item) -> bool:
@@ -167,6 +196,12 @@ def _same_output(x: Item, y: Item) -> bool:
     return x.kind != "generate_until" or x.text is None or y.text is None or x.text == y.text
 
 
+def _outputs_known(x: Item, y: Item) -> bool:
+    """Whether `_same_output` has anything to go by."""
+    hashes = bool(x.output_sha256 and y.output_sha256)
+    return hashes or x.kind != "generate_until" or (x.text is not None and y.text is not None)
+
+
 def _difference(a: Run, b: Run, key: Key, elsewhere: Cause) -> ItemDifference:
     """What differs first in a request that both runs hold, and why."""
     x, y = a.items[key], b.items[key]
@@ -174,19 +209,6 @@ def _difference(a: Run, b: Run, key: Key, elsewhere: Cause) -> ItemDifference:
         prompts = x.prompt_sha256 != y.prompt_sha256 if x.prompt_sha256 and y.prompt_sha256 else True
         return ItemDifference(key, "prompt" if prompts or _same_output(x, y) else "output", "data")
     return ItemDifference(key, "logprobs" if _same_output(x, y) else "output", elsewhere)
-
-
-def _metric(a: Run, b: Run, key: ScoreKey) -> MetricDelta:
-    """The metric's two values, and its paired statistics over the documents that both runs score by a number."""
-    left, right = a.scores.get(key, {}), b.scores.get(key, {})
-    docs = [d for d in sorted(left.keys() & right.keys()) if math.isfinite(left[d]) and math.isfinite(right[d])]
-    result = None
-    if len(docs) > 1:
-        higher = a.higher_is_better.get(key, True)
-        x, y = (np.array([scores[d] for d in docs], dtype=np.float64) for scores in (left, right))
-        result = paired(x, y, higher_is_better=higher)
-    values = [run.results.get(key, (None, None))[0] for run in (a, b)]
-    return MetricDelta(key, values[0], values[1], result, len(left.keys() & right.keys()) - len(docs))
 
 
 def _surroundings(a: Run, b: Run) -> Iterator[str]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evalengine.report.compare import LEVELS, Comparison, MetricDelta
+from evalengine.report.compare import LEVELS, Comparison
 from evalengine.report.divergence import NEAR_TIE
 from evalengine.report.flips import Flip
 from evalengine.report.matrix import Matrix
+from evalengine.report.metric_deltas import MetricDelta
 from evalengine.report.runs import Key, Run
 
 FORMAT = "evalengine.compare"
@@ -27,8 +28,8 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
         "digests_equal": c.digests_equal,
         "runs": {"a": run_json(c.a), "b": run_json(c.b)},
         "requests": {"common": c.common, "only_a": c.only_a, "only_b": c.only_b, "differing": len(c.differences)},
-        "unlike": [finding.text for finding in c.findings if finding.refused],
-        "settings": [finding.text for finding in c.findings if not finding.refused],
+        "unlike": c.unlike,
+        "settings": c.settings,
         "surroundings": c.surroundings,
         "unchecked": c.unchecked,
         "causes": c.causes,
@@ -88,6 +89,7 @@ def _metric(metric: MetricDelta) -> dict[str, Any]:
         "b": metric.value_b,
         "delta": metric.value_b - metric.value_a if both else None,  # type: ignore[operator]
         "paired": None if metric.paired is None else metric.paired.to_json(),
+        "unit": metric.unit,
         "left_out": metric.left_out,
     }
 

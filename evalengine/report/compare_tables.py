@@ -11,6 +11,7 @@ from rich.text import Text
 
 from evalengine.report.compare import Comparison
 from evalengine.report.divergence import NEAR_TIE, LogprobChange
+from evalengine.report.metric_deltas import MetricDelta
 from evalengine.report.runs import Key
 
 ROWS = 10  # of a table: the rest is in --json
@@ -19,6 +20,7 @@ CAUSES = {
     "data": "documents, targets or prompts differ between the runs",
     "scorer": "the same outputs were scored in another way",
     "numerics": "the same inputs and settings gave other bits",
+    "unknown": "a run holds no outputs, so that nothing says whether they changed or how they were scored",
 }
 
 
@@ -27,8 +29,8 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
     c = comparison
     for label, run in (("A", c.a), ("B", c.b)):
         yield f"{label}: {run.source}" + (f" (digest {run.digest})" if run.digest else " (no digest)")
-    yield from bullets("Compared although they are unlike", [f.text for f in c.findings if f.refused])
-    yield from bullets("Settings that may change bits", [f.text for f in c.findings if not f.refused])
+    yield from bullets("Compared although they are unlike", c.unlike)
+    yield from bullets("Settings that may change bits", c.settings)
     if c.verdict != "IDENTICAL":
         yield from bullets("Also different around the runs", c.surroundings)
     yield from bullets("Not known", c.unchecked)
@@ -46,20 +48,21 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
     if c.verdict != "IDENTICAL" and c.metrics:
         yield metrics_table(c)
         yield (
-            "W/L/T: documents on which B is better, worse and equal. "
+            f"W/L/T: {units(c.metrics)} on which B is better, worse and equal. "
             "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
         )
-        for metric in c.metrics:
-            if metric.left_out:
-                name = ", ".join(metric.key)
-                yield f"{name}: {metric.left_out} documents without a finite score are left out of the statistics."
+        yield from pairing_notes(c.metrics)
     yield f"verdict: {verdict(c)}"
 
 
 def verdict(c: Comparison) -> str:
     """The verdict with the numbers behind it, on one line."""
-    scope = f" on the {c.common} requests of both" if c.only_a or c.only_b else ""
-    return f"{c.verdict}{scope} ({evidence(c)})"
+    return f"{c.verdict}{scope(c)} ({evidence(c)})"
+
+
+def scope(c: Comparison) -> str:
+    """What the verdict is on, where it is not on everything that was run."""
+    return f" on the {c.common} requests of both" if c.partial else ""
 
 
 def evidence(c: Comparison) -> str:
@@ -126,10 +129,9 @@ def metrics_table(c: Comparison) -> Table:
     table = house_table(headings, left=(0, 1, 2, 3, 10))
     for metric in c.metrics:
         task, name, filter_name = metric.key
-        better = c.a.higher_is_better.get(metric.key, c.b.higher_is_better.get(metric.key))
-        arrow = "" if better is None else "↑" if better else "↓"
+        arrow = {True: "↑", False: "↓", None: ""}[metric.higher_is_better]
         both = [metric.value_a, metric.value_b]
-        if metric.paired is not None and (c.only_a or c.only_b):  # what is reported covers other documents
+        if metric.paired is not None and c.partial:  # what is reported covers other documents
             both = [metric.paired.mean_a, metric.paired.mean_b]
         values = ["" if value is None else f"{value:.4f}" for value in both]
         cells = [f"{both[1] - both[0]:+.4f}" if both[0] is not None and both[1] is not None else "", *[""] * 5]
@@ -178,12 +180,30 @@ def _summary(c: Comparison) -> Iterator[str]:
     parts = [f"{whats[what]} in {what}" for what in ("prompt", "output", "logprobs") if whats[what]]
     counts = f"{len(c.differences)} of {c.common} requests differ" + (f": {', '.join(parts)}" if parts else "")
     yield f"{counts}."
-    if c.only_a or c.only_b:
+    if c.partial:
         yield f"{c.only_a} requests are only in A and {c.only_b} only in B; they were left out."
     for cause, number in c.causes.items():
         yield f"Cause: {cause} ({number}): {CAUSES[cause]}."
     if c.rescored and not c.flips:
         yield "No document's score changed, yet the reported results did: they were aggregated in another way."
+
+
+def units(metrics: Sequence[MetricDelta]) -> str:
+    """What the statistics pair: `documents`, or `documents (of log-likelihoods per window: windows)`."""
+    windows = any(metric.unit == "window" for metric in metrics)
+    return "documents (of log-likelihoods per window: windows)" if windows else "documents"
+
+
+def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
+    """What a metric's statistics rest on, where that is not all of its documents, each by itself."""
+    for metric in metrics:
+        name = ", ".join(metric.key)
+        if metric.unit == "window" and metric.paired is not None:
+            of = f"{metric.paired.n} windows of {metric.paired.clusters} documents"
+            yield f"{name}: {of}; interval, p and MDE take each document as one (clustered)."
+        if metric.left_out:
+            what = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
+            yield f"{name}: {metric.left_out} {metric.unit}s without a finite {what} are left out of the statistics."
 
 
 def near_ties(c: Comparison) -> Iterator[str]:

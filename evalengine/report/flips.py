@@ -10,7 +10,7 @@ from typing import Literal
 from evalengine.report.comparability import document_differs
 from evalengine.report.runs import Run
 
-Cause = Literal["configuration", "data", "scorer", "numerics"]
+Cause = Literal["configuration", "data", "scorer", "numerics", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Flip:
 
 
 def flips(a: Run, b: Run, causes: Mapping[tuple[str, int], Cause]) -> Iterator[Flip]:
-    """Documents whose answer or 0/1 score differs. causes: of the documents whose records differ.
+    """Documents whose answer or 0/1 score differs. causes: of the documents whose outputs differ or are not known; what
+    changed the others is how they were scored.
 
     Answers made of log-likelihoods (choices) flip by score only, and so does a log-likelihood task's other metrics'
     noise stay out: it is the logprobs' own.

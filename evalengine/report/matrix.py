@@ -11,7 +11,7 @@ from rich.table import Table
 
 from evalengine.report.comparability import differing, incomparable
 from evalengine.report.compare import Comparison, Level, compare
-from evalengine.report.compare_tables import add, house_table
+from evalengine.report.compare_tables import add, bullets, house_table
 from evalengine.report.runs import Run
 
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
@@ -29,9 +29,28 @@ class Matrix:
 
     @property
     def verdict(self) -> str:
-        """The furthest apart that any compared pair is."""
+        """The furthest apart that any compared pair is; qualified where it is of less than everything that was run."""
         found = {comparison.verdict for comparison in self.pairs.values()}
-        return next((verdict for verdict in WORST if verdict in found), "NOT COMPARABLE")
+        worst = next((verdict for verdict in WORST if verdict in found), None)
+        if worst is None:
+            return "NOT COMPARABLE"
+        return worst if self.whole or worst == "DIFFERENT" else f"{worst} where compared"
+
+    @property
+    def whole(self) -> bool:
+        """Whether every pair was compared, and on every request of both."""
+        return not self.refused and not any(comparison.partial for comparison in self.pairs.values())
+
+    @property
+    def identical(self) -> tuple[int, int]:
+        """(pairs that are identical, pairs that are so on the requests that they share, but do not share all)."""
+        found = [comparison.partial for comparison in self.pairs.values() if comparison.verdict == "IDENTICAL"]
+        return found.count(False), found.count(True)
+
+    @property
+    def unlike(self) -> dict[Pair, list[str]]:
+        """Of each pair that was compared although it is unlike, in what."""
+        return {pair: comparison.unlike for pair, comparison in sorted(self.pairs.items()) if comparison.unlike}
 
     def within(self, level: Level) -> bool:
         """Whether every pair agrees at this level."""
@@ -67,22 +86,24 @@ def matrix_report(m: Matrix) -> Iterator[Table | str]:
     for digest, members in m.groups():
         runs = ", ".join(map(str, members))
         yield f"{'Runs' if len(members) > 1 else 'Run'} {runs}: digest {digest}"
+    for (i, j), why in m.unlike.items():
+        yield from bullets(f"Runs {i} (A) and {j} (B) were compared although they are unlike", why)
     for (i, j), why in sorted(m.refused.items()):
-        yield f"Runs {i} (A) and {j} (B) are not comparable:"
-        yield from (f"  - {line}" for line in why)
+        yield from bullets(f"Runs {i} (A) and {j} (B) are not comparable", why)
     yield f"verdict: {m.verdict} ({evidence(m)})"
 
 
 def evidence(m: Matrix) -> str:
     """The numbers behind the verdict."""
-    identical = sum(comparison.verdict == "IDENTICAL" for comparison in m.pairs.values())
+    identical, shared = m.identical
+    partly = f", {shared} identical on the requests that they share" if shared else ""
     refused = f", {len(m.refused)} not comparable" if m.refused else ""
     total = len(m.pairs) + len(m.refused)
-    return f"{identical} of {total} pairs identical, {len(m.groups())} digests{refused}"
+    return f"{identical} of {total} pairs identical{partly}, {len(m.groups())} digests{refused}"
 
 
 def matrix_table(m: Matrix) -> Table:
-    """Verdicts of all pairs, with the number of differing requests."""
+    """Verdicts of all pairs, with the number of differing requests. `on 12/80`: both hold 12, the larger run 80."""
     numbers = range(1, len(m.runs) + 1)
     table = house_table(("", *map(str, numbers)), left=tuple(numbers))
     for i in numbers:
@@ -113,9 +134,9 @@ def _cell(m: Matrix, i: int, j: int) -> str:
     comparison = m.pairs.get((min(i, j), max(i, j)))
     if comparison is None:
         return "not comparable"
-    if comparison.verdict == "IDENTICAL":
-        return comparison.verdict
-    return f"{comparison.verdict} {len(comparison.differences)}/{comparison.common}"
+    differing = f" {len(comparison.differences)}/{comparison.common}" if comparison.verdict != "IDENTICAL" else ""
+    scope = f" on {comparison.common}/{comparison.larger}" if comparison.partial else ""
+    return f"{comparison.verdict}{differing}{scope}"
 
 
 def _chosen(run: Run) -> dict[str, Any]:

@@ -143,6 +143,18 @@ def test_rows_and_blocks_go_together() -> None:
     assert len(embedded(page, "map")) == embedded(page, "blocks-map")["items"] == 2 * BLOCK + 1
 
 
+def test_log_likelihoods_have_a_scale_of_their_own() -> None:
+    """Beside nats the interval of a share would be a dot."""
+    c = compare(run(BASE), run(TOKEN, scores={0: 0.0}))
+    (share,) = c.metrics
+    nats = replace(share, key=(TASK, "loglikelihood per window", "none"), nats=True)
+    assert share.paired is not None
+    wide = replace(nats, paired=replace(share.paired, ci_low=-9000.0, ci_high=9000.0))
+    pages = [comparison_page(replace(c, metrics=[share, m])).render() for m in (nats, wide)]
+    drawn = [re.findall(r"<svg.*?</svg>", page) for page in pages]
+    assert drawn[0][-2] == drawn[1][-2] and drawn[0][-1] != drawn[1][-1]
+
+
 def test_a_matrix_shows_groups_counts_and_refusals() -> None:
     runs = [run(BASE), run(BASE), run(TOKEN, numerics="fast"), run({0: BASE[0]}, limit=1)]
     page = matrix_page(matrix(runs))
@@ -154,6 +166,17 @@ def test_a_matrix_shows_groups_counts_and_refusals() -> None:
     assert '<div class="verdict plain">' in text  # what was refused is neither good nor bad
     assert '<div class="verdict good">' in matrix_page(matrix(runs[:2])).render()
     assert '<div class="verdict bad">' in matrix_page(matrix(runs[:3])).render()
+
+
+def test_a_matrix_lists_what_is_unlike_and_how_much_was_shared() -> None:
+    page = matrix_page(matrix([run(BASE), run(BASE), run({0: BASE[0]}, limit=1)], allow=True))
+    text = page.render()
+    assert text.count('<span class="cell same">identical</span>') == 2
+    assert text.count('<span class="cell tokens">identical<span>on 1 / 3</span></span>') == 4
+    said = words(page)
+    assert "IDENTICAL where compared" in said and '<div class="verdict plain">' in text
+    assert "Runs 1 (A) and 3 (B): sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)" in said
+    assert "the requests that both runs hold, of the larger one" in said
 
 
 def test_cells_have_less_room_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:

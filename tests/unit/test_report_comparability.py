@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evalengine.report.baseline import write_baseline
 from evalengine.report.comparability import findings, incomparable
+from evalengine.report.runs import load_run
+from evalengine.report.unchecked import unchecked
 from tests.unit.compared_runs import BASE, IDENTITY, TASK, run
+from tests.unit.run_double import generated, write_run
 
 
 def with_task(**settings: Any) -> dict[str, Any]:
@@ -64,3 +69,27 @@ def test_prompts_documents_and_task_sets_are_refused() -> None:
     rows = replace(a, hashes={TASK: {**a.hashes[TASK], 2: ("other", *a.hashes[TASK][2][1:])}})
     assert incomparable(a, rows) == ["sums: 1 of 3 documents differ in content (first: doc 2)"]
     assert "Only A ran sums" in incomparable(a, replace(a, items={}, scores={}))
+
+
+def test_a_baseline_of_lm_evals_folder_is_still_lm_evals(tmp_path: Path) -> None:
+    ours = run(BASE)
+    settings = {"model_sha": "e" * 40, "tasks": {TASK: {"version": 1.0, "cls": None}}}
+    folder = replace(ours, kind="lm-eval", digest=None, identity=settings, manifest={})
+    kept = replace(folder, kind="baseline")
+    assert incomparable(kept, ours) == incomparable(folder, ours) == []
+    assert [f.text for f in findings(kept, ours)] == ["A was run by lm-eval and B by evalengine"]
+    assert findings(kept, folder) == []
+    notes = unchecked(kept, folder)
+    assert notes[0].startswith("A is a baseline of an lm-eval folder") and not any("weights" in n for n in notes)
+    file = tmp_path / "ours.json"
+    write_baseline(load_run(write_run(tmp_path / "run", [generated(0)])), file)
+    assert not load_run(file).by_lm_eval
+
+
+def test_requests_that_no_hash_covers_are_named() -> None:
+    """A baseline of ours holds hashes of prompt ids, an lm-eval folder those of documents and texts."""
+    ours = replace(run(BASE), kind="baseline", hashes={})
+    theirs = replace(run(BASE), kind="lm-eval", digest=None)
+    theirs = replace(theirs, items={key: replace(i, prompt_sha256="") for key, i in theirs.items.items()})
+    note = "sums: no hashes of documents or prompts that both hold: equality was not checked"
+    assert note in unchecked(ours, theirs) and note not in unchecked(run(BASE), theirs)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from evalengine.report.compare import Comparison, compare
+from evalengine.report.compare_json import matrix_json
 from evalengine.report.compare_tables import report, verdict
 from evalengine.report.divergence import logprob_change, ulps
-from evalengine.report.matrix import matrix
+from evalengine.report.matrix import matrix, matrix_report, matrix_table
 from evalengine.report.runs import Run
 from tests.unit.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOKEN, run
 
@@ -71,6 +72,36 @@ def test_causes() -> None:
     both = compare(run(BASE), run(TOKEN, scores={0: 0.0, 2: 0.0}))
     assert both.causes == {"numerics": 1, "scorer": 1}
     assert {flip.doc_id: flip.cause for flip in both.flips} == {0: "numerics", 2: "scorer"}
+
+
+@pytest.mark.parametrize(("kind", "cause"), [("generate_until", "scorer"), ("loglikelihood", "configuration")])
+def test_logprobs_change_answers_only_where_given_texts_are_scored(kind: str, cause: str) -> None:
+    """The tokens are equal: a generated answer is another one for how it was scored."""
+    a, b = run(BASE, kind=kind), run(BIT, kind=kind, scores={0: 0.0}, answers={0: "[invalid]"}, numerics="fast")
+    c = compare(a, b)
+    assert [(flip.doc_id, flip.cause) for flip in c.flips] == [(0, cause)] and c.verdict == "DIFFERENT"
+    assert c.causes == {"configuration": 1} | ({"scorer": 1} if cause == "scorer" else {})
+
+
+def test_results_of_equal_tokens_are_rescored_whatever_the_logprobs() -> None:
+    other = (0.5, None)
+    for kind, expected in (("generate_until", True), ("loglikelihood", False)):
+        c = compare(run(BASE, kind=kind), replace(run(BIT, kind=kind), results={KEY: other}))
+        assert c.rescored == expected and c.verdict == ("DIFFERENT" if expected else "SAME TOKENS")
+    assert not compare(run(BASE), replace(run(TOKEN), results={KEY: other})).rescored
+    group = ("a_group", *KEY[1:])  # made of all tasks
+    a = replace(run(BASE), results={group: (1.0, None)})
+    assert compare(a, replace(run(BIT), results={group: other})).rescored
+    assert not compare(a, replace(run(TOKEN), results={group: other})).rescored
+
+
+def test_outputs_that_no_run_holds_leave_the_cause_unknown() -> None:
+    """A baseline of an lm-eval folder has answers, and neither texts nor token ids."""
+    a, b = as_lm_eval(run(BASE)), as_lm_eval(run(TOKEN, scores={0: 0.0}))
+    a = replace(a, kind="baseline", items={key: replace(i, text=None) for key, i in a.items.items()})
+    c = compare(a, b)
+    assert [(flip.doc_id, flip.cause) for flip in c.flips] == [(0, "unknown")] and c.causes == {"unknown": 1}
+    assert any(isinstance(line, str) and line.startswith("Cause: unknown (1): a run holds no") for line in report(c))
 
 
 def test_results_aggregated_otherwise_are_different() -> None:
@@ -167,5 +198,29 @@ def test_a_matrix_groups_equal_digests() -> None:
         (2, 3): "SAME TOKENS",
     }
     assert sorted(m.refused) == [(1, 4), (2, 4), (3, 4)] and not m.within("tokens")
-    assert m.verdict == "SAME TOKENS"
+    assert m.verdict == "SAME TOKENS where compared" and not m.whole
     assert matrix([run(BASE), run(BIT)]).within("tokens") and not matrix([run(BASE), run(BIT)]).within("bitwise")
+
+
+def test_a_matrix_of_unlike_runs_says_what_was_left_out() -> None:
+    short = run({0: BASE[0]}, limit=1)
+    m = matrix([run(BASE), run(BASE), short], allow=True)
+    why = ["sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)"]
+    assert m.unlike == {(1, 3): why, (2, 3): why}
+    said = [line for line in matrix_report(m) if isinstance(line, str)]
+    assert said[2:6] == [
+        "Runs 1 (A) and 3 (B) were compared although they are unlike:",
+        f"  - {why[0]}",
+        "Runs 2 (A) and 3 (B) were compared although they are unlike:",
+        f"  - {why[0]}",
+    ]
+    evidence = "1 of 3 pairs identical, 2 identical on the requests that they share, 2 digests"
+    assert said[-1] == f"verdict: IDENTICAL where compared ({evidence})"
+    cells = [str(cell) for column in matrix_table(m).columns for cell in column.cells]
+    assert cells.count("IDENTICAL") == 2 and cells.count("IDENTICAL on 1/3") == 4
+    content = matrix_json(m)
+    assert content["verdict"] == "IDENTICAL where compared"
+    assert [pair["unlike"] for pair in content["pairs"]] == [[], why, why]
+    apart = matrix([run(BASE), run({0: TOKEN[0]}, limit=1)], allow=True)
+    assert apart.verdict == "DIFFERENT"  # that is so whatever else they hold
+    assert "DIFFERENT 1/1 on 1/3" in [str(cell) for column in matrix_table(apart).columns for cell in column.cells]

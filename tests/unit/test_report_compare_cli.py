@@ -50,7 +50,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
         (["base", "short", "--allow"], 0, "verdict: IDENTICAL on the 1 requests of both"),
         (["base", "base", "base"], 0, "verdict: IDENTICAL (3 of 3 pairs identical, 1 digests)"),
         (["base", "bit", "--matrix"], 1, "verdict: SAME TOKENS (0 of 1 pairs identical, 2 digests)"),
-        (["base", "base", "short"], 2, "verdict: IDENTICAL (1 of 3 pairs identical, 2 digests, 2 not comparable)"),
+        (["base", "base", "short"], 2, "verdict: IDENTICAL where compared (1 of 3 pairs identical, 2 digests, 2 not c"),
+        (["base", "base", "short", "--allow"], 0, "verdict: IDENTICAL where compared (1 of 3 pairs identical, 2 ident"),
     ],
 )
 def test_exit_codes_and_the_last_line(

@@ -126,6 +126,7 @@ def test_the_newest_of_lm_evals_runs(lm_eval_folder: Path) -> None:
 def test_an_lm_eval_baseline_keeps_its_scores(lm_eval_folder: Path, tmp_path: Path) -> None:
     assert main([str(lm_eval_folder), "-o", str(tmp_path / "x.json")]) == 0
     a, b = load_run(lm_eval_folder), load_run(tmp_path / "x.json")
+    assert (a.by_lm_eval, b.kind, b.by_lm_eval) == (True, "baseline", True)
     assert (b.scores, b.answers, b.hashes, b.results, b.digest) == (a.scores, a.answers, a.hashes, a.results, None)
     assert [i.sum_logprob for i in b.items.values()] == [i.sum_logprob for i in a.items.values()]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from evalengine.report.compare import Comparison, MetricDelta
-from evalengine.report.compare_tables import CAUSES, evidence, near_ties
+from evalengine.report.compare import Comparison
+from evalengine.report.compare_tables import CAUSES, evidence, near_ties, pairing_notes, scope, units
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
+from evalengine.report.metric_deltas import MetricDelta
 from evalengine.report.runs import Run
+from evalengine.report.statistics import PairedResult
 
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
 TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation"}
@@ -24,10 +26,8 @@ def comparison_page(c: Comparison) -> Page:
     """Everything that `compare` found, the verdict first."""
     page = Page(title(c.a, "Two"), eyebrow="Comparison", scripts=("comparison.js", "map_picture.js", "map.js"))
     found = evidence(c)
-    scope = f" on the {c.common} requests of both" if c.only_a or c.only_b else ""
-    page.lead(
-        verdict(f"{c.verdict}{scope}", f"{found[0].upper()}{found[1:]}.", GOOD[c.verdict]), tiles(_figures(c)), _runs(c)
-    )
+    sentence = f"{found[0].upper()}{found[1:]}."
+    page.lead(verdict(f"{c.verdict}{scope(c)}", sentence, GOOD[c.verdict]), tiles(_figures(c)), _runs(c))
     page.section("comparability", "Comparability", *_comparability(c))
     if c.causes:
         page.section("attribution", "Attribution", *_attribution(c))
@@ -65,17 +65,16 @@ def _runs(c: Comparison) -> Markup:
 
 
 def _comparability(c: Comparison) -> Iterator[Markup]:
-    refused, settings = ([f.text for f in c.findings if f.refused is wanted] for wanted in (True, False))
-    if refused:
+    if c.unlike:
         yield tag("p", "Compared although they are unlike:")
-        yield listed(refused)
+        yield listed(c.unlike)
     else:
         what = "documents, prompts, weights, tokenizer and generation settings"
         known = f"Nothing that both runs recorded of their {what} differs."
         yield tag("p", known if c.unchecked else f"The runs asked the same of the same model: equal {what}.")
-    if settings:
+    if c.settings:
         yield tag("p", "Settings that may change bits:")
-        yield listed(settings)
+        yield listed(c.settings)
     if c.unchecked:
         yield tag("p", "Not known:")
         yield listed(c.unchecked)
@@ -116,27 +115,28 @@ def _sentence(text: str) -> Markup:
 
 def _statistics(c: Comparison) -> Iterator[Markup]:
     pairs = [m.paired for m in c.metrics if m.paired is not None]
-    ends = [abs(e) for p in pairs for e in (p.ci_low, p.ci_high, p.difference) if math.isfinite(e)]
-    reach = max(ends, default=0.0) or 1.0
+    reach = {nats: _reach(m.paired for m in c.metrics if m.paired and m.nats is nats) for nats in (False, True)}
     head = ("Metric", "A", "B", "B − A", "", "95 % interval", "Won / lost / equal", "p", "MDE")
-    yield table(head, [_metric(c, m, reach) for m in c.metrics], numbers=(1, 2, 3, 5, 6, 7, 8))
+    yield table(head, [_metric(c, m, reach[m.nats]) for m in c.metrics], numbers=(1, 2, 3, 5, 6, 7, 8))
     tests = sorted({TESTS[p.test] for p in pairs})
-    yield tag("p", "Won, lost, equal: documents on which B is better, worse and equal. "
+    yield tag("p", f"Won, lost, equal: {units(c.metrics)} on which B is better, worse and equal. "
                    f"p: two-sided, {' or '.join(tests) or 'no test'}. "
                    "MDE: the smallest true difference found 4 times in 5 at the 5 % level.", class_="note")  # fmt: skip
-    for metric in c.metrics:
-        if metric.left_out:
-            name = ", ".join(metric.key)
-            yield tag("p", f"{name}: {metric.left_out:,} documents without a finite score are left out.", class_="note")
+    yield from (tag("p", note, class_="note") for note in pairing_notes(c.metrics))
+
+
+def _reach(pairs: Iterable[PairedResult]) -> float:
+    """How far from 0 these intervals go: they share one scale."""
+    ends = (abs(e) for p in pairs for e in (p.ci_low, p.ci_high, p.difference) if math.isfinite(e))
+    return max(ends, default=0.0) or 1.0
 
 
 def _metric(c: Comparison, metric: MetricDelta, reach: float) -> list[str | Markup | None]:
     task, name, filter_name = metric.key
-    better = c.a.higher_is_better.get(metric.key, c.b.higher_is_better.get(metric.key))
-    direction = {True: "up", False: "down", None: None}[better]
+    direction = {True: "up", False: "down", None: None}[metric.higher_is_better]
     values = [metric.value_a, metric.value_b]
     p = metric.paired
-    if p is not None and (c.only_a or c.only_b):  # what is reported covers other documents
+    if p is not None and c.partial:  # what is reported covers other documents
         values = [p.mean_a, p.mean_b]
     named = join(tag("span", name, class_=direction), tag("span", f"{task}, {filter_name}", class_="under"))
     first = [named, *("" if v is None else f"{v:.4f}" for v in values)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from evalengine.report.compare import Comparison
 from evalengine.report.html.comparison_page import GOOD, listed, title
 from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import table, tiles, verdict
-from evalengine.report.matrix import Matrix, evidence, told_apart
+from evalengine.report.matrix import Matrix, Pair, evidence, told_apart
 
 WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "different"}
 LOOKS = {"IDENTICAL": "same", "SAME TOKENS": "tokens", "DIFFERENT": "other"}  # classes of page.css
@@ -21,7 +21,7 @@ def matrix_page(m: Matrix) -> Page:
     good = None if m.refused else GOOD.get(m.verdict)
     page.lead(verdict(m.verdict, f"{evidence(m)}.", good), tiles(_figures(m)))
     page.section("runs", "Runs", _runs(m), note="With the settings in which they are not all alike.")
-    page.section("matrix", "Run by run", _matrix(m), note="Requests that differ, of those that both runs hold.")
+    page.section("matrix", "Run by run", _matrix(m), note=" ".join(_explained(m)))
     if groups := list(_groups(m)):
         page.section("digests", "Digests", listed(groups), note="Equal digests mean equal bits.")
     unequal = {pair: c for pair, c in sorted(m.pairs.items()) if c.verdict != "IDENTICAL"}
@@ -29,16 +29,27 @@ def matrix_page(m: Matrix) -> Page:
         rows = [_pair(pair, c) for pair, c in unequal.items()]
         head = ("Pair", "Verdict", "Requests", "Outputs", "Answers", "Largest |Δ logprob|", "Cause")
         page.section("pairs", "Pairs that are not identical", table(head, rows, numbers=(2, 3, 4, 5)))
+    if m.unlike:
+        page.section("unlike", "Compared although they are unlike", *_why(m.unlike))
     if m.refused:
-        page.section("refused", "Not comparable", *_refused(m))
+        page.section("refused", "Not comparable", *_why(m.refused))
     return page
+
+
+def _explained(m: Matrix) -> Iterator[str]:
+    """What the numbers in the cells are."""
+    yield "Requests that differ, of those that both runs hold."
+    if any(c.partial for c in m.pairs.values()):
+        yield "On: the requests that both runs hold, of the larger one's; the others were left out."
 
 
 def _figures(m: Matrix) -> Iterator[tuple[str, Child, Child]]:
     total = len(m.pairs) + len(m.refused)
-    identical = sum(c.verdict == "IDENTICAL" for c in m.pairs.values())
+    identical, shared = m.identical
     yield "Runs", f"{len(m.runs)}", f"{total:,} pairs"
     yield "Identical pairs", f"{identical:,}", f"{identical / total:.0%}" if total else None
+    if shared:
+        yield "Identical in part", f"{shared:,}", "pairs"
     yield "Digests", f"{len(m.groups())}", None
     if m.refused:
         yield "Not comparable", f"{len(m.refused):,}", "pairs"
@@ -66,7 +77,9 @@ def _cell(m: Matrix, i: int, j: int) -> Markup:
     if c is None:
         return tag("span", "not comparable", class_="cell refused")
     count = None if c.verdict == "IDENTICAL" else tag("b", f"{len(c.differences):,} / {c.common:,} ")
-    return tag("span", count, WORDS[c.verdict], class_=f"cell {LOOKS[c.verdict]}")
+    scope = tag("span", f"on {c.common:,} / {c.larger:,}") if c.partial else None  # a line of its own
+    look = "tokens" if c.partial and c.verdict == "IDENTICAL" else LOOKS[c.verdict]  # less than identical runs
+    return tag("span", count, WORDS[c.verdict], scope, class_=f"cell {look}")
 
 
 def _groups(m: Matrix) -> Iterator[Markup]:
@@ -83,7 +96,7 @@ def _pair(pair: tuple[int, int], c: Comparison) -> list[str]:
     return [f"{pair[0]}\u00a0and\u00a0{pair[1]}", WORDS[c.verdict], *numbers, ", ".join(c.causes)]
 
 
-def _refused(m: Matrix) -> Iterator[Markup]:
-    for (i, j), why in sorted(m.refused.items()):
+def _why(pairs: Mapping[Pair, Sequence[str]]) -> Iterator[Markup]:
+    for (i, j), why in sorted(pairs.items()):
         yield tag("p", f"Runs {i} (A) and {j} (B):")
         yield listed(why)

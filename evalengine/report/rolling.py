@@ -1,0 +1,56 @@
+"""Rolling log-likelihoods: our records hold an item a window, lm-eval's files one a document, the windows' sum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import groupby
+
+from evalengine.report.lm_eval_samples import ROLLING
+from evalengine.report.runs import Item, Key, Run
+
+
+def aligned(a: Run, b: Run) -> tuple[Run, Run]:
+    """Both runs with one item a rolling document if lm-eval ran either; two runs of ours as they are."""
+    return (_by_document(a), _by_document(b)) if a.by_lm_eval or b.by_lm_eval else (a, b)
+
+
+def _by_document(run: Run) -> Run:
+    items: dict[Key, Item] = {}
+    for _, group in groupby(run.items.values(), key=lambda item: (item.task, item.doc_id)):  # in key order
+        found = list(group)
+        whole = [_sum(found)] if found[0].kind == ROLLING else found
+        items.update((item.key, item) for item in whole)
+    return replace(run, items=items)
+
+
+def _sum(windows: list[Item]) -> Item:
+    """The document as lm-eval has it: what hashes windows says nothing of it."""
+    return replace(
+        windows[0],
+        request_index=0,
+        repeat=0,
+        leaf="",
+        prompt_sha256="",
+        output_sha256="",
+        output_ids=None,
+        logprobs=None,
+        sum_logprob=_sum_logprob(windows),
+        truncated=sum(window.truncated for window in windows),
+    )
+
+
+def _sum_logprob(windows: list[Item]) -> float | None:
+    """Over all tokens at once where they are known: a sum of sums would be rounded twice."""
+    values: list[float] = []
+    for window in windows:
+        if window.logprobs is not None:
+            values += window.logprobs.tolist()
+        elif window.sum_logprob is not None:
+            values.append(window.sum_logprob)
+        else:
+            return None
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):  # infinities of both signs
+        return math.nan
