@@ -34,7 +34,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evalengine.kernels.attention_decode import decode_kernel, merge_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
-from evalengine.kernels.device_math import GLUON, INTERPRETED
+from evalengine.kernels.device_math import GLUON
 from evalengine.kernels.launch import Again, Launch, kind, launch
 
 CHUNK = 1024  # KV positions that are reduced from a fresh state
@@ -91,7 +91,7 @@ def _choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence
 
 
 def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int, device: int) -> bool:
-    if INTERPRETED or not GLUON or torch.cuda.get_device_capability(device) != (9, 0):
+    if not GLUON or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
         from evalengine.kernels import attention_hopper

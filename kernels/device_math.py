@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-GLUON: bool = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)  # with all that our Gluon kernels use
 INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU, in tests
+# Whether our Gluon kernels can run: Triton 3.6 has all that they use, and the interpreter knows no Gluon.
+GLUON: bool = not INTERPRETED and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
 
 if INTERPRETED:
 

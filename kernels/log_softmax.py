@@ -116,7 +116,7 @@ def _one_chunk_kernel(
     z = tl.load(logits_ptr + row * stride + column, column < columns, float("-inf"))
     maxima = device_math.row_max(z, 1)
     m = device_math.row_max(maxima, 0)
-    sums = tl.sum(row_sum.to_fixed(device_math.exp(z - softmax.finite(m))), 1)
+    sums = tl.sum(softmax.fixed_terms(z, m), 1)
     near = tl.where(maxima - softmax.finite(m) >= -9.5367431640625e-07, group, GROUPS)  # 2^-20
     total, first = tl.reduce((sums, near), 0, _sum_and_least)
     term = softmax.norm_term(m, row_sum.from_fixed(total), True)

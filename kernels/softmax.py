@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
-from evalengine.kernels.device_math import GLUON, INTERPRETED
+from evalengine.kernels.device_math import GLUON
 from evalengine.kernels.launch import launch
 
 CHUNK = 4096  # contract constant
@@ -46,22 +46,34 @@ def finite(m):
 
 
 @triton.jit
+def fixed_terms(z, m):
+    """exp(z - m) as integers to add, m broadcast to z; where m is not finite, any numbers."""
+    return row_sum.to_fixed(device_math.exp(z - finite(m)))
+
+
+@triton.jit
 def chunk_sum(z):
     """float32 tile [rows, columns of one chunk] (masked columns -inf) -> its maxima m and sums of exp(z - m), [rows].
 
     A maximum is not finite where the row holds a +inf or a NaN; its sum is then any number.
     """
     m = device_math.row_max(z, 1)
-    p = device_math.exp(z - finite(m)[:, None])
-    return m, row_sum.from_fixed(tl.sum(row_sum.to_fixed(p), 1))
+    return m, row_sum.from_fixed(tl.sum(fixed_terms(z, m[:, None]), 1))
+
+
+@triton.jit
+def merge_factors(m, top, chunk_m, chunk_norm):
+    """A row's M before a chunk and with it (top), and the chunk's -> (a, b) of l' = fma(l, a, b)."""
+    shift = finite(top)
+    return device_math.exp(m - shift), chunk_norm * device_math.exp(chunk_m - shift)
 
 
 @triton.jit
 def merge(m, norm, chunk_m, chunk_norm):
     """A row's M and l so far, and the next chunk's -> with it. A chunk of -inf changes nothing."""
     top = tl.maximum(m, chunk_m, propagate_nan=tl.PropagateNan.ALL)
-    shift = finite(top)
-    return top, tl.fma(norm, device_math.exp(m - shift), chunk_norm * device_math.exp(chunk_m - shift))
+    a, b = merge_factors(m, top, chunk_m, chunk_norm)
+    return top, tl.fma(norm, a, b)
 
 
 @triton.jit
@@ -144,7 +156,7 @@ def _choose(x: Tensor) -> Schedule:
 
 
 def _resident_covers(x: Tensor) -> bool:
-    if INTERPRETED or not GLUON or torch.cuda.get_device_capability(x.device) < ASYNC_COPIES:
+    if not GLUON or torch.cuda.get_device_capability(x.device) < ASYNC_COPIES:
         return False
     try:
         from evalengine.kernels import softmax_resident

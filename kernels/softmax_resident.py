@@ -35,8 +35,7 @@ WARPS = 4
 PER_SM = 6  # programs: with 4 of them, or with 8 warps, or a longer ring in fewer of them, it took 1 % to 100 % longer
 REGISTERS = 80  # a thread: as many as let PER_SM programs run (every GPU's SM has 65,536)
 MAX_CHUNKS = 256
-_ABSENT = -(1 << 63)  # no chunk's: it says that the maximum is -0 and the sum 0, where it is at least 1
-ABSENT = gl.constexpr(_ABSENT)
+ABSENT = gl.constexpr(-(1 << 63))  # no chunk's: it says that the maximum is -0 and the sum 0, where it is at least 1
 
 
 @gluon.jit
@@ -85,7 +84,7 @@ def _chunk(ring, slot, unit, columns, offset, CHUNKS: gl.constexpr):
 @gluon.jit
 def _publish(z, pairs_ptr, unit, units, CHUNKS: gl.constexpr, WIDTH: gl.constexpr):
     m = device_math.row_max(z, 0)
-    norm = row_sum.from_fixed(gl.sum(row_sum.to_fixed(device_math.exp(z - softmax.finite(m))), 0))
+    norm = row_sum.from_fixed(gl.sum(softmax.fixed_terms(z, m), 0))
     if unit < units:
         place = pairs_ptr + (unit // CHUNKS).to(gl.int64) * WIDTH + unit % CHUNKS
         gl.atomic_xchg(place, _pair(m, norm), sem="relaxed")
@@ -107,8 +106,8 @@ def _normaliser(pairs_ptr, factors, row, LOG: gl.constexpr, CHUNKS: gl.constexpr
     m = gl.where(chunk < CHUNKS, _high(pairs), float("-inf"))
     nothing = gl.full([WIDTH], float("-inf"), gl.float32, layout=layout)
     before, top = gl.associative_scan((nothing, m), 0, _maxima)
-    shift = softmax.finite(top)
-    factors.store(_pair(device_math.exp(before - shift), _low(pairs) * device_math.exp(m - shift)))
+    a, b = softmax.merge_factors(before, top, m, _low(pairs))
+    factors.store(_pair(a, b))
     thread_barrier()
     norm = _low(gl.max(factors.slice(0, 1).load(single), 0))  # of one number: the number
     for c in gl.static_range(1, CHUNKS):
@@ -168,7 +167,7 @@ def normalize_rows(x: Tensor, out: Tensor, *, log: bool) -> None:
     n, columns = x.shape
     chunks = triton.cdiv(columns, softmax.CHUNK)
     width = max(32, triton.next_power_of_2(chunks))
-    pairs = torch.full((n, width), _ABSENT, dtype=torch.int64, device=x.device)
+    pairs = torch.full((n, width), ABSENT.value, dtype=torch.int64, device=x.device)
     # An asynchronous copy moves at least 4 bytes: of half precision, several numbers that lie aligned and end together.
     # Unaligned float32 is copied number by number (8192 x 50,257: 0.62 of a copy's speed; read twice 0.54, torch 0.52).
     can_copy = x.element_size() == 4 or (x.stride(0) | columns | x.data_ptr()) % 16 == 0

@@ -40,7 +40,7 @@ SLICE = {"multi_processor_count": 6, "shared_memory_per_multiprocessor": 233_472
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Pretends that the tensors lie on another GPU."""
-    monkeypatch.setattr(softmax, "INTERPRETED", False)
+    monkeypatch.setattr(softmax, "GLUON", True)
     softmax_resident._programs.cache_clear()
 
     def be(properties: dict[str, int], capability: tuple[int, int]) -> None:
@@ -71,7 +71,7 @@ def test_without_gluon_rows_are_walked(pretend: Callable[..., None], monkeypatch
     assert not softmax.choose(torch.empty(1, 151936)).resident
     monkeypatch.undo()
     pretend(H200, (9, 0))
-    monkeypatch.setattr(softmax, "INTERPRETED", False)
+    monkeypatch.setattr(softmax, "GLUON", True)
     assert softmax.choose(torch.empty(1, 151936)).resident
     monkeypatch.setattr(softmax, "GLUON", False)  # Triton 3.5 imports it, and cannot compile it
     assert not softmax.choose(torch.empty(1, 151936)).resident
