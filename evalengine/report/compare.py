@@ -22,8 +22,9 @@ from evalengine.report.comparability import (
     short,
 )
 from evalengine.report.divergence import Divergence, LogprobChange, divergence, logprob_change
-from evalengine.report.flips import Cause, Flip, flips, same_number
+from evalengine.report.flips import Cause, Flip, flips
 from evalengine.report.metric_deltas import MetricDelta, metric_deltas
+from evalengine.report.numbers import same_number
 from evalengine.report.rolling import aligned
 from evalengine.report.runs import Item, Key, Run, merkle_differences
 from evalengine.report.unchecked import unchecked

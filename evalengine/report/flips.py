@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from evalengine.report.comparability import document_differs
+from evalengine.report.numbers import same_number
 from evalengine.report.runs import Run
 
 Cause = Literal["configuration", "data", "scorer", "numerics", "unknown"]
@@ -54,8 +54,3 @@ def _flipped(old: float | None, new: float | None, any_number: bool) -> bool:
     if old is None or new is None or same_number(old, new):
         return False
     return any_number or {old, new} == {0.0, 1.0}
-
-
-def same_number(x: float, y: float) -> bool:
-    """Equality under which NaN equals NaN."""
-    return x == y or (math.isnan(x) and math.isnan(y))

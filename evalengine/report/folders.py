@@ -15,6 +15,7 @@ from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records
 from evalengine.report.lm_eval_folders import read_outcome
+from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.runs import Item, Key, Run, ScoreKey
 
 AGAIN = "run its command again, or take the folder from where it was copied"
@@ -121,18 +122,10 @@ def _item(record: RequestRecord, leaf: bytes) -> Item:
         output_sha256=ids_sha256(record.output_ids),
         output_ids=list(record.output_ids),
         logprobs=record.logprobs,
-        sum_logprob=_sum(record.logprobs.tolist()),
+        sum_logprob=exact_sum(record.logprobs.tolist()),
         text=record.text,
         truncated=record.truncated,
     )
-
-
-def _sum(logprobs: list[float]) -> float:
-    """math.fsum; nan for infinities of both signs, which fsum refuses."""
-    try:
-        return math.fsum(logprobs)
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 def _same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, Mapping[int, Any]]) -> None:
@@ -147,8 +140,8 @@ def _same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, 
 def _same_metrics(path: Path, scores: Mapping[ScoreKey, Mapping[int, float]], results: Mapping[ScoreKey, Any]) -> None:
     """A metric of numbers is their mean; others (word_perplexity) have no number a document."""
     for key in scores.keys() & results.keys():
-        mean, said = _sum(list(scores[key].values())) / len(scores[key]), float(results[key][0])
-        if not (math.isclose(mean, said, rel_tol=1e-9, abs_tol=1e-12) or (math.isnan(mean) and math.isnan(said))):
+        mean, said = exact_sum(scores[key].values()) / len(scores[key]), float(results[key][0])
+        if not (same_number(mean, said) or math.isclose(mean, said, rel_tol=1e-9, abs_tol=1e-12)):
             task, metric, name = key
             raise ConfigError(
                 f"{path}: results_*.json has {metric},{name} of {task} at {said}, but its documents' mean is {mean}: "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from evalengine.report.comparability import incomparable
 from evalengine.report.divergence import LogprobChange, logprob_change
 from evalengine.report.flips import flips
 from evalengine.report.run_data import missing_parts
-from evalengine.report.runs import Run, ScoreKey, load_run, merkle_differences
+from evalengine.report.runs import SWEEP_PLACE, Run, ScoreKey, load_run, merkle_differences
 
 SIBLINGS = 200  # newest run folders looked at
-CELL = re.compile(r"\d+-.*")  # an experiment's folder for one job
 SCHEDULE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "num_threads", "device")
 
 
@@ -109,8 +107,8 @@ def sibling(run: Run) -> Run | None:
 def _neighbours(here: Path) -> set[Path]:
     """Finished runs in the folder that holds this one; of an experiment (`1-<settings>/<run>`), in its others too."""
     files = {*here.parent.glob(f"*/{DIGEST}")}
-    if CELL.fullmatch(here.parent.name):
-        files |= {file for file in here.parent.parent.glob(f"*/*/{DIGEST}") if CELL.fullmatch(file.parts[-3])}
+    if SWEEP_PLACE.fullmatch(here.parent.name):
+        files |= {file for file in here.parent.parent.glob(f"*/*/{DIGEST}") if SWEEP_PLACE.fullmatch(file.parts[-3])}
     return {file.parent for file in files} - {here}
 
 

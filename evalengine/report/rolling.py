@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import groupby
 
 from evalengine.report.lm_eval_samples import ROLLING
+from evalengine.report.numbers import exact_sum
 from evalengine.report.runs import Item, Key, Run
 
 
@@ -50,7 +50,4 @@ def _sum_logprob(windows: list[Item]) -> float | None:
             values.append(window.sum_logprob)
         else:
             return None
-    try:
-        return math.fsum(values)
-    except (ValueError, OverflowError):  # infinities of both signs
-        return math.nan
+    return exact_sum(values)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from evalengine.errors import ConfigError
 from evalengine.report.accuracy import accuracy
 from evalengine.report.checks import Check, first
+from evalengine.report.numbers import same_number
 from evalengine.report.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
 from evalengine.report.runs import Item, Run, merkle_differences
 
@@ -114,7 +115,7 @@ def _delta(x: Item, y: Item) -> float:
     """|difference| of two summed logprobs; 0 for two equal infinities or two NaNs, infinity for one NaN."""
     if x.sum_logprob is None or y.sum_logprob is None:
         raise ConfigError(f"{x.task}: a side holds no logprobs; set tokens: {{epsilon: null}} to compare tokens alone")
-    if x.sum_logprob == y.sum_logprob or (math.isnan(x.sum_logprob) and math.isnan(y.sum_logprob)):
+    if same_number(x.sum_logprob, y.sum_logprob):
         return 0.0
     delta = abs(x.sum_logprob - y.sum_logprob)
     return math.inf if math.isnan(delta) else delta

@@ -20,6 +20,7 @@ Key = tuple[str, int, int, int]  # task, document, request index, repeat
 ScoreKey = tuple[str, str, str]  # task, metric, filter
 
 SWEEP_FORMAT = "evalengine.sweep"  # of the file that an experiment ends with
+SWEEP_PLACE = re.compile(r"\d+-.*")  # an experiment's folder for one of its runs: `<number>-<settings>/<run>`
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,10 +133,10 @@ def _experiment_runs(folder: Path) -> list[str]:
 
 
 def _is_place(folder: Path) -> bool:
-    """Whether this is where an experiment puts one of its runs: `<number>-<settings>/<run>`."""
+    """Whether this is where an experiment put one of its runs."""
     from evalengine.report.folders import is_run_folder
 
-    if not re.match(r"\d+-", folder.name) or not folder.is_dir() or is_run_folder(folder):
+    if not SWEEP_PLACE.fullmatch(folder.name) or not folder.is_dir() or is_run_folder(folder):
         return False
     return any(is_run_folder(child) for child in folder.iterdir() if child.is_dir())
 

@@ -114,13 +114,16 @@ def _columns(data: RunData, shape: _Shape) -> Iterator[Column]:
         yield Column("Answer", "text", "minmax(0, 1fr)", phone=False)
     yield Column("Target", "text", "minmax(0, 1fr)", phone=False)
     for place, (title, _) in enumerate(shape.marks):
-        width = f"{min(max(11, len(title) + 1), 16)}ch"
-        yield Column(title, "mark", width, phone=place == 0, marks=("correct", "wrong"))
+        yield Column(title, "mark", _width(title), phone=place == 0, marks=("correct", "wrong"))
     for title, _ in shape.numbers:
-        yield Column(title, "number", f"{min(max(11, len(title) + 1), 16)}ch", digits=3, phone=not shape.marks)
+        yield Column(title, "number", _width(title), digits=3, phone=not shape.marks)
     if shape.tokens:
         yield Column("Tokens", "number", "8ch", digits=0, phone=False)
         yield Column("Logprob", "number", "9ch", digits=3, phone=False)
+
+
+def _width(title: str) -> str:
+    return f"{min(max(11, len(title) + 1), 16)}ch"
 
 
 def mark_title(keys: Sequence[ScoreKey], key: ScoreKey) -> str:
