@@ -33,29 +33,33 @@ def verify(
     num_kv_heads: int,
     head_dim: int,
     vocab_size: int,
+    attention_bias: bool,
+    attention_output_bias: bool,
     dtype: torch.dtype,
     device: torch.device,
     page_sizes: Sequence[int] = PAGE_SIZES,
     use_cache: bool = True,
 ) -> dict[str, Any]:
-    """The verdict for a model's shapes, plain JSON values: {"schedules": n, "checked": n, "dropped": [...],
-    "failed": [...], "cached": bool, "seconds": s}. What a cached verdict dropped is excluded in this process too.
+    """The verdict for a model's shapes (a `ModelSpec`'s fields), plain JSON values: {"schedules": n, "checked": n,
+    "dropped": [...], "failed": [...], "cached": bool, "seconds": s}. What a cached verdict dropped is excluded in this
+    process too.
 
     It is made and kept in parts (products, rows, attention for each page size): another page size costs its own only.
     """
     started = time.perf_counter()
     query, key_value = num_heads * head_dim, num_kv_heads * head_dim
     layers = [
-        (query + 2 * key_value, hidden_size),
-        (hidden_size, query),
-        (2 * intermediate_size, hidden_size),
-        (hidden_size, intermediate_size),
+        (query + 2 * key_value, hidden_size, attention_bias),
+        (hidden_size, query, attention_output_bias),
+        (2 * intermediate_size, hidden_size, False),
+        (hidden_size, intermediate_size, False),
     ]
+    lm_head = [(vocab_size, hidden_size, False)]
     slice_rows = max(1, LOGITS_BYTES // (4 * vocab_size))
 
     def products(verdict: Verdict) -> None:
         verify_matmul(verdict, layers, dtype, device)
-        verify_matmul(verdict, [(vocab_size, hidden_size)], dtype, device, torch.float32, slice_rows)  # lm_head
+        verify_matmul(verdict, lm_head, dtype, device, torch.float32, slice_rows)
 
     def rows(verdict: Verdict) -> None:
         verify_rows(verdict, hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, dtype, device)
@@ -64,7 +68,7 @@ def verify(
         return lambda verdict: verify_attention(verdict, num_heads, num_kv_heads, head_dim, page_size, dtype, device)
 
     parts: dict[str, tuple[list, Callable[[Verdict], None]]] = {
-        "products": ([*layers, (vocab_size, hidden_size)], products),
+        "products": ([*layers, *lm_head], products),
         "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size], rows),
         **{f"attention, pages of {n}": ([num_heads, num_kv_heads, head_dim], attention_of(n)) for n in page_sizes},
     }

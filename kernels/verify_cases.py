@@ -54,7 +54,7 @@ class _Batch:
 
 def verify_matmul(
     verdict: Verdict,
-    shapes: Sequence[tuple[int, int]],
+    shapes: Sequence[tuple[int, int, bool]],
     dtype: torch.dtype,
     device: torch.device,
     out_dtype: torch.dtype | None = None,
@@ -63,18 +63,19 @@ def verify_matmul(
 ) -> None:
     """x [M, K] times W^T, W [N, K]: every schedule that `choose` names for a shape, at an odd M of its own bucket.
 
-    most_rows: the largest M that the engine has; max_rows: the largest that is compared.
+    shapes: (N, K, whether a bias is added); most_rows: the largest M that the engine has; max_rows: the largest that is
+    compared.
     """
     max_rows = min(max_rows, most_rows)
     buckets = [bucket for bucket in BUCKETS if bucket <= matmul_schedules.bucket(most_rows)]
     cases: list[tuple[str, Any, Callable[[], Tensor], Tensor]] = []
-    for n, k in shapes:
+    for n, k, biased in shapes:
         random = _Random(dtype, device)
         a, weight = random(max_rows, k), random(n, k)
-        product = partial(matmul.matmul, b=weight.T, out_dtype=out_dtype)
+        product = partial(matmul.matmul, b=weight.T, bias=random(n) if biased else None, out_dtype=out_dtype)
         expected = product(a, schedule=matmul.REFERENCE)
         for schedule, rows in _chosen(a, n, out_dtype or dtype, buckets).items():
-            where = f"M{rows} N{n} K{k} {dtype} to {out_dtype or dtype}"
+            where = f"M{rows} N{n} K{k} {dtype} to {out_dtype or dtype}{', with a bias' if biased else ''}"
             cases.append((where, schedule, partial(product, a[:rows], schedule=schedule), expected[:rows]))
     _compile([run for _, _, run, _ in cases], device)
     for where, schedule, run, expected in cases:

@@ -49,6 +49,8 @@ class Ops(ABC):
         num_kv_heads: int,
         head_dim: int,
         vocab_size: int,
+        attention_bias: bool,
+        attention_output_bias: bool,
         block_size: int,
     ) -> dict[str, Any] | None:
         """Whether the kernels' free schedules agree on this device, for a model's shapes: the verdict as plain JSON

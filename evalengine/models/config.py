@@ -93,7 +93,7 @@ class ModelSpec:
         return self.num_layers * layer + tables + hidden
 
 
-def kernel_shapes(spec: ModelSpec) -> dict[str, int]:
+def kernel_shapes(spec: ModelSpec) -> dict[str, Any]:
     """What the kernels' schedules depend on: the shapes that `Ops.verify_kernels` takes."""
     return {
         "hidden_size": spec.hidden_size,
@@ -102,6 +102,8 @@ def kernel_shapes(spec: ModelSpec) -> dict[str, int]:
         "num_kv_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
         "vocab_size": spec.vocab_size,
+        "attention_bias": spec.attention_bias,
+        "attention_output_bias": spec.attention_output_bias,
     }
 
 

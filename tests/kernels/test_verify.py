@@ -41,6 +41,8 @@ TINY = {
     "num_kv_heads": 1,
     "head_dim": 16,
     "vocab_size": 100,
+    "attention_bias": False,
+    "attention_output_bias": False,
     "dtype": torch.float16,
     "device": DEVICE,
 }
@@ -67,9 +69,11 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     yield
 
 
-def check_matmul(dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None) -> Verdict:
+def check_matmul(
+    dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None, biased: bool = False
+) -> Verdict:
     verdict = Verdict()
-    verify_cases.verify_matmul(verdict, [SHAPE], dtype, DEVICE, out, max_rows=rows)
+    verify_cases.verify_matmul(verdict, [(*SHAPE, biased)], dtype, DEVICE, out, max_rows=rows)
     return verdict
 
 
@@ -105,6 +109,34 @@ def test_equal_schedules_pass(dtype: torch.dtype, out: torch.dtype | None) -> No
     assert verdict.checked == len(verdict.schedules) > 1
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_schedule_wrong_only_with_a_bias_is_dropped_where_there_is_one(
+    biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bias makes another kernel of a schedule: another epilogue, registers and order of instructions."""
+    bad, real = chosen(1), matmul.matmul
+    wrong = wrong_for(bad, real)
+    monkeypatch.setattr(
+        matmul, "matmul", lambda *args, **more: (real if more["bias"] is None else wrong)(*args, **more)
+    )
+    dropped = check_matmul(biased=biased).dropped
+    assert [matmul.Schedule(**drop["schedule"]) for drop in dropped] == [bad] * biased
+    assert all("with a bias" in drop["where"] for drop in dropped)
+
+
+@pytest.mark.parametrize("names", [(), ("attention_bias",), ("attention_bias", "attention_output_bias")])
+def test_the_products_that_a_model_biases_are_compared_with_a_bias(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, int, bool]] = []
+    monkeypatch.setattr(verify, "verify_matmul", lambda verdict, more, *args: shapes.extend(more))
+    for name in ("verify_attention", "verify_rows"):
+        monkeypatch.setattr(verify, name, lambda *args: None)
+    verify.verify(**{**TINY, **dict.fromkeys(names, True)})  # type: ignore[arg-type]
+    attention_layers = [(64, 32, "attention_bias" in names), (32, 32, "attention_output_bias" in names)]
+    assert shapes == [*attention_layers, (48, 32, False), (32, 24, False), (100, 32, False)]
+
+
 def test_a_wrong_schedule_is_dropped_and_never_chosen_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,7 +168,7 @@ def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch
     ("error", "lasting"), [(RuntimeError("busy"), False), (OutOfResources(300_000, 232_448, "shared memory"), True)]
 )
 def test_an_error_that_may_pass_is_not_cached(error: Exception, lasting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def product(a: Tensor, b: Tensor, out_dtype: Any = None, schedule: Any = None) -> Tensor:
+    def product(a: Tensor, b: Tensor, bias: Any = None, out_dtype: Any = None, schedule: Any = None) -> Tensor:
         if schedule != matmul.REFERENCE:
             raise error
         return torch.zeros(len(a), b.shape[1], dtype=out_dtype or a.dtype, device=a.device)
@@ -162,7 +194,7 @@ def test_lm_head_is_compared_for_the_slices_it_computes(
 ) -> None:
     rows: list[int] = []
 
-    def product(a: Tensor, b: Tensor, out_dtype: Any = None, schedule: Any = None) -> Tensor:
+    def product(a: Tensor, b: Tensor, bias: Any = None, out_dtype: Any = None, schedule: Any = None) -> Tensor:
         if out_dtype == torch.float32:
             rows.append(len(a))
         return torch.zeros(1, dtype=out_dtype or a.dtype)
@@ -278,7 +310,7 @@ def test_a_verdict_is_cached_with_what_it_dropped(
     bad = chosen(1)
     first = verify.verify(**TINY)  # type: ignore[arg-type]
     assert not first["cached"] and len(first["dropped"]) == 1
-    assert sorted(only_matmul) == [(32, 24), (32, 32), (48, 32), (64, 32), (100, 32)]
+    assert sorted(shape[:2] for shape in only_matmul) == [(32, 24), (32, 32), (48, 32), (64, 32), (100, 32)]
     files = [file.name for file in (tmp_path / "evalengine").iterdir()]
     assert len(files) == 3 and all(name.startswith("kernels-") for name in files), "products, rows, attention"
     monkeypatch.setattr(matmul_schedules, "excluded", set())  # as in a new process
@@ -290,6 +322,7 @@ def test_a_verdict_is_cached_with_what_it_dropped(
     assert matmul_schedules.excluded == {bad} and len(only_matmul) == 5
     assert not verify.verify(**TINY, use_cache=False)["cached"]  # type: ignore[arg-type]
     assert not verify.verify(**{**TINY, "head_dim": 32})["cached"]  # type: ignore[arg-type]
+    assert not verify.verify(**{**TINY, "attention_bias": True})["cached"]  # type: ignore[arg-type]
 
 
 def test_another_page_size_costs_only_its_own_comparisons(only_matmul: list[Any]) -> None:
@@ -347,5 +380,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 def test_a_real_model_on_this_gpu() -> None:
     shape = {**TINY, "hidden_size": 1024, "intermediate_size": 3072, "num_heads": 16, "num_kv_heads": 8}
     shape |= {"head_dim": 128, "vocab_size": 151936, "dtype": torch.bfloat16}
+    shape |= {"attention_bias": True}
     verdict = verify.verify(**shape, page_sizes=(16, 64))  # type: ignore[arg-type]
     assert not verdict["dropped"] and not verdict["failed"] and verdict["schedules"] > 5
