@@ -6,23 +6,15 @@ between equal tiles only; across schedules they are compared on the GPU.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from evalengine.bench import matmul_tune
-from evalengine.bench.matmul import Shape, main, operands, point, shapes, summary_lines
-from evalengine.bench.report import Comparison
-from evalengine.errors import ConfigError
-from evalengine.kernels import matmul_schedules, reference
-from evalengine.kernels.matmul import REFERENCE, Schedule, bmm, choose, linear, matmul
+from evalengine.kernels import reference
+from evalengine.kernels.matmul import REFERENCE, Schedule, bmm, linear, matmul
 from evalengine.kernels.matmul_candidates import candidates
-from evalengine.kernels.matmul_schedules import bucket, heuristic
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -302,162 +294,6 @@ def test_beyond_2_to_the_31_elements() -> None:
         flipped = matmul(apart.t(), small, schedule=schedule)
         assert_bitwise_equal(flipped, matmul(small.t(), small, schedule=schedule))
         assert_bitwise_equal(matmul(small, apart.t(), schedule=schedule), matmul(small, small.t(), schedule=schedule))
-
-
-# -- the choice -------------------------------------------------------------------------------------------------------
-
-
-def all_candidates() -> set[Schedule]:
-    shapes = [(1 << i, n, 1024) for i in range(14) for n in (1, 576, 2560, 4096, 24576, 151936)]
-    return {s for dtype in UNIT for shape in shapes for s in candidates(dtype, *shape, dtype != torch.float32)}
-
-
-def test_schedules_as_text_and_back() -> None:
-    found = all_candidates()
-    assert len(found) > 60
-    assert any(sum(s.columns) == s.block_n == 160 and s.columns[1] == 32 for s in found)
-    for schedule in found:
-        assert all(part & (part - 1) == 0 for part in schedule.columns) and sum(schedule.columns) == schedule.block_n
-        assert Schedule.parse(str(schedule)) == schedule
-    for text in ("", "tma 128x256 w8 s3 g8", "wmma 16x16x16 w4 s3 g8", f"{REFERENCE} fast"):
-        with pytest.raises(ValueError):
-            Schedule.parse(text)
-
-
-def test_buckets() -> None:
-    assert [bucket(m) for m in (0, 1, 2, 3, 4, 5, 127, 128, 129, 8191, 8193, 10**6)] == [
-        1, 1, 2, 4, 4, 8, 128, 128, 256, 8192, 8192, 8192,
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def fresh_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    table = {"GPU X": {"bfloat16": {"1024,512": {"1": "pointer 16x16x256 w4 s4 g8", "64": "tma 64x64x64 w4 s3 g8"}}}}
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps(table))
-    monkeypatch.setattr(matmul_schedules, "TABLE", path)
-    cached = (matmul_schedules._choose, matmul_schedules._table, matmul_schedules._tuned)
-    for function in cached:
-        function.cache_clear()
-    yield
-    for function in cached:
-        function.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh_table")
-def test_choice_takes_the_row_the_nearest_row_or_the_heuristic() -> None:
-    bf16, tuned = torch.bfloat16, Schedule("tma", 64, 64, 64, 4, 3)
-    assert choose("GPU X", bf16, 1, 1024, 512, True) == Schedule("pointer", 16, 16, 256, 4, 4)
-    assert choose("GPU X", torch.float16, 33, 1024, 512, True) == tuned
-    assert choose("GPU X", bf16, 5000, 1024, 512, True) == tuned  # the largest bucket that was tuned
-    assert choose("GPU X", bf16, 64, 4096, 4096, True) == tuned  # the nearest shape
-    for other in (choose("GPU X", bf16, 64, 1024, 512, False), choose("GPU Y", bf16, 64, 1024, 512, False)):
-        assert other == heuristic(bf16, 64, 1024, 512, False)  # its operands are no descriptors', or it has no row
-    assert choose("GPU X", torch.float32, 1, 1024, 512, True) == heuristic(torch.float32, 1, 1024, 512, True)
-
-
-def test_the_heuristic_fits_every_gpu_and_shape() -> None:
-    for dtype in UNIT:
-        size = dtype.itemsize
-        for m in (1, 17, 33, 65, 129, 300, 8192):
-            for n, k in ((1, 1), (576, 1536), (4096, 4096), (151936, 1024)):
-                for tma_ok in (False, dtype != torch.float32):
-                    s = heuristic(dtype, bucket(m), n, k, tma_ok)
-                    assert tma_ok or s.form == "pointer"
-                    bytes_needed = (s.block_m + s.block_n) * s.block_k * size * s.num_stages
-                    assert bytes_needed <= (227 if s.form == "tma" else 96) << 10, s
-
-
-def test_the_committed_table_is_sound() -> None:
-    for gpu in json.loads(matmul_schedules.TABLE.read_text()):
-        for (n, k), row in matmul_schedules._tuned(gpu).items():
-            assert n > 0 and k > 0 and set(row) <= {1 << i for i in range(14)}
-            for m, schedule in row.items():
-                assert schedule in candidates(torch.bfloat16, m, n, k, True), (n, k, m, str(schedule))
-
-
-def test_candidates_are_few_and_distinct() -> None:
-    for m in (1, 16, 32, 64, 128, 256, 8192):
-        for n in (576, 4096, 151936):
-            found = candidates(torch.bfloat16, m, n, 1024, True)
-            assert 5 <= len(found) <= 19 and len(found) == len(set(found))
-            assert all(replace(s, form="pointer") == s for s in candidates(torch.bfloat16, m, n, 1024, False))
-
-
-# -- the tuner --------------------------------------------------------------------------------------------------------
-
-
-def test_shapes_of_the_models() -> None:
-    found = {(s.n, s.k): s for s in shapes()}
-    assert len(found) == len(shapes()) == 32
-    assert found[6144, 4096].names == ("Qwen3-8B qkv_proj", "Llama-3.1-8B qkv_proj") and not found[6144, 4096].lm_head
-    assert found[960, 576].rows[-1] == 8192 and found[49152, 576].rows[-1] == 256
-    assert found[49152, 576].out_dtype == torch.float32
-
-
-def test_the_table_is_extended_shape_by_shape(tmp_path: Path) -> None:
-    small, large = (Shape(n, 64, False, ("x",)) for n in (96, 1024))
-    path = tmp_path / "table.json"
-    path.write_text("{}\n")
-    for shape, gpu in ((large, "GPU B"), (large, "GPU A"), (small, "GPU A"), (small, "GPU A")):
-        points = [point(shape, m, str(REFERENCE), 1.0, {"cublas": 2.0, "fixed": 3.0}) for m in (1, 2)]
-        matmul_tune.write_table(path, gpu, shape, points)
-    row = {"1": str(REFERENCE), "2": str(REFERENCE)}
-    rows = {"96,64": row, "1024,64": row}
-    assert json.loads(path.read_text()) == {"GPU A": {"bfloat16": rows}, "GPU B": {"bfloat16": {"1024,64": row}}}
-    assert path.read_text().index('"96,64"') < path.read_text().index('"1024,64"')
-    assert sum(line.startswith('   "') for line in path.read_text().splitlines()) == 3  # a line a shape
-    assert [p.name for p in tmp_path.iterdir()] == ["table.json"]
-
-
-def test_the_summary_names_the_median_and_the_worst() -> None:
-    shape = Shape(96, 64, False, ("x",))
-    points = [point(shape, m, "", 1.0 + m / 10, {"cublas": 1.0, "fixed": 5.0 - m}) for m in (1, 2, 4)]
-    median, fixed_median, worst, fixed_worst = summary_lines(points)
-    assert isinstance(median, Comparison) and isinstance(fixed_median, Comparison)
-    assert isinstance(worst, Comparison) and isinstance(fixed_worst, Comparison)
-    assert (round(median.ratio, 6), round(worst.ratio, 6)) == (1.2, 1.4) and median.passed is worst.passed is False
-    assert (fixed_median.ratio, fixed_worst.ratio, fixed_worst.passed) == (3.0, 4.0, None)
-    assert worst.case.endswith("N96 K64 M4") and fixed_worst.case.endswith("N96 K64 M1")
-
-
-@pytest.mark.gpu
-def test_tuning_finds_equal_schedules_and_writes_what_choose_reads(tmp_path: Path) -> None:
-    table, report = tmp_path / "table.json", tmp_path / "report.json"
-    arguments = ["--tune", "--shapes", "576,576", "--out", str(table), "--report", str(report), "--workers", "4"]
-    assert main(arguments) == 0
-    (rows,) = json.loads(table.read_text()).values()
-    assert list(rows["bfloat16"]["576,576"]) == [str(1 << i) for i in range(14)]
-    for m, text in rows["bfloat16"]["576,576"].items():
-        assert Schedule.parse(text) in candidates(torch.bfloat16, int(m), 576, 576, True)
-    written = json.loads(report.read_text())
-    assert written["differing"] == [] and len(written["times"]) == 14
-    for time in written["times"]:
-        assert 0 < time["floor_seconds"] < time["seconds"] < 0.01
-
-
-@pytest.mark.gpu
-def test_a_schedule_with_other_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tuner against a product that is wrong under every pointer schedule but the reference."""
-
-    def broken(*arguments: Tensor, schedule: Schedule, **options: torch.dtype) -> Tensor:
-        product = matmul(*arguments, schedule=schedule, **options)
-        return product if schedule == REFERENCE or schedule.form == "tma" else product + 1
-
-    monkeypatch.setattr(matmul_tune, "matmul", broken)
-    (shape,) = (s for s in shapes() if (s.n, s.k) == (576, 576))
-    x, weight = operands(shape, 64, torch.device(DEVICE))
-    found = matmul_tune.tune_point(shape, x, weight)
-    assert found.schedule.startswith("tma") and found.differing
-    assert all(text.startswith("pointer") for text in found.differing)
-
-
-def test_no_gpu_or_an_unknown_shape_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no shape"):
-        main(["--shapes", "1,1"])
-    if DEVICE == "cpu":
-        with pytest.raises(ConfigError, match="CUDA"):
-            main(["--tune"])
 
 
 def test_linear_remembers_which_operand_is_unaligned() -> None:

@@ -1,0 +1,124 @@
+"""What `verify` asks of a model, and how answers are compared and hashed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evalengine.certify import again, certificate, schedules
+from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
+from evalengine.certify.compare import Answer, Comparison
+from evalengine.certify.model import open_checkpoint
+from evalengine.certify.subject import Subject, open_subject, read_settings
+from evalengine.config import ModelConfig
+from evalengine.engine.loader import Checkpoint
+from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.errors import ConfigError
+
+CPU = ("engine.device=cpu", "numerics=exact")
+
+
+def test_cases_are_made_alike_everywhere_and_cross_the_borders() -> None:
+    built = build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 40960)
+    assert built == build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 40960)
+    assert 500 < max(case.room for case in build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 1000)) <= 1000
+    assert [case.key for case in built] == [case.request.request_id for case in built] == list(range(len(built)))
+    assert sum(case.new_tokens > 1 for case in built) >= 512, "a decode step of 512 sequences"
+    lengths = {case.length for case in built}
+    assert min(lengths) == 1 and max(lengths) == 3200 and {1023, 1024, 1025, 2048, 2049} <= lengths
+    requests = [case.request for case in built]
+    assert any(isinstance(r, GenerateRequest) and r.params.temperature > 0 for r in requests)
+    scored = sum(len(r.continuation_ids) for r in requests if isinstance(r, ScoreRequest))
+    assert scored > 8000, "a dozen schedules make 100,000 logprobs"
+    assert max(max(case.prompt) for case in built) > 100_000, "random ids are of the whole vocabulary"
+
+
+def test_a_slow_schedule_takes_fewer_requests() -> None:
+    built = build_cases(EFFORTS["cpu"], opened("asset:tinymath"), 1024)
+    few = affordable(built, 50, max_num_seqs=1, max_num_batched_tokens=1 << 16)
+    assert 0 < len(few) < len(built) and few == [case for case in built if case in few]
+    assert sum(case.new_tokens for case in few) <= 50
+    assert affordable(built, 0, 1, 1) == built[:1]
+    assert pool_pages(built, 16) >= sum(-(-case.length // 16) for case in built)
+
+
+def test_comparison_counts_bytes_and_shows_the_first() -> None:
+    comparison = Comparison()
+    expected = Answer([1, 2, 3], np.array([-1.0, -0.0, np.nan], np.float32))
+    comparison.add("s", "r", expected, Answer([1, 2, 3], expected.logprobs.copy()))
+    assert (comparison.logprobs, comparison.differing_logprobs) == (3, 0), "the same NaN is equal"
+    comparison.add("s", "r", expected, Answer([1, 2, 3], np.array([-1.0, 0.0, np.nan], np.float32)))
+    assert (comparison.differing_logprobs, comparison.differing_bytes) == (1, 1), "-0 is not +0"
+    assert str(comparison.first_difference) == "s: r, token 1: 0 (00000000) of id 2 against -0 (80000000) of id 2 alone"
+    comparison.add("s", "r", expected, Answer([1, 7], expected.logprobs[:2], "gone"))
+    assert (comparison.differing_logprobs, comparison.differing_bytes) == (3, 9), "another token, and a missing one"
+    comparison.add("s", "r", Answer([], expected.logprobs[:0]), expected)
+    assert comparison.logprobs == 12 and comparison.differing_logprobs == 6, "what should not be there differs"
+
+
+def test_answers_hash_covers_every_field() -> None:
+    answer = Answer([1, 2], np.array([-1.0, -2.0], np.float32))
+    others = [
+        {0: Answer([1, 3], answer.logprobs)},
+        {0: Answer([1, 2], np.nextafter(answer.logprobs, np.float32(0)))},
+        {1: answer},
+        {0: answer, 1: answer},
+    ]
+    hashes = {certificate.answers_sha256(x) for x in [{0: answer}, *others]}
+    assert len(hashes) == 5
+
+
+def opened(path: str, layers: int | None = None) -> Checkpoint:
+    return open_checkpoint(ModelConfig(name=path, path=path), layers)
+
+
+def test_shapes() -> None:
+    for name, layers, heads in (("qwen3-0.6b", 28, 16), ("qwen3-8b", 36, 32)):
+        spec = opened(f"shape:{name}").spec
+        assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (layers, heads, 8, 128)
+        assert spec.dtype == torch.bfloat16 and opened(f"shape:{name}", 2).spec.num_layers == 2
+    assert opened("shape:qwen3-0.6b").spec.tie_word_embeddings
+    assert abs(opened("shape:qwen3-8b").spec.num_parameters / 8.19e9 - 1) < 0.001
+    for arguments in (("shape:qwen9", None), ("shape:qwen3-8b", 0), ("shape:qwen3-8b", 99), ("asset:tinymath", 2)):
+        with pytest.raises(ConfigError, match=r"model.path=|--layers="):
+            opened(*arguments)
+
+
+def test_a_tasks_requests_are_those_of_a_run(small_checkpoint: Checkpoint) -> None:
+    subject = Subject((*CPU, "task=arithmetic", "limit=3", "task.num_fewshot=1"), "quick")
+    _, tasks = open_subject(subject.config, None)
+    asked = [case for case in subject.cases(small_checkpoint, tasks) if case.origin]
+    assert sorted(case.origin for case in asked) == [f"arithmetic, document {i}: " for i in range(3)]
+    assert asked[0].what.startswith(asked[0].origin + "generation after ")
+    tokenizer = small_checkpoint.tokenizer
+    for case in asked:
+        assert isinstance(case.request, GenerateRequest) and case.request.params.stop == ("Question:", "\n\n")
+        assert tokenizer.decode(case.request.prompt_ids).count("Question:") == 2
+        assert case.request.params.max_tokens == EFFORTS["quick"].answer_tokens
+    whole = Subject((*subject.words, "task.generation.max_gen_toks=30"), "quick")
+    uncut = [case.request for case in whole.cases(small_checkpoint, open_subject(whole.config, None)[1]) if case.origin]
+    assert all(isinstance(request, GenerateRequest) and request.params.max_tokens == 30 for request in uncut)
+    with pytest.raises(ConfigError, match=r"engine.num_threads: verify varies .*\n.*resume: verify leaves no run"):
+        read_settings(("engine.num_threads=1", "resume=never"))
+
+
+def test_a_pool_that_half_of_the_prompts_fill() -> None:
+    prompts = [[1] * 16 + [2] * 16, [1] * 16 + [3], [4] * 5, [5] * 64]
+    built = [Case(i, ScoreRequest(i, prompt, [5])) for i, prompt in enumerate(prompts)]
+    assert schedules.filled_pages(built[:3], 16) == 3, "[1] * 16 is one page"
+    assert schedules.filled_pages(built, 16) == 4, "the last one needs four by itself"
+
+
+def test_a_shape_is_asked_no_task() -> None:
+    assert Subject(("model.path=shape:qwen3-8b",), "gpu").task_names == []
+    assert Subject((), "cpu").task_names == ["arithmetic"]
+
+
+def test_answers_survive_the_way_to_another_process(tmp_path: Path) -> None:
+    answer = Answer([5, 6], np.array([np.nan, -0.0], np.float32))
+    again._save(tmp_path / "a.npz", [(Case(3, ScoreRequest(3, [1], [5, 6])), answer)])
+    found = again._load(tmp_path / "a.npz")
+    assert found[3].token_ids == [5, 6] and found[3].logprobs.tobytes() == answer.logprobs.tobytes()

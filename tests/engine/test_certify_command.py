@@ -1,0 +1,181 @@
+"""The command `verify`: its exit codes, its certificate, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.__main__ import main
+from evalengine.certify import axes, cases, cli, exact_kernels, kernels, proof
+from evalengine.certify.cases import EFFORTS
+from evalengine.engine import settings
+from evalengine.layers import attention_backends
+from evalengine.layers.exact import ExactOps
+
+ROOT = Path(__file__).parents[2]
+CPU = ("engine.device=cpu", "numerics=exact")
+TINY = cases.Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0, 2, 9)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates go to results/ below the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def run_cli(*arguments: str) -> int:
+    return main(["verify", *arguments])
+
+
+def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "made" / "certificate.json"
+    words = ("engine", *CPU, "--quick", "--axes", "order", "decode", "restart", "graphs")
+    assert run_cli(*words, "--out", str(out)) == 0
+    stdout, stderr = capsys.readouterr()
+    assert "verdict: IDENTICAL: 0 differing bytes in " in stdout.splitlines()[-1]
+    assert "graphs" in stdout and "skipped" in stdout and "fast (control)" in stdout
+    assert "verify: order: order 2: 0 of " in stderr
+    content = json.loads(out.read_text())
+    assert content["verdict"] == "IDENTICAL" and content["total"]["differing_bytes"] == 0
+    assert list(content["axes"]) == ["order", "decode", "graphs", "restart"]
+    assert content["axes"]["restart"]["schedules"][0]["new_process"] is True
+    assert content["axes"]["restart"]["logprobs"] > 300
+    assert content["total"]["logprobs"] == sum(axis["logprobs"] for axis in content["axes"].values())
+    assert content["negative_control"]["differing_logprobs"] > 0
+    assert content["subject"]["numerics"] == "exact" and len(content["subject"]["weights_sha256"]) == 64
+    assert content["contract_version"] == 1 and content["kernels"] is None and content["libraries"]["torch"]
+    assert sorted(out.parent.iterdir()) == [out, out.with_suffix(".md")]
+    assert content["requests"]["of_tasks"] == {"arithmetic": 1} and content["requests"]["answers_cut_at"] == 10
+    assert content["subject"]["tasks"] == ["arithmetic"]
+    page = out.with_suffix(".md").read_text()
+    assert page.startswith("# IDENTICAL: tinymath, arithmetic\n\nNo schedule changed a bit. 0 differing bytes in ")
+    assert content["code"]["commit"] in page and content["libraries"]["torch"] in page
+    assert "| restart | Another process | 1 |" in page and content["requests"]["answers_sha256"] in page
+
+
+def test_a_difference_is_shown_and_exits_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = ExactOps.log_softmax
+
+    def log_softmax(self: ExactOps, logits: Tensor) -> Tensor:
+        result = real(self, logits)
+        return torch.nextafter(result, torch.zeros(())) if len(logits) > 64 else result
+
+    monkeypatch.setattr(ExactOps, "log_softmax", log_softmax)
+    monkeypatch.setitem(EFFORTS, "quick", TINY)
+    monkeypatch.setattr(proof.Prover, "_control", lambda self: proof.AxisResult("control"))
+    out = tmp_path / "c.json"
+    assert run_cli("engine", *CPU, "--quick", "--axes", "order", "--out", str(out)) == 1
+    stdout = capsys.readouterr().out
+    assert "verdict: DIFFERENT" in stdout and "first difference: order, order 2: request " in stdout
+    assert proof.NONE_FOUND.split(":")[0] in " ".join(stdout.split()), "a silent control is said"
+    first = json.loads(out.read_text())["first_difference"]
+    assert first["expected"] != first["found"] and first["schedule"] == "order, order 2"
+
+
+@pytest.mark.parametrize("name", ["c.md", "certificates", "folder.json"])
+def test_a_certificate_that_could_not_be_written_is_refused_before_anything_runs(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """c.md would be overwritten by the certificate's own Markdown."""
+    (tmp_path / "folder.json").mkdir()
+    assert run_cli(*CPU, "model.path=/nowhere", "--out", str(tmp_path / name)) == 2
+    assert f"{name}: name a file that ends in .json" in capsys.readouterr().err
+
+
+def test_logprobs_are_asked_of_the_axis_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli("engine", *CPU, "--axes", "order", "--logprobs", "9") == 2
+    assert "--logprobs=9: only the axis mixed" in capsys.readouterr().err
+
+
+def test_kernels_that_failed_or_were_dropped_are_shown_and_exit_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`exact` runs in the place of `native` here, beside a planted verdict."""
+    drop = {"kernel": "matmul", "schedule": {"block_m": 64}, "where": "M1", "reason": "3 of 9 elements differ"}
+    verdict = {"schedules": 3, "checked": 4, "dropped": [drop], "failed": [], "cached": False, "seconds": 1.0}
+    real, out = settings.resolve_settings, tmp_path / "c.json"
+
+    def said(config: Any, invariant: bool, numerics: str, spec: Any) -> Any:
+        return replace(real(config, invariant, numerics, spec), numerics="native")
+
+    monkeypatch.setattr(settings, "resolve_settings", said)
+    monkeypatch.setattr(kernels, "schedules_verdict", lambda *args: verdict)
+    monkeypatch.setitem(EFFORTS, "quick", TINY)
+    words = (*CPU, "--quick", "--axes", "order", "--out", str(out))
+    assert run_cli(*words) == 0
+    stdout = capsys.readouterr().out
+    assert "kernels: dropped: matmul (block_m=64) at M1: 3 of 9 elements differ" in stdout
+    assert "kernels: failed" not in stdout and "\nverdict: IDENTICAL" in stdout
+    verdict["failed"] = ["read_out V9: 1 of 2 elements differ"]
+    assert run_cli(*words) == 1
+    stdout = capsys.readouterr().out
+    assert "kernels: failed: read_out V9: 1 of 2 elements differ" in stdout and "\nverdict: FAILED" in stdout
+    assert json.loads(out.read_text())["verdict"] == "FAILED"
+
+
+def test_exact_kernels_have_the_bits_of_every_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_cli("kernels", *CPU) == 0
+    out = capsys.readouterr().out
+    assert "exact: 10 kernels against the bits of every other machine, 0 failed" in out and kernels.NEEDS_CUDA in out
+    real = exact_kernels.exact.silu
+    monkeypatch.setattr(exact_kernels.exact, "silu", lambda x: torch.nextafter(real(x), torch.zeros(())))
+    assert run_cli("kernels", *CPU) == 1
+    out = capsys.readouterr().out
+    assert out.count("failed: ") == 1 and "failed: silu: its bits hash to " in out
+
+
+def test_a_cpu_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None; from evalengine.__main__ import main; "
+        "sys.exit(main(['verify', '--quick', 'engine.device=cpu', '--axes', 'ids']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and "verdict: IDENTICAL" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("what", ["engine", "kernels"])
+@pytest.mark.parametrize(
+    ("device", "capability", "triton", "said"),
+    [
+        ("cuda:9", (9, 0), True, "engine.device=cuda:9: this machine has 1 CUDA devices"),
+        ("cudafoo", (9, 0), True, "engine.device=cudafoo: must be auto, cpu, cuda or cuda:<number>"),
+        ("auto", (7, 5), True, "numerics=native: the kernels need bfloat16 tensor cores"),
+        ("cuda", (9, 0), False, "numerics=native: the kernels are written in Triton, which is not installed"),
+    ],
+)
+def test_what_the_settings_refuse_is_bad_usage(
+    what: str, device: str, capability: tuple[int, int], triton: bool, said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(attention_backends, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(kernels, "kernels_verdict", lambda *args, **more: pytest.fail("it ran"))
+    assert run_cli(what, f"engine.device={device}") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err
+
+
+def test_axes_of_the_command_are_the_axes_there_are() -> None:
+    assert set(cli.AXES) == set(axes.AXES) and len(cli.AXES) == len(axes.AXES)
+
+
+@pytest.mark.slow
+def test_the_default_on_a_cpu_takes_about_two_minutes() -> None:
+    command = [sys.executable, "-m", "evalengine", "verify", *CPU]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
