@@ -15,8 +15,10 @@ import triton.language as tl
 
 from evalengine.kernels.attention_parts import merge, normalized, reduce_chunk, slots
 
+TABLES = ("block_table", "seqlens_k")  # a step's own, whose width and alignment must not ask for another compilation
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["stride_bt"], do_not_specialize_on_alignment=TABLES)
 def decode_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, m_ptr, l_ptr, acc_ptr, block_table, seqlens_k, scale,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
@@ -55,7 +57,7 @@ def decode_kernel(
         tl.store(o_ptr + row * stride_ot + q_head[:, None] * stride_oh + column[None, :], o, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_bt"], do_not_specialize_on_alignment=TABLES)
 def score_kernel(
     q_ptr, k_ptr, d_ptr, top_ptr, block_table, seqlens_k,
     stride_qt, stride_qh, stride_slot, stride_head, stride_bt,
@@ -82,7 +84,7 @@ def score_kernel(
     tl.store(d_ptr + state[:, None] * BLOCK_N + key[None, :], d, mask=(r < G)[:, None])
 
 
-@triton.jit(do_not_specialize=["max_blocks"])
+@triton.jit(do_not_specialize=["max_blocks", "stride_bt"], do_not_specialize_on_alignment=TABLES)
 def value_kernel(
     d_ptr, top_ptr, v_ptr, o_ptr, m_ptr, l_ptr, acc_ptr, block_table, seqlens_k, max_blocks, scale,
     stride_ot, stride_oh, stride_slot, stride_head, stride_bt,
@@ -137,7 +139,7 @@ def value_kernel(
         tl.store(o_at, o, mask=(r < G)[:, None] & (column < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["max_chunks"])
+@triton.jit(do_not_specialize=["max_chunks"], do_not_specialize_on_alignment=["seqlens_k"])
 def merge_kernel(
     m_ptr, l_ptr, acc_ptr, o_ptr, seqlens_k, max_chunks, stride_ot, stride_oh,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK_N: tl.constexpr,

@@ -213,7 +213,7 @@ def _consumer(
         gl.store(o_ptr + o_offset, gl.convert_layout(o.to(DTYPE), io), mask=real)
 
 
-@gluon.jit(do_not_specialize=["tiles"])
+@gluon.jit(do_not_specialize=["tiles", "stride_bt"])
 def prefill_kernel(
     q_ptr, q_desc, k_desc, v_desc, v_ptr, o_ptr, block_table, table, tiles, heads, scale,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt,

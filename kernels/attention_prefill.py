@@ -26,7 +26,10 @@ def sequence_of(tile, cu_seqlens_q, num_seqs, G: tl.constexpr, M: tl.constexpr, 
     return s, tile - ((tl.load(cu_seqlens_q + s) - base) * G // M + s)
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(
+    do_not_specialize=["num_seqs", "stride_bt"],
+    do_not_specialize_on_alignment=["block_table", "cu_seqlens_q", "seqlens_k"],  # they start at the first prefill
+)
 def prefill_kernel(
     q_ptr, k_src, v_src, o_ptr, block_table, cu_seqlens_q, seqlens_k, num_seqs, scale,
     stride_qt, stride_qh, stride_ot, stride_oh, stride_slot, stride_head, stride_bt,

@@ -309,7 +309,7 @@ def _launch(
     a_batch, (a_row, a_k) = a.stride(0) if batch else 0, a.stride()[-2:]
     b_batch, b_k, b_column = b_strides
     tiles = -(-m // s.block_m) * -(-n // s.block_n)
-    mask_a = a_k != 1 or 2 * m <= s.block_m
+    mask_a = a_k != 1 or s.masks_rows(m)
     if s.form == "pointer":
         grid = (tiles * (batch[0] if batch else 1), 1, 1)
         args: tuple = (a, b, bias, c, m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column)

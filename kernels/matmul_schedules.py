@@ -54,6 +54,14 @@ class Schedule:
         largest = 1 << (self.block_n.bit_length() - 1)
         return largest, self.block_n - largest
 
+    def masks_rows(self, m: int) -> bool:
+        """Whether a tile's rows past the m-th are masked (half of them and more), which is another compiled kernel."""
+        return self.form == POINTER and 2 * m <= self.block_m
+
+    def loops(self, m: int, n: int, programs: int) -> bool:
+        """Whether one of so many persistent programs has a second tile of [m, n]."""
+        return self.persistent and -(-m // self.block_m) * -(-n // self.block_n) > programs
+
     def __str__(self) -> str:
         """Compact and readable, the table's form: "tma 128x256x64 w8 s3 g8 persistent"."""
         flags = (

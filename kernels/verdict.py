@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from evalengine.kernels import attention, matmul_schedules, softmax
 
@@ -31,6 +33,23 @@ class Verdict:
         """The schedule is not to be chosen again in this process."""
         self.dropped.append({"kernel": kernel, "schedule": asdict(schedule), "where": where, "reason": reason})
         exclude(self.dropped[-1])
+
+    def compare(
+        self, kernel: str, schedule: Any, where: str, run: Callable[[], Tensor], expected: Tensor
+    ) -> None:
+        """Runs a schedule; drops it if a byte differs, or if it does not run at all (its tile may not fit this GPU)."""
+        self.schedules.add((kernel, schedule))
+        self.checked += 1
+        try:
+            different = count_differing(run(), expected)
+        except torch.OutOfMemoryError:  # of the GPU, for the data: no fault of the schedule
+            raise
+        except Exception as error:
+            self.lasting &= isinstance(error, OutOfResources)
+            self.drop(kernel, schedule, where, f"does not run: {type(error).__name__}: {error}"[:300])
+            return
+        if different:
+            self.drop(kernel, schedule, where, f"{different} of {expected.numel()} elements differ")
 
     def require_equal(self, what: str, found: Tensor, expected: Tensor) -> None:
         """Of two kernels that must give the same bytes."""

@@ -17,7 +17,8 @@ import torch
 
 from evalengine.kernels import verdict_cache
 from evalengine.kernels.verdict import Verdict, exclude
-from evalengine.kernels.verify_cases import verify_attention, verify_matmul, verify_rows
+from evalengine.kernels.verify_attention import verify_attention
+from evalengine.kernels.verify_cases import verify_matmul, verify_rows
 
 LOGITS_BYTES = 64 << 20  # of a slice of logits: lm_head's rows at once, those of engine/model_runner.py
 PAGE_SIZES = (64,)  # the engine's default

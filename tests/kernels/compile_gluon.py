@@ -43,7 +43,7 @@ def _compile(
 
 
 def prefill(group: int, head_dim: int) -> dict[str, Any]:
-    """The Hopper prefill kernel, with strides and pointers aligned to 16."""
+    """The Hopper prefill kernel, with pointers and strides (but the block table's) aligned to 16."""
     from evalengine.kernels.attention_hopper import STAGES
     from evalengine.kernels.attention_hopper_kernel import prefill_kernel
 
@@ -64,7 +64,8 @@ def prefill(group: int, head_dim: int) -> dict[str, Any]:
             signature[name] = "*i32"
         else:
             signature[name] = "fp32" if name == "scale" else "i32"
-    aligned = {name for name, kind in signature.items() if kind.startswith("*") or name.startswith("stride")}
+    strides = {name for name in signature if name.startswith("stride") and name != "stride_bt"}
+    aligned = {name for name, kind in signature.items() if kind.startswith("*")} | strides
     compiled = _compile(prefill_kernel, signature, constants, aligned, 90)
     initialised = len(re.findall(r"mbarrier\.init", compiled.asm["ptx"]))
     case = {"group": group, "head_dim": head_dim, "initialised": initialised}

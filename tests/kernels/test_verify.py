@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from triton.runtime.errors import OutOfResources
 
 from evalengine.engine import model_runner
 from evalengine.kernels import (
-    attention,
     log_softmax,
     matmul,
     matmul_schedules,
@@ -28,12 +27,11 @@ from evalengine.kernels import (
     verify,
     verify_cases,
 )
-from evalengine.kernels.verdict import MODULES, Verdict, count_differing
+from evalengine.kernels.verdict import Verdict, count_differing
+from tests.kernels.verify_double import DEVICE, GPU
+from tests.kernels.verify_double import alone as alone  # a fixture of every test here
 
-GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if GPU else "cpu")
 SHAPE = (48, 40)  # N, K
-SHORT = ((1, 1), (1, 70), (3, 3), (5, 67))
 TINY = {
     "hidden_size": 32,
     "intermediate_size": 24,
@@ -48,38 +46,11 @@ TINY = {
 }
 
 
-class Integers:
-    """Stands in for `verify_cases._Random`: -2 ... 2."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._generator = dtype, torch.Generator().manual_seed(0)
-
-    def __call__(self, *shape: int) -> Tensor:
-        return torch.randint(-2, 3, shape, generator=self._generator).to(self._dtype).to(DEVICE)
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A cache of its own, nothing excluded before or after, exact data under the interpreter."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if not GPU:
-        monkeypatch.setattr(verify_cases, "_Random", Integers)
-    for module in MODULES.values():
-        monkeypatch.setattr(module, "excluded", set())
-    yield
-
-
 def check_matmul(
     dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None, biased: bool = False
 ) -> Verdict:
     verdict = Verdict()
     verify_cases.verify_matmul(verdict, [(*SHAPE, biased)], dtype, DEVICE, out, max_rows=rows)
-    return verdict
-
-
-def check_attention(page_size: int = 16) -> Verdict:
-    verdict = Verdict()
-    verify_cases.verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
     return verdict
 
 
@@ -106,7 +77,39 @@ def wrong_for(schedule: matmul.Schedule, real: Callable[..., Tensor]) -> Callabl
 def test_equal_schedules_pass(dtype: torch.dtype, out: torch.dtype | None) -> None:
     verdict = check_matmul(dtype, out=out)
     assert not verdict.dropped and not verdict.failed
-    assert verdict.checked == len(verdict.schedules) > 1
+    assert verdict.checked > len(verdict.schedules) > 1, "one of them with masked rows and without"
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_schedule_wrong_only_where_rows_are_masked_or_only_where_not_is_dropped(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One schedule serves 1 row and 15, and half a tile of masked rows makes another kernel of it."""
+    bad, real = chosen(1), matmul.matmul
+    assert bad == chosen(15) and bad.masks_rows(1) and not bad.masks_rows(15)
+    wrong = wrong_for(bad, real)
+
+    def product(a: Tensor, *rest: Any, **more: Any) -> Tensor:
+        return (wrong if bad.masks_rows(len(a)) == masked else real)(a, *rest, **more)
+
+    monkeypatch.setattr(matmul, "matmul", product)
+    (drop,) = check_matmul().dropped
+    assert matmul.Schedule(**drop["schedule"]) == bad and drop["where"].startswith("M7 " if masked else "M15 ")
+
+
+@pytest.mark.parametrize(("n", "rows"), [(256, 33), (256, 4000), (40, 4000)])
+def test_a_persistent_schedule_is_compared_where_a_program_has_a_second_tile(
+    n: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    persistent = matmul.Schedule("tma", 128, 128, 64, persistent=True)
+    monkeypatch.setattr(matmul_schedules, "_choose", lambda *key: persistent if key[2] > 16 else matmul.REFERENCE)
+    gpu = matmul._Gpu("GPU X", 4, True)
+    found = dict(verify_cases._chosen(gpu, n, 64, torch.float16, torch.float16, 8192, rows))
+    second = {256: 383, 40: 639}[n]  # 2 or 1 tiles a row of tiles, 4 programs
+    assert found[persistent] == (max(rows, second)) and persistent.loops(second, n, 4)
+    assert not persistent.loops(second - 128, n, 4)
+    few = dict(verify_cases._chosen(gpu, n, 64, torch.float16, torch.float16, 100, rows))
+    assert few[persistent] == min(rows, 100), "an engine of 100 rows has no second tile"
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -120,7 +123,7 @@ def test_a_schedule_wrong_only_with_a_bias_is_dropped_where_there_is_one(
         matmul, "matmul", lambda *args, **more: (real if more["bias"] is None else wrong)(*args, **more)
     )
     dropped = check_matmul(biased=biased).dropped
-    assert [matmul.Schedule(**drop["schedule"]) for drop in dropped] == [bad] * biased
+    assert {matmul.Schedule(**drop["schedule"]) for drop in dropped} == ({bad} if biased else set())
     assert all("with a bias" in drop["where"] for drop in dropped)
 
 
@@ -144,7 +147,8 @@ def test_a_wrong_schedule_is_dropped_and_never_chosen_again(
     assert len({bad, other, matmul.REFERENCE}) == 3
     monkeypatch.setattr(matmul, "matmul", wrong_for(bad, matmul.matmul))
     with caplog.at_level(logging.WARNING):
-        (drop,) = check_matmul().dropped
+        drop, same = check_matmul().dropped
+    assert drop["schedule"] == same["schedule"] and (drop["where"][:3], same["where"][:3]) == ("M7 ", "M15")
     assert drop["kernel"] == "matmul" and "1 of " in drop["reason"]
     assert matmul.Schedule(**json.loads(json.dumps(drop["schedule"]))) == bad
     assert "is not used on this machine" in caplog.text and str(bad) in caplog.text
@@ -160,7 +164,7 @@ def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch
         return real(*args, **more)
 
     monkeypatch.setattr(matmul, "matmul", product)
-    (drop,) = check_matmul().dropped
+    drop, _ = check_matmul().dropped
     assert drop["reason"] == "does not run: RuntimeError: out of shared memory" and chosen(1) == matmul.REFERENCE
 
 
@@ -188,7 +192,7 @@ def test_a_second_verdict_drops_what_the_first_one_did(monkeypatch: pytest.Monke
     assert check_matmul().dropped == check_matmul().dropped != []
 
 
-@pytest.mark.parametrize(("vocab_size", "most"), [(151936, 110), (1 << 20, 16), (1000, verify_cases.MAX_ROWS)])
+@pytest.mark.parametrize(("vocab_size", "most"), [(151936, 110), (1 << 20, 15), (1000, verify_cases.MAX_ROWS)])
 def test_lm_head_is_compared_for_the_slices_it_computes(
     vocab_size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,8 +204,8 @@ def test_lm_head_is_compared_for_the_slices_it_computes(
         return torch.zeros(1, dtype=out_dtype or a.dtype)
 
     monkeypatch.setattr(matmul, "matmul", product)
-    monkeypatch.setattr(verify_cases, "count_differing", lambda *args: 0)
-    monkeypatch.setattr(verify_cases, "_Random", lambda *args: lambda *shape: torch.zeros(1).expand(*shape))
+    monkeypatch.setattr("evalengine.kernels.verdict.count_differing", lambda *args: 0)
+    monkeypatch.setattr(verify_cases, "Random", lambda *args: lambda *shape: torch.zeros(1).expand(*shape))
     for name in ("verify_attention", "verify_rows"):
         monkeypatch.setattr(verify, name, lambda *args: None)
     assert verify.LOGITS_BYTES == model_runner.LOGITS_BYTES
@@ -215,36 +219,6 @@ def test_minus_zero_and_a_nan_are_bytes_too() -> None:
     assert count_differing(one, torch.tensor([-0.0, 1.0, float("nan")])) == 1
 
 
-@pytest.mark.parametrize("page_size", [16, 64])
-def test_attention_passes(page_size: int) -> None:
-    verdict = check_attention(page_size)
-    assert not verdict.failed and verdict.checked == len(verdict.schedules) + 1
-    if GPU:  # numpy's products, as the module says
-        assert not verdict.dropped
-
-
-def test_a_reference_that_does_not_fit_the_gpu_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def paged_attention(*args: Any) -> Tensor:
-        raise OutOfResources(147_456, 101_376, "shared memory")
-
-    monkeypatch.setattr(attention, "paged_attention", paged_attention)
-    verdict = check_attention()
-    (failed,) = verdict.failed
-    assert "the reference schedule does not fit on this GPU" in failed and "147456" in failed
-
-
-def test_decode_that_differs_from_prefill_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = attention.paged_attention
-
-    def paged_attention(*args: Any) -> Tensor:
-        out = real(*args)
-        return out if args[3].num_decodes else out + 2**-12  # args[3]: the batch
-
-    monkeypatch.setattr(attention, "paged_attention", paged_attention)
-    (failed,) = check_attention().failed
-    assert failed.startswith("attention, decode against prefill") and "elements differ" in failed
-
-
 def rows_verdict() -> Verdict:
     verdict = Verdict()
     verify_cases.verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5, most_logits=800)
@@ -253,21 +227,21 @@ def rows_verdict() -> Verdict:
 
 def test_fused_kernels_equal_their_parts() -> None:
     verdict = rows_verdict()
-    assert not verdict.failed and not verdict.dropped and verdict.checked == 13
+    assert not verdict.failed and not verdict.dropped and verdict.checked == 17
 
 
 def test_a_fused_kernel_that_differs_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     real = log_softmax.read_out
     monkeypatch.setattr(log_softmax, "read_out", lambda *args: (real(*args)[0], real(*args)[1] * (1 + 2**-20)))
     failed = rows_verdict().failed
-    assert len(failed) == 2 and all(text in caplog.text for text in failed)
-    assert failed[0].startswith("read_out V101, a column a row, against log_softmax: ")
+    assert len(failed) == 4 and all(text in caplog.text for text in failed)
+    assert failed[0].startswith("read_out V101, 7 rows, a column a row, against log_softmax: ")
 
 
 def test_a_greedy_token_that_differs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     real = log_softmax.read_out
     monkeypatch.setattr(log_softmax, "read_out", lambda *args: (real(*args)[0] + 1, real(*args)[1]))
-    assert [text.split(": ")[1] for text in rows_verdict().failed] == ["the greedy token"] * 2
+    assert [text.split(": ")[1] for text in rows_verdict().failed] == ["the greedy token"] * 4
 
 
 def test_a_softmax_schedule_that_differs_or_does_not_run_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
