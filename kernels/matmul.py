@@ -239,6 +239,13 @@ def bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, schedule:
     return _product(a, b, None, out_dtype, schedule=schedule)
 
 
+def schedule_for(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Schedule:
+    """The schedule that `matmul(a, b)`, or `bmm`, takes."""
+    gpu, (k, n) = _gpu(a.get_device()), b.shape[-2:]
+    fit = _descriptors_fit(a, b, b.stride(-1), b.stride(-2), n, out_dtype or a.dtype, gpu)
+    return choose(gpu.name, a.dtype, a.shape[-2], n, k, fit)
+
+
 def _product(
     a: Tensor,
     b: Tensor,
@@ -278,11 +285,7 @@ def _product(
     if c.numel() == 0:
         return c
     gpu = _gpu(device)
-    tma_ok = (
-        gpu.descriptors and not batch and k > 0 and dtype != torch.float32
-        and _rows_aligned(a, a.stride(-2), a.stride(-1), k) and _rows_aligned(b, b_strides[2], b_strides[1], k)
-        and n * c.element_size() % 16 == 0
-    )  # fmt: skip
+    tma_ok = _descriptors_fit(a, b, b_strides[2], b_strides[1], n, c.dtype, gpu)
     if schedule is None:
         schedule = choose(gpu.name, dtype, m, n, k, tma_ok)
     elif schedule.form == "tma" and not tma_ok:
@@ -353,6 +356,18 @@ def _gpu(device: int) -> _Gpu:
         return _Gpu("cpu", 2, True)
     properties = torch.cuda.get_device_properties(device)
     return _Gpu(properties.name, properties.multi_processor_count, properties.major in (9, 10))
+
+
+def _descriptors_fit(
+    a: Tensor, b: Tensor, b_column: int, b_k: int, n: int, out_dtype: torch.dtype, gpu: _Gpu
+) -> bool:
+    """Whether a schedule of the form "tma" may be taken; b_column, b_k: b's strides over N and K."""
+    k = a.shape[-1]
+    return (
+        gpu.descriptors and a.ndim == 2 and k > 0 and a.dtype != torch.float32
+        and _rows_aligned(a, a.stride(0), a.stride(1), k) and _rows_aligned(b, b_column, b_k, k)
+        and n * out_dtype.itemsize % 16 == 0
+    )  # fmt: skip
 
 
 def _rows_aligned(x: Tensor, row_stride: int, k_stride: int, k: int) -> bool:

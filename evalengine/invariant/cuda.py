@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evalengine.invariant import first_use
 from evalengine.invariant.overrides import Kernel, Overrides, aten, covered, plus_product, refused, stock
-from evalengine.kernels import log_softmax, matmul, mean, softmax
+from evalengine.kernels import log_softmax, mean, softmax
 
 _FUSED_ATTENTION = (
     "_scaled_dot_product_flash_attention",
@@ -31,10 +32,10 @@ class CUDAOverrides(Overrides):
     device = "cuda"
 
     def product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        return matmul.matmul(a, b, out_dtype=dtype)
+        return first_use.matmul(a, b, out_dtype=dtype)
 
     def batched_product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        return matmul.bmm(a, b, out_dtype=dtype)
+        return first_use.bmm(a, b, out_dtype=dtype)
 
     def softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         return softmax.softmax(x, dim, dtype)
@@ -62,7 +63,7 @@ class CUDAOverrides(Overrides):
     def _addmm(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         plain = beta == alpha == 1 and bias.ndim == 1 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]
         if plain and bias.shape == b.shape[1:] and covered(bias, a, b):
-            return matmul.matmul(a, b, bias, round_product=True)  # `plus_product` in the kernel's epilogue
+            return first_use.matmul(a, b, bias, round_product=True)  # `plus_product` in the kernel's epilogue
         return super()._addmm(bias, a, b, beta=beta, alpha=alpha)
 
     def _mm_dtype(self, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
