@@ -15,8 +15,9 @@ test:
 test-all:
 	$(PYTHON) -m pytest -q -n $(WORKERS)
 
+# What passed goes, with GPU, versions and commit, to a file that can be committed as results/reference/gpu-tests.json.
 test-gpu:
-	$(PYTHON) -m pytest -q -m gpu
+	$(PYTHON) -m pytest -q -n $(WORKERS) -m gpu --results results/gpu-tests.json
 
 # Every kernel and whole forward steps beside their comparisons, on this machine's GPU, into results/reference.
 bench:

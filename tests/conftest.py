@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest_plugins = ["tests.results_file"]
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined: the kernels' tests run on the CPU
 
