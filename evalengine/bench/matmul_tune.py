@@ -22,6 +22,7 @@ from torch import Tensor
 
 from evalengine.bench.matmul import (
     FIXED,
+    ROWS,
     Point,
     Shape,
     cublas,
@@ -77,8 +78,8 @@ def tune(
 
 def tune_shape(device: torch.device, shape: Shape) -> list[Point]:
     free_memory()
-    rows, weight = operands(shape, max(shape.rows), device)
-    return [tune_point(shape, rows[:m], weight) for m in shape.rows]
+    rows, weight = operands(shape, max(ROWS), device)
+    return [tune_point(shape, rows[:m], weight) for m in ROWS]
 
 
 def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
@@ -118,7 +119,7 @@ def compile_all(chosen: Iterable[Shape], workers: int) -> None:
     """Fills Triton's cache on disk, `workers` processes at a time."""
     jobs: set[Job] = set()
     for shape in chosen:
-        for m in shape.rows:
+        for m in ROWS:
             found = candidates(DTYPE, m, shape.n, shape.k, True)
             for s in (*found, REFERENCE, FIXED):
                 rows = 1 if s.form == "pointer" and 2 * m <= s.block_m else s.block_m  # few rows: another kernel

@@ -108,7 +108,6 @@ def test_shapes_of_the_models() -> None:
     found = {(s.n, s.k): s for s in shapes()}
     assert len(found) == len(shapes()) == 32
     assert found[6144, 4096].names == ("Qwen3-8B qkv_proj", "Llama-3.1-8B qkv_proj") and not found[6144, 4096].lm_head
-    assert found[960, 576].rows[-1] == 8192 and found[49152, 576].rows[-1] == 256
     assert found[49152, 576].out_dtype == torch.float32
 
 
