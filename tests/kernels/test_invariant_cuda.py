@@ -143,6 +143,10 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "matmul": lambda x: x @ weight_like(x).t(),
     "einsum": lambda x: torch.einsum("mk,nk->mn", x, weight_like(x)),
     "bmm": lambda x: torch.bmm(x[:, None], weight_like(x).t().expand(len(x), -1, -1))[:, 0],
+    "baddbmm": lambda x: torch.baddbmm(x[:, None, :1024], x[:, None], weight_like(x).t().expand(len(x), -1, -1))[:, 0],
+    "mv": lambda x: torch.mv(x, weight_like(x)[0]),
+    "addmv": lambda x: torch.addmv(x[:, 0], x, weight_like(x)[0]),
+    "attention": lambda x: F.scaled_dot_product_attention(x.view(len(x), 24, 1, 128), *keys_like(x)).view(len(x), -1),
     "softmax": lambda x: x.softmax(-1),
     "log_softmax": lambda x: x.log_softmax(-1),
     "mean": lambda x: x.mean(-1, keepdim=True),
@@ -152,6 +156,11 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def weight_like(x: Tensor) -> Tensor:
     return randn(1024, 3072, seed=1, dtype=x.dtype)
+
+
+def keys_like(x: Tensor) -> list[Tensor]:
+    """K and V of 24 heads, the same for every row of x."""
+    return [randn(24, 53, 128, seed=seed, dtype=x.dtype).expand(len(x), -1, -1, -1) for seed in (4, 5)]
 
 
 @pytest.mark.gpu
