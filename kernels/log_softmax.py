@@ -61,7 +61,7 @@ def _leave(row, columns, best, m, term, column, z, row_ptr, greedy_ptr, out_ptr,
     tl.store(greedy_ptr + row, tl.where(term == term, best, columns).to(tl.int64))
     if EACH:
         z = tl.where(column < 0, m, z)  # of equal logprobs, that of the maximum
-        tl.store(out_ptr + row, tl.where(term == term, softmax.finish(z, m, term, True), term))
+        tl.store(out_ptr + row, softmax.finish(z, m, term, True))
     else:
         tl.store(row_ptr + 2 * row, m)
         tl.store(row_ptr + 2 * row + 1, term)

@@ -110,6 +110,11 @@ def test_qk_norm_rope_store_fused_gives_the_same_bytes(with_norms: bool, dtype: 
     assert pools[0].any()
 
 
+def one_nan(x: Tensor) -> Tensor:
+    """A GPU has one NaN for all that it computes; the interpreter is numpy, where a NaN keeps its operand's bits."""
+    return x if DEVICE == "cuda" or not x.is_floating_point() else torch.where(x.isnan(), torch.nan, x)
+
+
 def test_read_out_fused_gives_the_same_bytes() -> None:
     """Ties, logits that differ where their logprobs do not, a NaN, an infinity, GREEDY, fewer columns than rows."""
     ours, _ = ops_for(torch.float32)
@@ -128,7 +133,7 @@ def test_read_out_fused_gives_the_same_bytes() -> None:
             assert_bitwise_equal(actual, expected)
     each = columns[torch.tensor([0, 2, 4, 6, 8, 9], device=DEVICE)]
     for actual, expected in zip(*(ops.read_out(logits, None, each) for ops in (ours, in_parts(ours))), strict=True):
-        assert_bitwise_equal(actual, expected)
+        assert_bitwise_equal(one_nan(actual), one_nan(expected))
     greedy = ours.read_out(logits, rows, columns)[0].tolist()
     assert greedy[1:3] == [77, 9001] and greedy[4] == 0
 
