@@ -46,6 +46,13 @@ TINY = {
 }
 
 
+@pytest.fixture
+def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules as on a GPU without a table: one for 1 to 16 rows, another for thousands."""
+    monkeypatch.setattr(matmul_schedules, "_tuned", lambda name: {})
+    monkeypatch.setattr(matmul_schedules, "_choose", matmul_schedules._choose.__wrapped__)  # no memory of others
+
+
 def check_matmul(
     dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None, biased: bool = False
 ) -> Verdict:
@@ -81,6 +88,7 @@ def test_equal_schedules_pass(dtype: torch.dtype, out: torch.dtype | None) -> No
 
 
 @pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.usefixtures("untuned")
 def test_a_schedule_wrong_only_where_rows_are_masked_or_only_where_not_is_dropped(
     masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +148,7 @@ def test_the_products_that_a_model_biases_are_compared_with_a_bias(
     assert shapes == [*attention_layers, (48, 32, False), (32, 24, False), (100, 32, False)]
 
 
+@pytest.mark.usefixtures("untuned")
 def test_a_wrong_schedule_is_dropped_and_never_chosen_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,6 +164,7 @@ def test_a_wrong_schedule_is_dropped_and_never_chosen_again(
     assert chosen(1) == matmul.REFERENCE and chosen(8192) == other
 
 
+@pytest.mark.usefixtures("untuned")
 def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     bad, real = chosen(1), matmul.matmul
 
