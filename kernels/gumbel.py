@@ -2,8 +2,11 @@
 
     n rows, V vocabulary.
 
-In torch ops the noise of 256 rows of 151936 tokens is 200 passes over 311 MB. Here it is one write. The float64
-arithmetic is that of `exact_math.log` and `exact_math.reciprocal`, operation by operation, none of them fused.
+Rounding points (NUMERICS.md, `native` as `exact`): Philox4x32-10, counted by (token id, position): Gumbel noise through
+own log. u = (first word + 1/2) 2^-32 is exact; then -log(-log u), the float64 arithmetic of `exact_math.log` and
+`exact_math.reciprocal` operation by operation: each is rounded, none is fused. Any block gives the same bits.
+
+In torch ops the noise of 256 rows of 151936 tokens is 200 passes over 311 MB. Here it is one write.
 """
 
 from __future__ import annotations

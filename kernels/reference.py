@@ -1,14 +1,16 @@
 """Float64 truth for each op, plain and short: what the kernels are tested against, never an engine path.
 
-    T tokens, K input features, N output features, I intermediate size, Hq/Hkv heads, D head_dim.
+    T tokens, K input features, N output features, I intermediate size, Hq/Hkv heads, D head_dim, n rows, V vocabulary.
 
-Inputs of any float dtype, outputs float64.
+Inputs of any float dtype, outputs float64; a KV write's are pools of their own dtype, sampling's are token ids.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+_MASK32 = 0xFFFFFFFF
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -55,6 +57,19 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((x1 * c - x2 * s, x2 * c + x1 * s), -1)
 
 
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
+    """[T, Hkv, D] twice, [B, block, Hkv, D] pools, int64 [T] -> copies of the pools after the write, token by token.
+
+    Each number is rounded once, to the pools' dtype. Slot -1 is skipped; of equal slots the last token's stays.
+    """
+    pools = k_cache.clone(), v_cache.clone()
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            for new, pool in zip((k, v), pools, strict=True):
+                pool[slot // pool.shape[1], slot % pool.shape[1]] = new[token].to(pool.dtype)
+    return pools
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -78,3 +93,54 @@ def paged_attention(
         outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
         start += queries
     return torch.cat(outputs)
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 of 32-bit words, in Python's integers."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _MASK32, (p0 >> 32) ^ c3 ^ k1, p0 & _MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    return c0, c1, c2, c3
+
+
+def gumbel_noise(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """int64 [n] (64 bits), int64 [n] below 2^32 -> [n, V]: -log(-log u), u = (Philox's first word + 1/2) 2^-32.
+
+    The counter is (token id, position, 0, 0), the key its low word and its high word. About 10 us a number.
+    """
+    words = [
+        philox((token, position, 0, 0), (key & _MASK32, (key >> 32) & _MASK32))[0]
+        for key, position in zip(keys.tolist(), positions.tolist(), strict=True)
+        for token in range(vocab_size)
+    ]
+    uniform = (torch.tensor(words, dtype=torch.float64, device=keys.device) + 0.5) * 2.0**-32
+    return -(-uniform.log()).log().view(len(keys), vocab_size)
+
+
+def kept_tokens(logprobs: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """[V] -> int64 ids of what may be drawn, by (probability descending, id ascending).
+
+    Of the top_k most probable tokens (0: of all), the fewest whose mass reaches the part top_p of these tokens' mass.
+    """
+    ids = logprobs.argsort(descending=True, stable=True)[: top_k or None]
+    if top_p >= 1:
+        return ids
+    mass = (logprobs[ids].double() / temperature).softmax(0).cumsum(0)
+    return ids[: int((mass < top_p * mass[-1]).sum()) + 1]
+
+
+def sample(logprobs: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, noise: Tensor) -> Tensor:
+    """[n, V], [n] > 0, int64 [n] (0: off), [n], `gumbel_noise` [n, V] -> int64 [n], row by row.
+
+    Of the tokens that are kept, that of the largest logprob / temperature + noise; of equals the lowest id. No NaN.
+    """
+    drawn = []
+    settings = zip(temperatures.tolist(), top_k.tolist(), top_p.tolist(), strict=True)
+    for row, (temperature, k, p) in enumerate(settings):
+        ids = kept_tokens(logprobs[row], temperature, k, p)
+        noisy = logprobs[row, ids].double() / temperature + noise[row, ids]
+        drawn.append(int(ids[noisy == noisy.max()].min()))
+    return torch.tensor(drawn, dtype=torch.int64, device=logprobs.device)

@@ -4,8 +4,13 @@
 
 The noise of a token is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11) of
 (request key; token id, position): no state, no batch slot, so a sample depends on nothing but what is sampled.
-exp and log are the project's own (`exact_math`), and sums are integer sums, so that one set of logprobs gives one
-token on every device. Ties go to the lowest token id.
+
+Rounding points (NUMERICS.md, `native` as `exact`): Gumbel noise through own log; top-k and top-p over (probability
+descending, id ascending) with int64 mass; ties to the lowest id. Logprobs are float32, all that follows is float64:
+the logprob times 1 / T, each rounded; u = (word + 1/2) 2^-32, exact; the noise -log(-log u); their sum, rounded. A
+token's mass is the own exp of its distance from the row's largest, rounded to a multiple of 2^-44. Masses add exactly;
+the mass before a token and the total are rounded to float64, the total times top_p is rounded, and the two compared.
+exp and log are `exact_math`'s: one set of logprobs gives one token on every device.
 """
 
 from __future__ import annotations

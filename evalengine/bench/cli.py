@@ -27,7 +27,7 @@ writes the lines to FOLDER (default results/reference) as JSON and as a Markdown
 
   matmul      linear layers' shapes, beside cuBLAS and beside one fixed tile
   attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
-  rows        norms, softmaxes, SiLU, RoPE and KV writes beside a copy of the same bytes
+  rows        norms, means, softmaxes, SiLU, RoPE, KV writes and sampling beside a copy of the same bytes
   forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native beside fast
   --tune      makes the table of matmul schedules instead; --shapes times some (options: bench matmul --tune --help)
 

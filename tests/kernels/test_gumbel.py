@@ -1,4 +1,4 @@
-"""The noise kernel: the bits of the noise written in torch ops."""
+"""The noise kernel: float64 truth, and the bits of the noise written in torch ops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import gumbel, sampling
+from evalengine.kernels import gumbel, reference, sampling
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,6 +26,14 @@ def test_bits_of_the_torch_ops(n: int, vocab: int) -> None:
     keys, positions = rows(n)
     noise = gumbel.gumbel_noise(keys.to(DEVICE), positions.to(DEVICE), vocab)
     assert_bitwise_equal(noise, sampling.gumbel_noise(keys, positions, vocab))
+
+
+def test_against_float64() -> None:
+    keys, positions = (x.to(DEVICE) for x in rows(5))
+    truth = reference.gumbel_noise(keys, positions, 513)
+    error = (gumbel.gumbel_noise(keys, positions, 513) - truth).abs()
+    assert (error <= 1e-14 * (1 + truth.abs())).all()
+    assert (reference.gumbel_noise(keys, positions ^ 1, 513) - truth).abs().min() > 1e-14  # another position's is not
 
 
 def test_noise_is_gumbels() -> None:

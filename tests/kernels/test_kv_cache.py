@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import kv_cache, rope
+from evalengine.kernels import kv_cache, reference, rope
 from evalengine.layers import kv_cache as plain
 from tests.bitwise import assert_bitwise_equal, count_differing
 
@@ -34,17 +34,19 @@ def slots_for(tokens: int, pages: int, page: int) -> Tensor:
     "tokens_heads_dim", [(0, 2, 64), (1, 1, 48), (17, 3, 80), (7, 2, 96), (3, 17, 128), (2, 1, 256)]
 )
 @pytest.mark.parametrize("page", [1, 16, 24, 256])
-def test_bytes_of_the_plain_store(tokens_heads_dim: tuple[int, int, int], page: int, dtype: torch.dtype) -> None:
-    """Into pools that hold NaN, which must stay wherever nothing is stored."""
+def test_bytes_of_the_reference(tokens_heads_dim: tuple[int, int, int], page: int, dtype: torch.dtype) -> None:
+    """By the kernel and by the plain layers' op, into pools that hold NaN, which stays wherever nothing is stored."""
     tokens, heads, head_dim = tokens_heads_dim
     k, v = new_kv(tokens, heads, head_dim, dtype)
     pages = 3 + tokens // page
     slots = slots_for(tokens, pages, page)
     shape = (pages, page, heads, head_dim)
-    stored, expected = (torch.full((2, *shape), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
+    stored, by_torch = (torch.full((2, *shape), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
+    expected = torch.stack(reference.store_kv(k, v, *stored, slots))
     kv_cache.store_kv(k, v, *stored, slots)
-    plain.store_kv(k, v, *expected, slots)
     assert_bitwise_equal(stored, expected)
+    plain.store_kv(k, v, *by_torch, slots)
+    assert_bitwise_equal(by_torch, expected)
     assert int(stored.isnan().sum()) == stored.numel() - 2 * int((slots >= 0).sum()) * heads * head_dim
 
 
@@ -52,12 +54,11 @@ def test_strided_pools_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools interleaved by layer, by K and V, and by head; sources by head and by element; any tile."""
     k, v = new_kv(11, 3, 48, torch.float16)
     slots = slots_for(11, 3, 16)
-    expected = torch.zeros(2, 3, 16, 3, 48, dtype=torch.float16, device=DEVICE)
-    plain.store_kv(k, v, *expected, slots)
 
     def pools(*shape: int, order: tuple[int, ...]) -> Tensor:
         return torch.zeros(shape, dtype=torch.float16, device=DEVICE).permute(order)
 
+    expected = torch.stack(reference.store_kv(k, v, *pools(2, 3, 16, 3, 48, order=(0, 1, 2, 3, 4)), slots))
     layouts = [
         pools(3, 2, 16, 3, 48, order=(1, 0, 2, 3, 4)),  # page, K/V, position, head
         pools(3, 3, 2, 16, 48, order=(2, 0, 3, 1, 4)),  # page, head, K/V, position
@@ -77,8 +78,9 @@ def test_rounds_to_the_pools_dtype() -> None:
     k, v = new_kv(3, 2, 64, torch.float32)
     stored = torch.zeros(2, 1, 16, 2, 64, dtype=torch.float16, device=DEVICE)
     slots = torch.tensor([5, 0, 15], device=DEVICE)
+    expected = torch.stack(reference.store_kv(k, v, *stored, slots))
     kv_cache.store_kv(k, v, *stored, slots)
-    assert_bitwise_equal(stored[:, 0, slots], torch.stack((k, v)).half())
+    assert_bitwise_equal(stored, expected)
 
 
 def test_another_slot_gives_another_pool() -> None:

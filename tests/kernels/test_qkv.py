@@ -169,6 +169,21 @@ def test_a_token_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
         assert_same(s.fused(), (q, pools))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("tokens", [1, 257, *(pytest.param(n, marks=pytest.mark.slow) for n in (255, 256, 600))])
+def test_a_token_does_not_see_how_many_there_are(tokens: int, dtype: torch.dtype) -> None:
+    """Around 256 tokens, where other engines' norms change their block. Eight tokens over and over, each beside itself
+    alone; only the first is stored, for the interpreter takes some 10 ms a program."""
+    s = step(8, 1, 1, 16, 16, dtype, norm=True)
+    s.slots[1:] = -1
+    q, pools = s.tokens(torch.arange(tokens, device=DEVICE) % 8).fused()
+    alone = [s.tokens(torch.tensor([token], device=DEVICE)).fused() for token in range(8)]
+    expected = torch.cat([alone_q for alone_q, _ in alone])
+    assert_bitwise_equal(q, expected[torch.arange(tokens, device=DEVICE) % 8])
+    assert_bitwise_equal(pools, alone[0][1])
+    assert count_differing(expected[1:], expected[:-1]) > 50  # eight different tokens
+
+
 def test_extreme_magnitudes() -> None:
     """Rows of zeros, of the largest and of the smallest numbers: the halves share one exponent."""
     s = step(6, 2, 1, 64, 16, torch.float32, norm=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -104,6 +106,32 @@ def test_rows_alone_and_anywhere() -> None:
     for start, end in [(0, 1), (36, 37), (5, 9), (31, 37)]:
         assert_bitwise_equal(rms_norm(x[start:end], weight, EPS), whole[start:end])
     assert_bitwise_equal(rms_norm(x.flip(0), weight, EPS).flip(0), whole)
+
+
+def differing_from_alone(norm: Callable[[Tensor], Tensor], rows: int, dtype: torch.dtype) -> int:
+    """Of `rows` normed rows (seven of 48 numbers, over and over), the elements that differ from their row's alone."""
+    x = randn(7, 48, dtype=dtype)
+    alone = torch.cat([norm(row[None]) for row in x])
+    repeated = torch.arange(rows) % len(x)
+    return count_differing(norm(x[repeated]), alone[repeated])
+
+
+def norm_of_float_sums(x: Tensor) -> Tensor:
+    """The trap: float32 squares added in blocks of 16 columns, of 8 in a batch above 256 rows; blocks added in turn."""
+    values = x.float().cpu().numpy()
+    squares = np.square(values).reshape(len(x), -1, 16 if len(x) <= 256 else 8)
+    total = squares.cumsum(2)[..., -1].cumsum(1)[..., -1:]
+    return torch.from_numpy(values / np.sqrt(total / np.float32(x.shape[1]) + np.float32(EPS)))
+
+
+@pytest.mark.parametrize("rows", [1, 255, 256, 257, 600])
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+def test_a_row_does_not_see_how_many_there_are(dtype: torch.dtype, rows: int) -> None:
+    """Other engines' norms change their block above 256 tokens; the third norm here does, and is found."""
+    weight = randn(48, dtype=dtype, seed=2)
+    assert differing_from_alone(lambda x: rms_norm(x, weight, EPS), rows, dtype) == 0
+    assert differing_from_alone(lambda x: torch.cat(add_rms_norm(x, x.flip(1), weight, EPS), 1), rows, dtype) == 0
+    assert (differing_from_alone(norm_of_float_sums, rows, dtype) > 0) is (rows > 256)
 
 
 @pytest.mark.parametrize("hidden", [65, 577, 4096])

@@ -1,11 +1,17 @@
+"""Sampling: the float64 truth's tokens, whatever lies beside a row; noise, ties and the sets of top-k and top-p.
+
+The noise as a CUDA kernel has a file of its own, `test_gumbel.py`.
+"""
+
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from evalengine.kernels import sampling
+from evalengine.kernels import reference, sampling
 from tests.bitwise import assert_bitwise_equal
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -27,6 +33,8 @@ def words(text: str, device: str) -> tuple[torch.Tensor, ...]:
 def test_philox_known_answers(counter, key, expected, device):
     result = sampling.philox(words(counter, device), words(key, device))
     assert " ".join(f"{w.item():08x}" for w in result) == expected
+    truth = reference.philox(*(tuple(int(w, 16) for w in text.split()) for text in (counter, key)))
+    assert " ".join(f"{w:08x}" for w in truth) == expected
 
 
 @pytest.fixture(params=DEVICES)
@@ -55,10 +63,10 @@ def test_samples_follow_the_distribution(device):
 
 
 def test_temperature_sharpens(device):
-    p = torch.tensor([0.6, 0.4], device=device).log().expand(5000, -1)
-    cold, hot = (draw(p, temperature=t).eq(0).float().mean().item() for t in (0.25, 4.0))
-    assert abs(cold - 0.6**4 / (0.6**4 + 0.4**4)) < 0.03
-    assert abs(hot - 0.6**0.25 / (0.6**0.25 + 0.4**0.25)) < 0.03
+    p = torch.tensor([0.6, 0.4], device=device).log()
+    for temperature in (0.25, 4.0):
+        share = draw(p.expand(5000, -1), temperature=temperature).eq(0).double().mean()
+        assert abs(share - reference.softmax(p / temperature)[0]) < 0.03
 
 
 def random_rows(rows, vocab):
@@ -67,6 +75,30 @@ def random_rows(rows, vocab):
     logprobs = torch.randn(rows, vocab, generator=generator).log_softmax(-1)
     keys = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
     return logprobs, keys, torch.randint(0, 5000, (rows,), generator=generator)
+
+
+def every_setting(device):
+    """float64 temperatures, int64 top-k and float64 top-p, 100 rows: each with each."""
+    grid = itertools.product((0.1, 0.7, 1.0, 1.3, 4.0), (0, 1, 7, 50, 400), (0.05, 0.5, 0.9, 1.0))
+    temperatures, top_k, top_p = torch.tensor(list(grid), dtype=torch.float64, device=device).unbind(1)
+    return temperatures, top_k.long(), top_p
+
+
+def test_tokens_of_the_float64_truth(device):
+    """Every setting, in one batch; logprobs on a coarse grid, so that equals lie on both sides of what top-k leaves."""
+    settings = every_setting(device)
+    logprobs, keys, positions = (x.to(device) for x in random_rows(100, 211))
+    logprobs = (logprobs * 4).round() / 4
+    noise = reference.gumbel_noise(keys, positions, 211)
+    truth = reference.sample(logprobs, *settings, noise)
+    assert torch.equal(sampling.sample(logprobs, *settings, keys, positions), truth)
+    assert truth.unique().numel() > 30
+    no_top_k, no_top_p = torch.zeros_like(settings[1]), torch.ones_like(settings[2])
+    others = [(settings[0], no_top_k, settings[2]), (*settings[:2], no_top_p), (1 / settings[0], *settings[1:])]
+    for other in others:  # each setting moves some token, so equality with the truth says something of it
+        assert not torch.equal(reference.sample(logprobs, *other, noise), truth)
+    highest_first = reference.sample(logprobs.flip(1), *settings, noise.flip(1))
+    assert not torch.equal(210 - highest_first, truth)  # so do equals that go to the highest id
 
 
 def test_a_row_does_not_depend_on_its_neighbours_or_slot(device):
@@ -122,20 +154,31 @@ def test_key_and_position_change_the_sample(device):
     assert draw(logprobs, keys=zero, positions=each).unique().numel() > 50
 
 
-def test_top_k_and_top_p_keep_what_they_should(device):
-    p = torch.tensor([0.1, 0.4, 0.2, 0.3], device=device).log().expand(2000, -1)
-    assert set(draw(p, top_k=1).tolist()) == {1}
-    assert set(draw(p, top_k=2).tolist()) == {1, 3}
-    assert set(draw(p, top_p=0.4).tolist()) == {1}  # 0.4 reaches 0.4
-    assert set(draw(p, top_p=0.41).tolist()) == {1, 3}
-    assert set(draw(p, top_p=1.0).tolist()) == {0, 1, 2, 3}
-    assert set(draw(p, top_k=3, top_p=0.5).tolist()) == {1, 3}  # top-p of what top-k left: 0.44, 0.78
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"),
+    [
+        (1, 1.0, [1]),
+        (2, 1.0, [1, 3]),
+        (0, 0.4, [1]),  # 0.4 reaches 0.4
+        (0, 0.41, [1, 3]),
+        (0, 1.0, [1, 3, 2, 0]),
+        (3, 0.5, [1, 3]),  # top-p of what top-k left: 0.44, 0.78
+    ],
+)
+def test_top_k_and_top_p_keep_what_they_should(top_k, top_p, kept, device):
+    p = torch.tensor([0.1, 0.4, 0.2, 0.3], device=device).log()
+    assert reference.kept_tokens(p, 1.0, top_k, top_p).tolist() == kept
+    assert set(draw(p.expand(2000, -1), top_k=top_k, top_p=top_p).tolist()) == set(kept)
 
 
-def test_ties_go_to_the_lowest_id(device):
-    p = torch.zeros(2000, 7, device=device).log_softmax(-1)
-    assert set(draw(p, top_k=3).tolist()) == {0, 1, 2}
-    assert set(draw(p, top_p=0.4).tolist()) == {0, 1, 2}  # 2/7 does not reach 0.4, 3/7 does
+@pytest.mark.parametrize(
+    ("vocab", "top_k", "top_p"),
+    [(7, 3, 1.0), (7, 0, 0.4), (8, 0, 0.375)],  # 2/7 does not reach 0.4, 3/7 does; 3/8 reaches 0.375
+)
+def test_ties_go_to_the_lowest_id(vocab, top_k, top_p, device):
+    p = torch.zeros(vocab, device=device).log_softmax(-1)
+    assert reference.kept_tokens(p, 1.0, top_k, top_p).tolist() == [0, 1, 2]
+    assert set(draw(p.expand(2000, -1), top_k=top_k, top_p=top_p).tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 31, 1009, 49152])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evalengine.__main__ import main
-from evalengine.bench import attention, breakdown, cli, forward, measure, rows
+from evalengine.bench import attention, breakdown, cli, forward, measure, row_cases, rows
 from evalengine.bench.report import Comparison, Failure, Report, markdown, summary, table, write
 from evalengine.layers import create_ops
 
@@ -137,33 +137,66 @@ def test_a_case_that_breaks_becomes_a_line() -> None:
 
 # -- rows and attention under the interpreter ------------------------------------------------------------------------
 
-TINY = rows.Sizes(rows=3, hidden=(24,), intermediate=(20,), vocab=(37,), heads=((4, 2, 16),), dtype=torch.float16)
+TINY = rows.Sizes(
+    rows=3, sampled=3, hidden=(24,), intermediate=(20,), vocab=(37,), heads=((4, 2, 16),), dtype=torch.float16
+)
 
 
 def test_rows_measures_every_kernel() -> None:
     timer, asked = fake_timer(ours=2.0, copy_by_the_driver=1.9, copy_by_a_kernel=1.8)  # the quicker one counts
     lines = list(rows.measure(timer, DEVICE, TINY))
     assert [line for line in lines if isinstance(line, Failure)] == []
-    names = ["rms_norm", "residual add + rms_norm", "log_softmax", "softmax", "log_softmax gather", "silu_and_mul"]
-    assert [line.what for line in lines] == [*names, "q/k norm + RoPE + KV write"]
-    assert asked == ["ours", "copy by the driver", "copy by a kernel"] * 7
+    judged = ["rms_norm", "residual add + rms_norm", "log_softmax", "log_softmax gather", "silu_and_mul"]
     comparisons = [line for line in lines if isinstance(line, Comparison)]
+    assert [line.what for line in comparisons if line.target == 0.85] == [*judged, "q/k norm + RoPE + KV write"]
+    reported = ["mean", "softmax", "Gumbel noise", "sampling", "sampling", "RoPE", "KV write"]
+    assert [line.what for line in comparisons if line.target is None] == reported
+    assert len({(line.what, line.case) for line in comparisons}) == len(comparisons) == 13
+    assert asked == ["ours", "copy by the driver", "copy by a kernel"] * 13
     assert all(line.ratio == pytest.approx(0.9) for line in comparisons)
-    assert [line.target for line in comparisons] == [0.85, 0.85, 0.85, None, 0.85, 0.85, 0.85]
-    moved = dict(zip([line.what for line in lines], [line.work for line in comparisons], strict=True))
+    moved = {line.what: line.work for line in comparisons}
     assert moved["rms_norm"] == 2 * (3 * 24 * 2 + 24)  # x, the output, the weight: 2 bytes each
+    assert moved["mean"] == 2 * (3 * 24 + 3)
     assert moved["log_softmax gather"] == 3 * 37 * 4 + 3 * (8 + 8 + 4)  # logits once, an index, two results
+    assert moved["Gumbel noise"] == 3 * 37 * 8 + 3 * (8 + 8)  # float64; a key and a position
+    assert moved["sampling"] == 3 * 37 * 4 + 3 * (8 + 8 + 8)  # the floor: logprobs once, key, position, token
     q, k, v = 3 * 4 * 16, 3 * 2 * 16, 3 * 2 * 16
+    assert moved["RoPE"] == 2 * (2 * q + 2 * 3 * 8)
+    assert moved["KV write"] == 2 * 2 * (k + v) + 3 * 8
     assert moved["q/k norm + RoPE + KV write"] == 2 * (2 * (q + k + v) + 2 * 16 + 2 * 3 * 8) + 3 * 8
 
 
 def test_rows_prints_no_time_for_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rows.silu_and_mul
-    monkeypatch.setattr(rows, "silu_and_mul", lambda gate_up: right(gate_up) * 1.1)
+    right = row_cases.silu_and_mul
+    monkeypatch.setattr(row_cases, "silu_and_mul", lambda gate_up: right(gate_up) * 1.1)
     timer, asked = fake_timer(ours=2.0)
     lines = [line for line in rows.measure(timer, DEVICE, TINY) if line.what == "silu_and_mul"]
     assert len(lines) == 1 and isinstance(lines[0], Failure) and lines[0].wrong
-    assert len(asked) == 18  # never timed
+    assert len(asked) == 36  # never timed
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: row_cases.of_mean(70, 24, torch.float16, DEVICE),
+        lambda: row_cases.of_gumbel_noise(3, 37, DEVICE),
+        lambda: row_cases.of_sample(3, 37, 0, 1.0, DEVICE),
+        lambda: row_cases.of_sample(3, 37, 5, 0.9, DEVICE),
+        lambda: row_cases.of_rope(3, (4, 2, 16), torch.float16, DEVICE),
+        lambda: row_cases.of_store_kv(3, (4, 2, 16), torch.float16, DEVICE),
+    ],
+    ids=["mean", "Gumbel noise", "sampling", "sampling with filters", "RoPE", "KV write"],
+)
+def test_one_wrong_row_is_seen(build: Callable[[], row_cases.RowCase]) -> None:
+    """The last row of the first output, and that of the last; the whole row, as a truth may be of some columns only."""
+    case = build()
+    outputs = measure.run_poisoned(case.run)
+    case.check(outputs)
+    for index in {0, len(outputs) - 1}:
+        wrong = [output.clone() for output in outputs]
+        wrong[index][-1] = wrong[index][-1].roll(1, 0) if wrong[index].ndim == 4 else wrong[index][-1] * 1.1 + 1
+        with pytest.raises(measure.WrongResult):
+            case.check(wrong)
 
 
 @pytest.fixture
