@@ -61,7 +61,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None  # pages in the pool; null: from the memory fraction
     kv_cache_memory_fraction: float = 0.5  # of the memory free after loading
     enable_prefix_caching: bool = True
-    enforce_eager: bool = False  # CUDA only: no CUDA graphs
+    enforce_eager: bool = False  # no CUDA graphs; there are none yet, with false neither
     num_threads: int | None = None  # CPU threads; null: torch's default
 
 

@@ -29,6 +29,7 @@ ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
 SIZES = {"i1": 4, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "fp32": 4, "fp64": 8}
 WARP = 32
 _lock = threading.Lock()  # a repeated launch's parameters are written in place
+_thread = threading.local()  # .has_context: whether the driver knows where this thread's launches go
 
 
 class Unsupported(Exception):
@@ -138,6 +139,9 @@ class Repeat:
         if torch.cuda.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self(*tensors)
+        if not getattr(_thread, "has_context", False):
+            self._kernel.cuda.give_context(self._device)
+            _thread.has_context = True
         with _lock:
             for position, slot in self._pointers:
                 self._slots[slot] = tensors[position].data_ptr()
@@ -186,7 +190,7 @@ class _Maps:
 
 
 class _Cuda:
-    """The three functions of libcuda, with the types of their arguments."""
+    """The functions of libcuda, with the types of their arguments."""
 
     def __init__(self, library: Any) -> None:
         pointer, number = ctypes.c_void_p, ctypes.c_uint
@@ -196,6 +200,23 @@ class _Cuda:
         self.encode.argtypes = [pointer, number, number, pointer, *[pointer] * 4, *[number] * 4]
         self._parameter = library.cuFuncGetParamInfo  # CUDA 12.4
         self._parameter.argtypes = [pointer, ctypes.c_size_t, pointer, pointer]
+        self._current, self._set_current = library.cuCtxGetCurrent, library.cuCtxSetCurrent
+        self._current.argtypes = self._set_current.argtypes = [pointer]
+        self._retain = library.cuDevicePrimaryCtxRetain
+        self._retain.argtypes = [pointer, ctypes.c_int]
+
+    def give_context(self, device: int) -> None:
+        """Makes the device's primary context, which torch works in, this thread's, unless it has one.
+
+        A new thread gets one with its first call of the CUDA runtime, which need not come before its first launch:
+        torch hands out memory that it has, and knows the device and the stream itself.
+        """
+        context = ctypes.c_void_p()
+        status = self._current(ctypes.byref(context))
+        if not status and not context.value:
+            status = self._retain(ctypes.byref(context), device) or self._set_current(context)
+        if status:
+            raise RuntimeError(f"a thread's first launch: CUDA error {status}")
 
     def parameter_sizes(self, function: int) -> list[int]:
         """Bytes of each parameter of a CUfunction."""
@@ -213,6 +234,16 @@ def libcuda() -> _Cuda:
         return _Cuda(ctypes.CDLL("libcuda.so.1"))
     except (OSError, AttributeError) as error:
         raise Unsupported(str(error)) from error
+
+
+def driver_version() -> int | None:
+    """The driver's CUDA version as cuDriverGetVersion numbers it (13000 is 13.0); None without a driver to ask."""
+    try:
+        get_version = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion
+    except (OSError, AttributeError):
+        return None
+    version = ctypes.c_int()
+    return None if get_version(ctypes.byref(version)) else version.value
 
 
 def _sizes(parameter: Parameter) -> list[int]:

@@ -74,8 +74,8 @@ def mean(
     """Any shape and strides -> mean over `dim` (one or several; the empty tuple means all, as in torch).
 
     The result is rounded once to out_dtype (x's own by default). A mean over nothing is NaN, and so is one over an
-    infinity or a NaN. ValueError for other dtypes than float32, bfloat16 and float16. `_schedule` is (rows a program,
-    warps), for tests and verify: it cannot change a bit.
+    infinity or a NaN. ValueError for other dtypes than float32, bfloat16 and float16, and for a dim that x lacks.
+    `_schedule` is (rows a program, warps), for tests and verify: it cannot change a bit.
     """
     out_dtype = out_dtype or x.dtype
     for dtype in (x.dtype, out_dtype):
@@ -84,6 +84,8 @@ def mean(
     if x.ndim == 0:
         return mean(x[None], 0, out_dtype=out_dtype)
     wanted = (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(x.ndim))
+    if not all(-x.ndim <= axis < x.ndim for axis in wanted):
+        raise ValueError(f"mean over the dimensions {wanted} of {x.ndim}")
     axes = sorted({axis % x.ndim for axis in wanted})
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
     length = math.prod(x.shape[axis] for axis in axes)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from evalengine.kernels import attention, matmul_schedules, softmax
+from evalengine.kernels import attention, matmul, matmul_schedules, softmax
 
 MODULES: dict[str, ModuleType] = {"matmul": matmul_schedules, "attention": attention, "softmax": softmax}
 
@@ -37,7 +37,10 @@ class Verdict:
     def compare(
         self, kernel: str, schedule: Any, where: str, run: Callable[[], Tensor], expected: Tensor
     ) -> None:
-        """Runs a schedule; drops it if a byte differs, or if it does not run at all (its tile may not fit this GPU)."""
+        """Runs a schedule; drops it if a byte differs, or if it does not run at all (its tile may not fit this GPU).
+
+        The reference schedule cannot be dropped: it is what takes the others' place.
+        """
         self.schedules.add((kernel, schedule))
         self.checked += 1
         try:
@@ -46,10 +49,15 @@ class Verdict:
             raise
         except Exception as error:
             self.lasting &= isinstance(error, OutOfResources)
-            self.drop(kernel, schedule, where, f"does not run: {type(error).__name__}: {error}"[:300])
-            return
-        if different:
-            self.drop(kernel, schedule, where, f"{different} of {expected.numel()} elements differ")
+            reason = f"does not run: {type(error).__name__}: {error}"[:300]
+        else:
+            if not different:
+                return
+            reason = f"{different} of {expected.numel()} elements differ"
+        if schedule == MODULES[kernel].REFERENCE:
+            self.fail(f"{kernel}, the reference schedule ({where}): {reason}")
+        else:
+            self.drop(kernel, schedule, where, reason)
 
     def require_equal(self, what: str, found: Tensor, expected: Tensor) -> None:
         """Of two kernels that must give the same bytes."""
@@ -69,6 +77,7 @@ def exclude(drop: dict[str, Any]) -> None:
     schedule = module.Schedule(**drop["schedule"])
     if schedule not in module.excluded:
         module.excluded.add(schedule)
+        matmul.forget_launches()
         words = (drop["kernel"], schedule, drop["where"], drop["reason"])
         logger.warning("%s schedule %s is not used on this machine (%s): %s", *words)
 

@@ -50,14 +50,17 @@ def _gib(size: int) -> str:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading, or an engine before, has left to torch is free too
         return torch.cuda.mem_get_info(device)[0]
     try:  # MemAvailable counts what the page cache can give back
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # not Linux
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:  # a container's own limit
-        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
+    try:  # a container's own limit; of what it uses, files that were read can be given back
+        names = ("memory.max", "memory.current", "memory.stat")
+        limit, used, statistics = ((CGROUP / name).read_text().strip() for name in names)
+        cached = next(int(line.split()[1]) for line in statistics.splitlines() if line.startswith("inactive_file "))
+    except (OSError, StopIteration):
         return free
-    return free if limit == "max" else min(free, int(limit) - int(used))
+    return free if limit == "max" else min(free, max(0, int(limit) - int(used) + cached))

@@ -102,7 +102,8 @@ class ModelRunner:
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
         if copies:
             source, destination = (torch.tensor(x, device=self.ops.device) for x in zip(*copies, strict=True))
-            self.kv_pool[:, :, destination] = self.kv_pool[:, :, source]
+            for layer in self.kv_pool:  # one by one: what is being copied lies in memory twice
+                layer[:, destination] = layer[:, source]
 
     # -- reading results ---------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ of this: no schedule of theirs adds numbers in another order.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import torch
@@ -18,9 +19,12 @@ from evalengine.kernels import matmul as products
 from evalengine.kernels.launch import MAX_REMEMBERED, kind
 from evalengine.kernels.verdict import Verdict
 
+logger = logging.getLogger(__name__)
+
 MAX_ROWS = 1031  # that are compared, unless a persistent program needs more for a second tile: over any tile
 
 _compared: set[tuple] = set()  # ways
+_unproved: set[tuple] = set()  # ways for whose comparison there was no memory: the reference schedule goes instead
 _known: set[tuple] = set()  # kinds of operands whose way is one of these: nothing is worked out again
 
 
@@ -53,11 +57,14 @@ def checked(product: partial[Tensor], a: Tensor, b: Tensor, bias: Tensor | None 
     schedule = products.schedule_for(a, b, product.keywords["out_dtype"])
     way = (*_way(schedule, a, b), bias is None, *options)
     if schedule != products.REFERENCE and way not in _compared:
-        if a.is_cuda and torch.cuda.is_current_stream_capturing():  # nothing can be read before the graph runs
+        capturing = a.is_cuda and torch.cuda.is_current_stream_capturing()  # nothing can be read before the graph runs
+        if capturing or way in _unproved:
             return product(*operands, schedule=products.REFERENCE)
         try:
             _compare(product, schedule, operands)
         except torch.OutOfMemoryError:
+            logger.warning("no memory to compare the schedule %s: products take the reference schedule", schedule)
+            _unproved.add(way)
             return product(*operands, schedule=products.REFERENCE)
         _compared.add(way)
     if len(_known) >= MAX_REMEMBERED:

@@ -146,7 +146,9 @@ class Overrides(ABC):
         self, x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> Tensor:
         result = dtype or x.dtype
-        if not covered(x) or result not in COVERED_DTYPES or x.ndim == 0:
+        dims = {d % x.ndim for d in dim or () if -x.ndim <= d < x.ndim} if x.ndim else set()
+        refused = len(dims) != len(dim or ())  # out of range, or twice: torch's own error
+        if not covered(x) or result not in COVERED_DTYPES or x.ndim == 0 or refused:
             return stock(aten.mean.out, x, result, x, dim, keepdim, dtype=dtype)
         return self.mean(x, tuple(dim or range(x.ndim)), keepdim, result)
 

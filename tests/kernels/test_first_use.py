@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ def integers(x: Tensor, generator: torch.Generator) -> Tensor:
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(matmul_schedules, "excluded", set())
-    for memory in ("_compared", "_known"):
+    for memory in ("_compared", "_unproved", "_known"):
         monkeypatch.setattr(first_use, memory, set())
     if not GPU:
         monkeypatch.setattr(first_use, "_random_like", integers)
@@ -112,14 +113,18 @@ def test_without_it_a_wrong_schedule_is_used(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("small")
 def test_a_schedule_that_cannot_be_compared_now_is_not_used(
-    asked: list[tuple[int, Any]], monkeypatch: pytest.MonkeyPatch
+    asked: list[tuple[int, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def compare(*args: Any) -> None:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(first_use, "_compare", compare)
-    run(8)
-    assert asked == [(8, matmul.REFERENCE)] and not first_use._compared and not first_use._known
+    with caplog.at_level(logging.WARNING):
+        run(8)
+        monkeypatch.setattr(first_use, "_compare", lambda *args: pytest.fail("asked once"))
+        run(8)
+    assert asked == [(8, matmul.REFERENCE)] * 2 and not first_use._compared and not first_use._known
+    assert caplog.text.count("no memory to compare") == 1
 
 
 @pytest.mark.parametrize("shape", [(0, K, N), (3, 0, N), (3, K, 0)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,11 +24,11 @@ from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.paged_batch import PagedBatch
 
-GRID, DEVICE, STREAM, FUNCTION = (7, 2, 3), 0, 4321, 99
+GRID, DEVICE, STREAM, FUNCTION, CONTEXT = (7, 2, 3), 0, 4321, 99, 77
 
 
 class FakeLibrary:
-    """libcuda's three functions over `sizes`, the bytes of the kernel's parameters."""
+    """libcuda's functions over `sizes`, the bytes of the kernel's parameters."""
 
     def __init__(self, sizes: list[int], status: int = 0) -> None:
         self.sizes, self.status = sizes, status
@@ -39,6 +40,24 @@ class FakeLibrary:
         self.cuFuncGetParamInfo = ctypes.CFUNCTYPE(ctypes.c_int, pointer, size_t, *info)(self._parameter)
         kinds = [pointer, number, number, pointer, *[pointer] * 4, *[number] * 4]
         self.cuTensorMapEncodeTiled = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._encode)
+        self.contexts: dict[int, int] = {}  # of each thread
+        context = ctypes.POINTER(pointer)
+        self.cuCtxGetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, context)(self._current)
+        self.cuDevicePrimaryCtxRetain = ctypes.CFUNCTYPE(ctypes.c_int, context, ctypes.c_int)(self._retain)
+        self.cuCtxSetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._set_current)
+
+    def _current(self, context: Any) -> int:
+        context[0] = self.contexts.get(threading.get_ident(), 0)
+        return 0
+
+    def _retain(self, context: Any, device: int) -> int:
+        assert device == DEVICE
+        context[0] = CONTEXT
+        return 0
+
+    def _set_current(self, context: int) -> int:
+        self.contexts[threading.get_ident()] = context
+        return 0
 
     def _parameter(self, function: int, index: int, offset: Any, size: Any) -> int:
         assert function == FUNCTION
@@ -98,6 +117,7 @@ SIZES = [8, 4, 8, 4, 8, 8, 8]  # the last two: scratch memory
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
     fake = FakeLibrary(SIZES)
+    monkeypatch.setattr(driver, "_thread", threading.local())
     monkeypatch.setattr(driver, "libcuda", lambda: driver._Cuda(fake))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: DEVICE)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM, raising=False)
@@ -118,6 +138,17 @@ def test_parameters_as_the_kernel_reads_them(library: FakeLibrary) -> None:
     for (grid, block, shared, stream, attributes, values), last in zip(library.launches, (y, other), strict=True):
         assert (grid, block, shared, stream, attributes) == (GRID, (128, 1, 1), 1234, STREAM, 0)
         assert values == [address(x), *scalars, address(last), bytes(8), bytes(8)]
+
+
+def test_a_thread_without_a_context_gets_the_devices(library: FakeLibrary) -> None:
+    x, y = torch.zeros(4), torch.zeros(4)
+    repeat = Repeat(DriverKernel(compiled(SIGNATURE), DEVICE), GRID, (x, -5, 1, 1 << 33, 1e-6, y), varying=(5,))
+    library.contexts[threading.get_ident()] = 5  # torch's own call gave this one its context
+    repeat(y)
+    other = threading.Thread(target=lambda: (repeat(y), repeat(y)))
+    other.start()
+    other.join()
+    assert sorted(library.contexts.values()) == [5, CONTEXT] and len(library.launches) == 3
 
 
 def test_a_map_is_encoded_once_an_address(library: FakeLibrary) -> None:
@@ -255,6 +286,27 @@ def test_products_repeated_with_other_operands(m: int, biased: bool) -> None:
     odd = randn(m, 577, seed=5)[:, 1:]  # the same shape, another alignment and stride
     assert_bitwise_equal(matmul.linear(odd, weight), matmul.linear(odd.contiguous(), weight))
     assert count_differing(matmul.linear(odd, weight), matmul.linear(x, weight)) > 0
+
+
+@pytest.mark.gpu
+def test_a_new_thread_repeats_a_launch_first() -> None:
+    x, weight = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((16, 512), (512, 512)))
+    expected = matmul.linear(x, weight)
+    assert_bitwise_equal(matmul.linear(x, weight), expected)
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            found.append(matmul.linear(x, weight))
+        except RuntimeError as error:
+            found.append(error)
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    for out in found:
+        assert_bitwise_equal(out, expected)
 
 
 @pytest.mark.gpu

@@ -95,6 +95,9 @@ def test_edges() -> None:
     assert mean(torch.tensor(3.0, device=DEVICE), ()).item() == 3.0
     with pytest.raises(ValueError, match=r"not torch\.int64"):
         mean(torch.zeros(3, dtype=torch.int64, device=DEVICE), 0)
+    for dim in (2, -3, (0, 5)):
+        with pytest.raises(ValueError, match="mean over the dimensions"):
+            mean(torch.ones(2, 3), dim)
 
 
 @pytest.mark.gpu

@@ -27,7 +27,7 @@ from evalengine.kernels import (
     verify,
     verify_cases,
 )
-from evalengine.kernels.verdict import Verdict, count_differing
+from evalengine.kernels.verdict import MODULES, Verdict, count_differing
 from tests.kernels.verify_double import DEVICE, GPU
 from tests.kernels.verify_double import alone as alone  # a fixture of every test here
 
@@ -176,6 +176,16 @@ def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(matmul, "matmul", product)
     drop, _ = check_matmul().dropped
     assert drop["reason"] == "does not run: RuntimeError: out of shared memory" and chosen(1) == matmul.REFERENCE
+
+
+def test_a_reference_that_differs_fails() -> None:
+    """It is what takes the others' place, so dropping it would change nothing."""
+    verdict, x = Verdict(), torch.ones(2, device=DEVICE)
+    for module in MODULES:
+        reference = MODULES[module].REFERENCE
+        verdict.compare(module, reference, "here", lambda: x * 2, x)
+        assert verdict.failed[-1] == f"{module}, the reference schedule (here): 2 of 2 elements differ"
+    assert not verdict.dropped and verdict.checked == 3 == len(verdict.failed)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,16 @@ def test_other_dtypes_keep_torchs_kernels(dtype: torch.dtype) -> None:
             assert_bitwise_equal(call(), stock)
 
 
+@pytest.mark.parametrize("dim", [2, -3, (0, 0), (1, -1), (0, 5)])
+def test_a_dimension_that_there_is_not_is_torchs_error(dim: int | tuple[int, ...]) -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises((IndexError, RuntimeError)) as stock:
+        x.mean(dim)
+    with set_batch_invariant_mode(), pytest.raises(stock.type) as ours:
+        x.mean(dim)
+    assert str(ours.value) == str(stock.value)
+
+
 def test_empty_and_scalar_inputs() -> None:
     with set_batch_invariant_mode():
         assert torch.mm(torch.zeros(0, 3), torch.zeros(3, 4)).shape == (0, 4)

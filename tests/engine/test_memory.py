@@ -1,0 +1,49 @@
+"""What counts as free: a container's limit, without the files that the kernel keeps for it in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from evalengine.engine import memory
+
+GIB = 1 << 30
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of 16 GiB, on a machine with more."""
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(memory.os, "sysconf", lambda name: 1 << 20)  # 1 TiB
+    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / "none")
+    (tmp_path / "memory.max").write_text(f"{16 * GIB}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("used", "files", "free"), [(4, 0, 12), (15, 12, 13), (17, 0, 0), (17, 2, 1)], ids=lambda x: f"{x}GiB"
+)
+def test_a_container(cgroup: Path, used: int, files: int, free: int) -> None:
+    (cgroup / "memory.current").write_text(f"{used * GIB}\n")
+    (cgroup / "memory.stat").write_text(f"anon {GIB}\nfile {files * GIB}\ninactive_file {files * GIB}\nactive_file 0\n")
+    assert memory._free_bytes(CPU) == free * GIB
+
+
+def test_no_container_or_no_limit(cgroup: Path) -> None:
+    assert memory._free_bytes(CPU) == 1 << 40, "memory.current is not there"
+    for name, text in (("current", "1"), ("stat", "inactive_file 0"), ("max", "max")):
+        (cgroup / f"memory.{name}").write_text(text + "\n")
+    assert memory._free_bytes(CPU) == 1 << 40
+
+
+@pytest.mark.gpu
+def test_what_was_given_back_to_torch_is_free_too() -> None:
+    """Before another pool is planned: the driver counts what torch keeps as used."""
+    given_back = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    del given_back
+    kept = torch.cuda.memory_reserved()
+    assert kept >= GIB and memory._free_bytes(torch.device("cuda")) > 0
+    assert torch.cuda.memory_reserved() <= kept - GIB
