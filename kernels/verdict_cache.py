@@ -11,20 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from evalengine import CONTRACT_VERSION
+from evalengine.kernels.driver import driver_version
 
 DRIVER = Path("/proc/driver/nvidia/version")
-ASSEMBLER = ("TRITON_PTXAS_PATH", "DISABLE_PTXAS_OPT")  # variables that change what Triton assembles
+COMPILER = (  # variables that change what Triton makes of a kernel
+    "TRITON_PTXAS_PATH",
+    "TRITON_PTXAS_BLACKWELL_PATH",
+    "PTXAS_OPTIONS",
+    "DISABLE_PTXAS_OPT",
+    "DISABLE_LLVM_OPT",
+    "TRITON_LIBDEVICE_PATH",
+    "TRITON_OVERRIDE_ARCH",
+    "TRITON_KERNEL_OVERRIDE",
+    "TRITON_OVERRIDE_DIR",
+    "TRITON_INTERPRET",
+)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """GPU, driver, torch, Triton, its assembler, contract version, and the kernels' own sources and tables."""
-    sources = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.iterdir()):
-        if file.suffix in (".py", ".json"):
-            sources.update(file.name.encode() + b"\0" + file.read_bytes())
+    """GPU, driver, torch, Triton, its compiler, contract version, and the kernels' own sources and tables."""
+    import triton  # a CPU may have none, and `sources_sha256` needs none
+
     gpu: dict[str, Any] = {"gpu": "cpu"}
     if device.type == "cuda":  # one name is sold with different numbers of SMs
         properties = torch.cuda.get_device_properties(device)
@@ -32,6 +41,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             "gpu": torch.cuda.get_device_name(device),
             "capability": [properties.major, properties.minor],
             "sms": properties.multi_processor_count,
+            "cuda_driver": driver_version(),  # in a container that hides DRIVER, all that is known of the driver
         }
     return {
         **gpu,
@@ -39,10 +49,28 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": triton.__version__,
-        "assembler": {name: os.environ[name] for name in ASSEMBLER if name in os.environ},
+        "compiler": {name: _named(os.environ[name]) for name in COMPILER if name in os.environ},
         "contract_version": CONTRACT_VERSION,
-        "sources": sources.hexdigest(),
+        "sources": sources_sha256(),
     }
+
+
+def _named(value: str) -> list:
+    """A variable's value; of a file also what tells it from another one that is put in its place."""
+    try:
+        found = Path(value).stat()
+    except (OSError, ValueError):
+        return [value]
+    return [value, found.st_size, found.st_mtime_ns]
+
+
+def sources_sha256() -> str:
+    """SHA-256 (hex) over the kernels' sources and tables, names and contents in name order."""
+    sources = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.iterdir()):
+        if file.suffix in (".py", ".json"):
+            sources.update(file.name.encode() + b"\0" + file.read_bytes())
+    return sources.hexdigest()
 
 
 def load(key: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -24,10 +24,11 @@ from evalengine.certify.proof import AxisResult, Proof, Trial
 from evalengine.certify.subject import Subject
 from evalengine.engine.request import GenerateRequest
 from evalengine.errors import EvalEngineError
+from evalengine.kernels.verdict_cache import sources_sha256
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version, cpu_name, gpu_names, library_versions
 
-VERSION = 2  # of the file's layout
+VERSION = 3  # of the file's layout
 
 
 def certificate(
@@ -59,9 +60,10 @@ def certificate(
         "total": _without_first(proof.total.as_json()),
         "first_difference": proof.total.as_json()["first_difference"],
         "axes": {axis.name: {"varies": _about(axis.name), **_axis(axis)} for axis in proof.axes},
-        "negative_control": _axis(proof.control),
+        "negative_control": {"attention_backend": proof.control.attention_backend, **_axis(proof.control)},
         "kernels": None if kernels is None else dict(kernels),
-        "code": code_version(),
+        # the commit may be the word of EVALENGINE_COMMIT alone; the kernels are hashed as they lie here
+        "code": {**code_version(), "kernels_sha256": sources_sha256()},
         "hardware": {"device": device, "cpu": cpu_name(), "cpu_count": os.cpu_count(), "gpus": gpu_names(device)},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

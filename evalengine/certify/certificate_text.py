@@ -48,6 +48,7 @@ def summary(content: Content) -> Iterator[str]:
     yield from (f"incomplete: {reason}" for reason in content["incomplete"])
     yield _requests(content)
     yield _where(content)
+    yield _control(content["negative_control"])
     yield f"answers: {content['requests']['answers_sha256']}"
     total = content["total"]
     yield (
@@ -72,7 +73,8 @@ def markdown(content: Content) -> str:
         "Weights": f"sha256 {subject['weights_sha256']}",
         "Numerics contract": f"version {content['contract_version']}",
         "Code": f"evalengine {code['version']}, commit {code['commit'] or 'unknown'}"
-        + (" with changes" if code["dirty"] else ""),
+        + (" with changes" if code["dirty"] else "")
+        + f"; kernels sha256 {code['kernels_sha256']}",
         "Machine": f"{_machine(content)}, {content['hardware']['cpu_count']} CPUs, {content['platform']}",
         "Python": content["python"],
         "Libraries": ", ".join(f"{name} {version}" for name, version in content["libraries"].items()),
@@ -122,6 +124,11 @@ def _control_verdict(control: Content) -> str:
     if not control["differing_logprobs"]:
         return NONE_FOUND
     return f"differs, as it should: by up to {control['largest_difference']:.2g} for the same token"
+
+
+def _control(control: Content) -> str:
+    counts = f"{control['differing_bytes']:,} differing bytes in {control['logprobs']:,} logprobs"
+    return f"fast (control) with {control['attention_backend']} attention: {counts}"
 
 
 def _requests(content: Content) -> str:

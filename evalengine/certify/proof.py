@@ -56,6 +56,13 @@ class AxisResult:
 
 
 @dataclass
+class Control(AxisResult):
+    """The negative control. How many bytes of it differ depends on the attention that `fast` has here."""
+
+    attention_backend: str = field(kw_only=True)  # flash_attn | triton | sdpa
+
+
+@dataclass
 class Proof:
     """What `prove` found."""
 
@@ -63,7 +70,7 @@ class Proof:
     cases: list[Case]
     reference: dict[int, Answer]
     axes: list[AxisResult]
-    control: AxisResult
+    control: Control
     logprobs_asked: int = 0  # by the caller
 
     @property
@@ -116,12 +123,13 @@ class Prover:
                     self.results.append(self._axis(name, AXES[name](work), work, llm))
         return Proof(facts, self.cases, dict(work.reference), self.results, self._control(), self.logprobs_asked)
 
-    def _control(self) -> AxisResult:
+    def _control(self) -> Control:
         """The same comparison in the ordinary mode: it must find differences, or it could not have found any."""
         _say("negative control: batch_invariant=false")
         with self.subject.engine(self.checkpoint, self.cases, batch_invariant=False) as llm:
             work = self._workload(llm)
-            return self._axis("control", control(work), work, llm)
+            found = self._axis("control", control(work), work, llm)
+            return Control(found.name, found.trials, found.skipped, attention_backend=llm.settings.attention_backend)
 
     def _workload(self, llm: LLM) -> Workload:
         started = time.perf_counter()

@@ -24,7 +24,7 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput, S
 from evalengine.engine.rolling import rolling_windows
 from evalengine.engine.scheduler import Schedule, Scheduler
 from evalengine.engine.sequence import Sequence
-from evalengine.engine.settings import Settings, resolve_settings
+from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.engine.submission import check_requests, to_sequences
 from evalengine.engine.text import encode, encode_pair, prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
@@ -61,7 +61,7 @@ class LLM:
         engine: an `EngineConfig`; or its fields as keyword arguments (`max_num_seqs=8`, ...).
 
     Raises:
-        ConfigError: settings that cannot be honoured, all at once.
+        ConfigError: a model that is not found or not supported and settings that cannot be honoured, all at once.
     """
 
     def __init__(
@@ -74,9 +74,11 @@ class LLM:
         **settings: Any,
     ) -> None:
         self.config = _engine_config(engine, settings)
-        if isinstance(model, str):
-            model = ModelConfig(name=model, path=model)
-        self.checkpoint = resolve_checkpoint(model) if isinstance(model, ModelConfig) else model
+        try:
+            self.checkpoint = _checkpoint(model)
+        except ConfigError as error:
+            others = settings_problems(self.config, batch_invariant, numerics, None)
+            raise ConfigError([*error.problems, *others]) from error
         self.spec = self.checkpoint.spec
         self.tokenizer = self.checkpoint.tokenizer
         self.settings = resolve_settings(self.config, batch_invariant, numerics, self.spec)
@@ -325,6 +327,12 @@ class LLM:
         if self.tokenizer is None:
             raise ConfigError("model.tokenizer: this model has no tokenizer (load_format=dummy); give token ids")
         return self.tokenizer
+
+
+def _checkpoint(model: str | ModelConfig | Checkpoint) -> Checkpoint:
+    if isinstance(model, str):
+        model = ModelConfig(name=model, path=model)
+    return resolve_checkpoint(model) if isinstance(model, ModelConfig) else model
 
 
 def _prompt_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:

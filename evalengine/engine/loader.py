@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
 from evalengine.models.config import ModelSpec, from_hf, token_ids
 from evalengine.models.decoder import DecoderForCausalLM
-from evalengine.models.registry import get_model_class, model_class_for_type
+from evalengine.models.registry import MODEL_REGISTRY, get_model_class
 
 Format = Literal["safetensors", "gguf", "dummy"]
 
@@ -135,9 +136,8 @@ def _folder_spec(path: Path, setting: str) -> ModelSpec:
     raw = _json(config_file)
     if "model_type" not in raw:
         raise ConfigError(f"{setting}: {config_file} has no model_type; it is not a Hugging Face model's configuration")
-    model_class_for_type(raw["model_type"])  # refuses an unknown model before transformers is asked
     try:
-        spec = from_hf(AutoConfig.from_pretrained(str(config_file), local_files_only=True))
+        spec = from_hf(_hf_config(config_file, raw))
     except ConfigError as error:
         raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
     except Exception as error:  # transformers' validation raises several unrelated types
@@ -147,6 +147,14 @@ def _folder_spec(path: Path, setting: str) -> ModelSpec:
     if not {"dtype", "torch_dtype"} & raw.keys() and path.is_dir():
         spec = dataclasses.replace(spec, dtype=_stored_dtype(path, spec.dtype))
     return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))
+
+
+def _hf_config(file: Path, raw: dict[str, Any]) -> Any:
+    """transformers' configuration. That of an unknown model, which transformers may not know either, is only read to
+    be refused: its values as they are."""
+    if raw["model_type"] not in (cls.model_type for cls in MODEL_REGISTRY.values()):
+        return SimpleNamespace(**raw)
+    return AutoConfig.from_pretrained(str(file), local_files_only=True)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import decimal
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from evalengine.errors import ConfigError
 from evalengine.models.registry import get_model_class, model_class_for_type
+
+if TYPE_CHECKING:
+    from evalengine.models.decoder import DecoderForCausalLM
 
 RopeType = Literal["default", "linear", "llama3", "factors"]
 
@@ -108,14 +112,16 @@ def kernel_shapes(spec: ModelSpec) -> dict[str, Any]:
 
 
 def from_hf(config: Any) -> ModelSpec:
-    """A transformers `PretrainedConfig` -> `ModelSpec`.
+    """A transformers `PretrainedConfig` -> `ModelSpec`. Of an unknown model type, config.json's values do.
 
-    Raises `ConfigError` that lists everything in it that is not supported.
+    Raises `ConfigError` that lists everything in it that is not supported, the model itself among it.
     """
-    architecture = (getattr(config, "architectures", None) or [None])[0]
-    model = get_model_class(architecture) if architecture else model_class_for_type(config.model_type)
-    rope, problems = _rope(config)
-    problems += _unsupported(config)
+    problems = list(_unsupported(config))
+    try:
+        model = _model_class(config)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *problems]) from error
+    problems += _head_problems(config)
     if problems:
         raise ConfigError([f"{model.__name__}: {problem}" for problem in problems])
     qkv_bias, output_bias = model.attention_biases(config)
@@ -130,7 +136,7 @@ def from_hf(config: Any) -> ModelSpec:
         num_kv_heads=config.num_key_value_heads or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         rms_norm_eps=config.rms_norm_eps,
-        rope=rope,
+        rope=_rope(config.rope_parameters),
         max_position_embeddings=config.max_position_embeddings,
         tie_word_embeddings=bool(config.tie_word_embeddings),
         attention_bias=qkv_bias,
@@ -149,36 +155,49 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _rope(config: Any) -> tuple[RopeSpec, list[str]]:
+def _model_class(config: Any) -> type[DecoderForCausalLM]:
+    """By the class name if the configuration has one; its model type must be known, too."""
+    architecture = (getattr(config, "architectures", None) or [None])[0]
+    of_type = model_class_for_type(config.model_type)
+    return get_model_class(architecture) if architecture else of_type
+
+
+def _rope(parameters: Mapping[str, Any]) -> RopeSpec:
     # transformers 5 keeps theta in rope_parameters and has no `rope_theta` attribute.
-    parameters: dict[str, Any] = dict(config.rope_parameters or {})
     kind = parameters.get("rope_type", "default")
-    if "rope_theta" not in parameters or kind not in ("default", "linear", "llama3"):
-        return RopeSpec(theta=1.0), [f"rope_parameters={parameters}: supported are default, linear and llama3 scaling"]
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        return RopeSpec(theta=1.0), ["partial_rotary_factor: only the whole head may be rotated"]
     scaling = {
         name: parameters[name]
         for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         if kind != "default" and name in parameters
     }
-    return RopeSpec(theta=float(parameters["rope_theta"]), type=kind, **scaling), []
+    return RopeSpec(theta=float(parameters["rope_theta"]), type=kind, **scaling)
 
 
-def _unsupported(config: Any) -> list[str]:
-    problems = []
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if layer_types != {"full_attention"} or getattr(config, "use_sliding_window", False):
-        problems.append("an active sliding window is not supported (layer_types, use_sliding_window)")
+def _unsupported(config: Any) -> Iterator[str]:
+    """What no model here computes, a sentence each. Fields that an unknown model's configuration lacks say nothing."""
+    if hasattr(config, "rope_parameters"):
+        yield from _rope_problems(config.rope_parameters or {})
+    layer_types = getattr(config, "layer_types", None) or []
+    if any(kind != "full_attention" for kind in layer_types) or getattr(config, "use_sliding_window", False):
+        yield "an active sliding window is not supported (layer_types, use_sliding_window)"
     if getattr(config, "quantization_config", None) is not None:
-        problems.append("quantization_config: packed weights are not supported; use the unquantised checkpoint")
-    if config.hidden_act != "silu":
-        problems.append(f"hidden_act={config.hidden_act}: only silu is supported")
+        yield "quantization_config: packed weights are not supported; use the unquantised checkpoint"
+    if (activation := getattr(config, "hidden_act", "silu")) != "silu":
+        yield f"hidden_act={activation}: only silu is supported"
     if getattr(config, "mlp_bias", False):
-        problems.append("mlp_bias=true is not supported")
+        yield "mlp_bias=true is not supported"
+
+
+def _rope_problems(parameters: Mapping[str, Any]) -> Iterator[str]:
+    if "rope_theta" not in parameters or parameters.get("rope_type", "default") not in ("default", "linear", "llama3"):
+        yield f"rope_parameters={parameters}: supported are default, linear and llama3 scaling"
+    elif parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        yield "partial_rotary_factor: only the whole head may be rotated"
+
+
+def _head_problems(config: Any) -> Iterator[str]:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
     if heads % kv_heads:
-        problems.append(f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}")
+        yield f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}"
     if (getattr(config, "head_dim", None) or config.hidden_size // heads) % 2:
-        problems.append("head_dim must be even")
-    return problems
+        yield "head_dim must be even"

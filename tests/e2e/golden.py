@@ -9,6 +9,7 @@ import hashlib
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.e2e.command import ROOT, Run, finish, runs, start
 
 GOLDEN = ROOT / "results" / "reference" / "golden.json"
 REGENERATE = "python -m tests.e2e.golden"
+ON_CPU = ("engine.device=cpu",)
+ON_CUDA = ("engine.device=cuda", "numerics=exact")  # the default level there is native, whose bits are other ones
 
 
 def facts(run: Run) -> dict[str, Any]:
@@ -65,9 +68,10 @@ def explain(found: dict[str, Any], golden: dict[str, Any]) -> str:
     )
 
 
-def default_run(output_dir: Path) -> Run:
-    """`python -m evalengine`, all its settings at their defaults but the folder, and the device where there are two."""
-    done = finish(start(f"output_dir={output_dir}", "engine.device=cpu"))
+def default_run(output_dir: Path, where: Sequence[str] = ON_CPU) -> Run:
+    """`python -m evalengine`, all its settings at their defaults but the folder and `where`: a machine may have two
+    devices."""
+    done = finish(start(f"output_dir={output_dir}", *where))
     assert done.code == 0, done.err
     (run,) = runs(output_dir)
     return run

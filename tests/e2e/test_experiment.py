@@ -90,7 +90,8 @@ def test_a_killed_sweep_is_taken_up(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_on_cuda_every_pair_of_runs_is_compared(tmp_path: Path) -> None:
-    """There `native` runs name their GPU architecture and `fast` ones their attention backend."""
+    """There `native` runs name their GPU architecture and `fast` ones their attention backend; the manifests hold both,
+    and the verdict on `native`'s kernels."""
     settings = [setting for setting in SETTINGS if setting != "engine.device=cpu"]
     done = call(*settings, "engine.device=cuda", f"output_dir={tmp_path}")
     assert done.code == 0, done.err
@@ -99,3 +100,12 @@ def test_on_cuda_every_pair_of_runs_is_compared(tmp_path: Path) -> None:
     assert [run["numerics"] for run in found["runs"]] == ["native", "native", "fast", "fast"]
     assert found["invariant_runs_equal"] is True
     assert all(floor["differing_requests"] > 0 for floor in found["noise_floor"])
+    *native, one, other = (Run(folder).manifest for folder in run_folders(tmp_path))
+    for manifest in native:
+        verdict = manifest["engine"]["kernels"]
+        assert verdict["schedules"] > 0 and verdict["checked"] > 0 and verdict["failed"] == []
+        assert manifest["engine"]["attention_backend"] == "triton"
+        assert manifest["identity"]["gpu_architecture"].startswith("sm_")
+    for manifest in (one, other):
+        assert manifest["engine"]["kernels"] is None
+        assert manifest["engine"]["attention_backend"] == manifest["identity"]["attention_backend"] != "auto"

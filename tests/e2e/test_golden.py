@@ -8,7 +8,7 @@ import pytest
 
 from evalengine import CONTRACT_VERSION
 from tests.e2e.command import LIMIT, Run, finished
-from tests.e2e.golden import default_run, explain, facts, read_golden
+from tests.e2e.golden import ON_CUDA, default_run, explain, facts, read_golden
 
 SCHEDULES = {
     "alone": ("limit=3", "engine.max_num_seqs=1"),
@@ -29,6 +29,17 @@ def test_the_default_run_is_the_golden_one(reference: Run, tmp_path: Path) -> No
     assert 0.5 <= run.results["arithmetic"]["exact_match,strict-match"] <= 0.95, "a flipped answer must show"
     leaves = run.leaves
     assert {key: leaves[key] for key in reference.leaves} == reference.leaves, "a batch of 8 or of 200: the same bits"
+
+
+@pytest.mark.gpu
+def test_exact_on_a_gpu_is_the_golden_run(reference: Run, tmp_path: Path) -> None:
+    run = default_run(tmp_path, ON_CUDA)
+    assert run.manifest["hardware"]["gpus"], "it ran on a CPU: this test shows nothing"
+    leaves = run.leaves
+    different = [key for key, leaf in reference.leaves.items() if leaves[key] != leaf]
+    assert not different, f"documents whose bits differ from this CPU's: {different}"
+    problem = explain(facts(run), read_golden()[str(CONTRACT_VERSION)])
+    assert not problem, problem
 
 
 @pytest.mark.parametrize("settings", SCHEDULES.values(), ids=SCHEDULES)

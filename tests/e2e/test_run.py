@@ -6,12 +6,14 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from evalengine import CONTRACT_VERSION
 from evalengine.errors import EvalEngineError
+from evalengine.layers.exact import ExactOps
 from evalengine.records.digest import run_digest
 from evalengine.records.tokens import read_tokens, token_texts
 from tests.e2e.command import Run, call, check_output, finish, finished, runs, start
@@ -106,6 +108,26 @@ def test_the_files_agree(reference: Run) -> None:
     assert manifest["contract_version"] == CONTRACT_VERSION and manifest["numerics"] == "exact"
     assert reference.folder.name.endswith(manifest["run_id"])
     assert all(record.logprobs.max() <= 0 and record.is_greedy for record in records)
+
+
+def test_the_manifest_names_the_attention_that_ran(reference: Run, tmp_path: Path) -> None:
+    fast = finished(tmp_path, "limit=1", "batch_invariant=false", "task.generation.max_gen_toks=4").manifest
+    assert fast["engine"]["attention_backend"] == fast["identity"]["attention_backend"] == "sdpa"
+    exact = reference.manifest
+    assert exact["engine"]["attention_backend"] == "exact" and "attention_backend" not in exact["identity"]
+
+
+def test_the_verdict_on_the_kernels_is_in_the_manifest(
+    reference: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def verify_kernels(self: ExactOps, *, block_size: int, **shapes: int) -> dict[str, Any]:
+        return {"schedules": 3, "dropped": [{"kernel": "matmul", "where": f"pages of {block_size}"}], "failed": []}
+
+    monkeypatch.setattr(ExactOps, "verify_kernels", verify_kernels)
+    run = finished(tmp_path, "limit=1", "engine.block_size=32", "task.generation.max_gen_toks=4")
+    dropped = [{"kernel": "matmul", "where": "pages of 32"}]
+    assert run.manifest["engine"]["kernels"] == {"schedules": 3, "dropped": dropped, "failed": []}
+    assert reference.manifest["engine"]["kernels"] is None, "exact has no schedule to choose"
 
 
 def test_a_sweep_is_a_run_a_value(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from evalengine.__main__ import main
 from evalengine.certify import axes, cases, cli, exact_kernels, kernels, proof
 from evalengine.certify.cases import EFFORTS
 from evalengine.engine import settings
+from evalengine.kernels.verdict_cache import sources_sha256
 from evalengine.layers import attention_backends
 from evalengine.layers.exact import ExactOps
 
@@ -50,7 +51,8 @@ def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytes
     assert content["axes"]["restart"]["schedules"][0]["new_process"] is True
     assert content["axes"]["restart"]["logprobs"] > 300
     assert content["total"]["logprobs"] == sum(axis["logprobs"] for axis in content["axes"].values())
-    assert content["negative_control"]["differing_logprobs"] > 0
+    control = content["negative_control"]
+    assert control["differing_logprobs"] > 0 and control["attention_backend"] == "sdpa"
     assert content["subject"]["numerics"] == "exact" and len(content["subject"]["weights_sha256"]) == 64
     assert content["contract_version"] == 1 and content["kernels"] is None and content["libraries"]["torch"]
     assert sorted(out.parent.iterdir()) == [out, out.with_suffix(".md")]
@@ -59,6 +61,11 @@ def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytes
     page = out.with_suffix(".md").read_text()
     assert page.startswith("# IDENTICAL: tinymath, arithmetic\n\nNo schedule changed a bit. 0 differing bytes in ")
     assert content["code"]["commit"] in page and content["libraries"]["torch"] in page
+    counts = f"{control['differing_bytes']:,} differing bytes in {control['logprobs']:,} logprobs"
+    said = f"fast (control) with sdpa attention: {counts}"
+    assert control["differing_bytes"] > 0 and said in stdout.splitlines() and f"- {said}" in page.splitlines()
+    assert content["code"]["kernels_sha256"] == sources_sha256()
+    assert f"; kernels sha256 {sources_sha256()} |" in page
     assert "| restart | Another process | 1 |" in page and content["requests"]["answers_sha256"] in page
 
 
@@ -73,7 +80,7 @@ def test_a_difference_is_shown_and_exits_1(
 
     monkeypatch.setattr(ExactOps, "log_softmax", log_softmax)
     monkeypatch.setitem(EFFORTS, "quick", TINY)
-    monkeypatch.setattr(proof.Prover, "_control", lambda self: proof.AxisResult("control"))
+    monkeypatch.setattr(proof.Prover, "_control", lambda self: proof.Control("control", attention_backend="sdpa"))
     out = tmp_path / "c.json"
     assert run_cli("engine", *CPU, "--quick", "--axes", "order", "--out", str(out)) == 1
     stdout = capsys.readouterr().out

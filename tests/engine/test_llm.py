@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
+from evalengine.config import ModelConfig
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError, EvalEngineError
 
@@ -173,6 +174,24 @@ def test_bad_settings_are_listed_together(small_checkpoint):
     with pytest.raises(ConfigError) as caught:
         LLM(small_checkpoint, batch_invariant=False, numerics="exact", device="cuda:99", max_model_len=4096)
     assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("model", ["./nowhere", ModelConfig(name="t", path="./nowhere")])
+def test_a_bad_model_and_bad_settings_are_listed_together(model):
+    with pytest.raises(ConfigError) as caught:
+        LLM(model, device="cpu", attention_backend="flash_attn", num_threads=0, max_model_len=9**9)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == [
+        "model.path=./nowhere",
+        "engine.num_threads=0",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        LLM(model, device="cpu", attention_backend="flash_attn")
+    missing, backend = caught.value.problems
+    assert missing.startswith("model.path=./nowhere: no model found")
+    assert backend.startswith("engine.attention_backend=flash_attn: batch_invariant=true (numerics=exact)")
+    with pytest.raises(ConfigError, match="no model found") as caught:
+        LLM(model, device="cpu")
+    assert len(caught.value.problems) == 1
 
 
 def test_a_non_finite_activation_fails_its_own_request_and_names_the_layer(llm):

@@ -181,6 +181,46 @@ def test_unusable_folders_are_explained(
         load(folder)
 
 
+PACKED = {"hidden_act": "gelu", "quantization_config": {"quant_method": "awq"}, "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "unknown"),
+    [
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "model architecture Qwen3ForSequenceClassification is"),
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "model type mistral is"),
+        ({"model_type": "not-in-transformers", "auto_map": {"AutoConfig": "m.C"}}, "model type not-in-transformers is"),
+        ({"model_type": "openelm", "num_attention_heads": [2, 3], "architectures": None}, "model type openelm is"),
+        ({"model_type": "mistral"}, "model type mistral is"),  # a known class name over it
+    ],
+)
+def test_an_unknown_model_hides_nothing_else(folder: Path, changes: dict[str, Any], unknown: str) -> None:
+    edit_config(folder, **changes)
+    with pytest.raises(ConfigError) as caught:
+        load(folder)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"model.path={folder}: {unknown} not supported; supported: LlamaForCausalLM (llama)")
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    edit_config(folder, **PACKED, mlp_bias=True, rope_parameters=rope)
+    with pytest.raises(ConfigError) as caught:
+        load(folder)
+    first, *others = caught.value.problems
+    assert first == problem and len(others) == 5
+    text = "\n".join(others)
+    assert all(
+        word in text for word in ("yarn", "sliding window", "quantization_config", "hidden_act=gelu", "mlp_bias")
+    )
+    assert text.count(f"model.path={folder}: ") == 5
+
+
+def test_a_known_model_lists_all_that_it_lacks(folder: Path) -> None:
+    edit_config(folder, **PACKED, num_key_value_heads=3)
+    with pytest.raises(ConfigError) as caught:
+        load(folder)
+    assert len(caught.value.problems) == 4 and "num_key_value_heads=3" in str(caught.value)
+    assert all(p.startswith(f"model.path={folder}: Qwen3ForCausalLM: ") for p in caught.value.problems)
+
+
 def test_folder_without_tokenizer_asks_for_one(folder: Path, tmp_path: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()

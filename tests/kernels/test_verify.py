@@ -325,7 +325,7 @@ def test_another_page_size_costs_only_its_own_comparisons(only_matmul: list[Any]
     assert not other["cached"] and len(other["dropped"]) == 1 and len(only_matmul) == 5
 
 
-@pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "assembler", "contract_version", "sources"])
+@pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "compiler", "contract_version", "sources"])
 def test_what_the_cache_is_keyed_by(only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     verify.verify(**TINY)  # type: ignore[arg-type]
     now = verdict_cache.environment(DEVICE)
@@ -333,13 +333,16 @@ def test_what_the_cache_is_keyed_by(only_matmul: list[Any], monkeypatch: pytest.
     assert not verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
 
 
-def test_the_environment_names_the_assembler_and_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = verdict_cache.environment(DEVICE)
-    for name in ("TRITON_PTXAS_PATH", "DISABLE_PTXAS_OPT"):
+def test_the_environment_names_the_compiler_and_the_chip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environments = [verdict_cache.environment(DEVICE)]
+    for name in ("TRITON_PTXAS_PATH", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "TRITON_LIBDEVICE_PATH"):
         monkeypatch.setenv(name, "1")
-        after = verdict_cache.environment(DEVICE)
-        assert after != before
-        before = after
+        environments.append(verdict_cache.environment(DEVICE))
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(tmp_path / "ptxas"))
+    for content in ("one", "another"):
+        (tmp_path / "ptxas").write_text(content)
+        environments.append(verdict_cache.environment(DEVICE))
+    assert all(a != b for i, a in enumerate(environments) for b in environments[:i])
 
     class Chip:
         major, minor, multi_processor_count = 9, 0, 114

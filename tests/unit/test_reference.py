@@ -89,4 +89,6 @@ def test_a_certificate_differs_nowhere_and_its_control_does() -> None:
         assert certificate["verdict"] == "IDENTICAL" and certificate["code"]["commit"], path.name
         total, control = certificate["total"], certificate["negative_control"]
         assert total["logprobs"] >= 100_000 and total["differing_bytes"] == 0 < control["differing_logprobs"], path.name
-
+        if certificate["certificate_version"] > 2:
+            assert control["attention_backend"] in ("flash_attn", "triton", "sdpa"), path.name
+            assert len(certificate["code"]["kernels_sha256"]) == 64, path.name

@@ -1,0 +1,111 @@
+"""The cache of verdicts: what its key is made of, and what another driver does to it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from evalengine.kernels import driver, verdict_cache
+
+ROOT = Path(__file__).parents[2]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def libcuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Says what cuDriverGetVersion gives on a machine with one GPU whose /proc hides the driver."""
+    pytest.importorskip("triton")
+    chip = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    monkeypatch.setattr(verdict_cache, "DRIVER", tmp_path / "absent")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def say(version: int, status: int = 0) -> None:
+        def get_version(pointer: Any) -> int:
+            pointer[0] = version
+            return status
+
+        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(get_version)
+        library = SimpleNamespace(cuDriverGetVersion=function)
+        monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": library}.__getitem__)
+
+    return say
+
+
+def test_an_updated_driver_reuses_no_verdict(libcuda: Callable[..., None]) -> None:
+    libcuda(12080)
+    before, verdict = verdict_cache.environment(CUDA), {"failed": [], "dropped": []}
+    assert (before["driver"], before["cuda_driver"]) == (None, 12080)
+    verdict_cache.save(before, verdict)
+    libcuda(13000)
+    after = verdict_cache.environment(CUDA)
+    assert after == {**before, "cuda_driver": 13000} and verdict_cache.load(after) is None
+    libcuda(12080)
+    assert verdict_cache.load(verdict_cache.environment(CUDA)) == verdict
+
+
+def test_a_cpu_asks_no_driver(libcuda: Callable[..., None]) -> None:
+    libcuda(13000)
+    found = verdict_cache.environment(CPU)
+    assert found["gpu"] == "cpu" and "cuda_driver" not in found
+
+
+def test_a_driver_that_says_nothing(libcuda: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    libcuda(13000, status=3)
+    assert driver.driver_version() is None and verdict_cache.environment(CUDA)["cuda_driver"] is None
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())  # a library without the function
+    assert driver.driver_version() is None
+
+    def absent(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    assert driver.driver_version() is None
+
+
+@pytest.mark.gpu
+def test_the_version_is_the_one_that_torch_sees() -> None:
+    assert driver.driver_version() == torch._C._cuda_getDriverVersion() > 10_000
+    assert verdict_cache.environment(CUDA)["cuda_driver"] == driver.driver_version()
+
+
+def test_the_hash_is_of_sources_and_tables_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(verdict_cache, "__file__", str(tmp_path / "verdict_cache.py"))
+    (tmp_path / "b.py").write_bytes(b"x = 1\n")
+    (tmp_path / "a.json").write_bytes(b"{}")
+    first = verdict_cache.sources_sha256()
+    assert first == hashlib.sha256(b"a.json\0{}b.py\0x = 1\n").hexdigest()
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "notes.md").write_text("no source")
+    assert verdict_cache.sources_sha256() == first
+    for change in ("table", "source", "name"):
+        if change == "name":
+            (tmp_path / "b.py").rename(tmp_path / "c.py")
+        else:
+            (tmp_path / {"table": "a.json", "source": "b.py"}[change]).write_text(change)
+        assert verdict_cache.sources_sha256() != first, change
+        first = verdict_cache.sources_sha256()
+
+
+def test_the_key_holds_the_hash_of_the_sources(libcuda: Callable[..., None]) -> None:
+    assert verdict_cache.environment(CPU)["sources"] == verdict_cache.sources_sha256()
+    assert (Path(verdict_cache.__file__).parent / "matmul_table.json").exists(), "the folder that it hashes"
+
+
+def test_the_hash_needs_no_triton() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None; "
+        "from evalengine.kernels.verdict_cache import sources_sha256; print(sources_sha256())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == [verdict_cache.sources_sha256()], done.stderr
