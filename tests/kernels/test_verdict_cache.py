@@ -74,8 +74,10 @@ def test_a_driver_that_says_nothing(libcuda: Callable[..., None], monkeypatch: p
 
 
 @pytest.mark.gpu
-def test_the_version_is_the_one_that_torch_sees() -> None:
-    assert driver.driver_version() == torch._C._cuda_getDriverVersion() > 10_000
+def test_the_version_is_one_that_runs_this_torch() -> None:
+    major = int(str(torch.version.cuda).split(".")[0])
+    version = driver.driver_version()
+    assert version is not None and 1000 * major <= version < 100_000, "a minor version may be newer than the driver's"
     assert verdict_cache.environment(CUDA)["cuda_driver"] == driver.driver_version()
 
 
