@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.certify import again, axes, cases, proof, schedules
+from evalengine.certify import again, axes, proof, schedules
 from evalengine.certify.busy import busy_neighbour
 from evalengine.certify.cases import EFFORTS
 from evalengine.certify.proof import Proof, Prover
@@ -27,17 +26,8 @@ from evalengine.engine.model_runner import ModelRunner
 from evalengine.engine.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
 from evalengine.layers.exact import ExactOps
-
-ROOT = Path(__file__).parents[2]
-CPU = ("engine.device=cpu", "numerics=exact")
-TINY = cases.Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0, 2, 9)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates go to results/ below the current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+from tests.engine.certify_double import CPU, TINY
+from tests.engine.certify_double import elsewhere as elsewhere  # a fixture of every test here
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from evalengine.config import ModelConfig
 from evalengine.engine.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError
-
-CPU = ("engine.device=cpu", "numerics=exact")
+from tests.engine.certify_double import CPU
 
 
 def test_cases_are_made_alike_everywhere_and_cross_the_borders() -> None:

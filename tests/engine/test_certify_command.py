@@ -14,23 +14,14 @@ import torch
 from torch import Tensor
 
 from evalengine.__main__ import main
-from evalengine.certify import axes, cases, cli, exact_kernels, kernels, proof
+from evalengine.certify import axes, cli, exact_kernels, kernels, proof
 from evalengine.certify.cases import EFFORTS
 from evalengine.engine import settings
 from evalengine.kernels.verdict_cache import sources_sha256
 from evalengine.layers import attention_backends
 from evalengine.layers.exact import ExactOps
-
-ROOT = Path(__file__).parents[2]
-CPU = ("engine.device=cpu", "numerics=exact")
-TINY = cases.Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0, 2, 9)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates go to results/ below the current folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+from tests.engine.certify_double import CPU, TINY
+from tests.engine.certify_double import elsewhere as elsewhere  # a fixture of every test here
 
 
 def run_cli(*arguments: str) -> int:
