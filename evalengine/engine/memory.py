@@ -60,7 +60,7 @@ def _free_bytes(device: torch.device) -> int:
     try:  # a container's own limit; of what it uses, files that were read can be given back
         names = ("memory.max", "memory.current", "memory.stat")
         limit, used, statistics = ((CGROUP / name).read_text().strip() for name in names)
-        cached = next(int(line.split()[1]) for line in statistics.splitlines() if line.startswith("inactive_file "))
-    except (OSError, StopIteration):
+    except OSError:
         return free
+    cached = sum(int(line.split()[1]) for line in statistics.splitlines() if line.startswith("inactive_file "))
     return free if limit == "max" else min(free, max(0, int(limit) - int(used) + cached))

@@ -32,6 +32,12 @@ def test_a_container(cgroup: Path, used: int, files: int, free: int) -> None:
     assert memory._free_bytes(CPU) == free * GIB
 
 
+def test_a_container_that_does_not_count_files(cgroup: Path) -> None:
+    (cgroup / "memory.current").write_text(f"{4 * GIB}\n")
+    (cgroup / "memory.stat").write_text("anon 1\n")
+    assert memory._free_bytes(CPU) == 12 * GIB, "its limit holds all the same"
+
+
 def test_no_container_or_no_limit(cgroup: Path) -> None:
     assert memory._free_bytes(CPU) == 1 << 40, "memory.current is not there"
     for name, text in (("current", "1"), ("stat", "inactive_file 0"), ("max", "max")):
