@@ -15,7 +15,7 @@ test:
 test-all:
 	$(PYTHON) -m pytest -q -n $(WORKERS)
 
-# What passed goes, with GPU, versions and commit, to a file that can be committed as results/reference/gpu-tests.json.
+# What passed goes, with GPU, versions and commit, to a file that can be committed as results/reference/gpu-tests-<gpu>.json.
 test-gpu:
 	$(PYTHON) -m pytest -q -n $(WORKERS) -m gpu --results results/gpu-tests.json
 

@@ -122,7 +122,7 @@ def compile_all(chosen: Iterable[Shape], workers: int) -> None:
         for m in ROWS:
             found = candidates(DTYPE, m, shape.n, shape.k, True)
             for s in (*found, REFERENCE, FIXED):
-                rows = 1 if s.form == "pointer" and 2 * m <= s.block_m else s.block_m  # few rows: another kernel
+                rows = 1 if s.masks_rows(m) else s.block_m
                 jobs.add((s, rows, shape.k % s.block_k == 0, shape.out_dtype))
     ordered = sorted(
         jobs, key=lambda job: job[0].block_m * job[0].block_n, reverse=True

@@ -25,7 +25,7 @@ from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
 from evalengine.models.config import ModelSpec, from_hf, token_ids
 from evalengine.models.decoder import DecoderForCausalLM
-from evalengine.models.registry import MODEL_REGISTRY, get_model_class
+from evalengine.models.registry import find_class_for_type, get_model_class
 
 Format = Literal["safetensors", "gguf", "dummy"]
 
@@ -152,7 +152,7 @@ def _folder_spec(path: Path, setting: str) -> ModelSpec:
 def _hf_config(file: Path, raw: dict[str, Any]) -> Any:
     """transformers' configuration. That of an unknown model, which transformers may not know either, is only read to
     be refused: its values as they are."""
-    if raw["model_type"] not in (cls.model_type for cls in MODEL_REGISTRY.values()):
+    if find_class_for_type(raw["model_type"]) is None:
         return SimpleNamespace(**raw)
     return AutoConfig.from_pretrained(str(file), local_files_only=True)
 

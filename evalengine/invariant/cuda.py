@@ -8,7 +8,7 @@ the end of a softmax, change no bit (but for the sign of a zero).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evalengine.invariant import first_use
 from evalengine.invariant.overrides import Kernel, Overrides, aten, covered, plus_product, refused, stock
-from evalengine.kernels import log_softmax, mean, softmax
+from evalengine.kernels import log_softmax, matmul, mean, softmax
 
 _FUSED_ATTENTION = (
     "_scaled_dot_product_flash_attention",
@@ -32,10 +32,10 @@ class CUDAOverrides(Overrides):
     device = "cuda"
 
     def product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        return first_use.matmul(a, b, out_dtype=dtype)
+        return first_use.multiply(partial(matmul.matmul, out_dtype=dtype), a, b)
 
     def batched_product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        return first_use.bmm(a, b, out_dtype=dtype)
+        return first_use.multiply(partial(matmul.bmm, out_dtype=dtype), a, b)
 
     def softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         return softmax.softmax(x, dim, dtype)
@@ -63,7 +63,8 @@ class CUDAOverrides(Overrides):
     def _addmm(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         plain = beta == alpha == 1 and bias.ndim == 1 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]
         if plain and bias.shape == b.shape[1:] and covered(bias, a, b):
-            return first_use.matmul(a, b, bias, round_product=True)  # `plus_product` in the kernel's epilogue
+            product = partial(matmul.matmul, round_product=True)  # `plus_product` in the kernel's epilogue
+            return first_use.multiply(product, a, b, bias)
         return super()._addmm(bias, a, b, beta=beta, alpha=alpha)
 
     def _mm_dtype(self, a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:

@@ -18,44 +18,29 @@ from torch import Tensor
 from evalengine.kernels import matmul as products
 from evalengine.kernels.launch import MAX_REMEMBERED, kind
 from evalengine.kernels.verdict import Verdict
+from evalengine.kernels.verify_cases import MAX_ROWS
 
 logger = logging.getLogger(__name__)
-
-MAX_ROWS = 1031  # that are compared, unless a persistent program needs more for a second tile: over any tile
 
 _compared: set[tuple] = set()  # ways
 _unproved: set[tuple] = set()  # ways for whose comparison there was no memory: the reference schedule goes instead
 _known: set[tuple] = set()  # kinds of operands whose way is one of these: nothing is worked out again
 
 
-def matmul(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    *,
-    out_dtype: torch.dtype | None = None,
-    round_product: bool = False,
-) -> Tensor:
-    """`kernels.matmul.matmul`."""
-    product = partial(products.matmul, out_dtype=out_dtype, round_product=round_product)
-    return checked(product, a, b, bias) if a.is_cuda else product(a, b, bias)
+def multiply(product: partial[Tensor], *operands: Tensor) -> Tensor:
+    """`product(a, b)`, or (a, b, bias), of `kernels.matmul`; on CUDA by a schedule that was compared."""
+    return checked(product, *operands) if operands[0].is_cuda else product(*operands)
 
 
-def bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
-    """`kernels.matmul.bmm`."""
-    product = partial(products.bmm, out_dtype=out_dtype)
-    return checked(product, a, b) if a.is_cuda else product(a, b)
-
-
-def checked(product: partial[Tensor], a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+def checked(product: partial[Tensor], *operands: Tensor) -> Tensor:
     """`product` of these, by a schedule that was compared; by the reference where none can be at the moment."""
-    operands = (a, b) if bias is None else (a, b, bias)
+    a, b, *_ = operands
     options = tuple(product.keywords.values())
     kinds = (*map(kind, operands), *options)
     if kinds in _known or 0 in a.shape or 0 in b.shape:
         return product(*operands)
-    schedule = products.schedule_for(a, b, product.keywords["out_dtype"])
-    way = (*_way(schedule, a, b), bias is None, *options)
+    schedule = products.schedule_for(a, b, product.keywords.get("out_dtype"))
+    way = (*_way(schedule, a, b), len(operands), *options)
     if schedule != products.REFERENCE and way not in _compared:
         capturing = a.is_cuda and torch.cuda.is_current_stream_capturing()  # nothing can be read before the graph runs
         if capturing or way in _unproved:

@@ -146,14 +146,18 @@ class Overrides(ABC):
         self, x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
     ) -> Tensor:
         result = dtype or x.dtype
-        dims = {d % x.ndim for d in dim or () if -x.ndim <= d < x.ndim} if x.ndim else set()
-        refused = len(dims) != len(dim or ())  # out of range, or twice: torch's own error
-        if not covered(x) or result not in COVERED_DTYPES or x.ndim == 0 or refused:
+        dims = tuple(dim or range(x.ndim))
+        if not covered(x) or result not in COVERED_DTYPES or x.ndim == 0 or not _are_dims(dims, x.ndim):
             return stock(aten.mean.out, x, result, x, dim, keepdim, dtype=dtype)
-        return self.mean(x, tuple(dim or range(x.ndim)), keepdim, result)
+        return self.mean(x, dims, keepdim, result)
 
     def _mean_of_all(self, x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
         return self._mean_dim(x, None, dtype=dtype)
+
+
+def _are_dims(dims: Sequence[int], ndim: int) -> bool:
+    """Whether a tensor has them, each named once; torch has the errors."""
+    return all(-ndim <= d < ndim for d in dims) and len({d % ndim for d in dims}) == len(dims)
 
 
 def plus_product(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:

@@ -41,10 +41,14 @@ def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
 
 def model_class_for_type(model_type: str) -> type[DecoderForCausalLM]:
     """The class for a config's `model_type` or a GGUF file's `general.architecture`."""
-    for cls in MODEL_REGISTRY.values():
-        if cls.model_type == model_type:
-            return cls
-    raise ConfigError(f"model type {model_type} is not supported; supported: {_supported()}")
+    if (cls := find_class_for_type(model_type)) is None:
+        raise ConfigError(f"model type {model_type} is not supported; supported: {_supported()}")
+    return cls
+
+
+def find_class_for_type(model_type: str) -> type[DecoderForCausalLM] | None:
+    """`model_class_for_type`; None for an unknown type."""
+    return next((cls for cls in MODEL_REGISTRY.values() if cls.model_type == model_type), None)
 
 
 def _supported() -> str:
