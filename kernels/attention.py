@@ -139,8 +139,8 @@ class RaggedBatch(Protocol):
     def num_decodes(self) -> int: ...
     @property
     def max_decode_kv_len(self) -> int: ...
-    # what a kernel has worked out of these, once a step for all layers, and its memory: a CUDA graph that was captured
-    # with a batch needs it as long
+    # What a kernel has worked out of these, once a step for all layers, and its memory: a CUDA graph that was captured
+    # with a batch needs it as long. "workspace", if it is there, gives that memory: float32 [n] for n.
     @property
     def plans(self) -> dict[Any, Any]: ...
 
@@ -199,6 +199,11 @@ class _Call:
         # the launches made, to be repeated: each with what it takes of (q, k_cache, v_cache, out)
         self.plan: list[tuple[Again, list[int]]] = []
 
+    def _memory(self, count: int) -> Tensor:
+        """float32 [count] for what one kernel hands to the next."""
+        workspace = self.batch.plans.get("workspace")
+        return torch.empty(count, dtype=torch.float32, device=self.q.device) if workspace is None else workspace(count)
+
     def _launched(self, launched: Launch | None) -> None:
         if launched is None:
             return
@@ -231,7 +236,7 @@ class _Call:
         batch, num_seqs = self.batch, self.batch.num_decodes
         chunks = -(-batch.max_decode_kv_len // CHUNK)
         states = num_seqs * self.kv_heads * chunks * self.group if chunks > 1 else 0
-        state = torch.empty(states * (2 + self.padded), dtype=torch.float32, device=self.q.device)
+        state = self._memory(states * (2 + self.padded))
         acc, m, l = state, state[states * self.padded :], state[states * (self.padded + 1) :]  # acc's rows stay aligned
         programs = num_seqs * self.kv_heads * chunks
         if programs <= schedule.by_block:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import exact_math as em
+from evalengine.kernels.exact_product import LEFT_BITS, RIGHT_BITS, SEGMENT, left_limbs, product
 
-K_SEGMENT = 8192  # contract constant: products longer than this are cut at its absolute multiples
 MAX_VOCABULARY = 2**19  # a sum of that many numbers of 44 bits just fits int64
 _TILE = 131072  # elements of a float64 temporary: 1 MB, half of it per thread, so that chains stay in L2
 _ROW_BLOCK = 128  # rows of one matrix product, two limbs stacked
@@ -35,7 +35,7 @@ _PRODUCT_ELEMENTS = 1 << 19  # of one matrix product's result
 class ExactWeight:
     """A weight matrix on a grid of its own per output row: `limb[n] * scale[n]`."""
 
-    limb: Tensor  # float64 [N, K], integers of at most limb_bits(min(K, 8192)) bits
+    limb: Tensor  # float64 [N, K], integers of at most RIGHT_BITS bits
     scale: Tensor  # float64 [N], powers of two
 
 
@@ -49,46 +49,24 @@ def _tiles(rows: int, columns: int) -> Iterator[slice]:
 def quantize_weight(weight: Tensor) -> ExactWeight:
     """[N, K] -> one limb per element; each output row is scaled by the exponent of its largest magnitude."""
     rows, columns = weight.shape
-    bits = em.limb_bits(min(columns, K_SEGMENT))
     limb = torch.empty(rows, columns, dtype=torch.float64, device=weight.device)
     scale = torch.empty(rows, dtype=torch.float64, device=weight.device)
     for tile in _tiles(rows, columns):
         absmax = em.row_absmax(weight[tile])
-        unit_exponent = em.exponent(absmax) - bits
-        c = em.grid(absmax, bits)
+        unit_exponent = em.exponent(absmax) - RIGHT_BITS
+        c = em.grid(absmax, RIGHT_BITS)
         torch.add(em.widen(weight[tile]), c, out=limb[tile])
         limb[tile].sub_(c).mul_(em.pow2(-unit_exponent))
         scale[tile] = em.pow2(unit_exponent).squeeze(-1)
     return ExactWeight(limb, scale)
 
 
-def _product(limbs: Tensor, right: Tensor) -> Tensor:
-    """Limbs [..., 2, M, K] times [..., K, N], both on power-of-two grids -> float64 [..., M, N] (0 or 1 batch axes).
-
-    Each of hi and lo is exact over a segment of 8192; their sum is rounded, and segments are added in ascending order.
-    `out=` keeps this clear of overrides of `mm` and `bmm`.
-    """
-    stacked = limbs.flatten(-3, -2)
-    multiply = torch.bmm if stacked.ndim == 3 else torch.mm
-    shape = (*limbs.shape[:-1], right.shape[-1])
-    total: Tensor | None = None
-    for start in range(0, right.shape[-2], K_SEGMENT):
-        end = start + K_SEGMENT
-        part = torch.empty(shape, dtype=torch.float64, device=right.device)
-        multiply(stacked[..., start:end], right[..., start:end, :], out=part.flatten(-3, -2))
-        hi, lo = part.unbind(-3)
-        hi.add_(lo)
-        total = hi if total is None else total.add_(hi)
-    assert total is not None, "an exact product needs at least one input feature"
-    return total
-
-
 def linear(x: Tensor, weight: ExactWeight, bias: Tensor | None = None) -> Tensor:
     """[..., K] -> float32 [..., N]: x @ W^T + bias, activations in two limbs, weights in one, one rounding.
 
-    Per row of x: e the exponent of its largest magnitude, b = limb_bits(min(K, 8192)), hi = rint(x * 2^(b-e)),
-    lo = rint((x * 2^(b-e) - hi) * 2^b); y = (hi.W + (lo.W) * 2^-b) * 2^(e-b) * scale. The row's power of two is left in
-    the limbs (multiplying by it is exact, before the sums or after).
+    Per row of x: e the exponent of its largest magnitude, hi = rint(x * 2^(17-e)), lo = rint((x * 2^(17-e) - hi) *
+    2^18); y = (hi.W + (lo.W) * 2^-18) * 2^(e-17) * scale + bias. The row's power of two is left in the limbs
+    (multiplying by it is exact, before the sums or after).
     """
     n, k = weight.limb.shape
     rows = x.reshape(-1, k)
@@ -96,12 +74,12 @@ def linear(x: Tensor, weight: ExactWeight, bias: Tensor | None = None) -> Tensor
     out = torch.empty(rows.shape[0], n, dtype=torch.float32, device=x.device)
     for start in range(0, rows.shape[0], _ROW_BLOCK):
         block = rows[start : start + _ROW_BLOCK]
-        limbs = torch.empty(2, *block.shape, dtype=torch.float64, device=x.device)
-        em.split_limbs(em.widen(block), em.row_absmax(block), em.limb_bits(min(k, K_SEGMENT)), limbs)
+        absmax = em.row_absmax(block)
+        limbs = left_limbs(em.widen(block), absmax)
         step = max(1024, _PRODUCT_ELEMENTS // (2 * block.shape[0]))
         for column in range(0, n, step):
             cut = slice(column, column + step)
-            y = _product(limbs, weight.limb[cut].t()).mul_(weight.scale[cut])
+            y = product(limbs, absmax, weight.limb[cut].t()).mul_(weight.scale[cut])
             if wide_bias is not None:
                 y.add_(wide_bias[cut])
             em.store_float32(y, out[start : start + _ROW_BLOCK, cut])
@@ -111,64 +89,57 @@ def linear(x: Tensor, weight: ExactWeight, bias: Tensor | None = None) -> Tensor
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """[B, M, K] x [B, K, N] -> float32 [B, M, N]: `linear`'s arithmetic, b[i]^T in the place of the weight.
 
-    A row's bits depend on its own a[i, m] and b[i], not on B or M. They do depend on what pads K.
+    A row's bits depend on its own a[i, m] and b[i], not on B or M; zeros that pad K change nothing, wherever they are.
     """
     batch, m, k = a.shape
     n = b.shape[-1]
-    bits = em.limb_bits(min(k, K_SEGMENT))
     out = torch.empty(batch, m, n, dtype=torch.float32, device=a.device)
     step = max(1, _PRODUCT_ELEMENTS // max(1, 2 * m * max(n, k), k * n))
     for start in range(0, batch, step):
         left, right = a[start : start + step], b[start : start + step]
-        limbs = torch.empty(left.shape[0], 2, m, k, dtype=torch.float64, device=a.device)
-        em.split_limbs(em.widen(left), em.row_absmax(left), bits, limbs)
-        c = em.grid(em.row_absmax(right, 1), bits)
-        em.store_float32(_product(limbs, em.widen(right).add_(c).sub_(c)), out[start : start + step])
+        absmax, columns = em.row_absmax(left), em.row_absmax(right, 1)
+        c = em.grid(columns, RIGHT_BITS)
+        unit = em.pow2(em.exponent(columns) - RIGHT_BITS)
+        y = product(left_limbs(em.widen(left), absmax), absmax, em.widen(right).add_(c).sub_(c), unit)
+        em.store_float32(y, out[start : start + step])
     return out
 
 
-def _exact_row_sums(x: Tensor, bits: int, *, square: bool) -> Tensor:
-    """Sums over the last axis (kept) of x or x^2, x on the grid of `bits` bits of its row's largest magnitude.
-
-    Squares are cut at absolute multiples of 8192, each segment exact, added in ascending order.
-    """
-    c = em.grid(em.row_absmax(x), bits)
-    q = (x + c).sub_(c)
-    if not square:
-        return q.sum(-1, keepdim=True)
-    q.mul_(q)
-    total = q[..., :K_SEGMENT].sum(-1, keepdim=True)
-    for start in range(K_SEGMENT, q.shape[-1], K_SEGMENT):
-        total.add_(q[..., start : start + K_SEGMENT].sum(-1, keepdim=True))
-    return total
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[..., H] -> float32 [..., H]: x * rsqrt(mean(x^2) + eps) * weight, the squares of one-limb integers."""
+    """[..., H] -> float32 [..., H]: x * rsqrt(mean(x^2) + eps) * weight.
+
+    Squares of float32 numbers are exact in float64; they are summed on the grid of 2^(2e-44), e the exponent of the
+    row's largest magnitude.
+    """
     hidden = x.shape[-1]
     rows = x.reshape(-1, hidden)
     out = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
     wide_weight = em.widen(weight)
-    bits = em.limb_bits(min(hidden, K_SEGMENT))
     for tile in _tiles(*rows.shape):
         wide = em.widen(rows[tile])
-        mean_square = _exact_row_sums(wide, bits, square=True).mul_(1.0 / hidden)
+        absmax = em.row_absmax(wide)
+        # 1.5 * 2^52 * 2^(2e-44); a row with an infinity or a NaN becomes NaN
+        c = em.pow2(em.exponent(absmax) * 2 + (52 - em.SUM_BITS)).mul_(1.5).add_(absmax * 0.0)
+        mean_square = em.row_sum(wide * wide, c).mul_(1.0 / hidden)
         wide.mul_(em.rsqrt(mean_square.add_(eps))).mul_(wide_weight)
         em.store_float32(wide, out[tile])
     return out.view(x.shape)
 
 
 def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
-    """Mean over `dim` (one axis or several) of K numbers each -> float32; a limb of min(48, 53 - ceil(log2 K)) bits."""
+    """Mean over `dim` (one axis or several) -> float32: the sum on the grid of 2^(e-44), exact, times 1 / count.
+
+    e is the exponent of the largest magnitude; zeros that pad a row change its sum in no bit.
+    """
     axes = sorted({axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim)})
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
     moved = x.movedim(axes, list(range(x.ndim - len(axes), x.ndim)))
     length = math.prod(x.shape[axis] for axis in axes)
     rows = moved.reshape(math.prod(kept), length)
     out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
-    bits = min(48, 53 - (length - 1).bit_length())
     for tile in _tiles(*rows.shape):
-        sums = _exact_row_sums(em.widen(rows[tile]), bits, square=False)
+        wide = em.widen(rows[tile])
+        sums = em.row_sum(wide, em.grid(em.row_absmax(wide), em.SUM_BITS))
         em.store_float32(sums.mul_(1.0 / length).squeeze(-1), out[tile])
     result = out.view(kept)
     for axis in axes if keepdim else []:
@@ -276,9 +247,9 @@ def self_test(device: torch.device | str) -> None:
 
     A BLAS that emulates float64 from shorter products fails here instead of giving other logprobs.
     """
-    index = torch.arange(24 * K_SEGMENT).view(24, K_SEGMENT)
-    left = 2**20 - index * 7919 % 65537
-    right = 2**20 - index.flip(0) * 104729 % 65521
+    index = torch.arange(24 * SEGMENT).view(24, SEGMENT)
+    left = 2**LEFT_BITS - index * 7919 % 4099
+    right = 2**RIGHT_BITS - index.flip(0) * 104729 % 8388593
     expected = torch.stack([(left * row).sum(-1) for row in right], -1)  # int64: exact
     wide_left, wide_right = left.to(device, torch.float64), right.to(device, torch.float64)
     ok = int(expected.max()) > 2**52

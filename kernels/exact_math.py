@@ -42,7 +42,8 @@ _COS = (-1 / 87178291200, 1 / 479001600, -1 / 3628800, 1 / 40320, -1 / 720, 1 / 
 _SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
 _LN2_HI = 0.6931471803691238  # 33 bits: k * hi is exact
 _LN2_LO = 1.9082149292705877e-10
-_SUM_UNIT = 2.0**-44
+SUM_BITS = 44  # of a number in a row's sum, below the row's largest
+_SUM_UNIT = 2.0**-SUM_BITS
 _SUM_MAGIC = 1.5 * 2.0**52 * _SUM_UNIT
 _SUM_PIECE = 512  # at most 512 numbers in [0, 1] on a grid of 2^-44 add exactly in float64
 _INTEGER_OF = {
@@ -100,24 +101,71 @@ def grid(absmax: Tensor, bits: int) -> Tensor:
     return field.add_((53 - bits << 52) | (1 << 51)).view(torch.float64).add_(absmax * 0.0)
 
 
-def limb_bits(length: int) -> int:
-    """Bits of an integer so that `length` products of two such integers add exactly: (53 - ceil(log2 length)) // 2."""
-    return (53 - max(length - 1, 0).bit_length()) // 2
-
-
 def split_limbs(x: Tensor, absmax: Tensor, bits: int, out: Tensor) -> Tensor:
-    """float64 x [..., M, K] into `out` [..., 2, M, K]: hi, a multiple of u = 2^(e-bits), and lo, one of u * 2^-bits.
+    """float64 x [..., M, K] into `out` [..., 2, M, K]: hi, multiples of u = 2^(e-bits), and lo, of u * 2^-(bits+1).
 
-    As integers: rint(x / u) and rint((x / u - hi / u) * 2^bits); e is the exponent of `absmax` (broadcastable to x).
+    As integers: rint(x / u) and rint((x / u - hi / u) * 2^(bits+1)), both at most 2^bits; e is the exponent of `absmax`
+    (broadcastable to x).
     """
     c = grid(absmax, bits)
     hi, lo = out.unbind(-3)
     torch.add(x, c, out=hi)
     hi.sub_(c)
-    c = c * 2.0**-bits
+    c = c * 2.0 ** -(bits + 1)
     torch.sub(x, hi, out=lo)
     lo.add_(c).sub_(c)
     return out
+
+
+class ExactSum:
+    """The sum of tensors whose elements are integers of at most 2^53 times a unit u: exact, then rounded once.
+
+    So it is the same number however the sum was cut into parts. From the second part on, each is cut at the grid of
+    2^26 u: the upper and the lower halves add exactly for up to 2^26 parts.
+    """
+
+    def __init__(self, c: Tensor) -> None:
+        """`c` rounds to multiples of u (`grid`); it broadcasts to the parts."""
+        self._c = c
+        self._high: Tensor | None = None
+        self._low: Tensor | None = None
+
+    def add(self, part: Tensor) -> None:
+        """`part` is kept, and overwritten."""
+        if self._high is None:
+            self._high = part
+            return
+        if self._low is None:
+            self._c = self._c * 2.0**26
+            self._high, self._low = self._halves(self._high)
+        high, low = self._halves(part)
+        self._high.add_(high)
+        self._low.add_(low)
+
+    def total(self) -> Tensor:
+        """float64, the parts' shape."""
+        assert self._high is not None, "an exact sum needs at least one part"
+        return self._high if self._low is None else self._high.add_(self._low)
+
+    def _halves(self, part: Tensor) -> tuple[Tensor, Tensor]:
+        high = (part + self._c).sub_(self._c)
+        return high, part.sub_(high)
+
+
+def row_sum(x: Tensor, c: Tensor) -> Tensor:
+    """Sum over the last axis (kept), exact and rounded once, of x on the grid of c, whose unit is 2^-44 of the largest.
+
+    512 such numbers add exactly in float64; x is overwritten.
+    """
+    x.add_(c).sub_(c)
+    if x.shape[-1] <= _SUM_PIECE:
+        return x.sum(-1, keepdim=True)
+    whole = x.shape[-1] // _SUM_PIECE
+    pieces = x[..., : whole * _SUM_PIECE].unflatten(-1, (whole, _SUM_PIECE)).sum(-1)
+    pieces = torch.cat((pieces, x[..., whole * _SUM_PIECE :].sum(-1, keepdim=True)), -1)
+    c = c * 2.0**26
+    high = (pieces + c).sub_(c)
+    return pieces.sub_(high).sum(-1, keepdim=True).add_(high.sum(-1, keepdim=True))
 
 
 def unit_sum(p: Tensor) -> Tensor:

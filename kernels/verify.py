@@ -20,7 +20,7 @@ from evalengine.kernels.verdict import Verdict, exclude
 from evalengine.kernels.verify_attention import verify_attention
 from evalengine.kernels.verify_cases import verify_matmul, verify_rows
 
-LOGITS_BYTES = 64 << 20  # of a slice of logits: lm_head's rows at once, those of engine/model_runner.py
+LOGITS_BYTES = 512 << 20  # of a slice of logits: lm_head's rows at once, those of engine/model_runner.py on CUDA
 PAGE_SIZES = (64,)  # the engine's default
 
 logger = logging.getLogger(__name__)

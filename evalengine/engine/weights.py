@@ -1,64 +1,17 @@
-"""Weight files: safetensors (single or sharded), their fingerprint, and seeded dummy weights."""
+"""Seeded dummy weights, and the fingerprint of weight files."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from evalengine.errors import ConfigError, EvalEngineError
-
 DUMMY_STD = 0.02  # of dummy weights: transformers' usual initializer_range
-INDEX = "model.safetensors.index.json"
 CHUNK = 1 << 22  # bytes read at once
 HASHED_AT_ONCE = 1 << 20  # elements of a dummy tensor: 8 MB of int64, which fits a cache
-
-
-def safetensors_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint folder, sorted by name.
-
-    Those that the index names, else `model.safetensors`, else every *.safetensors. Raises `ConfigError` if there are
-    none, `EvalEngineError` if the index is damaged or names a file that is not there.
-    """
-    index = folder / INDEX
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, UnicodeDecodeError) as error:
-            raise EvalEngineError(f"{index}: not an index of shards ({error}); download or copy it again") from error
-        if absent := [name for name in names if not (folder / name).exists()]:
-            raise EvalEngineError(
-                f"{folder}: {len(absent)} of {len(names)} shards are missing: {', '.join(absent)}; "
-                "download or copy the folder again"
-            )
-        return [folder / name for name in names]
-    single = folder / "model.safetensors"
-    files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(
-            f"model.path={folder}: no *.safetensors file (other weight formats are not read); "
-            "convert the checkpoint to safetensors, or use model.load_format=dummy for random weights"
-        )
-    return files
-
-
-def safetensors_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor on the CPU) of every tensor, file by file, names sorted in each; one in memory at a time."""
-    for file in safetensors_files(folder):
-        try:
-            with safe_open(str(file), framework="pt") as tensors:
-                for name in sorted(tensors.keys()):
-                    yield name, tensors.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise EvalEngineError(
-                f"{file}: damaged or truncated safetensors file ({error}); download or copy it again, "
-                "or set model.path to another checkpoint"
-            ) from error
 
 
 def dummy_tensors(shapes: dict[str, tuple[int, ...]], device: torch.device) -> Iterator[tuple[str, Tensor]]:

@@ -14,15 +14,23 @@ The mode also sets two switches of torch, and puts them back: scaled_dot_product
 under `torch.compile` run eagerly (its compiler would lower `mm` to kernels that it picks by shape and by timing,
 and no override would be asked).
 
-What it does not promise. On the CPU `bmm` and `baddbmm` depend on what pads K, so attention over a cache padded to
-another length may differ (the engine's own paged attention does not). On CUDA zeros after the end of K and masked
-columns after the end of a softmax change nothing, so padding on the right is harmless there; padding on the left shifts
-the columns, and is not. Prefill against decode is promised on neither.
+Padding, on the CPU: a term of a product whose left factor is zero is as if it were not there, and a column at -inf is
+none of a softmax's. So a row of a padded batch has the bits that it has alone, padded on the left or on the right, and
+a decoded token those of a prefill, wherever the model masks what pads and gives it no weight (a mask that is added must
+be large enough for exp to give 0; what stands behind it must be finite). What remains: `softmax` and `log_softmax` take
+2^19 columns, a sum of more than 2^22 numbers is cut at absolute places, and an op that counts what pads as data (a
+`mean` over the padded axis, a MoE's capacity, absolute position ids) depends on it as its definition does. On CUDA
+zeros after the end of K and masked columns after the end of a softmax change nothing, so padding on the right is
+harmless there; padding on the left shifts the columns, and is not; and prefill against decode is not promised.
 
 Left to torch: `dot` (one number: it has no rows), `addbmm`, `out=` variants (by which the overrides reach torch's own
-kernels), `logsumexp`, `layer_norm`, `group_norm`, convolutions, `sum`, `cumsum`, recurrent cells, the fused layers of
-nn.MultiheadAttention, and on the CPU `gelu` (whose vector body and scalar tail differ). Out of reach: kernels outside
-aten (flash-attn, custom ops) and CUDA graphs captured before. `CoverageAudit` names the ones that a model meets.
+kernels), convolutions, pooling, `prod`, `scatter_add`, batch norm, recurrent cells, losses that add up,
+norms of other orders than 1, 2 and infinity, the fused layers of nn.MultiheadAttention; on the CPU the element-wise ops
+whose vector body and scalar tail differ (softplus, mish, elu, exp2, cosh, sinh, atanh, atan2, logaddexp, powers other
+than those by 0, 1/2, 1, 2, 3, -1 and -2, and in bf16 and fp16 sums with an alpha); on CUDA `sum`, `cumsum`, `norm`,
+`var`, `logsumexp`, `layer_norm` and `group_norm`. Out of reach: kernels outside aten (flash-attn, custom ops) and CUDA
+graphs captured before; `_grouped_mm` reads its offsets on the host, so it cannot be captured. `CoverageAudit` names
+the ones that a model meets.
 
 cos, sin, exp, log, tanh and float32 rsqrt gave equal bits at every length and offset tried on one CPU, so they need no
 override there; across instruction sets they may differ. On CUDA torch computes every element of an element-wise op by
@@ -43,11 +51,13 @@ from evalengine.errors import ConfigError
 from evalengine.invariant.audit import CoverageAudit, UncoveredOpError
 from evalengine.invariant.cpu import CPUOverrides
 from evalengine.invariant.overrides import Overrides
+from evalengine.invariant.prepared import PreparedWeights
 from evalengine.invariant.table import COVERED_OPS
 
 __all__ = ["COVERED_OPS", "CoverageAudit", "UncoveredOpError", "is_batch_invariant_mode", "set_batch_invariant_mode"]
 
 _installed: ExitStack | None = None  # closing it puts torch back as it was
+_weights = PreparedWeights()  # of the CPU side; empty while the mode is off
 
 
 def _install(enabled: bool) -> None:
@@ -62,6 +72,7 @@ def _install(enabled: bool) -> None:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             library = Library("aten", "IMPL")
             stack.callback(library._destroy)
+            stack.callback(_weights.clear)
             for overrides in _devices():
                 _register(library, overrides)
             _installed = stack.pop_all()
@@ -71,7 +82,7 @@ def _install(enabled: bool) -> None:
 
 
 def _devices() -> list[Overrides]:
-    devices: list[Overrides] = [CPUOverrides()]
+    devices: list[Overrides] = [CPUOverrides(_weights)]
     if torch.cuda.is_available():
         from evalengine.invariant.cuda import CUDAOverrides  # imports Triton
 
@@ -98,11 +109,22 @@ class set_batch_invariant_mode:
     after an exception, so calls nest in any way: `set_batch_invariant_mode(False)` inside a `True` turns it off there.
     Meant for inference; under autograd each covered op keeps torch's own gradient formula. Raises `ConfigError` inside
     a function under `torch.compile`: a compiler cannot trace what it is switched off by.
+
+    `weight_cache_bytes` bounds what the CPU side keeps of weights it has prepared (2 GiB unless told; 0 keeps none): 12
+    bytes a float32 weight, 10 a bf16 or fp16 one. Weights beyond it are prepared at every call, to the same bits. None
+    leaves the bound as it is, and leaving puts back the former one. `ConfigError` if it is no number of bytes.
     """
 
-    def __init__(self, enabled: bool = True) -> None:
-        self._previous = is_batch_invariant_mode()
+    def __init__(self, enabled: bool = True, *, weight_cache_bytes: int | None = None) -> None:
+        if weight_cache_bytes is not None and (type(weight_cache_bytes) is not int or weight_cache_bytes < 0):
+            raise ConfigError(
+                f"set_batch_invariant_mode(weight_cache_bytes={weight_cache_bytes!r:.60}): "
+                "give a number of bytes, 0 or more"
+            )
+        self._previous, self._previous_limit = is_batch_invariant_mode(), _weights.limit
         _install(enabled)
+        if weight_cache_bytes is not None:
+            _weights.limit = weight_cache_bytes
 
     def __enter__(self) -> None:
         return None
@@ -111,3 +133,4 @@ class set_batch_invariant_mode:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _install(self._previous)
+        _weights.limit = self._previous_limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 from types import TracebackType
 from typing import Any
 
@@ -46,8 +47,15 @@ _NAMES = """
 REDUCTIONS = frozenset(_NAMES.split())
 """aten ops (base names, all overloads) that add or multiply many floats, in an order that torch chooses."""
 
-UNEVEN_ON_CPU = frozenset({"silu", "silu_", "sigmoid", "sigmoid_", "gelu", "gelu_"})
+_UNEVEN = """
+    silu silu_ sigmoid sigmoid_ gelu gelu_ glu softplus mish mish_ elu elu_ exp2 exp2_ cosh cosh_ sinh sinh_
+    atanh atanh_ atan2 atan2_ logaddexp logaddexp2
+"""
+UNEVEN_ON_CPU = frozenset(_UNEVEN.split())
 """Element-wise ops whose vector body and scalar tail round differently on a CPU."""
+_UNEVEN_POWERS = frozenset({"pow", "pow_", "float_power", "float_power_"})
+_EVEN_EXPONENTS = (0, 0.5, 1, 2, 3, -1, -2)  # products, square roots and divisions, all of them IEEE 754
+_SCALED_SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})  # uneven in bf16 and fp16, if alpha is not 1
 
 _OURS = ("aten", "prim", "prims", "profiler", "evalengine")
 
@@ -110,7 +118,7 @@ class _Recorder(TorchDispatchMode):
         floats = _floats((args, kwargs), result)
         if namespace not in _OURS and floats:
             self.audit.uncovered[f"{namespace}::{name} on {device}"] += 1
-        elif _order_matters(func, device, args, kwargs) and not _is_covered(name, device, floats):
+        elif _order_matters(func, device, args, kwargs) and not _is_covered(name, device, floats, args, kwargs):
             dtypes = ", ".join(sorted({str(x.dtype).removeprefix("torch.") for x in floats}))
             self.audit.uncovered[f"aten::{name} on {device} ({dtypes})"] += 1
         return result
@@ -137,17 +145,34 @@ def _floats(operands: object, result: object) -> list[Tensor]:
 
 def _order_matters(func: Any, device: str, args: Any, kwargs: Any) -> bool:
     base = func._schema.name.split("::")[1]
-    if device == "cpu" and base in UNEVEN_ON_CPU:
-        return True
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
+    if device == "cpu" and _is_uneven(base, given):
+        return True
     if "accumulate" in names and not given.get("accumulate"):
         return False  # index_put and its like only move numbers
+    if base == "linalg_vector_norm" and abs(given.get("ord", 2)) == inf:
+        return False  # a maximum or a minimum
     return base in REDUCTIONS and given.get("reduction") != 0  # a loss with reduction="none" adds nothing up
 
 
-def _is_covered(name: str, device: str, floats: list[Tensor]) -> bool:
+def _is_uneven(base: str, given: dict[str, Any]) -> bool:
+    if base in _UNEVEN_POWERS:
+        exponent = given.get("exponent")
+        numbers = not isinstance(exponent, Tensor) and isinstance(given.get("self"), Tensor)
+        return not (numbers and exponent in _EVEN_EXPONENTS)
+    if base in _SCALED_SUMS:
+        narrow = any(isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16) for x in given.values())
+        return narrow and given.get("alpha", 1) != 1
+    return base in UNEVEN_ON_CPU
+
+
+def _is_covered(name: str, device: str, floats: list[Tensor], args: Any, kwargs: Any) -> bool:
     if not floats:
         return True  # integers add exactly
     op = COVERED_OPS.get(name)
-    return op is not None and device in op.devices and all(x.dtype in COVERED_DTYPES for x in floats)
+    if op is None or device not in op.devices or any(x.dtype not in COVERED_DTYPES for x in floats):
+        return False
+    if name == "linalg_vector_norm":
+        return (args[1] if len(args) > 1 else kwargs.get("ord", 2)) in (1, 2)
+    return name not in ("index_add", "index_add_") or kwargs.get("alpha", 1) == 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evalengine.invariant.overrides import Kernel, Overrides, aten, covered, refused, stock
-from evalengine.kernels import exact
-from evalengine.kernels import exact_math as em
+from evalengine.errors import ConfigError
+from evalengine.invariant import cpu_elementwise, cpu_rows
+from evalengine.invariant.overrides import Kernel, Overrides, refused
+from evalengine.invariant.prepared import PreparedWeights
+from evalengine.kernels import exact, exact_aten
 
 
 class CPUOverrides(Overrides):
@@ -15,16 +17,25 @@ class CPUOverrides(Overrides):
 
     device = "cpu"
 
+    def __init__(self, weights: PreparedWeights | None = None) -> None:
+        self.weights = PreparedWeights() if weights is None else weights
+
     def product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        return exact.linear(a, exact.quantize_weight(b.t())).to(dtype)
+        _refuse_beyond(exact_aten.MAX_TERMS, b.shape[-2], "a product over {} terms")
+        return exact_aten.product(a, self.weights.right(b)).to(dtype)
 
     def batched_product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        return exact.bmm(a, b).to(dtype)
+        if b.shape[0] == 1 or b.stride(0) == 0:  # a weight that matmul has expanded over a batch
+            return self.product(a.reshape(-1, a.shape[-1]), b[0], dtype).view(*a.shape[:-1], b.shape[-1])
+        _refuse_beyond(exact_aten.MAX_TERMS, b.shape[-2], "a product over {} terms")
+        return exact_aten.batched_product(a, b).to(dtype)
 
     def softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+        _refuse_beyond(exact.MAX_VOCABULARY, x.shape[dim] if x.ndim else 1, "a softmax over {} numbers")
         return exact.softmax(x, dim).to(dtype)
 
     def log_softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+        _refuse_beyond(exact.MAX_VOCABULARY, x.shape[dim] if x.ndim else 1, "a log_softmax over {} numbers")
         return exact.log_softmax(x, dim).to(dtype)
 
     def mean(self, x: Tensor, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype) -> Tensor:
@@ -32,27 +43,12 @@ class CPUOverrides(Overrides):
 
     def kernels(self) -> dict[str, Kernel]:
         flash = "_scaled_dot_product_flash_attention_for_cpu"
-        return super().kernels() | {"silu": _silu, "sigmoid": _sigmoid, "rsqrt": _rsqrt, flash: refused(flash)}
+        return super().kernels() | cpu_rows.KERNELS | cpu_elementwise.KERNELS | {flash: refused(flash)}
 
 
-def _float_of(x: Tensor) -> torch.dtype:
-    """The dtype torch gives an element-wise float function of x."""
-    return x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
-
-
-def _silu(x: Tensor) -> Tensor:
-    if not covered(x):
-        return stock(aten.silu.out, x, _float_of(x), x)
-    return exact.silu(x).to(x.dtype)
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    if not covered(x):
-        return stock(aten.sigmoid.out, x, _float_of(x), x)
-    return exact.elementwise(em.sigmoid, x).to(x.dtype)
-
-
-def _rsqrt(x: Tensor) -> Tensor:
-    if not covered(x) or x.dtype == torch.float32:  # float32: a square root and a division, both IEEE 754
-        return stock(aten.rsqrt.out, x, _float_of(x), x)
-    return aten.rsqrt.out(x.float(), out=torch.empty(0)).to(x.dtype)
+def _refuse_beyond(limit: int, length: int, what: str) -> None:
+    if length > limit:
+        raise ConfigError(
+            f"{what.format(length)} is longer than the {limit} that set_batch_invariant_mode() adds up on a CPU: "
+            "split it, use float64, or leave the mode for it"
+        )

@@ -29,6 +29,11 @@ def stock(overload: Kernel, like: Tensor, dtype: torch.dtype, /, *args: object, 
     return overload(*args, **kwargs, out=torch.empty(0, dtype=dtype, device=like.device))
 
 
+def otherwise(overload: Any, /, *args: object) -> Any:
+    """torch's composite kernel of an op whose `out=` variant would come back to the override."""
+    return overload._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args)
+
+
 def refused(op: str) -> Kernel:
     """A kernel that raises `ConfigError`: a fused attention, whose split of the KV range follows the batch."""
 
@@ -83,6 +88,7 @@ class Overrides(ABC):
             "_log_softmax": self._log_softmax,
             "mean": self._mean_of_all,
             "mean.dim": self._mean_dim,
+            **({"_grouped_mm": self._grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
         }
 
     def _mm(self, a: Tensor, b: Tensor) -> Tensor:
@@ -116,6 +122,42 @@ class Overrides(ABC):
             return aten.baddbmm.out(bias, a, b, beta=beta, alpha=alpha, out=bias)
         return bias.copy_(self._baddbmm(bias, a, b, beta=beta, alpha=alpha))
 
+    def _grouped_mm(
+        self,
+        a: Tensor,
+        b: Tensor,
+        offs: Tensor | None = None,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """One `mm` a group (an expert of an MoE), so that a row's bits are those of its own product.
+
+        `offs` holds the groups' ends along the one axis that is not a batch axis of both: rows of a, columns of b, or
+        K. They are read on the host. Rows and columns past the last end are 0, where torch leaves them uninitialised.
+        """
+        fits = bias is None and out_dtype in (None, a.dtype) and a.dtype == b.dtype and a.dtype in COVERED_DTYPES
+        fits = fits and {a.ndim, b.ndim} <= {2, 3} and a.shape[-1] == b.shape[-2] and a.device == b.device
+        if not fits or (offs is None) != (a.ndim == b.ndim == 3) or (offs is not None and offs.ndim != 1):
+            return otherwise(aten._grouped_mm.default, a, b, offs, bias, out_dtype)
+        if offs is None:
+            return self._bmm(a, b)
+        groups = len(offs)
+        if any(x.ndim == 3 and len(x) != groups for x in (a, b)):
+            return otherwise(aten._grouped_mm.default, a, b, offs, bias, out_dtype)
+        batch = (groups,) if a.ndim == b.ndim else ()
+        out = a.new_zeros(*batch, a.shape[-2], b.shape[-1])
+        start = 0
+        for group, end in enumerate(offs.tolist()):
+            cut = slice(start, max(start, end))
+            if a.ndim == b.ndim:
+                out[group] = self._mm(a[:, cut], b[cut])
+            elif a.ndim == 2:
+                out[cut] = self._mm(a[cut], b[group])
+            else:
+                out[:, cut] = self._mm(a[group], b[:, cut])
+            start = cut.stop
+        return out
+
     def _mv(self, matrix: Tensor, vector: Tensor) -> Tensor:
         if not (covered(matrix, vector) and matrix.ndim == 2 and vector.shape == matrix.shape[1:]):
             return stock(aten.mv.out, vector, vector.dtype, matrix, vector)
@@ -147,7 +189,7 @@ class Overrides(ABC):
     ) -> Tensor:
         result = dtype or x.dtype
         dims = tuple(dim or range(x.ndim))
-        if not covered(x) or result not in COVERED_DTYPES or x.ndim == 0 or not _are_dims(dims, x.ndim):
+        if not covered(x) or result not in COVERED_DTYPES or x.ndim == 0 or not are_dims(dims, x.ndim):
             return stock(aten.mean.out, x, result, x, dim, keepdim, dtype=dtype)
         return self.mean(x, dims, keepdim, result)
 
@@ -155,7 +197,7 @@ class Overrides(ABC):
         return self._mean_dim(x, None, dtype=dtype)
 
 
-def _are_dims(dims: Sequence[int], ndim: int) -> bool:
+def are_dims(dims: Sequence[int], ndim: int) -> bool:
     """Whether a tensor has them, each named once; torch has the errors."""
     return all(-ndim <= d < ndim for d in dims) and len({d % ndim for d in dims}) == len(dims)
 

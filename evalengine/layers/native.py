@@ -22,6 +22,7 @@ class NativeOps(CudaOps):
     """Weights stay as loaded."""
 
     name = "native"
+    capturable = True
 
     def verify_kernels(self, *, block_size: int, **shapes: Any) -> dict[str, Any]:
         verdict = verify.verify(dtype=self.dtype, device=self.device, page_sizes=(block_size,), **shapes)

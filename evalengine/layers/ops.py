@@ -30,6 +30,9 @@ class Ops(ABC):
     # The fused forms are kernels of their own: callers that need no parts call them. Set it False on an instance, and
     # every part is an op by itself, of the same bytes.
     fused: bool = False
+    # Whether the kernels of a decode step depend on shapes alone, not on what lies in tensors on the device or in the
+    # lists of `AttentionMetadata`: then a step can be captured as a CUDA graph and replayed for other lengths.
+    capturable: bool = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype  # of weights and KV cache

@@ -85,11 +85,12 @@ def test_chunked_prefill_equals_prefill(cut: int) -> None:
 
 
 @pytest.mark.parametrize(("tile", "group"), [(1, 1), (3000, 100_000), (10**7, 10**9)])
-def test_tiles_and_groups_change_nothing(tile: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_groups_and_chunks_change_nothing(tile: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = dense_batch(6, 2, 16, torch.bfloat16)
     before = attend(q, k, v, QUERY_LENS)
     monkeypatch.setattr(exact_attention, "_TILE", tile)
     monkeypatch.setattr(exact_attention, "_GROUP_ELEMENTS", group)
+    monkeypatch.setattr(exact_attention, "CHUNK", 100)
     assert_bitwise_equal(attend(q, k, v, QUERY_LENS), before)
 
 
@@ -100,27 +101,22 @@ def contract_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         _, e = torch.frexp(x.double().abs().amax(-1, keepdim=True))
         return torch.ldexp(x.double(), bits - e), e
 
-    def two(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    def two(x: Tensor) -> tuple[Tensor, Tensor]:
         hi = x.round()
-        return hi, torch.ldexp(x - hi, torch.tensor(bits)).round()
+        return hi, torch.ldexp(x - hi, torch.tensor(18)).round()
 
-    b = (53 - (len(q) - 1).bit_length()) // 2
-    scaled_q, eq = limb(q, b)
-    scaled_k, ek = limb(k, b)
-    hi, lo = ((part.long() * scaled_k.round().long()).sum(-1).double() for part in two(scaled_q, b))
-    s = torch.ldexp(hi + torch.ldexp(lo, torch.tensor(-b)), eq - b + ek.squeeze(-1) - b).float()
-    z = s.double() * torch.tensor(scale).item()
+    scaled_q, eq = limb(q, 17)
+    scaled_k, ek = limb(k, 26)
+    hi, lo = ((part.long() * scaled_k.round().long()).sum(-1).double() for part in two(scaled_q))
+    s = torch.ldexp(hi + torch.ldexp(lo, torch.tensor(-18)), eq - 17 + ek.squeeze(-1) - 26)
+    z = s * torch.tensor(scale).item()
     p = em.exp(z - z.max())
     total = (p * 2.0**44).round().long().sum()
-    b = (53 - 10) // 2
-    scaled_v, ev = limb(v, b)
-    w, ew = limb(torch.ldexp(p, ev.squeeze(-1)), b)
-    out = torch.zeros(v.shape[1], dtype=torch.float64)
-    for start in range(0, len(k), 1024):
-        cut = slice(start, start + 1024)
-        values = scaled_v[cut].round().long()
-        hi, lo = ((part[cut, None].long() * values).sum(0).double() for part in two(w, b))
-        out = out + torch.ldexp(hi + torch.ldexp(lo, torch.tensor(-b)), ew - b - b)
+    scaled_v, ev = limb(v, 26)
+    w, ew = limb(torch.ldexp(p, ev.squeeze(-1)), 17)
+    values = scaled_v.round().long()
+    hi, lo = ((part[:, None].long() * values).sum(0).double() for part in two(w))
+    out = torch.ldexp(hi + torch.ldexp(lo, torch.tensor(-18)), ew - 17 - 26)
     return (out * em.reciprocal(total.double() * 2.0**-44)).float()
 
 

@@ -27,7 +27,7 @@ VARIATIONS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     ),
 }
 
-AN_OVERRIDE = {"aten": "f2c0cfdefd6117fc"}  # of contract version 1, as GOLDEN
+AN_OVERRIDE = {"aten": "f2c0cfdefd6117fc"}  # of contract version 2, as GOLDEN
 
 
 @pytest.fixture(scope="module")

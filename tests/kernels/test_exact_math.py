@@ -131,7 +131,27 @@ def test_unit_sum_is_the_integer_sum(length: int) -> None:
     assert_bitwise_equal(em.unit_sum(p.flip(1)), em.unit_sum(p))
 
 
-@pytest.mark.parametrize(("length", "bits"), [(1, 26), (64, 23), (576, 21), (1024, 21), (1536, 21), (8192, 20)])
-def test_limb_bits_fill_53_bits(length: int, bits: int) -> None:
-    assert em.limb_bits(length) == bits
-    assert length * (2**bits) ** 2 <= 2**53
+@pytest.mark.parametrize("parts", [1, 2, 3, 40])
+def test_an_exact_sum_is_pythons_integer_sum_rounded_once(parts: int) -> None:
+    rng = random.Random(parts)
+    rows = [[rng.randint(-(2**53), 2**53) for _ in range(200)] for _ in range(parts)]
+    rows[0][0] = rows[-1][0] = 2**53
+    rows[0][1], rows[-1][1] = -(2**53), 2**53  # one part cancels another
+    unit = torch.exp2(torch.randint(-60, 60, (200,), generator=torch.Generator().manual_seed(1))).double()
+    total = em.ExactSum(em.grid(unit, 1))  # 2^(e-1) is the power of two itself
+    for row in rows:
+        total.add(torch.tensor(row, dtype=torch.float64) * unit)
+    expected = torch.tensor([float(sum(column)) for column in zip(*rows, strict=True)], dtype=torch.float64)
+    assert torch.equal(total.total() / unit, expected)
+
+
+@pytest.mark.parametrize("length", [1, 512, 513, 5000])
+def test_a_row_sum_is_the_integer_sum_rounded_once(length: int) -> None:
+    x = torch.randn(4, length, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x[0] = 1.0 - 2.0**-50  # rounds up: the largest sum there can be
+    x[1, : length // 2] = -x[1, length // 2 : length // 2 * 2]
+    absmax = x.abs().amax(-1, keepdim=True)
+    _, e = torch.frexp(absmax)
+    integers = torch.ldexp(x, 44 - e).round().to(torch.int64).tolist()
+    expected = torch.ldexp(torch.tensor([[float(sum(row))] for row in integers], dtype=torch.float64), e - 44)
+    assert torch.equal(em.row_sum(x.clone(), em.grid(absmax, 44)), expected)

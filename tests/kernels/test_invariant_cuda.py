@@ -70,6 +70,23 @@ def test_products_agree_with_each_other(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_grouped_products_are_products(dtype: torch.dtype) -> None:
+    """One covered mm a group, whichever operand the groups cut; the second group is empty."""
+    grouped, mm = KERNELS["_grouped_mm"], KERNELS["mm"]
+    ends, cuts = torch.tensor([3, 3, 9], dtype=torch.int32, device=DEVICE), [slice(0, 3), slice(3, 3), slice(3, 9)]
+    a, b = randn(9, 37, dtype=dtype), randn(3, 37, 19, seed=1, dtype=dtype)
+    out = grouped(a, b, ends)
+    assert_bitwise_equal(out, torch.cat([mm(a[0:3], b[0]), mm(a[3:9], b[2])]))
+    assert_rounds(out, torch.cat([reference.linear(a[cut], b[g].t()) for g, cut in enumerate(cuts)]))
+    left, right = randn(3, 5, 37, dtype=dtype), randn(37, 9, seed=1, dtype=dtype)
+    across = grouped(left, right, ends)
+    assert_bitwise_equal(across, torch.cat((mm(left[0], right[:, 0:3]), mm(left[2], right[:, 3:9])), 1))
+    terms = grouped(a.t(), randn(9, 19, seed=2, dtype=dtype), ends)
+    assert terms.shape == (3, 37, 19) and not terms[1].any()
+    assert_bitwise_equal(terms[2], mm(a.t()[:, 3:9], randn(9, 19, seed=2, dtype=dtype)[3:9]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_wider_results(dtype: torch.dtype) -> None:
     a, b, bias = randn(5, 37, dtype=dtype), randn(37, 19, seed=1, dtype=dtype), randn(5, 19, seed=2, dtype=dtype)
     product = KERNELS["mm.dtype"](a, b, torch.float32)

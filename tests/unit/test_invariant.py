@@ -20,8 +20,9 @@ from evalengine.invariant import (
     is_batch_invariant_mode,
     set_batch_invariant_mode,
 )
-from evalengine.invariant.audit import REDUCTIONS
+from evalengine.invariant.audit import REDUCTIONS, UNEVEN_ON_CPU
 from evalengine.invariant.cpu import CPUOverrides
+from evalengine.invariant.table import TORCHS_OWN
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 
@@ -79,6 +80,36 @@ OPS = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "rsqrt": lambda x: torch.rsqrt(x.abs() + 0.1),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_column": lambda x: F.gelu(x[:, :1].contiguous()),
+    "gelu_": lambda x: torch.ops.aten.gelu_(x.clone()),
+    "silu_": lambda x: F.silu(x.clone(), inplace=True),
+    "glu": lambda x: F.glu(x, -1),
+    "glu_across": lambda x: F.glu(torch.stack((x, x.flip(1))), 0)[0],
+    "sum": lambda x: x.sum(-1),
+    "sum_keepdim": lambda x: x.view(-1, 9, 10).sum((1, -1), keepdim=True),
+    "sum_across": lambda x: x.t().contiguous().sum(0),
+    "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1, correction=0),
+    "var_mean": lambda x: torch.cat(torch.var_mean(x, -1, keepdim=True), -1),
+    "std_mean": lambda x: torch.cat(torch.std_mean(x, -1, keepdim=True), -1),
+    "norm": lambda x: x.norm(dim=-1),
+    "norm_1": lambda x: x.norm(1, dim=-1),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "layer_norm": lambda x: F.layer_norm(x, (90,), randn(90, seed=1, dtype=x.dtype), randn(90, seed=2, dtype=x.dtype)),
+    "layer_norm_float32": lambda x: F.layer_norm(x, (90,), randn(90, seed=1)),
+    "layer_norm_plain": lambda x: F.layer_norm(x.view(-1, 9, 10), (9, 10)),
+    "group_norm": lambda x: F.group_norm(
+        x.view(-1, 6, 15), 3, randn(6, seed=1, dtype=x.dtype), randn(6, seed=2, dtype=x.dtype)
+    ),
+    "cumsum": lambda x: x.cumsum(-1),
+    "cumsum_across": lambda x: x.t().contiguous().cumsum(0).t(),
+    "cumprod": lambda x: x.cumprod(-1),
+    "index_add": lambda x: torch.zeros_like(x).index_add_(
+        0, torch.arange(len(x)).repeat(3), torch.cat((x, -x / 3, x**2))
+    ),
 }
 
 
@@ -97,9 +128,16 @@ def test_rows_do_not_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(whole, stock, rtol=tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("name", ["linear", "silu", "sigmoid", "mean"])
-def test_stock_rows_do_depend_on_the_batch(name: str) -> None:
-    op, x = OPS[name], randn(67, 90)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, torch.float32)
+        for name in ("linear", "silu", "sigmoid", "gelu_column", "gelu_tanh", "mean", "glu_across", "sum_across")
+    ]
+    + [("gelu", torch.float16), ("rsqrt", torch.bfloat16)],
+)
+def test_stock_rows_do_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
+    op, x = OPS[name], randn(67, 90, dtype=dtype)
     whole = op(x)
     slices = [(start, rows) for start in range(40) for rows in range(1, 27)]
     if name == "mean":  # stock reduces one long row in another order than many
@@ -235,6 +273,17 @@ def test_shapes_that_do_not_fit_are_torchs_errors() -> None:
             torch.addmm(torch.ones(4, 2, 5), torch.ones(2, 3), torch.ones(3, 5))
 
 
+def test_rows_that_are_too_long_are_refused() -> None:
+    with set_batch_invariant_mode(), torch.no_grad():
+        for op in (torch.softmax, torch.log_softmax):
+            assert op(torch.zeros(1 << 19), 0).isfinite().all()
+            with pytest.raises(ConfigError, match=r"softmax over 524289 numbers.*split it"):
+                op(torch.zeros((1 << 19) + 1), 0)
+        long = torch.zeros(1, 1).expand(1, (1 << 23) + 1)
+        with pytest.raises(ConfigError, match=r"product over 8388609 terms.*split it"):
+            long @ long.t()
+
+
 def test_compiled_functions_run_eagerly_in_the_mode() -> None:
     """A compiler would pick its own kernels for `mm`, by shape and timing, and ask no override."""
     compiled_graphs = []
@@ -286,7 +335,8 @@ def test_the_table_lists_the_overrides() -> None:
     assert {"mm", "addmm", "bmm", "baddbmm", "_softmax", "_log_softmax", "mean.dim"} <= set(COVERED_OPS)
     assert all(op.note and op.devices for op in COVERED_OPS.values())
     on_cpu = {name for name, op in COVERED_OPS.items() if "cpu" in op.devices}
-    assert on_cpu == set(CPUOverrides().kernels()) - {"_scaled_dot_product_flash_attention_for_cpu"}  # refused
+    refused = {"_scaled_dot_product_flash_attention_for_cpu"}
+    assert on_cpu - TORCHS_OWN == set(CPUOverrides().kernels()) - refused
 
 
 def met(call: object) -> set[str]:
@@ -298,14 +348,19 @@ def met(call: object) -> set[str]:
 
 
 CAUGHT = {
-    "native_layer_norm on cpu (float32)": lambda x: F.layer_norm(x, (90,)),
+    "softplus on cpu (float32)": F.softplus,
+    "pow.Tensor_Scalar on cpu (float32)": lambda x: x.abs().pow(1.7),
+    "pow.Scalar on cpu (float32)": lambda x: torch.pow(2.0, x),
+    "elu on cpu (float32)": F.elu,
+    "add.Tensor on cpu (bfloat16)": lambda x: torch.add(x.bfloat16(), x.bfloat16(), alpha=0.3),
+    "linalg_vector_norm on cpu (float32)": lambda x: x.norm(3, dim=-1),
     "convolution on cpu (float32)": lambda x: F.conv1d(x[:, None], randn(2, 1, 3)),
-    "logsumexp on cpu (float32)": lambda x: x.logsumexp(-1),
-    "sum.dim_IntList on cpu (float32)": lambda x: x.sum(-1),
+    "logsumexp on cpu (float64)": lambda x: x.double().logsumexp(-1),
+    "sum.dim_IntList on cpu (float64)": lambda x: x.double().sum(-1),
+    "prod.dim_int on cpu (float32)": lambda x: x.prod(-1),
     "mean.dim on cpu (float64)": lambda x: x.double().mean(-1),
     "mm.out on cpu (float32)": lambda x: torch.mm(x, x.t(), out=torch.empty(7, 7)),
-    "cumsum on cpu (float32)": lambda x: x.cumsum(-1),
-    "gelu on cpu (float32)": F.gelu,
+    "_logcumsumexp on cpu (float32)": lambda x: torch.ops.aten._logcumsumexp(x, -1),
     "_scaled_dot_product_flash_attention_for_cpu on cpu (float32)": lambda x: stock_attention(x[None, None]),
     "mse_loss on cpu (float32)": lambda x: F.mse_loss(x, x),
     "index_put_ on cpu (float32)": lambda x: x.clone().index_put_((torch.tensor([0, 0]),), x[:2], accumulate=True),
@@ -330,10 +385,10 @@ def test_the_audit_names_what_is_not_covered(name: str, guard: type) -> None:
 def test_the_audit_lists_all_at_once_and_leaves_other_errors_alone() -> None:
     x = randn(3, 4)
     with pytest.raises(UncoveredOpError) as caught, CoverageAudit():
-        x.cumsum(0), x.cumsum(0), x.sum()
-    assert caught.value.ops == {"aten::cumsum on cpu (float32)": 2, "aten::sum on cpu (float32)": 1}
+        x.prod(0), x.prod(0), x.prod()
+    assert caught.value.ops == {"aten::prod.dim_int on cpu (float32)": 2, "aten::prod on cpu (float32)": 1}
     with pytest.raises(KeyError), CoverageAudit():
-        x.sum()
+        x.prod()
         raise KeyError
 
 
@@ -350,6 +405,7 @@ def test_the_audit_passes_what_has_no_order() -> None:
     ids, x = torch.arange(12).view(3, 4), randn(3, 4)
     with torch.no_grad(), set_batch_invariant_mode(), CoverageAudit() as audit:
         ids.sum(), ids.cumsum(-1), x.amax(-1), x.argmax(-1), torch.zeros(0, 3).sum()
+        x.norm(torch.inf, dim=-1), x.pow(2), x.sqrt(), torch.add(x, x, alpha=0.3), x.bfloat16() + x.bfloat16()
         F.mse_loss(x, x, reduction="none"), x.clone().index_put_((torch.tensor([0, 1]),), x[:2])
     assert {"sum", "cumsum", "amax", "argmax", "mse_loss", "index_put_"} <= set(audit.met)
 
@@ -366,7 +422,7 @@ def test_every_reduction_that_torch_tags_is_known() -> None:
         if torch.Tag.reduction in getattr(packet, overload).tags
     }
     assert tagged and tagged - exact <= REDUCTIONS
-    assert {name.partition(".")[0] for name in COVERED_OPS} - {"silu", "sigmoid", "rsqrt"} <= REDUCTIONS
+    assert {name.partition(".")[0] for name in COVERED_OPS} - {"rsqrt", "rsqrt_"} <= REDUCTIONS | UNEVEN_ON_CPU
 
 
 def small_model(architecture: str, attention: str, dtype: torch.dtype) -> torch.nn.Module:
@@ -419,11 +475,23 @@ def test_a_transformers_model_meets_no_uncovered_reduction(architecture: str, at
             model(ids)
 
 
-def test_a_model_with_layer_norm_is_caught() -> None:
+def test_a_model_with_layer_norm_and_gelu_is_covered() -> None:
     import transformers
 
-    config = transformers.GPT2Config(n_embd=24, n_layer=1, n_head=2, vocab_size=61, n_positions=32)
-    model = transformers.GPT2LMHeadModel(config).eval()
-    caught = pytest.raises(UncoveredOpError, match="3 x aten::native_layer_norm")
+    config = transformers.GPT2Config(
+        n_embd=24, n_layer=2, n_head=2, vocab_size=61, n_positions=32, bos_token_id=0, eos_token_id=1
+    )
+    torch.manual_seed(0)
+    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.arange(35).view(5, 7)
+    with torch.no_grad(), set_batch_invariant_mode(), CoverageAudit() as audit:
+        together = model(ids).logits
+        for row in range(5):
+            assert_bitwise_equal(model(ids[row : row + 1]).logits, together[row : row + 1])
+    assert {"native_layer_norm", "addmm"} <= set(audit.met)
+
+
+def test_a_model_with_a_convolution_is_caught() -> None:
+    convolution = torch.nn.Conv1d(3, 5, 2)
+    caught = pytest.raises(UncoveredOpError, match="1 x aten::convolution on cpu")
     with torch.no_grad(), set_batch_invariant_mode(), caught, CoverageAudit():
-        model(torch.arange(7)[None])
+        convolution(randn(2, 3, 9))

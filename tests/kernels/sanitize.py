@@ -1,0 +1,240 @@
+"""NVIDIA's compute-sanitizer over our kernels: `make sanitize`, on a machine with CUDA and its tools.
+
+Every workload is a process of its own under `memcheck`, `racecheck` (shared memory) and `synccheck`. What is found is
+told by kernel and by pair of source lines, and written as Markdown to the file that `-o` names. Beside ours stands a
+kernel of a few lines that only splits its warps by `gl.warp_specialize` and has no shared memory of its own: what is
+reported for it is the compiler's own code, and the same pairs of accesses are found in every kernel that splits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from evalengine.kernels import attention_hopper_kernel
+from evalengine.kernels.attention_hopper_kernel import thread_barrier
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+TIMEOUT = 280  # seconds a process
+
+
+@gluon.jit
+def _writer(out, rounds, WHICH: gl.constexpr, WARPS: gl.constexpr):
+    at = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+    for i in range(rounds):
+        gl.store(out + WHICH * 128 + at, at + i)
+        thread_barrier()
+
+
+@gluon.jit
+def split_in_two(out, rounds):
+    gl.warp_specialize([(_writer, (out, rounds, 0, 4)), (_writer, (out, rounds, 1, 4))], [4], [24])
+
+
+@gluon.jit
+def split_in_three(out, rounds):
+    """As our prefill is split: of the single warp's group three warps stay idle."""
+    gl.warp_specialize(
+        [(_writer, (out, rounds, 0, 4)), (_writer, (out, rounds, 1, 4)), (_writer, (out, rounds, 2, 1))],
+        [4, 1],
+        [240, 24],
+    )
+
+
+def split(kernel: Any) -> None:
+    kernel[(132,)](torch.empty(384, dtype=torch.int32, device="cuda"), 3, num_warps=4)
+
+
+def prefill(heads: int, kv_heads: int, head_dim: int) -> None:
+    from tests.kernels.paged_batch import PagedBatch
+
+    lens = [(1, 65), (130, 130), (3, 1090), (64, 1025)]
+    PagedBatch.random(lens, heads, kv_heads, head_dim, 64, torch.bfloat16).run()
+
+
+def softmax() -> None:
+    from evalengine.kernels import log_softmax
+
+    log_softmax.log_softmax(torch.randn(3, 20_000, device="cuda"))
+    log_softmax.log_softmax(torch.randn(2, 151_936, device="cuda", dtype=torch.bfloat16))
+
+
+def decode() -> None:
+    """Split and merged, by block, and without a split."""
+    from tests.kernels.paged_batch import PagedBatch
+
+    for lens in ([(1, 1300)] * 40, [(1, 1300)], [(1, 70)] * 40):
+        PagedBatch.random(lens, 16, 8, 128, 64, torch.bfloat16).run()
+
+
+def elementwise() -> None:
+    from evalengine.kernels import activation, qkv
+
+    tokens = 67
+    x, tables = (torch.randn(tokens, n, device="cuda", dtype=torch.bfloat16) for n in (6144, 64))
+    activation.silu_and_mul(x)
+    q, k, v = torch.randn(tokens, 32, 128, device="cuda", dtype=torch.bfloat16).split([16, 8, 8], dim=1)
+    pools = torch.zeros(2, 8, 16, 8, 128, device="cuda", dtype=torch.bfloat16)
+    slots, norm = torch.arange(tokens, device="cuda"), torch.ones(128, device="cuda", dtype=torch.bfloat16)
+    qkv.qk_norm_rope_store(q, k, v, norm, norm, 1e-6, tables, tables, pools[0], pools[1], slots)
+
+
+def read_out() -> None:
+    from evalengine.kernels import log_softmax
+
+    columns = torch.zeros(5, device="cuda", dtype=torch.int64)
+    log_softmax.read_out(torch.randn(5, 151_936, device="cuda"), None, columns)
+    log_softmax.read_out(torch.randn(5, 1_024, device="cuda"), torch.arange(5, device="cuda"), columns)
+
+
+def matmul() -> None:
+    from evalengine.kernels.matmul import linear
+
+    for count in (1, 64, 300):
+        linear(*(torch.randn(n, 1024, device="cuda", dtype=torch.bfloat16) for n in (count, 2048)))
+
+
+def rows() -> None:
+    from evalengine.kernels import rms_norm
+
+    x = torch.randn(67, 1024, device="cuda", dtype=torch.bfloat16)
+    rms_norm.rms_norm(x, torch.ones(1024, device="cuda", dtype=torch.bfloat16), 1e-6)
+
+
+WORKLOADS: dict[str, Callable[[], None]] = {
+    "split: 4 + 4 warps": lambda: split(split_in_two),
+    "split: 4 + 4 + 1 warps": lambda: split(split_in_three),
+    "prefill, q by TMA": lambda: prefill(32, 8, 128),
+    "prefill, q by pointers": lambda: prefill(9, 3, 64),
+    "decode": decode,
+    "log_softmax": softmax,
+    "read_out": read_out,
+    "q/k norm + RoPE + KV write, SiLU": elementwise,
+    "matmul": matmul,
+    "rms_norm": rows,
+}
+EXPLAINED = """\
+`split` is a kernel of a few lines that splits its warps by `gl.warp_specialize`, stores to global memory and has no
+shared memory of its own. With one group of worker warps nothing is reported. With a second group of a single warp, as
+in `prefill`, three warps of that group are idle, and racecheck reports the hazard that it reports for `prefill`: the
+worker warps' read of the byte that tells them what to do (`ld.shared.b8` after `barrier.sync 1`, at the kernel's first
+line) against the main warps' writes of it (at the first line, and at `warp_specialize`). In the PTX all of them are
+ordered by `barrier.sync 1`, which every warp joins: write, barrier, read, barrier, work, barrier, next write. It is
+Triton's code, the same in both kernels. The last column says whether a row has nothing but that; if not, exit code 1.
+"""
+_FIRST = re.compile(r"Race reported between (\w+) access at (\S+?)\+\S+ in \S*?([\w.]+):(\d+)")
+_SECOND = re.compile(r"and (\w+) access at (\S+?)\+\S+ in \S*?([\w.]+):(\d+) \[(\d+) hazards?\]")
+_SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (.*)")
+
+
+@dataclass(frozen=True)
+class Result:
+    tool: str
+    workload: str
+    text: str  # what the tool printed
+    ended: bool  # by itself, without an error of the workload's own
+
+    @property
+    def as_expected(self) -> bool:
+        """Nothing but hazards between two places of a kernel that are the compiler's (`_is_compilers`)."""
+        races = [line for line in self.text.splitlines() if _FIRST.search(line) or _SECOND.search(line)]
+        clean = re.search(r"SUMMARY: 0 (errors|hazards)", self.text) is not None
+        return self.ended and (clean or (bool(races) and all(map(_is_compilers, races))))
+
+
+def _is_compilers(line: str) -> bool:
+    """Whether an access lies at a kernel's first line, or where it splits its warps."""
+    found = _FIRST.search(line) or _SECOND.search(line)
+    assert found is not None
+    sources = {"attention_hopper_kernel.py": Path(attention_hopper_kernel.__file__), "sanitize.py": Path(__file__)}
+    if found[3] not in sources:
+        return False
+    text = sources[found[3]].read_text(encoding="utf-8").splitlines()[int(found[4]) - 1].strip()
+    return text.startswith(("def ", "@gluon.jit", "gl.warp_specialize("))
+
+
+def checked(tool: str, name: str) -> Result:
+    command = ["compute-sanitizer", "--tool", tool, "--kernel-name-exclude", "kernel_substring=at::native"]
+    command += ["--report-api-errors", "no"]  # the launcher asks for a kernel's parameters until the driver says no
+    command += [sys.executable, "-m", "tests.kernels.sanitize", "--run", name]
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return Result(tool, name, f"did not end within {TIMEOUT} s", False)
+    return Result(tool, name, done.stdout + done.stderr, "Traceback" not in done.stderr)
+
+
+def findings(text: str) -> list[str]:
+    """A line a kind of race; the tool's own last words where there is none."""
+    pairs: Counter[str] = Counter()
+    before = ""
+    for line in text.splitlines():
+        if found := _FIRST.search(line):
+            before = f"{found[2]}: {found[1]} (line {found[4]})"
+        elif found := _SECOND.search(line):
+            pairs[f"{before} and {found[1]} (line {found[4]})"] += int(found[5])
+    said = _SUMMARY.findall(text)
+    last = said[-1] if said else " ".join(text.split())[-300:]
+    return [f"{pair}: {count} hazards" for pair, count in sorted(pairs.items())] + [last]
+
+
+def report(results: list[Result]) -> str:
+    properties = torch.cuda.get_device_properties(0)
+    lines = [
+        "# compute-sanitizer over the kernels", "",
+        f"`make sanitize` on an {properties.name}, torch {torch.__version__}, Triton {triton.__version__}.", "",
+        EXPLAINED,
+        "| tool | workload | found | as said above |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for r in results:
+        lines.append(
+            f"| {r.tool} | {r.workload} | {'<br>'.join(findings(r.text))} | {'yes' if r.as_expected else 'NO'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--run", choices=sorted(WORKLOADS), help="only the workload itself, without the tool")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("-o", type=Path, help="the Markdown file to write")
+    parser.add_argument("--logs", type=Path, help="a folder for everything that the tool printed")
+    arguments = parser.parse_args()
+    if arguments.run:
+        WORKLOADS[arguments.run]()
+        torch.cuda.synchronize()
+        return 0
+    if shutil.which("compute-sanitizer") is None or not torch.cuda.is_available():
+        parser.error("needs CUDA and its compute-sanitizer on the PATH")
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [(tool, name) for tool in arguments.tools for name in WORKLOADS]
+        results = list(pool.map(lambda job: checked(*job), jobs))
+    for result in results:
+        if arguments.logs:
+            arguments.logs.mkdir(parents=True, exist_ok=True)
+            name = re.sub(r"[^a-z0-9]+", "-", f"{result.tool}-{result.workload}")
+            (arguments.logs / f"{name}.txt").write_text(result.text)
+    print(report(results))
+    if arguments.o:
+        arguments.o.write_text(report(results))
+    return 0 if all(result.as_expected for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

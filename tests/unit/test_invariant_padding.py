@@ -1,0 +1,198 @@
+"""The aten mode on a CPU under padded batches: a row of a batch has the bits that it has alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evalengine.invariant import CoverageAudit, set_batch_invariant_mode
+from tests.bitwise import assert_bitwise_equal, count_differing
+
+NEW_TOKENS = 16
+LENGTHS = (3, 9, 17, 60, 1, 100, 31)
+
+
+def small_model(architecture: str, attention: str, dtype: torch.dtype) -> torch.nn.Module:
+    import transformers
+
+    config = getattr(transformers, f"{architecture}Config")(
+        hidden_size=60, intermediate_size=116, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+        head_dim=20, vocab_size=211, max_position_embeddings=128, attn_implementation=attention,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return getattr(transformers, f"{architecture}ForCausalLM")(config).to(dtype).eval()
+
+
+def prompts_of(lengths: Sequence[int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(1, 211, (length,), generator=generator) for length in lengths]
+
+
+def padded(prompts: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
+    """ids and mask, [n, longest]."""
+    longest = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        cut = slice(longest - len(prompt), longest) if side == "left" else slice(0, len(prompt))
+        ids[row, cut], mask[row, cut] = prompt, 1
+    return ids, mask
+
+
+def generate(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """Scores [n, NEW_TOKENS, V] of a greedy continuation."""
+    made = model.generate(
+        ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False,
+        pad_token_id=0, output_scores=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    return torch.stack(made.scores, 1)
+
+
+def rows_that_differ(model: torch.nn.Module, counts: Sequence[int]) -> tuple[int, int]:
+    """Of batches padded on the left and generated from, and padded on the right: rows unlike the lone ones."""
+    prompts = prompts_of(LENGTHS[: max(counts)])
+    scores_alone = [generate(model, prompt[None], torch.ones_like(prompt)[None])[0] for prompt in prompts]
+    logits_alone = [model(prompt[None]).logits[0] for prompt in prompts]
+    left = right = 0
+    for count in counts:
+        scores = generate(model, *padded(prompts[:count], "left"))
+        ids, mask = padded(prompts[:count], "right")
+        logits = model(ids, attention_mask=mask).logits
+        for row, prompt in enumerate(prompts[:count]):
+            left += bool(count_differing(scores[row], scores_alone[row]))
+            right += bool(count_differing(logits[row, : len(prompt)], logits_alone[row]))
+    return left, right
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3"])
+def test_a_padded_batch_has_the_bits_of_its_rows_alone(architecture: str, attention: str, dtype: torch.dtype) -> None:
+    with torch.no_grad(), set_batch_invariant_mode():
+        assert rows_that_differ(small_model(architecture, attention, dtype), (4, 7)) == (0, 0)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_in_stock_torch_a_padded_batch_has_other_bits(attention: str) -> None:
+    with torch.no_grad():
+        left, right = rows_that_differ(small_model("Llama", attention, torch.float32), (4,))
+    assert left and right
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_decoded_tokens_have_the_bits_of_a_prefill(attention: str, dtype: torch.dtype) -> None:
+    model, prompt = small_model("Qwen3", attention, dtype), prompts_of([37])[0][None]
+    with torch.no_grad(), set_batch_invariant_mode():
+        whole = model(prompt).logits
+        cache = model(prompt[:, :20], use_cache=True).past_key_values
+        for position in range(20, 37):
+            step = model(prompt[:, position : position + 1], past_key_values=cache, use_cache=True)
+            assert_bitwise_equal(step.logits[:, 0], whole[:, position])
+        assert_bitwise_equal(model(prompt[:, :29]).logits, whole[:, :29])
+
+
+MOE = {
+    "Mixtral": {"num_local_experts": 4},
+    "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 52},
+    "GptOss": {"num_local_experts": 4, "layer_types": ["full_attention"] * 2},
+}
+
+
+def moe_model(architecture: str, dtype: torch.dtype, experts: str) -> torch.nn.Module:
+    import transformers
+
+    config = getattr(transformers, f"{architecture}Config")(
+        hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=211, max_position_embeddings=128, num_experts_per_tok=2, attn_implementation="eager",
+        experts_implementation=experts, pad_token_id=0, **MOE[architecture],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config).to(dtype).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1) if parameter.ndim > 1 else None
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm", "eager"])
+@pytest.mark.parametrize("architecture", MOE)
+def test_a_mixture_of_experts(architecture: str, experts: str, dtype: torch.dtype) -> None:
+    model = moe_model(architecture, dtype, experts)
+    prompts = prompts_of((3, 9, 17, 40))
+    ids, mask = padded(prompts, "right")
+    with torch.no_grad(), set_batch_invariant_mode():
+        together = model(ids, attention_mask=mask).logits
+        for row, prompt in enumerate(prompts):
+            assert_bitwise_equal(model(prompt[None]).logits[0], together[row, : len(prompt)])
+        with CoverageAudit() as audit:
+            model(ids, attention_mask=mask)
+    assert (experts == "grouped_mm") == ("_grouped_mm" in audit.met)
+
+
+@pytest.mark.parametrize("architecture", MOE)
+def test_in_stock_torch_a_mixture_of_experts_has_other_bits(architecture: str) -> None:
+    model, prompts = moe_model(architecture, torch.float32, "grouped_mm"), prompts_of((3, 9, 17, 40))
+    ids, mask = padded(prompts, "right")
+    with torch.no_grad():
+        together = model(ids, attention_mask=mask).logits
+        alone = [model(prompt[None]).logits[0] for prompt in prompts]
+    assert any(count_differing(x, together[row, : len(x)]) for row, x in enumerate(alone))
+
+
+def grouped(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+    """Operands of `_grouped_mm`, its offsets, and the products that its groups stand for, in order."""
+    generator = torch.Generator().manual_seed(1)
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(dtype)
+
+    ends = torch.tensor([8, 8, 32, 40], dtype=torch.int32)  # the second group is empty
+    cuts = [slice(0, 8), slice(8, 8), slice(8, 32), slice(32, 40)]
+    if shape == "rows":
+        a, b = randn(40, 48), randn(4, 48, 16)
+        return a, b, ends, [a[c] @ b[g] for g, c in enumerate(cuts)]
+    if shape == "columns":
+        a, b = randn(4, 16, 48), randn(48, 40)
+        return a, b, ends, [a[g] @ b[:, c] for g, c in enumerate(cuts)]
+    if shape == "terms":
+        a, b = randn(16, 40), randn(40, 24)
+        return a, b, ends, [a[:, c] @ b[c] for c in cuts]
+    a, b = randn(4, 16, 48), randn(4, 48, 24)
+    return a, b, None, [a[g] @ b[g] for g in range(4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", ["rows", "columns", "terms", "batches"])
+def test_grouped_products_are_products(shape: str, dtype: torch.dtype) -> None:
+    with set_batch_invariant_mode():
+        a, b, ends, products = grouped(shape, dtype)
+        out = torch._grouped_mm(a, b, offs=ends)
+    joined = {"rows": torch.cat, "columns": lambda x: torch.cat(x, 1)}.get(shape, torch.stack)(products)
+    assert_bitwise_equal(out, joined)
+    torch.testing.assert_close(out.float(), joined.float())
+    with set_batch_invariant_mode(), pytest.raises(RuntimeError):
+        torch._grouped_mm(a.double(), b.double(), offs=ends)
+    with set_batch_invariant_mode(), pytest.raises(RuntimeError):
+        torch._grouped_mm(a, b, offs=None if ends is not None else torch.tensor([1, 2]))
+
+
+def test_attention_ignores_what_stands_behind_its_mask() -> None:
+    """Values of the padding that are large, and would have raised the scale of the others'."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 40, 16, generator=generator) for _ in range(3))
+    seen = torch.ones(40, 40, dtype=torch.bool).tril()
+    for pad in (1, 88, 89, 8200):  # 128 and 129 keys had other limbs; 8192 terms were one exact sum
+        many = [F.pad(x, (0, 0, pad, 0)) for x in (q, k, v)]
+        many[2][:, :, :pad] = 1e4
+        mask = F.pad(seen, (pad, 0, pad, 0))
+        with set_batch_invariant_mode():
+            alone = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            if pad > 1000:
+                many[0], mask = many[0][:, :, -40:], mask[-40:]
+            out = F.scaled_dot_product_attention(*many, attn_mask=mask)
+        assert_bitwise_equal(out[:, :, -40:], alone)
