@@ -1,48 +1,38 @@
 """GGUF files: metadata to `ModelSpec`, tensors dequantised and named as in a Hugging Face checkpoint.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every type that the `gguf` library dequantises is
-read; the arithmetic then runs in the run's dtype.
+Every type that the `gguf` library dequantises is read; the arithmetic then runs in the run's dtype. `gguf_header`
+checks the layout, `gguf_fields` the types of the metadata, `gguf_support` names what is asked for and not computed.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
+from evalengine.engine.gguf_fields import GGUFFields
+from evalengine.engine.gguf_header import read_header
+from evalengine.engine.gguf_names import EMBEDDING, HEAD, ROPE_FACTORS, hf_name, listing, tensor_shapes
+from evalengine.engine.gguf_support import ignored, unsupported
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.config import ModelSpec, RopeSpec
+from evalengine.models.config import ModelSpec, RopeSpec, spec_problems
 from evalengine.models.registry import model_class_for_type
 
-_TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-ROPE_FACTORS = "rope_freqs.weight"  # divisors of the RoPE frequencies: Llama 3 scaling, already worked out
-# Unquantised files keep their dtype; float32 holds what the others dequantise to.
-_FILE_DTYPES = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
+logger = logging.getLogger(__name__)
+
+HALVES = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
+QUANTIZATION_VERSION = 2  # of the blocks' layout, since before the first GGUF file
 
 
 class GGUFFile:
@@ -51,128 +41,167 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._reader = GGUFReader(str(path))
-        except Exception as error:  # the reader raises whatever numpy or struct met in a damaged header
+            if not path.is_file():  # reading a pipe might never end
+                raise EvalEngineError(f"{path}: not a regular file; set model.path to another file")
+            with path.open("rb") as stream:
+                self._data = mmap(stream.fileno(), 0, access=ACCESS_READ)
+            header = read_header(self._data)
+        except OSError as error:
+            raise EvalEngineError(f"{path}: cannot be read ({error.strerror or error})") from error
+        except ValueError as error:  # the header's, or mmap's of an empty file
             raise self._damaged(error) from error
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        if self.field("split.count", 1) > 1:
+        self.fields = GGUFFields(path, header.metadata)
+        self._tensors = header.tensors
+        if self.fields.integer("split.count", 1) > 1:
             raise ConfigError(f"{path}: split GGUF files are not supported; merge them first (gguf-split --merge)")
-
-    def field(self, key: str, default: Any = None) -> Any:
-        """One metadata value."""
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
-
-    def tokenizer_field(self, key: str) -> Any:
-        """One metadata value of the tokenizer, e.g. "ggml.tokens"; None if it is not there."""
-        return self.field(f"tokenizer.{key}")
 
     @cached_property
     def architecture(self) -> str:
         """llama.cpp's name of the architecture; it prefixes the model's metadata keys."""
-        return str(self.field("general.architecture"))
+        name = self.fields.string("general.architecture")
+        if not re.fullmatch(r"[\w()-]{1,64}", name):
+            raise EvalEngineError(f"{self.path}: general.architecture is {name[:40]!r}; download or copy it again")
+        return name
 
     def spec(self) -> ModelSpec:
-        """The model's description. Raises `ConfigError` listing everything that is not supported."""
+        """The model's description; what of it the tensors say is held against them.
+
+        `bos_token_id` and `eos_token_ids` are as transformers reads a GGUF file: the end of generation is
+        `eos_token_id` alone; only a file without one ends at `eot_token_id`. Raises `ConfigError` listing everything
+        that is not supported, `EvalEngineError` for metadata and tensors that contradict each other.
+        """
         model = model_class_for_type(self.architecture)
-        embedding = self._tensors.get("token_embd.weight")
-        if embedding is None:
-            raise EvalEngineError(f"{self.path}: no tensor token_embd.weight; it is not a language model's GGUF file")
-        heads = int(self._model_field("attention.head_count"))
-        hidden = int(self._model_field("embedding_length"))
-        head_dim = int(self._model_field("attention.key_length", hidden // heads))
-        if problems := self._unsupported(head_dim):
-            raise ConfigError([f"{self.path}: {problem}" for problem in problems])
-        eos = (self.field("tokenizer.ggml.eos_token_id"), self.field("tokenizer.ggml.eot_token_id"))
-        return ModelSpec(
+        fields, ids = self._model, self.fields.under("tokenizer.ggml")
+        if EMBEDDING not in self._tensors:
+            raise EvalEngineError(f"{self.path}: no tensor {EMBEDDING}; it is not a language model's GGUF file")
+        eos, eot = ids.integer("eos_token_id", None), ids.integer("eot_token_id", None)
+        heads = fields.integer("attention.head_count", least=1)
+        hidden = fields.integer("embedding_length", least=1)
+        head_dim = fields.integer("attention.key_length", hidden // heads, least=1)
+        qkv_bias, output_bias = "blk.0.attn_q.bias" in self._tensors, "blk.0.attn_output.bias" in self._tensors
+        spec = ModelSpec(
             architecture=model.__name__,
-            vocab_size=int(embedding.shape[1]),
+            vocab_size=self._tensors[EMBEDDING].shape[0],
             hidden_size=hidden,
-            intermediate_size=int(self._model_field("feed_forward_length")),
-            num_layers=int(self._model_field("block_count")),
+            intermediate_size=fields.integer("feed_forward_length"),
+            num_layers=fields.integer("block_count"),
             num_heads=heads,
-            num_kv_heads=int(self._model_field("attention.head_count_kv", heads)),
+            num_kv_heads=fields.integer("attention.head_count_kv", heads),
             head_dim=head_dim,
-            # Stored as float32: its shortest decimal is the value that the model's own config has (1e-05).
-            rms_norm_eps=float(str(np.float32(self._model_field("attention.layer_norm_rms_epsilon")))),
-            rope=self._rope(),
-            max_position_embeddings=int(self._model_field("context_length")),
-            tie_word_embeddings="output.weight" not in self._tensors,
-            attention_bias="blk.0.attn_q.bias" in self._tensors,
-            attention_output_bias="blk.0.attn_output.bias" in self._tensors,
+            rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+            rope=self._rope(head_dim),
+            max_position_embeddings=fields.integer("context_length"),
+            tie_word_embeddings=HEAD not in self._tensors,
+            # The tensors say whether there are biases, the architecture whether there must or may be.
+            attention_bias=model.attention_biases(SimpleNamespace(attention_bias=qkv_bias))[0],
+            attention_output_bias=model.attention_biases(SimpleNamespace(attention_bias=output_bias))[1],
             qk_norm=model.qk_norm,
-            dtype=_FILE_DTYPES.get(embedding.tensor_type, torch.float32),
-            bos_token_id=self.field("tokenizer.ggml.bos_token_id"),
-            eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
+            dtype=self._dtype(),
+            bos_token_id=ids.integer("bos_token_id", None),
+            eos_token_ids=tuple(i for i in (eot if eos is None else eos,) if i is not None),
         )
+        if problems := [*unsupported(self.fields, fields, head_dim), *spec_problems(spec)]:
+            raise ConfigError([f"{self.path}: {problem}" for problem in problems])
+        self._check_tensors(spec)
+        self._log(spec, eot)
+        return spec
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, float32 tensor), in name order; one dequantised tensor at a time."""
-        interleaved = model_class_for_type(self.architecture).gguf_interleaved_rope
-        heads = int(self._model_field("attention.head_count"))
-        head_counts = {"attn_q": heads, "attn_k": int(self._model_field("attention.head_count_kv", heads))}
+        head_counts = {}
+        if model_class_for_type(self.architecture).gguf_interleaved_rope:
+            heads = self._model.integer("attention.head_count", least=1)
+            head_counts = {"attn_q": heads, "attn_k": self._model.integer("attention.head_count_kv", heads, least=1)}
         for name in sorted(self._tensors):
             if name == ROPE_FACTORS:
                 continue
             tensor = self._dequantised(name)
-            role = name.split(".")[-2]
-            if interleaved and role in head_counts:
-                tensor = _half_split(tensor, head_counts[role])
-            yield hf_name(name), tensor
+            role = name.split(".")[-2] if name.count(".") > 1 else name
+            yield hf_name(name), _half_split(tensor, head_counts[role]) if role in head_counts else tensor
+
+    @cached_property
+    def _model(self) -> GGUFFields:
+        return self.fields.under(self.architecture)
 
     def _dequantised(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
+        info = self._tensors[name]
+        stored = np.frombuffer(self._data, np.uint8, info.size, info.start).reshape(info.stored_shape)
         try:
-            return torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
+            return torch.tensor(dequantize(stored, info.kind), dtype=torch.float32)
         except NotImplementedError as error:
-            kind = tensor.tensor_type.name
+            kind = info.kind.name
             raise ConfigError(f"{self.path}: {name} is {kind}, which the gguf library cannot dequantise") from error
-        except ValueError as error:
-            raise self._damaged(error) from error
 
-    def _model_field(self, key: str, default: Any = None) -> Any:
-        value = self.field(f"{self.architecture}.{key}", default)
-        if value is None:
-            raise EvalEngineError(f"{self.path}: metadata key {self.architecture}.{key} is missing")
-        return value
+    def _dtype(self) -> torch.dtype:
+        """The narrowest that holds every matrix of the file: float16 or bfloat16 if all are that, else float32.
 
-    def _rope(self) -> RopeSpec:
-        theta = float(self._model_field("rope.freq_base", 10000.0))
+        Blocks dequantise to float32, and of float16 and bfloat16 neither holds the other. Vectors (norms, biases) do
+        not count: llama.cpp's converter writes them as float32 whatever the model's own dtype, and in a run of that
+        dtype they are rounded to it again, as transformers does.
+        """
+        kinds = {info.kind for info in self._tensors.values() if len(info.shape) > 1}
+        return HALVES.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
+
+    def _rope(self, head_dim: int) -> RopeSpec:
+        """As llama.cpp reads it (`llama_model::load_hparams` in src/llama-model.cpp): scaling without a type is linear,
+        `rope.scale_linear` is the old name of its factor, 0 means none; the type "none" overrides a factor
+        (`llama_context`). A divisor for each frequency and a common factor both apply."""
+        theta = self._model.number("rope.freq_base", 10000.0)
+        factor = self._model.number("rope.scaling.factor", None)
+        if factor is None:
+            factor = self._model.number("rope.scale_linear", 0.0)
+        if factor == 0.0 or self._model.string("rope.scaling.type", "linear") == "none":
+            factor = 1.0
         if ROPE_FACTORS in self._tensors:
-            factors = tuple(self._dequantised(ROPE_FACTORS).tolist())
-            return RopeSpec(theta=theta, type="factors", freq_factors=factors)
-        if self._model_field("rope.scaling.type", "none") == "linear":
-            return RopeSpec(theta=theta, type="linear", factor=float(self._model_field("rope.scaling.factor")))
-        return RopeSpec(theta=theta)
+            if (shape := self._tensors[ROPE_FACTORS].shape) != (head_dim // 2,):
+                raise self._damaged(f"{ROPE_FACTORS} is {list(shape)}, and heads of {head_dim} need [{head_dim // 2}]")
+            factors = self._dequantised(ROPE_FACTORS) * factor
+            return RopeSpec(theta=theta, type="factors", freq_factors=tuple(factors.tolist()))
+        return RopeSpec(theta=theta) if factor == 1.0 else RopeSpec(theta=theta, type="linear", factor=factor)
 
-    def _unsupported(self, head_dim: int) -> list[str]:
-        problems = []
-        if (scaling := self._model_field("rope.scaling.type", "none")) not in ("none", "linear"):
-            problems.append(f"RoPE scaling {scaling} is not supported; supported: none, linear, llama3")
-        if self._model_field("rope.dimension_count", head_dim) != head_dim:
-            problems.append("only the whole head may be rotated (rope.dimension_count)")
-        if self._model_field("attention.value_length", head_dim) != head_dim:
-            problems.append("keys and values of different sizes are not supported (attention.value_length)")
-        if self._model_field("attention.sliding_window", 0):
-            problems.append("a sliding window is not supported (attention.sliding_window)")
-        if self._model_field("expert_count", 0):
-            problems.append("mixtures of experts are not supported (expert_count)")
-        return problems
+    def _check_tensors(self, spec: ModelSpec) -> None:
+        """Before a model of the metadata's sizes is made: the tensors are those that the spec names."""
+        expected = tensor_shapes(spec)
+        found = {name: info.shape for name, info in self._tensors.items() if name != ROPE_FACTORS}
+        problems = {
+            "missing": [name for name in expected if name not in found],
+            "unexpected": [name for name in found if name not in expected],
+            "wrong shape": [
+                f"{name} is {list(shape)}, expected {list(expected[name])}"
+                for name, shape in found.items()
+                if shape != expected.get(name, shape)
+            ],
+        }
+        listed = [f"{kind}: {listing(names)}" for kind, names in problems.items() if names]
+        tokens = self.fields.count("tokenizer.ggml.tokens")
+        if tokens not in (None, spec.vocab_size):
+            listed.append(f"{tokens} tokens for the {spec.vocab_size} rows of {EMBEDDING}")
+        version = self.fields.integer("general.quantization_version", QUANTIZATION_VERSION)
+        blocks = any(GGML_QUANT_SIZES[info.kind][0] > 1 for info in self._tensors.values())
+        if blocks and version != QUANTIZATION_VERSION:
+            listed.append(f"general.quantization_version={version}, only {QUANTIZATION_VERSION} is known")
+        if listed:
+            raise EvalEngineError(
+                f"{self.path}: the tensors do not fit {spec.architecture} as the metadata describe it; "
+                f"{'; '.join(listed)}. Download or copy it again, or set model.path to another file"
+            )
 
-    def _damaged(self, error: Exception) -> EvalEngineError:
+    def _log(self, spec: ModelSpec, eot: int | None) -> None:
+        """What was decided, or left unread, that a user may not expect."""
+        counts = Counter(info.kind for info in self._tensors.values() if len(info.shape) > 1)
+        if len(counts) > 1 and HALVES.keys() & counts.keys():
+            types = ", ".join(f"{count} {kind.name}" for kind, count in counts.most_common())
+            logger.warning("%s: its matrices are %s; together they are taken for float32", self.path, types)
+        if eot not in (None, *spec.eos_token_ids):
+            logger.warning("%s: eot_token_id=%d does not end generation, only %s", self.path, eot, spec.eos_token_ids)
+        if keys := ignored(self.fields, self.architecture):
+            logger.warning("%s: nothing reads these metadata keys: %s", self.path, listing(keys))
+
+    def _damaged(self, problem: object) -> EvalEngineError:
         return EvalEngineError(
-            f"{self.path}: not a whole GGUF file ({type(error).__name__}: {error}); "
+            f"{self.path}: not a whole GGUF file ({problem}); "
             "download or copy it again, or set model.path to another file"
         )
-
-
-def hf_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name outside the table is kept as it is."""
-    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
-        layer, role, kind = match.groups()
-        return f"model.layers.{layer}.{_LAYER_NAMES[role]}.{kind}" if role in _LAYER_NAMES else name
-    role, _, kind = name.rpartition(".")
-    return f"{_TOP_NAMES[role]}.{kind}" if role in _TOP_NAMES else name
 
 
 def _half_split(tensor: Tensor, heads: int) -> Tensor:

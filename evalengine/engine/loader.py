@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from evalengine.config import ModelConfig
+from evalengine.engine.generation_config import read_processors
 from evalengine.engine.gguf import GGUFFile
+from evalengine.engine.gguf_tokenizer import gguf_tokenizer
+from evalengine.engine.hf_folder import folder_spec, model_tensors
 from evalengine.engine.locate import CONFIG_FILES, Absent, locate, locate_model
-from evalengine.engine.tokenizer import gguf_tokenizer, load_tokenizer
-from evalengine.engine.weights import dummy_tensors, fingerprint, safetensors_files, safetensors_tensors
+from evalengine.engine.memory import check_weights_fit
+from evalengine.engine.shards import DTYPES, StoredTensor, listing, read_tensors, weight_files
+from evalengine.engine.tokenizer import load_tokenizer
+from evalengine.engine.weights import dummy_tensors, fingerprint
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
-from evalengine.models.config import ModelSpec, from_hf, token_ids
+from evalengine.models.config import SUPPORTED_DTYPES, ModelSpec, dtype_name, plain, spec_problems
 from evalengine.models.decoder import DecoderForCausalLM
-from evalengine.models.registry import find_class_for_type, get_model_class
+from evalengine.models.registry import get_model_class
 
 Format = Literal["safetensors", "gguf", "dummy"]
 
@@ -36,7 +40,7 @@ class Checkpoint:
 
     path: Path  # a folder, or one .gguf or config .json file
     format: Format
-    spec: ModelSpec  # eos_token_ids: the config's, the generation config's and the tokenizer's
+    spec: ModelSpec
     tokenizer: PreTrainedTokenizerBase | None  # None only for dummy weights without a tokenizer
     source: str  # the path as configured
     revision: str | None  # the Hub commit
@@ -53,6 +57,35 @@ class _Target:
     shape: tuple[int, ...]
 
 
+class _Fit:
+    """Compares a checkpoint's tensors with those that a model needs."""
+
+    def __init__(self, targets: dict[str, _Target]) -> None:
+        self.targets = targets
+        self._missing = set(targets)
+        self._unexpected: list[str] = []
+        self._wrong: list[str] = []
+
+    def take(self, name: str, dtype: torch.dtype | str, shape: tuple[int, ...]) -> _Target | None:
+        """Where the tensor goes, None for one that does not fit. `dtype` is a str if no model is made of it."""
+        self._missing.discard(name)
+        target = self.targets.get(name)
+        if target is None:
+            self._unexpected.append(plain(name))
+        elif shape != target.shape or dtype not in SUPPORTED_DTYPES:
+            self._wrong.append(f"{name} is {dtype_name(dtype)} {list(shape)}, expected {list(target.shape)}")
+            return None
+        return target
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        found = {"missing": sorted(self._missing), "unexpected": self._unexpected, "wrong shape or type": self._wrong}
+        if problems := [f"{kind}: {listing(names)}" for kind, names in found.items() if names]:
+            raise EvalEngineError(
+                f"{checkpoint.path}: the tensors do not fit {checkpoint.spec.architecture} as configured; "
+                f"{'; '.join(problems)}. Download or copy it again, or set model.path to another checkpoint"
+            )
+
+
 def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
     """Find the model (`locate`), read its configuration and its tokenizer.
 
@@ -66,9 +99,11 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
     if file is not None:
         spec = file.spec()
         if tokenizer is None:
-            tokenizer = gguf_tokenizer(file.tokenizer_field, setting)
+            tokenizer = gguf_tokenizer(file.fields.under("tokenizer"), setting)
     else:
-        spec = _folder_spec(path, setting)
+        spec = folder_spec(path, setting, with_weights=kind == "safetensors")
+        processors = read_processors(path, model.generation_config, spec.vocab_size, setting)
+        spec = dataclasses.replace(spec, processors=processors)
         if tokenizer is None and (kind != "dummy" or (path / "tokenizer.json").exists()):
             tokenizer = load_tokenizer(path, setting)
     if tokenizer is not None:
@@ -79,29 +114,25 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
 def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderForCausalLM:
     """A model on `ops.device` with its weights in the form `ops` multiplies with, ready for `max_model_len` positions.
 
-    Raises one `EvalEngineError` that lists every missing, unexpected or misshapen tensor.
+    Raises one `EvalEngineError` that lists every missing, unexpected or misshapen tensor, and `ConfigError` for a model
+    that is larger than the free memory; of safetensors, both before anything is allocated.
     """
-    model = get_model_class(checkpoint.spec.architecture)(checkpoint.spec, ops)
-    targets = _targets(model)
-    missing = set(targets)
-    unexpected: list[str] = []
-    wrong: list[str] = []
-    for name, tensor in _tensors(checkpoint, targets, ops.device):
-        missing.discard(name)
-        target = targets.get(name)
-        if target is None:
-            if not _ignorable(name, checkpoint.spec):
-                unexpected.append(name)
-        elif tuple(tensor.shape) != target.shape or not tensor.is_floating_point():
-            wrong.append(f"{name} is {tensor.dtype} {list(tensor.shape)}, expected {list(target.shape)}")
-        else:
+    model_class = get_model_class(checkpoint.spec.architecture)
+    stored = None
+    if checkpoint.format == "safetensors":
+        stored = model_tensors(checkpoint.path, checkpoint.spec)
+        fit = _Fit(_targets(model_class(checkpoint.spec, _without_storage(ops))))
+        for name, header in stored.items():
+            fit.take(name, DTYPES.get(header.dtype, header.dtype), header.shape)
+        fit.check(checkpoint)
+    check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len)
+    model = model_class(checkpoint.spec, ops)
+    fit = _Fit(_targets(model))
+    for name, tensor in _tensors(checkpoint, fit.targets, stored, ops.device):
+        target = fit.take(name, tensor.dtype, tuple(tensor.shape))
+        if target is not None:
             target.layer.weight_loader(target.param, tensor, target.shard)
-    found = {"missing": sorted(missing), "unexpected": unexpected, "wrong shape or type": wrong}
-    if problems := [f"{kind}: {_listing(names)}" for kind, names in found.items() if names]:
-        raise EvalEngineError(
-            f"{checkpoint.path}: the tensors do not fit {checkpoint.spec.architecture} as configured; "
-            f"{'; '.join(problems)}. Download or copy it again, or set model.path to another checkpoint"
-        )
+    fit.check(checkpoint)
     model.finalize(max_model_len)
     return model.eval()
 
@@ -110,7 +141,7 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
     """SHA-256 (hex) over the weight files' names and contents in name order; for dummy weights, over the spec."""
     if checkpoint.format == "dummy":
         return hashlib.sha256(f"dummy {checkpoint.spec}".encode()).hexdigest()
-    return fingerprint([checkpoint.path] if checkpoint.format == "gguf" else safetensors_files(checkpoint.path))
+    return fingerprint([checkpoint.path] if checkpoint.format == "gguf" else weight_files(checkpoint.path))
 
 
 def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
@@ -126,54 +157,8 @@ def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
         return ggufs[0], "gguf"
     if not path.is_dir():
         raise ConfigError(f"model.path={path}: must be a folder with config.json and *.safetensors, or a .gguf file")
-    safetensors_files(path)
+    weight_files(path)
     return path, "safetensors"
-
-
-def _folder_spec(path: Path, setting: str) -> ModelSpec:
-    """The spec from config.json; end-of-sequence ids from generation_config.json are added."""
-    config_file = path / "config.json" if path.is_dir() else path
-    raw = _json(config_file)
-    if "model_type" not in raw:
-        raise ConfigError(f"{setting}: {config_file} has no model_type; it is not a Hugging Face model's configuration")
-    try:
-        spec = from_hf(_hf_config(config_file, raw))
-    except ConfigError as error:
-        raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
-    except Exception as error:  # transformers' validation raises several unrelated types
-        raise ConfigError(f"{setting}: {config_file} is not a valid configuration ({error})") from error
-    generation = path / "generation_config.json"
-    more = token_ids(_json(generation).get("eos_token_id")) if generation.exists() else ()
-    if not {"dtype", "torch_dtype"} & raw.keys() and path.is_dir():
-        spec = dataclasses.replace(spec, dtype=_stored_dtype(path, spec.dtype))
-    return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))
-
-
-def _hf_config(file: Path, raw: dict[str, Any]) -> Any:
-    """transformers' configuration. That of an unknown model, which transformers may not know either, is only read to
-    be refused: its values as they are."""
-    if find_class_for_type(raw["model_type"]) is None:
-        return SimpleNamespace(**raw)
-    return AutoConfig.from_pretrained(str(file), local_files_only=True)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"model.path={file.parent}: no {file.name} there; it is not a model's folder") from error
-    except (OSError, ValueError) as error:
-        raise EvalEngineError(f"{file}: cannot be read as JSON ({error}); download or copy it again") from error
-    if not isinstance(content, dict):
-        raise EvalEngineError(f"{file}: must hold a JSON object; download or copy it again")
-    return content
-
-
-def _stored_dtype(folder: Path, default: torch.dtype) -> torch.dtype:
-    """The dtype of the weights themselves, for a configuration that names none."""
-    if not any(folder.glob("*.safetensors")):
-        return default
-    return next(tensor.dtype for _, tensor in safetensors_tensors(folder))
 
 
 def _named_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -185,15 +170,20 @@ def _named_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def _with_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase, setting: str) -> ModelSpec:
-    """The spec with the tokenizer's end-of-sequence and, where the config has none, beginning-of-sequence ids."""
+    """The spec with the tokenizer's beginning-of-sequence id where the config has none.
+
+    The tokenizer's end-of-sequence token does not end a generation by itself: in transformers it does not either.
+    """
     if len(tokenizer) > spec.vocab_size:
         raise ConfigError(
             f"{setting}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {spec.vocab_size}; "
             "set model.tokenizer to the model's own"
         )
-    eos = spec.eos_token_ids + token_ids(tokenizer.eos_token_id)
     bos = tokenizer.bos_token_id if spec.bos_token_id is None else spec.bos_token_id
-    return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(eos)), bos_token_id=bos)
+    spec = dataclasses.replace(spec, bos_token_id=bos)
+    if problems := [problem for problem in spec_problems(spec) if problem.startswith("bos_token_id")]:
+        raise ConfigError([f"{setting}: the tokenizer's {problem}" for problem in problems])
+    return spec
 
 
 def _targets(model: DecoderForCausalLM) -> dict[str, _Target]:
@@ -211,21 +201,21 @@ def _targets(model: DecoderForCausalLM) -> dict[str, _Target]:
     return targets
 
 
+def _without_storage(ops: Ops) -> Ops:
+    """For a model of which only names and shapes are wanted."""
+    shapes_only = copy.copy(ops)
+    shapes_only.device = torch.device("meta")
+    return shapes_only
+
+
 def _tensors(
-    checkpoint: Checkpoint, targets: dict[str, _Target], device: torch.device
+    checkpoint: Checkpoint,
+    targets: dict[str, _Target],
+    stored: dict[str, StoredTensor] | None,
+    device: torch.device,
 ) -> Iterator[tuple[str, Tensor]]:
+    if stored is not None:
+        return read_tensors(stored)
     if checkpoint.gguf is not None:
         return checkpoint.gguf.tensors()
-    if checkpoint.format == "dummy":
-        return dummy_tensors({name: target.shape for name, target in targets.items()}, device)
-    return safetensors_tensors(checkpoint.path)
-
-
-def _ignorable(name: str, spec: ModelSpec) -> bool:
-    """Tensors that checkpoints carry and nobody needs: a tied head's copy, and RoPE frequencies, which are computed."""
-    return name.endswith("rotary_emb.inv_freq") or (spec.tie_word_embeddings and name == "lm_head.weight")
-
-
-def _listing(names: list[str]) -> str:
-    shown = ", ".join(names[:8])
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+    return dummy_tensors({name: target.shape for name, target in targets.items()}, device)

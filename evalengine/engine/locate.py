@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evalengine.config import ModelConfig
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.models.config import one_line, plain
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +57,16 @@ def locate(path: str, revision: str | None, patterns: tuple[str, ...]) -> Locate
 
     Raises `Absent`, or `EvalEngineError` for a download that broke off.
     """
-    if path.startswith("asset:"):
-        return Located(_asset(path), path)
-    if path.startswith("package:"):
-        return Located(_package_file(path), path)
-    local = Path(path).expanduser()
-    if local.exists():
-        return Located(local, path)
+    try:
+        if path.startswith("asset:"):
+            return Located(_asset(path), path)
+        if path.startswith("package:"):
+            return Located(_package_file(path), path)
+        local = Path(path).expanduser()
+        if path and local.exists():
+            return Located(local, path)
+    except (OSError, RuntimeError, ValueError, ImportError) as error:  # too long, ~nobody, a module without a file
+        raise Absent(f"{plain(path)} ({one_line(error)})") from error
     if path.lower().endswith((".gguf", ".json")) or not _HUB_ID.fullmatch(path) or path.startswith("."):
         raise Absent(f"{path} (no such file or folder)")
     return _hub(path, revision, patterns)

@@ -1,25 +1,22 @@
-"""What a model is, translated once from its checkpoint's own configuration into a frozen dataclass.
+"""What a model is, as a frozen dataclass, and the one check of its fields' types and ranges.
 
-Nothing below this module reads a Hugging Face config or GGUF metadata. What the engine cannot compute faithfully
-(an active sliding window, an unknown RoPE type, packed quantised weights) is refused here, all of it at once.
+`hf_config` and the GGUF reader translate a checkpoint's own configuration into it, once. Nothing below reads a Hugging
+Face config or GGUF metadata.
 """
 
 from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from evalengine.errors import ConfigError
-from evalengine.models.registry import get_model_class, model_class_for_type
-
-if TYPE_CHECKING:
-    from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.processors import LogitsProcessors
 
 RopeType = Literal["default", "linear", "llama3", "factors"]
 
@@ -84,6 +81,7 @@ class ModelSpec:
     dtype: torch.dtype  # of the checkpoint
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    processors: LogitsProcessors = field(default_factory=LogitsProcessors)  # the generation config's
 
     @property
     def num_parameters(self) -> int:
@@ -95,6 +93,119 @@ class ModelSpec:
         layer = attention + norms + 3 * hidden * self.intermediate_size
         tables = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return self.num_layers * layer + tables + hidden
+
+
+# Largest sizes that are believed, several times those of any model known: what is larger is a damaged or hostile file,
+# and would be asked of the memory before a missing tensor shows it.
+LARGEST = {
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_layers": 1024,
+    "num_heads": 1024,
+    "num_kv_heads": 1024,
+    "head_dim": 1024,
+    "max_position_embeddings": 1 << 24,  # float32, of which RoPE's angles are made, holds no odd position beyond it
+}
+SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def spec_problems(spec: ModelSpec) -> list[str]:
+    """What of a resolved spec cannot be meant, a sentence each that begins with the field's name: values of another
+    type, out of range, or that contradict each other. Nothing but a spec without problems may reach the layers."""
+    problems = [
+        f"{name}={shown(getattr(spec, name))}: must be an integer from 1 to {largest}"
+        for name, largest in LARGEST.items()
+        if not is_integer(getattr(spec, name), 1, largest)
+    ]
+    if not problems:
+        problems += _head_problems(spec)
+    if not is_number(spec.rms_norm_eps, 1e-30, 1.0):
+        problems.append(f"rms_norm_eps={shown(spec.rms_norm_eps)}: must be a number from 1e-30 to 1")
+    problems += _rope_problems(spec.rope, spec.head_dim)
+    for flag in ("tie_word_embeddings", "attention_bias", "attention_output_bias", "qk_norm"):
+        if not isinstance(getattr(spec, flag), bool):
+            problems.append(f"{flag}={shown(getattr(spec, flag))}: must be true or false")
+    if spec.dtype not in SUPPORTED_DTYPES:
+        supported = ", ".join(dtype_name(dtype) for dtype in SUPPORTED_DTYPES)
+        problems.append(f"dtype={dtype_name(spec.dtype)}: not supported; supported: {supported}")
+    if is_integer(spec.vocab_size, 1):
+        ids = [("bos_token_id", spec.bos_token_id)] if spec.bos_token_id is not None else []
+        for name, token_id in [*ids, *(("eos_token_ids", i) for i in spec.eos_token_ids)]:
+            if not is_integer(token_id, 0, spec.vocab_size - 1):
+                problems.append(
+                    f"{name}={shown(token_id)}: must be a token id, an integer from 0 to {spec.vocab_size - 1}"
+                )
+    return problems
+
+
+def _head_problems(spec: ModelSpec) -> Iterator[str]:
+    if spec.num_heads % spec.num_kv_heads:
+        yield f"num_kv_heads={spec.num_kv_heads}: num_heads={spec.num_heads} is not a multiple of it"
+    if spec.head_dim % 2:
+        yield f"head_dim={spec.head_dim}: must be even, RoPE rotates pairs"
+
+
+def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
+    """Its numbers within what stretches a context; only those that its type uses."""
+    if rope.type not in ("default", "linear", "llama3", "factors"):
+        yield f"rope.type={shown(rope.type)}: not supported; supported: default, linear, llama3"
+        return
+    ranges = {"theta": (1.0, 1e15)}
+    if rope.type in ("linear", "llama3"):
+        ranges["factor"] = (1.0, 1e6)
+    if rope.type == "llama3":
+        ranges |= {"low_freq_factor": (1e-6, 1e6), "high_freq_factor": (1e-6, 1e6)}
+    wrong = [name for name, limits in ranges.items() if not is_number(getattr(rope, name), *limits)]
+    for name in wrong:
+        least, most = ranges[name]
+        yield f"rope.{name}={shown(getattr(rope, name))}: must be a number from {least:g} to {most:g}"
+    if rope.type == "llama3":
+        if not {"low_freq_factor", "high_freq_factor"} & set(wrong) and rope.low_freq_factor >= rope.high_freq_factor:
+            yield f"rope.low_freq_factor={rope.low_freq_factor}: must be below high_freq_factor={rope.high_freq_factor}"
+        largest, context = LARGEST["max_position_embeddings"], rope.original_max_position_embeddings
+        if not is_integer(context, 1, largest):
+            name = "rope.original_max_position_embeddings"
+            yield f"{name}={shown(context)}: must be an integer from 1 to {largest}"
+    if rope.type == "factors":
+        factors = rope.freq_factors
+        if factors is None or not is_integer(head_dim) or len(factors) != head_dim // 2:
+            have = "none" if factors is None else str(len(factors))
+            yield f"rope.freq_factors: {have}, and head_dim={shown(head_dim)} needs one for each pair"
+        elif wrong_factor := [f for f in factors if not is_number(f, 1e-6, 1e6)]:
+            yield f"rope.freq_factors: {shown(wrong_factor[0])} must be a number from 1e-06 to 1e+06"
+
+
+def is_integer(value: object, least: int = 0, largest: int = 1 << 62) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= largest
+
+
+def is_number(value: object, least: float, largest: float) -> bool:
+    """Also false for NaN, which compares with nothing."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= largest
+
+
+def dtype_name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def shown(value: object) -> str:
+    """A value in a message: Python's text of it, shortened, control characters escaped."""
+    short = reprlib.Repr()
+    short.maxdict, short.maxstring, short.maxother = 12, 60, 60
+    return short.repr(value)
+
+
+def plain(name: str) -> str:
+    """A name out of a file in a message: as it is, unless that would harm a terminal or fill a page."""
+    return name if name.isprintable() and len(name) <= 120 else shown(name)
+
+
+def one_line(error: BaseException) -> str:
+    """Another library's error in a message: one line, shortened, what cannot be printed escaped."""
+    text = " ".join(str(error).split())
+    escaped = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:300])
+    return escaped if len(text) <= 300 else f"{escaped}..."
 
 
 def kernel_shapes(spec: ModelSpec) -> dict[str, Any]:
@@ -109,95 +220,3 @@ def kernel_shapes(spec: ModelSpec) -> dict[str, Any]:
         "attention_bias": spec.attention_bias,
         "attention_output_bias": spec.attention_output_bias,
     }
-
-
-def from_hf(config: Any) -> ModelSpec:
-    """A transformers `PretrainedConfig` -> `ModelSpec`. Of an unknown model type, config.json's values do.
-
-    Raises `ConfigError` that lists everything in it that is not supported, the model itself among it.
-    """
-    problems = list(_unsupported(config))
-    try:
-        model = _model_class(config)
-    except ConfigError as error:
-        raise ConfigError([*error.problems, *problems]) from error
-    problems += _head_problems(config)
-    if problems:
-        raise ConfigError([f"{model.__name__}: {problem}" for problem in problems])
-    qkv_bias, output_bias = model.attention_biases(config)
-    heads = config.num_attention_heads
-    return ModelSpec(
-        architecture=model.__name__,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=heads,
-        num_kv_heads=config.num_key_value_heads or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        rms_norm_eps=config.rms_norm_eps,
-        rope=_rope(config.rope_parameters),
-        max_position_embeddings=config.max_position_embeddings,
-        tie_word_embeddings=bool(config.tie_word_embeddings),
-        attention_bias=qkv_bias,
-        attention_output_bias=output_bias,
-        qk_norm=model.qk_norm,
-        dtype=getattr(config, "dtype", None) or torch.float32,
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=token_ids(config.eos_token_id),
-    )
-
-
-def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """A config's `eos_token_id`, which may be absent, one id or several."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
-
-
-def _model_class(config: Any) -> type[DecoderForCausalLM]:
-    """By the class name if the configuration has one; its model type must be known, too."""
-    architecture = (getattr(config, "architectures", None) or [None])[0]
-    of_type = model_class_for_type(config.model_type)
-    return get_model_class(architecture) if architecture else of_type
-
-
-def _rope(parameters: Mapping[str, Any]) -> RopeSpec:
-    # transformers 5 keeps theta in rope_parameters and has no `rope_theta` attribute.
-    kind = parameters.get("rope_type", "default")
-    scaling = {
-        name: parameters[name]
-        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        if kind != "default" and name in parameters
-    }
-    return RopeSpec(theta=float(parameters["rope_theta"]), type=kind, **scaling)
-
-
-def _unsupported(config: Any) -> Iterator[str]:
-    """What no model here computes, a sentence each. Fields that an unknown model's configuration lacks say nothing."""
-    if hasattr(config, "rope_parameters"):
-        yield from _rope_problems(config.rope_parameters or {})
-    layer_types = getattr(config, "layer_types", None) or []
-    if any(kind != "full_attention" for kind in layer_types) or getattr(config, "use_sliding_window", False):
-        yield "an active sliding window is not supported (layer_types, use_sliding_window)"
-    if getattr(config, "quantization_config", None) is not None:
-        yield "quantization_config: packed weights are not supported; use the unquantised checkpoint"
-    if (activation := getattr(config, "hidden_act", "silu")) != "silu":
-        yield f"hidden_act={activation}: only silu is supported"
-    if getattr(config, "mlp_bias", False):
-        yield "mlp_bias=true is not supported"
-
-
-def _rope_problems(parameters: Mapping[str, Any]) -> Iterator[str]:
-    if "rope_theta" not in parameters or parameters.get("rope_type", "default") not in ("default", "linear", "llama3"):
-        yield f"rope_parameters={parameters}: supported are default, linear and llama3 scaling"
-    elif parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        yield "partial_rotary_factor: only the whole head may be rotated"
-
-
-def _head_problems(config: Any) -> Iterator[str]:
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
-    if heads % kv_heads:
-        yield f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}"
-    if (getattr(config, "head_dim", None) or config.hidden_size // heads) % 2:
-        yield "head_dim must be even"

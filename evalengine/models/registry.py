@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from evalengine.errors import ConfigError
+from evalengine.models.config import plain
 
 if TYPE_CHECKING:
     from evalengine.models.decoder import DecoderForCausalLM
@@ -35,14 +36,14 @@ def register_model(
 def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
     """The class registered for a Hugging Face class name; `ConfigError` lists the supported ones."""
     if architecture not in MODEL_REGISTRY:
-        raise ConfigError(f"model architecture {architecture} is not supported; supported: {_supported()}")
+        raise ConfigError(f"model architecture {plain(architecture)} is not supported; supported: {_supported()}")
     return MODEL_REGISTRY[architecture]
 
 
 def model_class_for_type(model_type: str) -> type[DecoderForCausalLM]:
     """The class for a config's `model_type` or a GGUF file's `general.architecture`."""
     if (cls := find_class_for_type(model_type)) is None:
-        raise ConfigError(f"model type {model_type} is not supported; supported: {_supported()}")
+        raise ConfigError(f"model type {plain(model_type)} is not supported; supported: {_supported()}")
     return cls
 
 

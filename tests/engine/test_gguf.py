@@ -62,9 +62,15 @@ def interleaved(tensor: Tensor, heads: int) -> Tensor:
 
 
 def write_gguf(
-    path: Path, model: PreTrainedModel, kind: Q = Q.F32, extra: dict[str, Tensor] | None = None, **metadata: Any
+    path: Path,
+    model: PreTrainedModel,
+    kind: Q = Q.F32,
+    extra: dict[str, Tensor] | None = None,
+    kinds: dict[str, Q] | None = None,
+    **metadata: Any,
 ) -> Path:
-    """A GGUF file of `model` as llama.cpp's converter lays it out; metadata overrides the defaults (None: left out)."""
+    """A GGUF file of `model` as llama.cpp's converter lays it out; metadata overrides the defaults (None: left out),
+    `kinds` the type of single matrices."""
     config, arch = model.config, model.config.model_type
     writer = gguf.GGUFWriter(str(path), arch)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -86,7 +92,7 @@ def write_gguf(
         **{key.replace("__", "."): value for key, value in metadata.items()},
     }
     if getattr(config, "head_dim", None):
-        fields[f"{arch}.attention.key_length"] = config.head_dim
+        fields.setdefault(f"{arch}.attention.key_length", config.head_dim)
     for key, value in fields.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -105,7 +111,7 @@ def write_gguf(
         role = name.split(".")[-2]
         if arch == "llama" and role in heads:
             tensor = interleaved(tensor, heads[role])
-        stored = kind if tensor.ndim == 2 else Q.F32
+        stored = (kinds or {}).get(names[name], kind) if tensor.ndim == 2 else Q.F32
         writer.add_tensor(names[name], quantize(tensor.numpy(), stored), raw_dtype=stored)
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
@@ -283,7 +289,7 @@ def test_tokenizer_is_built_from_metadata(tmp_path: Path, pre: str, ids_of_1111:
     assert tokens("<tool><eos>", add_special_tokens=False) == ["<tool>", "<eos>"]
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
     assert tokenizer.decode(tokenizer("he<tool><eos>")["input_ids"], skip_special_tokens=True) == "he<tool>"
-    assert (tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, 0)
+    assert (tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, None if pre == "qwen2" else 0)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "he"}], tokenize=False) == "he"
     nfc = (
         tokenizer("e\u0301", add_special_tokens=False)["input_ids"]

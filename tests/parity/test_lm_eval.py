@@ -154,8 +154,56 @@ def test_task_agrees_with_lm_eval(name: str, shots: int, chat: bool, multiturn: 
         fewshot_as_multiturn=multiturn,
         system_instruction=system,
     )
-    ours = run_ours(task, golds)
+    check_equal(theirs, name, task, run_ours(task, golds))
 
+
+@pytest.mark.parametrize(
+    ("shots", "chat", "multiturn"), [(0, False, True), (5, False, True), (3, True, True), (3, True, False)]
+)
+def test_several_contexts_agree_with_lm_eval(shots: int, chat: bool, multiturn: bool, tmp_path: Path) -> None:
+    """WinoGrande on rows of our own: one text after each of two contexts, exemplars drawn as without a test split."""
+    names = ["Ann", "Bob", "Carla", "Dan"]
+    rows = [
+        {
+            "sentence": f"{a} lent {b} {number} books because _ had {'many' if number % 2 else 'none'}.",
+            "option1": a,
+            "option2": b,
+            "answer": str(1 + (number % 2 == 0)),
+        }
+        for number, (a, b) in enumerate((a, b) for a in names for b in names if a != b)
+    ]
+    files = {}
+    for split, part in {"train": [*rows[4:], rows[5]], "validation": rows[:8]}.items():
+        files[split] = str(tmp_path / f"{split}.jsonl")
+        Path(files[split]).write_text("\n".join(map(json.dumps, part)), encoding="utf-8")
+    system = "Be brief." if chat else None
+    theirs = run_theirs(
+        *("winogrande", {**files, "test": files["validation"]}, shots, {}),
+        apply_chat_template=chat,
+        fewshot_as_multiturn=multiturn,
+        system_instruction=system,
+    )
+    task = load_task(
+        "winogrande",
+        TaskConfig(
+            cls="winogrande:WinoGrande",
+            version=1.0,
+            dataset=DatasetConfig(path="none/none", files=files),
+            split="validation",
+            fewshot_split="train",
+            num_fewshot=shots,
+        ),
+        chat=fake_chat if chat else None,
+        fewshot_as_multiturn=multiturn,
+        system_instruction=system,
+    )
+    check_equal(theirs, "winogrande", task, run_ours(task, {}))
+
+
+def check_equal(
+    theirs: dict[str, Any], name: str, task: Task, ours: list[tuple[Any, list[Any], list[Response]]]
+) -> None:
+    """Requests, targets, filtered answers, hashes and results."""
     samples = theirs["samples"][name]
     assert len(samples) == len(ours) * len(task.filters)
     hashes = []

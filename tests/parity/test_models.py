@@ -187,8 +187,10 @@ def test_op_hook_reports_every_op_in_order(reference: tuple[PreTrainedModel, Pat
     assert len(names) == len(set(names)) == 3 + per_layer * model.spec.num_layers + 3
     assert names[0] == "model.embed_tokens" and names[-3:] == ["model.norm.0", "model.norm.1", "lm_head"]
     residual = "model.layers.1.input_layernorm.1"
-    assert names.index("model.layers.0.mlp.down_proj") < names.index(residual) < names.index(
-        "model.layers.1.self_attn.qkv_proj"
+    assert (
+        names.index("model.layers.0.mlp.down_proj")
+        < names.index(residual)
+        < names.index("model.layers.1.self_attn.qkv_proj")
     )
     assert all(shape[0] == 3 for _, shape in seen)
     runner.step({"s": [4]})

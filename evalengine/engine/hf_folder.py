@@ -1,0 +1,112 @@
+"""A Hugging Face folder's own account of its model: config.json, generation_config.json and what its weights add.
+
+Where files contradict each other, what transformers takes is taken, or the folder is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from evalengine.engine.locate import CONFIG_FILES, WEIGHT_FILES
+from evalengine.engine.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.models.config import ModelSpec, one_line, spec_problems
+from evalengine.models.hf_config import spec_from_json, token_ids
+from evalengine.plain_files import read_json
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+ADAPTER = "adapter_config.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def folder_spec(path: Path, setting: str, with_weights: bool) -> ModelSpec:
+    """The spec of a folder, or of one config .json file. `with_weights`: the folder's weights will be loaded, so the
+    dtype that the configuration leaves out, and whether the head is the embedding table, are theirs to say.
+
+    Raises `ConfigError` for what is missing, not supported or cannot be meant, `EvalEngineError` for a damaged file.
+    """
+    refuse_pipes(path)
+    config_file = path / CONFIG if path.is_dir() else path
+    raw = _object(config_file)
+    if with_weights and (path / ADAPTER).exists():
+        raise ConfigError(
+            f"{setting}: {ADAPTER} says that an adapter belongs to these weights, which would be left out; merge it "
+            "into the model (PEFT's merge_and_unload) and save that, or remove the file to do without the adapter"
+        )
+    try:
+        spec = spec_from_json({**raw, "eos_token_id": None})
+    except ConfigError as error:
+        raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
+    source, generation = generation_config(path)
+    spec = dataclasses.replace(spec, eos_token_ids=token_ids(generation.get("eos_token_id")))
+    if with_weights:
+        spec = _as_stored(spec, stored_tensors(path), has_dtype=_names_dtype(raw))
+    if problems := spec_problems(spec):
+        raise ConfigError([f"{setting}: {source}: {p.replace('eos_token_ids=', 'eos_token_id=')}" for p in problems])
+    return spec
+
+
+def generation_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """What transformers takes a model's generation settings from: generation_config.json's name and content, or, only
+    if there is no such file, config.json's. `path` is a folder, or one config .json file."""
+    file = path / GENERATION_CONFIG if path.is_dir() else path
+    if not file.exists() and not file.is_symlink():  # a link that leads nowhere is a broken download
+        file = path / CONFIG
+    return file.name, _object(file)
+
+
+def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
+    """The folder's tensors by the names that the model has for them.
+
+    Left out is what checkpoints carry and nobody needs: RoPE frequencies, which are computed, and a tied head's copy.
+    A tied table that was saved as the head only is the embedding.
+    """
+    stored = {name: tensor for name, tensor in stored_tensors(path).items() if not name.endswith("rotary_emb.inv_freq")}
+    if spec.tie_word_embeddings and HEAD in stored:
+        head = stored.pop(HEAD)
+        stored.setdefault(EMBEDDING, head)
+    return stored
+
+
+def refuse_pipes(path: Path) -> None:
+    """Readers would wait for a named pipe for ever. Raises `EvalEngineError` for one among a model's or tokenizer's
+    files, and for devices and sockets."""
+    files = [path] if not path.is_dir() else [f for pattern in CONFIG_FILES + WEIGHT_FILES for f in path.glob(pattern)]
+    for file in files:
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise EvalEngineError(f"{file}: not a regular file; remove it, or copy the folder again")
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        content = read_json(file)
+    except FileNotFoundError as error:
+        raise ConfigError(f"model.path={file.parent}: no {file.name} there; it is not a model's folder") from error
+    except (OSError, ValueError) as error:
+        raise EvalEngineError(
+            f"{file}: cannot be read as JSON ({one_line(error)}); download or copy it again"
+        ) from error
+    if not isinstance(content, dict):
+        raise EvalEngineError(f"{file}: must hold a JSON object; download or copy it again")
+    return content
+
+
+def _names_dtype(raw: dict[str, Any]) -> bool:
+    return raw.get("dtype") is not None or raw.get("torch_dtype") is not None
+
+
+def _as_stored(spec: ModelSpec, stored: dict[str, StoredTensor], has_dtype: bool) -> ModelSpec:
+    """The spec with what only the weights say.
+
+    A head that was saved beside the embedding with other values is not tied to it, whatever the configuration says
+    (typical after an adapter's merge): transformers 5 keeps both, with a warning.
+    """
+    if not has_dtype:
+        spec = dataclasses.replace(spec, dtype=stored_dtype(stored))
+    if spec.tie_word_embeddings and {EMBEDDING, HEAD} <= stored.keys():
+        tied = equal_tensors(stored[EMBEDDING], stored[HEAD])
+        spec = dataclasses.replace(spec, tie_word_embeddings=tied)
+    return spec

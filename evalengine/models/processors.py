@@ -1,0 +1,56 @@
+"""What a checkpoint does to its logits before a token is chosen: transformers' logits processors, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from evalengine.arguments import Fields, token_ids
+
+_FLOAT32 = (2.0**-126, 3.4e38)  # normal numbers
+
+
+@dataclass(frozen=True)
+class LogitsProcessors:
+    """Applied to every generated token, greedy or sampled; never to a score, which is the raw model's.
+
+    The order is transformers' (`_get_logits_processor`): the repetition penalty changes logits, all the others forbid
+    tokens, and in which order tokens are forbidden cannot matter. Prompt tokens count as seen. Temperature, top-k and
+    top-p come after them. Logprobs, their alternatives and `is_greedy` stay those of the raw model.
+
+    What is done depends on the request's own tokens alone: on no other request, page, chunk or preemption.
+
+    Raises: ConfigError for values that cannot be meant, all at once.
+    """
+
+    repetition_penalty: float = 1.0  # p, 1: off. Logits of tokens seen before: times p if negative, else divided by p
+    no_repeat_ngram_size: int = 0  # n, 0: off. No n tokens in a row that stand there already
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # sequences that are never completed; an EOS alone does not count
+    min_length: int = 0  # no EOS before prompt and new tokens are that many
+    min_new_tokens: int = 0  # no EOS among the first so many new tokens; where positive, `min_length` does not hold
+    suppress_tokens: tuple[int, ...] = ()  # never chosen
+    begin_suppress_tokens: tuple[int, ...] = ()  # not chosen as the first new token
+
+    def __post_init__(self) -> None:
+        read = Fields(self)
+        read.number("repetition_penalty", *_FLOAT32, "a positive number (1: off)")
+        for name in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
+            read.integer(name, 0)
+        for name in ("suppress_tokens", "begin_suppress_tokens"):
+            ids = token_ids(getattr(self, name))
+            read.take(name, None if ids is None else tuple(ids), ids is not None, "a list of token ids")
+        words = self.bad_words_ids
+        lists = [token_ids(w) for w in words] if isinstance(words, Sequence) and not isinstance(words, str) else [None]
+        read.take("bad_words_ids", tuple(tuple(w or ()) for w in lists), all(lists), "a list of lists of token ids")
+        read.check()
+
+    def in_force(self) -> dict[str, Any]:
+        """Those that do something, by name."""
+        neutral = {f.name: f.default for f in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != neutral[name]}
+
+    def largest_token_id(self) -> int:
+        """Of those that are named; -1 if none is. Negative ids count as beyond every vocabulary."""
+        ids = [*self.suppress_tokens, *self.begin_suppress_tokens, *(i for word in self.bad_words_ids for i in word)]
+        return max((i if i >= 0 else 1 << 62 for i in ids), default=-1)

@@ -1,0 +1,208 @@
+"""Logits processors: what they choose is what their definition says, and no schedule changes it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evalengine import LLM, SamplingParams
+from evalengine.engine.loader import Checkpoint
+from evalengine.engine.processing import NOTHING_LEFT, Processing, forbid, penalise
+from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
+from evalengine.errors import ConfigError
+from evalengine.models.processors import LogitsProcessors
+from tests.engine.test_invariance import ALONE, Schedule, differing, one_by_one, run
+
+CHOICES = (
+    LogitsProcessors(repetition_penalty=1.3),
+    LogitsProcessors(repetition_penalty=0.7, suppress_tokens=tuple(range(1000))),
+    LogitsProcessors(no_repeat_ngram_size=2, begin_suppress_tokens=tuple(range(500))),
+    LogitsProcessors(repetition_penalty=1.1, no_repeat_ngram_size=1, min_new_tokens=4, bad_words_ids=((7,), (8, 9))),
+    None,
+)
+
+
+def requests(count: int = 10) -> list[Request]:
+    """Generations with and without processors, greedy and sampled, some with a common prefix, among scores."""
+    rng = random.Random(5)
+    shared = [rng.randrange(1, 1000) for _ in range(33)]
+    made: list[Request] = []
+    for i in range(count):
+        own = [rng.randrange(1, 1000) for _ in range(rng.choice([1, 7, 31, 64]))]
+        prompt = shared + own if i % 2 else own
+        if i % 5 == 4:
+            made.append(ScoreRequest(i, prompt, own[:3]))
+            continue
+        params = SamplingParams(
+            max_tokens=9,
+            temperature=0.8 * (i % 3 == 2),
+            top_p=0.9,
+            top_k=40 * (i % 4),
+            ignore_eos=True,
+            processors=CHOICES[i % len(CHOICES)],
+        )
+        made.append(GenerateRequest(i, prompt, params))
+    return made
+
+
+SCHEDULES = {
+    "together": Schedule(),
+    "chunks of 11": Schedule(max_num_batched_tokens=11, block_size=3, num_kv_blocks=400, order=3),
+    "preempted": Schedule(num_kv_blocks=9, block_size=16, enable_prefix_caching=False, order=1),
+    "preempted, from the cache": Schedule(num_kv_blocks=9, block_size=16, order=2),
+    "three at a time": Schedule(max_num_seqs=3, order=4),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(small_checkpoint: Checkpoint) -> dict[int, Any]:
+    return one_by_one(small_checkpoint, requests(), batch_invariant=True)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_schedule_changes_a_bit(small_checkpoint: Checkpoint, alone: dict[int, Any], name: str) -> None:
+    outputs = run(small_checkpoint, requests(), SCHEDULES[name], batch_invariant=True)
+    assert not differing(outputs, alone)
+
+
+def test_the_comparison_can_fail(small_checkpoint: Checkpoint, alone: dict[int, Any]) -> None:
+    """In `fast` a schedule does change bits; and without processors each kind of request that had some differs."""
+    fast = {"batch_invariant": False, "dtype": "bfloat16"}
+    one, other = (run(small_checkpoint, requests(), s, **fast) for s in (ALONE, Schedule(max_num_batched_tokens=37)))
+    assert differing(one, other)
+    plain = [
+        replace(r, params=replace(r.params, processors=LogitsProcessors())) if isinstance(r, GenerateRequest) else r
+        for r in requests()
+    ]
+    changed = differing(run(small_checkpoint, plain, Schedule(), batch_invariant=True), alone)
+    assert {i % len(CHOICES) for i in changed} == {0, 1, 2, 3}
+
+
+def test_preemption_happens_in_these_schedules(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm(num_kv_blocks=9, block_size=16)
+    list(llm.run(requests()))
+    assert llm.stats.num_preemptions > 0 and llm.stats.num_cached_tokens > 0
+
+
+def test_the_logprobs_are_the_raw_models(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2, processors=CHOICES[0])
+    (output,) = llm.generate([[5, 6, 7]], params)
+    (scored,) = llm.score([([5, 6, 7], output.token_ids)], logprobs=2)
+    assert output.logprobs.tobytes() == scored.logprobs.tobytes() and output.top_logprobs == scored.top_logprobs
+    assert output.is_greedy == scored.is_greedy
+    (plain,) = llm.generate([[5, 6, 7]], replace(params, processors=None))
+    forbidden = LogitsProcessors(suppress_tokens=(plain.token_ids[0],))
+    (output,) = llm.generate([[5, 6, 7]], replace(params, processors=forbidden))
+    assert plain.is_greedy and not output.is_greedy, "is_greedy: of the raw model"
+    assert output.token_ids[0] == list(plain.top_logprobs[0])[1], "the best that is left"
+
+
+def test_processors_that_happen_to_do_nothing_change_nothing(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    idle = LogitsProcessors(no_repeat_ngram_size=200, bad_words_ids=((1, 2, 3, 4, 5, 6, 7),), min_length=1)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=temperature, top_k=9, top_p=0.8)
+        plain = llm.generate([[5, 6, 7], [8]], params)
+        same = llm.generate([[5, 6, 7], [8]], replace(params, processors=idle))
+        assert [o.token_ids for o in same] == [o.token_ids for o in plain]
+
+
+def test_forbidden_tokens_are_never_sampled(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    allowed = (17, 400, 401)
+    rest = tuple(i for i in range(llm.spec.vocab_size) if i not in allowed)
+    for more in ({}, {"top_k": 200}, {"top_p": 0.99}, {"top_k": 2, "top_p": 0.5}):
+        params = SamplingParams(
+            max_tokens=20, temperature=3.0, ignore_eos=True, processors=LogitsProcessors(suppress_tokens=rest), **more
+        )
+        (output,) = llm.generate([[5]], params)
+        assert set(output.token_ids) <= set(allowed)
+
+
+def test_a_request_that_may_take_no_token_fails(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    processors = LogitsProcessors(suppress_tokens=tuple(range(llm.spec.vocab_size)))
+    outputs = {
+        o.request_id: o
+        for o in llm.run(
+            [
+                GenerateRequest(0, [5], SamplingParams(max_tokens=3, processors=processors)),
+                GenerateRequest(1, [5], SamplingParams(max_tokens=3, ignore_eos=True)),
+            ]
+        )
+    }
+    assert outputs[0].error == NOTHING_LEFT and not outputs[0].token_ids
+    assert outputs[1].error is None and len(outputs[1].token_ids) == 3
+
+
+def test_the_models_own_hold_unless_the_request_has_others(small_checkpoint: Checkpoint) -> None:
+    spec = replace(small_checkpoint.spec, processors=CHOICES[0])
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    with LLM(small_checkpoint, num_kv_blocks=64) as llm:
+        plain = llm.generate([[5, 6]], params)[0].token_ids
+        penalised = llm.generate([[5, 6]], replace(params, processors=CHOICES[0]))[0].token_ids
+    with LLM(replace(small_checkpoint, spec=spec), num_kv_blocks=64) as llm:
+        assert llm.generate([[5, 6]], params)[0].token_ids == penalised != plain
+        assert llm.generate([[5, 6]], replace(params, processors=LogitsProcessors()))[0].token_ids == plain
+        with pytest.raises(ConfigError, match="outside the vocabulary"):
+            llm.generate([[5]], replace(params, processors=LogitsProcessors(suppress_tokens=(10**6,))))
+
+
+def test_the_penalty_is_one_ieee_rounding() -> None:
+    """Against float64's quotients and products, each rounded once: no reciprocal, no fused step."""
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy((rng.standard_normal((3, 500)) * 20).astype(np.float32))
+    states = [Processing(LogitsProcessors(repetition_penalty=p), (), 1) for p in (1.1, 0.9)]
+    tokens = [rng.integers(0, 500, 300).tolist() for _ in states]
+    for state, ids in zip(states, tokens, strict=True):
+        state.advance(ids[:100])
+        state.advance(ids)
+    found = logits.clone()
+    penalise(found, [states[0], None, states[1]])
+    expected = logits.numpy().copy()
+    for row, p, ids in ((0, np.float32(1.1), tokens[0]), (2, np.float32(0.9), tokens[1])):
+        for i in set(ids):
+            wide = np.float64(expected[row, i])
+            expected[row, i] = np.float32(wide * np.float64(p) if wide < 0 else wide / np.float64(p))
+    assert found.numpy().tobytes() == expected.tobytes()
+    by_reciprocal = logits.numpy()[0] * np.float32(1 / 1.1)
+    assert (by_reciprocal != logits.numpy()[0] / np.float32(1.1)).any(), "what CUDA would have computed"
+
+
+def test_state_is_a_function_of_the_tokens_alone() -> None:
+    processors = LogitsProcessors(1.2, 3, ((4,), (1, 2)), 9, 0, (6,), (7,))
+    rng = random.Random(1)
+    tokens = [rng.randrange(4) for _ in range(60)]
+    stepwise = Processing(processors, (0,), 5)
+    for end in range(5, len(tokens)):
+        stepwise.advance(tokens[:end])
+        fresh = Processing(processors, (0,), 5)
+        fresh.advance(tokens[:end])
+        assert stepwise.forbidden == fresh.forbidden and (stepwise.seen == fresh.seen).all()
+        followers = {tokens[i + 2] for i in range(end - 2) if tokens[i : i + 2] == tokens[end - 2 : end]}
+        expected = {4, 6} | followers | ({0} if end < 9 else set()) | ({7} if end == 5 else set())
+        assert stepwise.forbidden == expected | ({2} if tokens[end - 1] == 1 else set())
+
+
+@pytest.mark.gpu
+def test_cpu_and_cuda_give_the_same_bytes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 5000, generator=generator) * 30
+    results = []
+    for device in ("cpu", "cuda"):
+        states = [Processing(LogitsProcessors(1.1 + i, 2, suppress_tokens=(i,)), (), 1) for i in range(4)]
+        rows = logits.to(device)
+        rows = rows.clone()
+        for i, state in enumerate(states):
+            state.advance(list(range(i, 3000, i + 1)))
+        penalise(rows, states)
+        forbid(rows, states)
+        results.append(rows.cpu().numpy().tobytes())
+    assert results[0] == results[1]

@@ -1,0 +1,107 @@
+"""Random models whose numbers spread as trained ones' do: where a level's arithmetic loses bits, these show it.
+
+Weights have heavy tails (Student's t with 4 degrees of freedom), at trained models' scales.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+
+VOCAB = 1500
+OUTLIERS = [7, 200, 311]  # channels of the residual stream, as Qwen2.5 has a few: a thousand times the median
+CONSTANT = [28, 30, 60, 62]  # a head's channels that RoPE hardly turns: Qwen2's large key biases live there
+
+
+def heavy(generator: torch.Generator, shape: torch.Size, std: float) -> Tensor:
+    squares = sum(torch.randn(shape, generator=generator).square() for _ in range(4))
+    return torch.randn(shape, generator=generator) / squares.sqrt() * (2**0.5 * std)
+
+
+def fan_in(generator: torch.Generator, shape: torch.Size, gain: float) -> Tensor:
+    return heavy(generator, shape, gain * shape[-1] ** -0.5)
+
+
+def norm_weight(generator: torch.Generator, shape: torch.Size, mean: float) -> Tensor:
+    return mean * (1 + 0.3 * torch.randn(shape, generator=generator)).abs()
+
+
+def trained_like_llama(folder: Path) -> None:
+    """Float32 weights without outliers."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            value = norm_weight(generator, parameter.shape, 3.0 if name == "model.norm.weight" else 0.5)
+        elif "embed" in name:
+            value = heavy(generator, parameter.shape, 0.06)
+        else:
+            value = fan_in(generator, parameter.shape, 1.2)
+        fill(parameter, value)
+    save(model, folder)
+
+
+def outlier_qwen2(folder: Path) -> None:
+    """Float32 weights; three channels of the residual at 300 to 1000, key biases of hundreds, and an lm_head whose
+    columns at the three channels are 30 times the others (the final norm's weight keeps their products ordinary)."""
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(0)
+    channels = torch.tensor([1000.0, -600.0, 300.0])
+    rms = float(channels.norm()) * config.hidden_size**-0.5
+    for name, parameter in model.named_parameters():
+        shape = parameter.shape
+        if "norm" in name:
+            value = norm_weight(generator, shape, rms * (2.0 if name == "model.norm.weight" else 0.3))
+            value[OUTLIERS] = 0.02
+        elif "embed" in name:
+            value = heavy(generator, shape, 1.0)
+            value[:, OUTLIERS] = channels * (1 + 0.2 * torch.randn(shape[0], 3, generator=generator))
+        elif "lm_head" in name:
+            value = fan_in(generator, shape, 1.0)
+            value[:, OUTLIERS] *= 30
+        elif "q_proj" in name or "k_proj" in name:
+            value = fan_in(generator, shape, 1.0) if parameter.ndim == 2 else heavy(generator, shape, 0.5)
+            heads = value.view(-1, 64, *shape[1:])  # a view: writes below reach `value`
+            if parameter.ndim == 2:
+                heads[:, CONSTANT] *= 0.05
+            else:
+                size = 300.0 if "k_proj" in name else 5.0
+                heads[:, CONSTANT] = size * torch.randn(len(heads), len(CONSTANT), generator=generator)
+        elif parameter.ndim == 1:
+            value = heavy(generator, shape, 0.3)
+        else:
+            value = fan_in(generator, shape, 0.5 if "o_proj" in name or "down_proj" in name else 1.0)
+        fill(parameter, value)
+    save(model, folder)
+
+
+def fill(parameter: nn.Parameter, value: Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(value)
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    model.save_pretrained(folder)

@@ -1,0 +1,166 @@
+"""No field of a config.json that transformers looks at goes unread: what it would honour is honoured or refused.
+
+A transformers that gains a field, or asks for another one, fails here until `hf_config` says what it makes of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, LlamaConfig, Qwen2Config, Qwen3Config, cache_utils, masking_utils
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+
+from evalengine.errors import ConfigError
+from evalengine.models.hf_config import CHECKED_BY_CLASS, CHECKED_IN_FILE, HONOURED, WITHOUT_EFFECT, spec_from_json
+from evalengine.models.registry import MODEL_REGISTRY
+
+KNOWN = {*HONOURED, *CHECKED_BY_CLASS, *CHECKED_IN_FILE, *WITHOUT_EFFECT, "is_causal"}
+# Which implementation runs, and how a call returns: no arithmetic of the model's.
+OF_THE_CALL = {"_attn_implementation", "get_text_config", "num_labels", "output_hidden_states", "return_dict"}
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, Qwen2Config, Qwen3Config])
+def test_every_field_of_the_classes_is_known(config: type) -> None:
+    declared = {name for name in vars(config)["__annotations__"] if not name.startswith("_")}
+    assert len(declared) > 15 and declared <= KNOWN, f"new in transformers: {sorted(declared - KNOWN)}"
+
+
+@pytest.mark.parametrize("module", [modeling_llama, modeling_qwen2, modeling_qwen3])
+def test_every_field_that_the_models_ask_for_is_known(module: Any) -> None:
+    asked = asked_for(Path(module.__file__).read_text(encoding="utf-8"))
+    assert {"hidden_size", "rms_norm_eps", "rope_parameters", "head_dim"} <= asked
+    assert asked <= KNOWN | OF_THE_CALL, f"new in transformers: {sorted(asked - KNOWN - OF_THE_CALL)}"
+
+
+@pytest.mark.parametrize("function", [masking_utils.create_causal_mask, cache_utils.DynamicCache.__init__])
+def test_every_field_that_the_mask_and_the_cache_ask_for_is_known(function: Any) -> None:
+    asked = asked_for(textwrap.dedent(inspect.getsource(function)))
+    if helper := getattr(cache_utils, "get_layer_types_and_kwargs", None):
+        asked |= asked_for(inspect.getsource(helper)) - {"number_of_conv_states"}  # of layers without attention
+    assert asked <= KNOWN | OF_THE_CALL, f"new in transformers: {sorted(asked - KNOWN - OF_THE_CALL)}"
+
+
+def asked_for(source: str) -> set[str]:
+    """X of every `config.X`, `self.config.X`, `..._config.X` and `getattr(config, "X", ...)`."""
+
+    def is_config(node: ast.expr) -> bool:
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        return name == "config" or name.endswith("_config")
+
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and is_config(node.value):
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            target, name, *_ = node.args
+            if is_config(target) and isinstance(name, ast.Constant):
+                found.add(str(name.value))
+    return found
+
+
+CONFIGS = {cls.model_type: CONFIG_MAPPING[cls.model_type]().to_dict() for cls in MODEL_REGISTRY.values()}
+
+
+@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu"},
+        {"mlp_bias": True},
+        {"is_causal": False},
+        {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None},
+        {"layer_types": ["full_attention"] * 31 + ["sliding_attention"]},
+        {"quantization_config": {"quant_method": "awq"}},
+        {"compression_config": {}},
+        {"is_encoder_decoder": True},
+        {"attention_chunk_size": 8},
+        {"kv_sharing_modes": ["reuse"] * 32},
+        {"per_layer_config": {"0": {"num_key_value_heads": 1}}},
+        {"text_config": {"hidden_size": 8}},
+        {"transformers_weights": "other.safetensors"},
+        {"configuration_files": ["config.4.0.json"]},
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+        {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    ],
+    ids=lambda changes: "+".join(changes),
+)
+def test_what_would_change_the_forward_pass_is_refused(model_type: str, changes: dict[str, Any]) -> None:
+    spec_from_json(CONFIGS[model_type])
+    with pytest.raises(ConfigError):
+        spec_from_json({**CONFIGS[model_type], **changes})
+
+
+def test_a_window_without_a_switch_is_refused_and_one_that_is_off_is_not() -> None:
+    with pytest.raises(ConfigError, match="an active sliding window"):
+        spec_from_json({**CONFIGS["llama"], "sliding_window": 64})  # the class has no use_sliding_window
+    spec_from_json({**CONFIGS["llama"], "sliding_window": None})
+    spec_from_json({**CONFIGS["qwen3"], "sliding_window": 64, "use_sliding_window": False})
+
+
+@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+def test_fields_of_no_effect_have_none(model_type: str) -> None:
+    changes = {"attention_dropout": 0.5, "initializer_range": 0.5, "pretraining_tp": 2, "use_cache": False}
+    others = {"num_labels": 10**9, "auto_map": {"AutoConfig": "x.Y"}, "attribute_map": {"hidden_size": "vocab_size"}}
+    assert spec_from_json({**CONFIGS[model_type], **changes, **others}) == spec_from_json(CONFIGS[model_type])
+
+
+LLAMA_3_2 = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": True,
+    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "torch_dtype": "bfloat16", "transformers_version": "4.45.0.dev0", "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
+    "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+    "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+    "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None,
+    "rope_theta": 100000, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+    "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+    "transformers_version": "4.42.3", "vocab_size": 49152,
+}  # fmt: skip
+QWEN2_5 = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
+    "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
+    "max_position_embeddings": 32768, "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 14,
+    "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+    "transformers_version": "4.43.1", "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02,
+    "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
+    "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("raw", "million_weights"),
+    [(LLAMA_3_2, 1236), (SMOLLM2, 135), (QWEN2_5, 494), (QWEN3, 596)],
+    ids=["llama-3.2-1b", "smollm2-135m", "qwen2.5-0.5b", "qwen3-0.6b"],
+)
+def test_configurations_of_known_models_are_read(raw: dict[str, Any], million_weights: int) -> None:
+    spec = spec_from_json(raw)
+    assert round(spec.num_parameters / 1e6) == million_weights
+    assert spec.rope.theta == raw["rope_theta"] and spec.dtype == torch.bfloat16
+    ends = raw["eos_token_id"]
+    assert spec.eos_token_ids == (tuple(ends) if isinstance(ends, list) else (ends,))
