@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -61,14 +62,29 @@ def exit_code(work: Callable[[], int]) -> int:
             where = error.filename or error
             cure = "free space and give the same command again; a run resumes"
             return fail(EvalEngineError(f"the disk is full ({where}); {cure}"))
+        if isinstance(error, FileNotFoundError) and _folder_is_gone():
+            return fail(ConfigError("the working directory no longer exists: change to one that does (cd)"))
         traceback.print_exc()
     except Exception:
         traceback.print_exc()
     return 1
 
 
+def _folder_is_gone() -> bool:
+    try:
+        return not os.path.isdir(os.getcwd())
+    except FileNotFoundError:
+        return True
+
+
 def fail(error: EvalEngineError) -> int:
     """Says what is wrong on standard error; returns the error's exit code."""
     several = isinstance(error, ConfigError) and len(error.problems) > 1
-    print(f"evalengine: several problems\n{error}" if several else f"evalengine: {error}", file=sys.stderr)
+    text = f"evalengine: several problems\n{error}" if several else f"evalengine: {error}"
+    print("\n".join(map(_printable, text.split("\n"))), file=sys.stderr)
     return error.exit_code
+
+
+def _printable(line: str) -> str:
+    """What a file or an argument has put into a message can hold a terminal's own commands: they are escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)

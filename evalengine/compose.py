@@ -7,6 +7,7 @@ always leaves `multirun.yaml`). What is left of Hydra is its grammar, groups, se
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,16 +22,24 @@ import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from evalengine.compose_files import check_files
 from evalengine.compose_node import complete_model, freeze, mutable, to_config
 from evalengine.config import Config, validate
 from evalengine.errors import ConfigError
+from evalengine.plain_files import read_yaml
 
 CONF = "evalengine.conf"
+MAX_RUNS = 1000  # of one sweep; each is composed before the first one runs
+# What Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
+NOT_UNDERSTOOD = (
+    *(HydraException, OmegaConfBaseException, UserWarning, yaml.YAMLError, ValueError),
+    *(TypeError, AttributeError, LookupError, AssertionError, RecursionError),
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,11 @@ def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
     Raises `ConfigError` for bad grammar, unknown settings, wrong types and settings that contradict each other.
     """
     parsed = _parse(overrides, multirun or experiment_name(overrides) is not None)
+    check_files(parsed, CONF)
     if experiment_name(overrides):
         parsed = [*_experiment_sweep(parsed), *parsed]
+    if (count := math.prod(map(_count, parsed))) > MAX_RUNS:
+        raise ConfigError(f"{count:,} runs: a sweep has at most {MAX_RUNS:,}; sweep fewer values, or in several parts")
     choices = [_choices(override) for override in parsed]
     jobs = []
     for chosen in product(*choices):
@@ -79,7 +91,7 @@ def experiment_name(overrides: Sequence[str]) -> str | None:
 def _experiment_sweep(parsed: list[Override]) -> list[Override]:
     """The sweep of the chosen experiment's file, less the settings that the user's own overrides name."""
     named = {override.key_or_group for override in parsed}
-    _, sweep = _composed([_choices(override)[0] for override in parsed])
+    _, sweep = _composed([next(_texts(override)) for override in parsed])
     return _parse([f"{name}={values}" for name, values in sweep.items() if name not in named], multirun=True)
 
 
@@ -90,9 +102,11 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
     """
     parsed = _parse(overrides, multirun=False)
     try:
-        written = _literal(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-        merged = OmegaConf.merge(OmegaConf.structured(mutable(Config)), OmegaConf.create(written))
-    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        written = read_yaml(file) or {}
+        if not isinstance(written, dict):
+            raise ValueError("it holds no settings")
+        merged = OmegaConf.merge(OmegaConf.structured(mutable(Config)), OmegaConf.create(_literal(written)))
+    except (OSError, *NOT_UNDERSTOOD) as error:
         raise ConfigError(f"{file}: missing, damaged or of another version ({_first_line(error)})") from error
     for override in parsed:
         try:
@@ -101,11 +115,13 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
             raise ConfigError(f"{override.input_line}: {_first_line(error)}") from error
     try:
         data = OmegaConf.to_container(merged, resolve=True)
-    except OmegaConfBaseException as error:  # `${...}` in the place of a number, or in an override
+        assert isinstance(data, dict)
+        complete_model(data["model"], {override.key_or_group for override in parsed})
+        config: Config = freeze(Config, data)
+    except ConfigError:
+        raise
+    except NOT_UNDERSTOOD as error:  # `${...}` in the place of a number, or in an override; null in that of a task
         raise ConfigError(f"{file}: {_first_line(error)}") from error
-    assert isinstance(data, dict)
-    complete_model(data["model"], {override.key_or_group for override in parsed})
-    config: Config = freeze(Config, data)
     validate(config)
     return config
 
@@ -120,13 +136,35 @@ def _literal(written: Any) -> Any:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", written) if isinstance(written, str) else written
 
 
+def _count(override: Override) -> int:
+    """How many values a sweep has, without counting them out; 1 for what is no sweep."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if not isinstance(value, RangeSweep):
+        return 1
+    start, stop, step = (float(part or 0) for part in (value.start, value.stop, value.step))
+    if not all(map(math.isfinite, (start, stop, step))) or step == 0:
+        raise ConfigError(f"{override.input_line}: from {start} by steps of {step} nothing reaches {stop}")
+    return max(0, math.ceil((stop - start) / step))
+
+
 def _choices(override: Override) -> list[str]:
     """The override itself, or one override a value of its sweep."""
+    choices = list(_texts(override))
+    if not choices:
+        raise ConfigError(f"{override.input_line}: sweeps no value at all")
+    return choices
+
+
+def _texts(override: Override) -> Iterator[str]:
     if not override.is_sweep_override():
-        return [str(override.input_line)]
+        yield str(override.input_line)
+        return
     key = override.get_key_element()
     try:
-        return [f"{key}={value}" for value in override.sweep_string_iterator()]
+        for value in override.sweep_string_iterator():
+            yield f"{key}={value}"
     except HydraException as error:  # interval(), glob()
         raise ConfigError(f"{override.input_line}: only lists, choice() and range() can be swept") from error
 
@@ -138,6 +176,9 @@ def _parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
     for text in overrides:
         try:
             override = parser.parse_override(text)
+        except ValueError:  # Python's limit of 4,300 digits
+            problems.append(f"{text[:60]}...: a number of thousands of digits cannot be meant")
+            continue
         except HydraException as error:
             problems.append(f"{text}: {_first_line(error)} (quote a value that holds = , or brackets: key='value')")
             continue
@@ -200,7 +241,7 @@ def _composed(overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
         with open_dict(node):
             del node["hydra"]  # holds values that only Hydra's own application fills in
         data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
-    except (HydraException, OmegaConfBaseException, UserWarning, ValueError) as error:
+    except NOT_UNDERSTOOD as error:
         raise ConfigError(_explain(error, overrides)) from error
     assert isinstance(data, dict)
     return {str(name): value for name, value in data.items()}, sweep
@@ -218,7 +259,11 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         near = difflib.get_close_matches(name, error.options, 2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         return f"{group}={name}: no such {group}; {hint}There are: {', '.join(error.options) or 'none'}"
+    if isinstance(error, yaml.YAMLError):
+        return " ".join(str(error).split())
     message = _first_line(error)
+    if isinstance(error, InterpolationResolutionError) and error.full_key:
+        return f"{error.full_key}: {message}"
     if named := re.match(r"Could not override 'tasks\.([^.']+)", message):
         return f"tasks.{named[1]}: this task is not selected; add it with task={named[1]}"
     if "must be a string or a list" in message:

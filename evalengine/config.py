@@ -6,12 +6,16 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+from evalengine.arguments import integer, number, shown
 from evalengine.errors import ConfigError
 
 Numerics = Literal["fast", "exact", "native"]
@@ -19,8 +23,14 @@ NUMERICS = ("auto", "native", "exact", "fast")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "sdpa")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+GENERATION_CONFIGS = ("auto", "none")
 LONG_PROMPTS = ("truncate", "error")
 MAX_NUM_SEQS = (1 << 16) - 1
+MAX_NUM_THREADS = 256  # on a machine of fewer processors, too: a run of a larger one may be explained here
+MAX_SIZE = (1 << 31) - 1  # of tokens in a step, of pages: kernels index both with int32
+TEMPLATE_DATE = "2024-07-26"  # what Llama 3.1's and 3.2's own templates write where they find no clock
+TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+MAX_MODEL_NAME = 200
 SCHEDULE_FIELDS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -43,6 +53,7 @@ class ModelConfig:
     revision: str | None = None  # Hub revision (a commit)
     tokenizer: str | None = None  # a directory or Hub id; null: beside the weights
     load_format: str = "auto"  # auto | safetensors | gguf | dummy (seeded random weights from a config)
+    generation_config: str = "auto"  # auto: apply the logits processors of generation_config.json | none: ignore them
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
 
 
@@ -61,7 +72,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None  # pages in the pool; null: from the memory fraction
     kv_cache_memory_fraction: float = 0.5  # of the memory free after loading
     enable_prefix_caching: bool = True
-    enforce_eager: bool = False  # no CUDA graphs; there are none yet, with false neither
+    enforce_eager: bool = False  # true: decode steps are launched kernel by kernel, not as CUDA graphs
     num_threads: int | None = None  # CPU threads; null: torch's default
 
 
@@ -90,7 +101,11 @@ class GenerationConfig:
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """One task. A null field takes the task's own value (conf/task/<name>.yaml)."""
+    """One task. A null field takes the task's own value (conf/task/<name>.yaml).
+
+    A special token's string in a row's text, as "<|endoftext|>", becomes the token itself, as with lm-eval's hf
+    backend; the manifest counts such documents.
+    """
 
     cls: str | None = None  # "module:Class" below evalengine.tasks
     version: float | None = None  # lm-eval's task version
@@ -117,6 +132,7 @@ class Config:
     seed: int = 0  # sampling noise
     fewshot_seed: int = 1234  # lm-eval's default
     apply_chat_template: bool = False
+    chat_template_date: str | None = None  # YYYY-MM-DD, what a chat template's clock shows; null: TEMPLATE_DATE
     fewshot_as_multiturn: bool = True
     system_instruction: str | None = None
     long_prompts: str = "truncate"  # truncate (from the left, as lm-eval; counted) | error
@@ -134,6 +150,11 @@ def to_yaml(config: Config) -> str:
     import yaml
 
     return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def template_date(config: Config) -> str | None:
+    """The date that the chat template sees, whatever day it is; None for a run without the template."""
+    return (config.chat_template_date or TEMPLATE_DATE) if config.apply_chat_template else None
 
 
 def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> Numerics:
@@ -161,7 +182,8 @@ def validate(config: Config) -> None:
         *_run_problems(config),
         *numerics_problems(config.batch_invariant, config.numerics),
         *engine_problems(config.engine),
-        *(problem for name, task in config.tasks.items() for problem in _task_problems(f"tasks.{name}", task)),
+        *(problem for name, task in config.tasks.items() for problem in _task_problems(name, task)),
+        *_text_problems(asdict(config), ""),
     ]
     if problems:
         raise ConfigError(problems)
@@ -174,19 +196,41 @@ def _run_problems(config: Config) -> Iterator[str]:
     if not 0 <= config.seed < 2**63:
         yield f"seed={config.seed}: must lie in 0 .. 2^63 - 1"
     yield from _one_of("model.load_format", config.model.load_format, LOAD_FORMATS)
+    yield from _one_of("model.generation_config", config.model.generation_config, GENERATION_CONFIGS)
+    if not config.model.name.isprintable() or len(config.model.name) > MAX_MODEL_NAME:
+        yield (
+            f"model.name={config.model.name[:40]!r}: must be at most {MAX_MODEL_NAME} printable characters; it names "
+            "the run in folders and tables"
+        )
     yield from _one_of("long_prompts", config.long_prompts, LONG_PROMPTS)
-    if config.resume not in ("auto", "never") and not Path(config.resume).is_dir():
+    if config.chat_template_date is not None and not _is_date(config.chat_template_date):
+        yield f"chat_template_date={config.chat_template_date}: must be a day, as in {TEMPLATE_DATE}"
+    if config.resume not in ("auto", "never") and not _is_folder(config.resume):
         yield f"resume={config.resume}: must be auto, never, or an existing run folder"
-    if config.data_dir is not None and not Path(config.data_dir).is_dir():
+    if config.data_dir is not None and not _is_folder(config.data_dir):
         yield f"data_dir={config.data_dir}: no such folder"
     if not config.output_dir:
         yield "output_dir: names no folder; results is the default"
-    if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
-        yield f"output_dir={config.output_dir}: exists and is not a folder"
+    try:
+        if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
+            yield f"output_dir={config.output_dir}: exists and is not a folder"
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        yield f"output_dir={config.output_dir}: {error.strerror}; name another folder"
+
+
+def _is_folder(path: str) -> bool:
+    """False also for a name that is too long, and below a folder that may not be looked into."""
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False
 
 
 def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
     """What is wrong with the two settings, a sentence each."""
+    if not isinstance(batch_invariant, bool):
+        yield f"batch_invariant={shown(batch_invariant)}: must be true or false"
+        return
     yield from _one_of("numerics", numerics, NUMERICS)
     if batch_invariant and numerics == "fast":
         yield "batch_invariant=true contradicts numerics=fast: set batch_invariant=false, or numerics=auto"
@@ -195,29 +239,55 @@ def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
 
 
 def engine_problems(engine: EngineConfig) -> Iterator[str]:
-    """What is wrong with the engine's settings, a sentence each."""
+    """What is wrong with the engine's settings, a sentence each. What only the model or the free memory can tell is
+    left to `settings_problems` and `memory_problems`."""
     yield from _one_of("engine.dtype", engine.dtype, DTYPES)
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", engine.device):
-        yield f"engine.device={engine.device}: must be auto, cpu, cuda or cuda:<number>"
+    if not isinstance(engine.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", engine.device):
+        yield f"engine.device={_as_typed(engine.device)}: must be auto, cpu, cuda or cuda:<number>"
     yield from _one_of("engine.attention_backend", engine.attention_backend, ATTENTION_BACKENDS)
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "num_threads"):
-        yield from _at_least(f"engine.{name}", getattr(engine, name), 1)
-    if engine.max_num_seqs > MAX_NUM_SEQS:
-        yield (
-            f"engine.max_num_seqs={engine.max_num_seqs}: must be at most {MAX_NUM_SEQS} (a decode kernel's grid has a "
-            "row for each sequence, and CUDA allows no more)"
-        )
-    size = engine.block_size
-    if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        yield f"engine.block_size={size}: must be auto or a positive number of tokens"
-    if not 0 < engine.kv_cache_memory_fraction <= 1:
-        yield f"engine.kv_cache_memory_fraction={engine.kv_cache_memory_fraction}: must lie in (0, 1]"
+    for name in ("max_model_len", "num_kv_blocks"):
+        if getattr(engine, name) is not None:
+            yield from _size(f"engine.{name}", getattr(engine, name))
+    yield from _size("engine.max_num_batched_tokens", engine.max_num_batched_tokens)
+    why = " (a decode kernel's grid has a row for each sequence, and CUDA allows no more)"
+    yield from _size("engine.max_num_seqs", engine.max_num_seqs, MAX_NUM_SEQS, why)
+    if engine.num_threads is not None:
+        why = f" (this machine has {os.cpu_count()} processors, and OpenMP ends a process that gets no more threads)"
+        yield from _size("engine.num_threads", engine.num_threads, max(MAX_NUM_THREADS, os.cpu_count() or 1), why)
+    if not (isinstance(engine.block_size, str) and engine.block_size == "auto"):
+        yield from _size("engine.block_size", engine.block_size, words="auto or a positive number of tokens")
+    fraction = number(engine.kv_cache_memory_fraction)
+    if fraction is None or not 0 < fraction <= 1:
+        yield f"engine.kv_cache_memory_fraction={shown(engine.kv_cache_memory_fraction)}: must lie in (0, 1]"
+    for name in ("enable_prefix_caching", "enforce_eager"):
+        if not isinstance(getattr(engine, name), bool):
+            yield f"engine.{name}={shown(getattr(engine, name))}: must be true or false"
 
 
-def _task_problems(where: str, task: TaskConfig) -> Iterator[str]:
-    generation = task.generation
+def _size(name: str, value: Any, largest: int = MAX_SIZE, why: str = "", words: str = "an integer") -> Iterator[str]:
+    """How many of something: 1 to `largest`."""
+    size = integer(value)
+    if size is None:
+        yield f"{name}={_as_typed(value)}: must be {words}"
+    elif size > largest:
+        yield f"{name}={shown(value)}: must be at most {largest}{why}"
+    else:
+        yield from _at_least(name, size, 1)
+
+
+def _as_typed(value: Any) -> str:
+    """A word as it stands on the command line, anything else in quotes or shortened: "8" is not 8."""
+    return value if isinstance(value, str) and re.fullmatch(r"[a-z][\w:.]{0,20}", value) else shown(value)
+
+
+def _task_problems(name: str, task: TaskConfig) -> Iterator[str]:
+    where, generation = f"tasks.{name}", task.generation
+    if not TASK_NAME.fullmatch(name):
+        yield f"{where[:120]!r}: a task's name is part of file names: up to 100 of A-Z a-z 0-9 _ -, no - first"
     if task.cls is None:
         yield f"{where}.cls: names no task class"
+    if task.version is not None and not math.isfinite(task.version):
+        yield f"{where}.version={task.version}: must be a finite number"
     yield from _at_least(f"{where}.num_fewshot", task.num_fewshot, 0)
     yield from _at_least(f"{where}.generation.max_gen_toks", generation.max_gen_toks, 1)
     yield from _at_least(f"{where}.generation.temperature", generation.temperature, 0)
@@ -227,11 +297,33 @@ def _task_problems(where: str, task: TaskConfig) -> Iterator[str]:
         yield f"{where}.generation.top_p={generation.top_p}: must lie in (0, 1]"
 
 
+def _text_problems(value: Any, where: str) -> Iterator[str]:
+    """Texts that no file can hold, as bytes on the command line that are no UTF-8."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _text_problems(inner, f"{where}.{name}" if where else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _text_problems(inner, where)
+    elif isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            yield f"{where}={value[:40]!r}: is no text in UTF-8"
+
+
 def _at_least(name: str, value: float | None, lowest: int) -> Iterator[str]:
     if value is not None and not value >= lowest:
         yield f"{name}={value}: must be at least {lowest}"
 
 
+def _is_date(text: str) -> bool:
+    try:
+        return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text) is not None and bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> Iterator[str]:
-    if value not in allowed:
-        yield f"{name}={value}: must be one of {', '.join(allowed)}"
+    if not isinstance(value, str) or value not in allowed:
+        yield f"{name}={_as_typed(value)}: must be one of {', '.join(allowed)}"

@@ -23,7 +23,7 @@ from evalengine.command import exit_code
 from evalengine.compose import Job
 from evalengine.config import OUTPUT_FIELDS, Config
 from evalengine.errors import ConfigError
-from evalengine.records.folder import DIGEST, sanitise, write_failed
+from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
 
 SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they load no other model or rows
 
@@ -57,8 +57,9 @@ def label(job: Job) -> str:
 
 
 def finished_run(place: Path) -> Path | None:
-    """The newest finished run below a job's folder."""
-    digests = sorted(place.glob(f"*/{DIGEST}"), key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
+    """The newest finished run below a job's folder; not one that was killed before it had left its page."""
+    whole = (path for path in place.glob(f"*/{DIGEST}") if not (path.parent / IDENTITY).exists())
+    digests = sorted(whole, key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
     return digests[-1].parent if digests else None
 
 

@@ -16,8 +16,9 @@ from evalengine.tasks.generation import GenerationTask
 
 class Arithmetic(GenerationTask):
     columns = ("question", "answer")
+    spare_exemplar = False
     extract: ClassVar[Mapping[str, RegexFilter]] = {"strict-match": RegexFilter(r"#### (-?[0-9]+)")}
-    match = ExactMatch(ignore=(r"(?s).*#### ",))
+    match = ExactMatch(ignore=(r"(?s)\A.*#### ",))
 
     def question(self, doc: Doc) -> str:
         return f"Question: {doc['question']}\nAnswer:"

@@ -7,19 +7,22 @@ tokenisation, batching and aggregation are the harness's. Definitions follow lm-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from evalengine.config import TaskConfig
 from evalengine.errors import ConfigError
-from evalengine.tasks.dataset import Rows, content_hash, load_rows, text_lines
+from evalengine.tasks.dataset import load_rows, text_lines
 from evalengine.tasks.fewshot import Chat, Sampler, Turn, join_system, read_exemplars, render
+from evalengine.tasks.rows import Rows, content_hash
 
 Doc = dict[str, Any]
+TEXT = (str, int, float)  # a number is a text as Python writes it
 OutputType = Literal["generate_until", "loglikelihood", "multiple_choice", "loglikelihood_rolling"]
 MetricKey = tuple[str, str]  # (metric, filter)
+See = Callable[[int, str], None]  # (document, a text of its requests)
 MetricValue = float | tuple[float, int]  # a score, or (log-likelihood, weight) for the weighted aggregations
 
 
@@ -75,9 +78,12 @@ class Task(ABC):
     metrics: ClassVar[dict[str, Metric]]
     columns: ClassVar[tuple[str, ...]]  # that every evaluated row must have
     fewshot_columns: ClassVar[tuple[str, ...] | None] = None  # of an exemplar, where they differ
+    shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {}  # of columns that are no plain text or number
     takes_fewshot: ClassVar[bool] = True
     first_n: ClassVar[bool] = False  # exemplars in file order instead of drawn
-    spare_exemplar: ClassVar[bool] = False  # lm-eval names neither a test nor a few-shot split: draws n + 1
+    # One exemplar more is drawn, and the document itself dropped. lm-eval does so when it compares the few-shot split
+    # with the test split and finds them equal: the same name, or neither is given. None: `draws_spare` decides.
+    spare_exemplar: ClassVar[bool | None] = None
     target_delimiter: ClassVar[str] = " "
     fewshot_delimiter: ClassVar[str] = "\n\n"
 
@@ -128,7 +134,7 @@ class Task(ABC):
 
     def load(self) -> None:
         """Reads the evaluated rows, and the exemplars if the task uses any. Raises ConfigError."""
-        with self._named_errors():
+        with _named_errors(f"tasks.{self.name}"):
             self._load()
 
     def _load(self) -> None:
@@ -138,11 +144,22 @@ class Task(ABC):
         )
         self.docs = self._documents(self._rows, self.columns)
         for row, doc in enumerate(self.docs):
-            self._checked(self.target, doc, self._rows, row)
+            self._checked(self._ask, doc, self._rows, row)
         if self.num_fewshot == 0:
             return
         self._exemplar_rows = self._load_exemplars()
         self._exemplars = self._documents(self._exemplar_rows, self.fewshot_columns or self.columns)
+        for row, exemplar in enumerate(self._exemplars):
+            self._checked(self._show, exemplar, self._exemplar_rows, row)
+
+    def _ask(self, doc: Doc) -> None:
+        """All texts of a document, once: what cannot be made of its row is found where the row has a place."""
+        self.target(doc)
+        self.requests(0, doc, self.questions(doc))
+
+    def _show(self, exemplar: Doc) -> None:
+        self.question(exemplar)
+        self.exemplar_answer(exemplar)
 
     def _load_exemplars(self) -> Rows:
         split, file = self.config.fewshot_split, self.config.fewshot_file
@@ -155,51 +172,76 @@ class Task(ABC):
         return load_rows(self.config.dataset, split, data_dir=self._data_dir, read_text=self.read_text, evaluated=False)
 
     def _documents(self, rows: Rows, columns: tuple[str, ...]) -> list[Doc]:
+        documents = []
         for number, row in enumerate(rows.rows):
             missing = [column for column in columns if row.get(column) is None]
             if missing:
+                others = ", ".join(repr(column) for column, value in row.items() if value is not None)
                 raise ConfigError(
-                    f"{rows.source}: row {number} has no {', '.join(map(repr, missing))}; "
-                    f"it has {', '.join(map(repr, row)) or 'nothing'}"
+                    f"{rows.place(number)} has no {', '.join(map(repr, missing))} (it is absent or null); "
+                    f"it has {others or 'nothing'}"
                 )
-        return [self._checked(self.document, row, rows, number) for number, row in enumerate(rows.rows)]
+            for column in columns:
+                kinds = self.shapes.get(column, TEXT)
+                if not isinstance(row[column], kinds) or (isinstance(row[column], bool) and bool not in kinds):
+                    raise ConfigError(
+                        f"{rows.place(number)} has a {column!r} that is {_named(type(row[column]))}, "
+                        f"not {' or '.join(dict.fromkeys(map(_named, kinds)))}"
+                    )
+            documents.append(self._checked(self.document, row, rows, number))
+        return documents
 
     def _checked(self, function: Any, row: Doc, rows: Rows, number: int) -> Any:
         try:
             return function(row)
         except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{rows.source}: row {number} is not as expected: {what}") from error
+            what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{rows.place(number)} is not as expected: {what}") from error
 
-    def instances(self, limit: int | None = None) -> list[list[Instance]]:
+    @property
+    def draws_spare(self) -> bool:
+        """Whether one exemplar more is drawn than is shown (see `spare_exemplar`)."""
+        if self.config.fewshot_file is not None:
+            return False
+        if self.config.fewshot_split == self.config.split or self.spare_exemplar is not None:
+            return self.config.fewshot_split == self.config.split or bool(self.spare_exemplar)
+        return self.config.split != "test"
+
+    def instances(self, limit: int | None = None, see: See | None = None) -> list[list[Instance]]:
         """The requests of the first `limit` documents (None: all), one list a document.
 
-        Prompt i does not depend on `limit`. Raises ConfigError for a limit below 1 or too few exemplars.
+        see: called with (document, text) for every text that the document's requests are made of, without what the
+        chat template adds. Prompt i does not depend on `limit`. Raises ConfigError for a limit below 1, too few
+        exemplars, or a template that refuses the messages.
         """
         assert self._rows is not None, "load() first"
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit} must be at least 1 document (null: all)")
-        spare = self.spare_exemplar or self.config.fewshot_split == self.config.split
         first_n = self.first_n or self.config.fewshot_file is not None
-        sampler = Sampler(self._exemplars, seed=self._fewshot_seed, first_n=first_n, spare=spare)
-        with self._named_errors():
-            return [self.requests(i, doc, self.prompt(doc, sampler)) for i, doc in enumerate(self.docs[:limit])]
+        sampler = Sampler(self._exemplars, seed=self._fewshot_seed, first_n=first_n, spare=self.draws_spare)
+        with _named_errors(f"tasks.{self.name}"):
+            return [
+                self._document_instances(i, doc, sampler, see or (lambda i, text: None))
+                for i, doc in enumerate(self.docs[:limit])
+            ]
 
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except ConfigError as error:
-            raise ConfigError([f"tasks.{self.name}: {problem}" for problem in error.problems]) from error
-
-    def prompt(self, doc: Doc, sampler: Sampler) -> str:
-        """Description, exemplars and question, as plain text or through the chat template."""
-        turns = [Turn("system", self._system)] if self._system else []
+    def _document_instances(self, doc_id: int, doc: Doc, sampler: Sampler, see: See) -> list[Instance]:
+        """Description, exemplars and question, as plain text or through the chat template, and what is asked of it."""
+        before = [Turn("system", self._system)] if self._system else []
         for exemplar in sampler.draw(self.num_fewshot, doc):
-            turns.append(Turn("user", self.question(exemplar), self.target_delimiter))
-            turns.append(Turn("assistant", self.exemplar_answer(exemplar), self.fewshot_delimiter))
-        turns.append(Turn("user", self.question(doc)))
-        return render(turns, self._chat, multiturn=self._multiturn)
+            before.append(Turn("user", self.question(exemplar), self.target_delimiter))
+            before.append(Turn("assistant", self.exemplar_answer(exemplar), self.fewshot_delimiter))
+        prompts = []
+        for question in self.questions(doc):
+            turns = [*before, Turn("user", question)]
+            with _named_errors(f"document {doc_id}"):
+                prompts.append(render(turns, self._chat, multiturn=self._multiturn))
+            for turn in turns:
+                see(doc_id, turn.content)
+        instances = self.requests(doc_id, doc, prompts)
+        for instance in instances:
+            see(doc_id, instance.context if instance.kind == "loglikelihood_rolling" else instance.continuation)
+        return instances
 
     def fingerprint(self, limit: int | None = None) -> dict[str, Any]:
         """What was evaluated: sources, counts and row-order-sensitive SHA-256s of rows (before any processing)."""
@@ -251,17 +293,24 @@ class Task(ABC):
         """The text that follows an exemplar's question; by default its target."""
         return str(self.target(exemplar))
 
+    def questions(self, doc: Doc) -> list[str]:
+        """The text that ends the prompt; one each where a document has several prompts."""
+        return [self.question(doc)]
+
     @abstractmethod
     def question(self, doc: Doc) -> str:
-        """The text that ends the prompt (lm-eval's doc_to_text)."""
+        """The text that ends the prompt (lm-eval's doc_to_text); of an exemplar, what stands before its answer."""
 
     @abstractmethod
     def target(self, doc: Doc) -> str | int:
         """The gold answer (lm-eval's doc_to_target): a text, or the index of a choice."""
 
     @abstractmethod
-    def requests(self, doc_id: int, doc: Doc, prompt: str) -> list[Instance]:
-        """The document's requests, in the order in which `filtered` takes the responses."""
+    def requests(self, doc_id: int, doc: Doc, prompts: list[str]) -> list[Instance]:
+        """The document's requests, in the order in which `filtered` takes the responses.
+
+        prompts: the whole prompt for each of `questions`.
+        """
 
     @abstractmethod
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
@@ -270,3 +319,16 @@ class Task(ABC):
     @abstractmethod
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
         """Metric -> value, from one filter's answers."""
+
+
+@contextmanager
+def _named_errors(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from error
+
+
+def _named(kind: type) -> str:
+    names = {str: "text", int: "a number", float: "a number", dict: "a mapping", bool: "true or false", bytes: "bytes"}
+    return names.get(kind, f"a {kind.__name__}")

@@ -7,42 +7,25 @@ the line; the other formats, folders and the Hub go through the `datasets` libra
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from evalengine.config import DatasetConfig
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, readable
+from evalengine.plain_files import parse_json, read_bytes
+from evalengine.tasks.rows import Row, Rows, check_rows
 
-Row = dict[str, Any]
 TextReader = Callable[[str], list[Row]]
 
 BUILDERS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 TEXT = (".txt", ".raw")
 SUFFIXES = (".jsonl", ".json", *BUILDERS, *TEXT)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of one split, in order, and where they were found."""
-
-    rows: list[Row]
-    source: str  # a file or folder, or hub:<id>/<configuration>
-    revision: str | None = None  # the Hub commit; None for local rows, whose origin nobody has checked
-
-
-def content_hash(rows: Iterable[Row]) -> str:
-    """SHA-256 over the rows in order. Key order does not count, so the Hub's rows and a local copy of them agree."""
-    digest = hashlib.sha256()
-    for row in rows:
-        line = json.dumps(row, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
-        digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
 
 
 def text_lines(text: str) -> list[Row]:
@@ -57,17 +40,17 @@ def load_rows(
     evaluated: whether it is the split that is scored; a `dataset.path` that is a single file holds that one only.
     read_text: how a raw text file becomes rows.
 
-    Raises ConfigError: no source has the split, it is empty, or a file in it cannot be read.
+    Raises ConfigError: no source has the split, it is empty, a file in it cannot be read, or a row cannot be used.
     """
     local = local_source(config, split, data_dir, evaluated)
     if local is not None:
         bundled = config.path if config.path and local == _asset(config.path) else None
-        found = Rows(read_local(local, split, read_text), bundled or str(local))
+        found = replace(read_local(local, split, read_text), source=bundled or str(local))
     else:
         found = _read_hub(config, split, data_dir, evaluated)
     if not found.rows:
         raise ConfigError(f"{found.source} has no rows for split '{split}'")
-    return found
+    return check_rows(found)
 
 
 def local_source(config: DatasetConfig, split: str, data_dir: str | None, evaluated: bool) -> Path | None:
@@ -79,7 +62,9 @@ def local_source(config: DatasetConfig, split: str, data_dir: str | None, evalua
     if asset := _asset(path):
         return asset
     here = Path(path).expanduser()
-    if path and (here.exists() or _looks_local(path)):
+    with readable(path):
+        is_here = here.exists()
+    if path and (is_here or _looks_local(path)):
         _existing(here, "task.dataset.path")
         if here.is_dir() or evaluated:
             return here
@@ -103,38 +88,45 @@ def _asset(path: str) -> Path | None:
     return Path(str(resources.files("evalengine") / "assets" / path.removeprefix("asset:")))
 
 
-def read_local(path: Path, split: str, read_text: TextReader) -> list[Row]:
+def read_local(path: Path, split: str, read_text: TextReader) -> Rows:
     """The rows of a file, or of `split` in a folder. Raises ConfigError naming the file (and line) at fault."""
     if path.is_dir():
         return _read_folder(path, split, read_text)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{path} does not exist")
     if path.suffix in (".jsonl", ".json", *TEXT):
         text = _read_utf8(path)
         if path.suffix == ".jsonl":
-            return [_parse(line, f"{path}:{n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-        if path.suffix == ".json":
-            return _read_json(path, text)
-        return read_text(text)
+            return _read_json_lines(path, text)
+        return Rows(_read_json(path, text) if path.suffix == ".json" else read_text(text), str(path))
     if path.suffix not in BUILDERS:
         raise ConfigError(f"{path}: unknown kind of file; known are {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise ConfigError(f"{path} cannot be read: it is not a regular file")
     separator = {"sep": "\t"} if path.suffix == ".tsv" else {}
     return _through_datasets(path, BUILDERS[path.suffix], data_files=str(path), split="train", **separator)
 
 
 def _read_utf8(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bytes(path).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _read_json_lines(path: Path, text: str) -> Rows:
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    rows = [_parse(line, f"{path}:{number}") for number, line in lines]
+    return Rows(rows, str(path), file=str(path), lines=[number for number, _ in lines])
 
 
 def _parse(line: str, where: str) -> Row:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not JSON: {error.msg} (column {error.colno})") from error
+    except ValueError as error:  # nested too deeply, a number too long
+        raise ConfigError(f"{where}: not JSON that can be read: {error}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: a row must be a JSON object, this is {type(row).__name__}")
     return row
@@ -142,15 +134,17 @@ def _parse(line: str, where: str) -> Row:
 
 def _read_json(path: Path, text: str) -> list[Row]:
     try:
-        rows = json.loads(text)
+        rows = parse_json(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg} (column {error.colno})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON that can be read: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{path}: must be a JSON array of objects (for JSON lines name the file .jsonl)")
     return rows
 
 
-def _read_folder(folder: Path, split: str, read_text: TextReader) -> list[Row]:
+def _read_folder(folder: Path, split: str, read_text: TextReader) -> Rows:
     for suffix in SUFFIXES:
         if (file := folder / f"{split}{suffix}").is_file():
             return read_local(file, split, read_text)
@@ -158,28 +152,39 @@ def _read_folder(folder: Path, split: str, read_text: TextReader) -> list[Row]:
         return _through_datasets(folder, str(folder), split=split)
     import datasets
 
-    saved = datasets.load_from_disk(str(folder))
-    if isinstance(saved, datasets.DatasetDict):
-        if split not in saved:
-            raise ConfigError(f"{folder} has no split '{split}'; it has {', '.join(saved)}")
-        saved = saved[split]
-    return list(saved)
+    with _format_errors(folder):
+        saved = datasets.load_from_disk(str(folder))
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                raise ConfigError(f"{folder} has no split '{split}'; it has {', '.join(saved)}")
+            saved = saved[split]
+        return Rows(list(saved), str(folder))
 
 
-def _through_datasets(path: Path, builder: str, **arguments: Any) -> list[Row]:
+def _through_datasets(path: Path, builder: str, **arguments: Any) -> Rows:
     import datasets
 
     bars = datasets.is_progress_bar_enabled()
     # rows are copied out: leave nothing behind, trust no stale cache
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache, _format_errors(path):
         try:
             datasets.disable_progress_bars()  # reading a local file is no progress to watch
-            return list(datasets.load_dataset(builder, cache_dir=cache, **arguments))
-        except Exception as error:  # whatever the format's parser raises
-            raise ConfigError(f"{path} cannot be read: {error.__cause__ or error}") from error
+            return Rows(list(datasets.load_dataset(builder, cache_dir=cache, **arguments)), str(path))
         finally:
             if bars:
                 datasets.enable_progress_bars()
+
+
+@contextmanager
+def _format_errors(path: Path) -> Iterator[None]:
+    """Whatever a format's parser raises, as ConfigError."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error.__cause__ or error).split())[:400]
+        raise ConfigError(f"{path} cannot be read: {why or type(error).__name__}") from error
 
 
 def _read_hub(config: DatasetConfig, split: str, data_dir: str | None, evaluated: bool) -> Rows:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evalengine.errors import ConfigError
-from evalengine.tasks.dataset import Rows, read_local, text_lines
+from evalengine.plain_files import read_yaml
+from evalengine.tasks.dataset import read_local, text_lines
+from evalengine.tasks.rows import Rows, check_rows
 
 Chat = Callable[[list[dict[str, str]]], str]
 
@@ -33,9 +33,9 @@ class Turn:
 class Sampler:
     """Draws exemplars from `pool`, for one document after the other.
 
-    `first_n` takes the head of the pool every time. Otherwise `random.Random(seed).sample`; with `spare` one exemplar
-    more is drawn, any that equals the evaluated document is dropped and the first n are kept (lm-eval does so when the
-    exemplars may hold the evaluated rows).
+    `first_n` takes the head of the pool every time, without `spare` and with it less the evaluated document. Otherwise
+    `random.Random(seed).sample`; with `spare` one exemplar more is drawn, any that equals the evaluated document is
+    dropped and the first n are kept; a pool that holds that document several times is drawn from again without it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Sampler:
         self._pool = list(pool)
         self._random = random.Random(seed)
         self._first_n = first_n
-        self._spare = spare and not first_n
+        self._spare = spare
 
     def draw(self, n: int, doc: dict[str, Any]) -> list[dict[str, Any]]:
         """`n` exemplars for `doc`. Raises ConfigError if the pool cannot give that many."""
@@ -53,13 +53,14 @@ class Sampler:
         wanted = n + 1 if self._spare else n
         if wanted > len(self._pool):
             raise ConfigError(f"num_fewshot={n} needs {wanted} exemplars, but there are {len(self._pool)}")
-        if self._first_n:
-            return self._pool[:n]
-        drawn = self._random.sample(self._pool, wanted)
+        drawn = self._pool[:wanted] if self._first_n else self._random.sample(self._pool, wanted)
         if self._spare:
             drawn = [exemplar for exemplar in drawn if exemplar != doc][:n]
         if len(drawn) < n:
-            raise ConfigError(f"the exemplars hold the evaluated row more than once: {str(doc)[:200]}")
+            others = [exemplar for exemplar in self._pool if exemplar != doc]
+            if len(others) < n:
+                raise ConfigError(f"num_fewshot={n}: only {len(others)} exemplars are not the evaluated row itself")
+            drawn = others[:n] if self._first_n else self._random.sample(others, n)
         return drawn
 
 
@@ -69,14 +70,14 @@ def read_exemplars(file: str) -> Rows:
     if not path.is_file():
         raise ConfigError(f"task.fewshot_file={file} does not exist or is not a file")
     if path.suffix not in (".yaml", ".yml"):
-        return Rows(read_local(path, "exemplars", text_lines), str(path))
+        return check_rows(read_local(path, "exemplars", text_lines))
     try:
-        rows = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        rows = read_yaml(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"task.fewshot_file={file} cannot be read: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"task.fewshot_file={file} must be a YAML list of mappings")
-    return Rows(rows, str(path))
+    return check_rows(Rows(rows, str(path)), thorough=True)
 
 
 def join_system(instruction: str | None, description: str | None, delimiter: str) -> str:

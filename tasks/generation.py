@@ -45,7 +45,8 @@ class GenerationTask(Task):
             top_p=1.0 if given.top_p is None else given.top_p,
         )
 
-    def requests(self, doc_id: int, doc: Doc, prompt: str) -> list[Instance]:
+    def requests(self, doc_id: int, doc: Doc, prompts: list[str]) -> list[Instance]:
+        (prompt,) = prompts
         return [
             Instance(self.name, doc_id, i, "generate_until", prompt, generation=self.generation, repeat=i)
             for i in range(self.config.generation.repeats or 1)

@@ -20,11 +20,12 @@ class GSM8K(GenerationTask):
     """Exemplars drawn from the training split, answers with their rationale."""
 
     columns = ("question", "answer")
+    spare_exemplar = False  # lm-eval names both splits
     extract: ClassVar[Mapping[str, RegexFilter]] = {
         "strict-match": RegexFilter(r"#### (\-?[0-9\.\,]+)"),
         "flexible-extract": FLEXIBLE,
     }
-    match = ExactMatch(ignore=(",", r"\$", r"(?s).*#### ", r"\.$"), ignore_case=True)
+    match = ExactMatch(ignore=(",", r"\$", r"(?s)\A.*#### ", r"\.$"), ignore_case=True)
 
     def question(self, doc: Doc) -> str:
         return f"Question: {doc['question']}\nAnswer:"

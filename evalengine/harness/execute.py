@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
+from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.llm import LLM
-from evalengine.engine.request import RequestOutput
+from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.journal import Asked, Journal, JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
@@ -22,10 +24,14 @@ def execute(
 ) -> tuple[Mapping[RecordKey, JournalEntry], set[RecordKey]]:
     """Every request's answer, and the keys of those that ran now (the others come from the journal).
 
-    Raises EvalEngineError, once all others are done and journaled, if a request failed.
+    Raises EvalEngineError for a journal that is not this run's; and, once all others are done and journaled, if a
+    request failed.
     """
-    with Journal.open(folder.journal) as journal:
-        todo = {item.request.request_id: item for item in plan.requests if not _is_done(item, journal)}
+    asked = {item.key: _asked(item, llm) for item in plan.requests}
+    with Journal.open(folder.journal, folder.identity_sha256, asked) as journal:
+        todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
+        if journal.finished and llm.settings.numerics == "fast":
+            _warn_of_mixing(len(journal.finished), len(plan.requests))
         failed = []
         with RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress) as bar:
             for output in llm.run([item.request for item in todo.values()], bar.step):
@@ -41,9 +47,27 @@ def execute(
         return journal.finished, {item.key for item in todo.values()}
 
 
-def _is_done(item: HarnessRequest, journal: Journal) -> bool:
-    entry = journal.finished.get(item.key)
-    return entry is not None and entry.prompt_sha256 == ids_sha256(item.prompt_ids)
+def _asked(item: HarnessRequest, llm: LLM) -> Asked:
+    """What an answer to the request must agree with; the text of generated tokens follows from them."""
+    request, prompt, vocabulary = item.request, ids_sha256(item.prompt_ids), llm.spec.vocab_size
+    if not isinstance(request, GenerateRequest):
+        return Asked(prompt, vocabulary, scored=list(request.continuation_ids))
+    params, room = request.params, llm.settings.max_model_len - len(request.prompt_ids)
+    return Asked(
+        prompt,
+        vocabulary,
+        room=min(params.max_tokens, room),
+        said=lambda ids: Detokenizer(llm.tokenizer, params).text(ids),
+    )
+
+
+def _warn_of_mixing(kept: int, requests: int) -> None:
+    print(
+        f"evalengine: {kept} of {requests} requests are kept from the interrupted run, and under numerics=fast bits "
+        "depend on the batch: this run will not be repeatable. resume=never runs all of them again; "
+        "batch_invariant=true makes a resumed run equal an unbroken one",
+        file=sys.stderr,
+    )
 
 
 def _entry(item: HarnessRequest, output: RequestOutput) -> JournalEntry:

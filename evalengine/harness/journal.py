@@ -1,7 +1,9 @@
 """`journal.jsonl`: a line for each finished request, appended as it finishes, so that an interrupted run resumes.
 
-A line is a JSON object whose last member is a CRC-32 of the bytes before it. A process killed in mid-write leaves a
-last line that fails its check; it is cut off and its request runs again. A damaged line anywhere else is an error.
+A line is a JSON object that names its run (the hash of the run's whole identity) and ends with a CRC-32 of the bytes
+before it. A process killed in mid-write leaves a last line that fails its check; it is cut off and its request runs
+again. A damaged line anywhere else, a line of another run, or one that no request of this run can have been answered
+with (`Asked`) is an error: what is kept must be what this very run would have computed.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import base64
 import json
 import os
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +21,11 @@ from typing import Any
 import numpy as np
 
 from evalengine.errors import EvalEngineError
+from evalengine.plain_files import parse_json, read_bytes
 from evalengine.records.schema import RecordKey
+from evalengine.records.shapes import count, sha256, text, truth, wrong
+
+CURE = "delete this file (its run starts again) or set resume=never"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +39,41 @@ class JournalEntry:
     finish_reason: str
     text: str
     is_greedy: bool
-    top_logprobs: list[dict[int, float]] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one request of the run wants: what any answer to it must agree with."""
+
+    prompt_sha256: str
+    vocab_size: int
+    scored: list[int] | None = None  # the tokens whose logprobs are wanted; None: generated ones
+    room: int = 0  # how many tokens can be generated
+    said: Callable[[list[int]], str] | None = None  # generated tokens -> their text, stop strings cut
+
+    def problem(self, entry: JournalEntry) -> str | None:
+        """Why the entry cannot be this request's answer; None if it can."""
+        ids, logprobs = entry.output_ids, entry.logprobs
+        if entry.prompt_sha256 != self.prompt_sha256:
+            return "it answers another prompt"
+        if len(logprobs) != len(ids):
+            return f"it has {len(ids)} output ids and {len(logprobs)} logprobs"
+        if any(not 0 <= token < self.vocab_size for token in ids):
+            return f"its output ids are not all between 0 and {self.vocab_size - 1}"
+        # A request that met NaN or infinity failed and was not journaled; -inf is what a token that was ruled out has.
+        if np.isnan(logprobs).any() or (logprobs > _HIGHEST_LOGPROB).any():
+            return "its logprobs are no logarithms of probabilities"
+        if self.scored is not None:
+            return None if (ids, entry.finish_reason, entry.text) == (self.scored, "length", "") else (
+                "it scores other tokens than the request's")  # fmt: skip
+        if not 1 <= len(ids) <= self.room:
+            return f"it has {len(ids)} output ids, where 1 to {self.room} are generated"
+        if entry.finish_reason != "stop" and (entry.finish_reason != "length" or len(ids) < self.room):
+            return "its finish reason is not that of its output"
+        return None if self.said is None or self.said(ids) == entry.text else "its text is not that of its output ids"
+
+
+_HIGHEST_LOGPROB = 1e-2  # above 0 by what rounding, in any numerics, can add to the logarithm of a probability of 1
 
 
 class Journal:
@@ -41,27 +82,34 @@ class Journal:
     Each append is one unbuffered write, so a killed process loses at most the line it was writing.
     """
 
-    def __init__(self, path: Path, finished: dict[RecordKey, JournalEntry], size: int) -> None:
+    def __init__(self, path: Path, run_sha256: str, finished: dict[RecordKey, JournalEntry], size: int) -> None:
         self.path = path
         self.finished = finished
+        self._run_sha256 = run_sha256
         self._size = size  # bytes of whole lines
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     @classmethod
-    def open(cls, path: Path) -> Journal:
-        """Reads `path` (it may not exist yet) and opens it for more. Raises `EvalEngineError` if a line is damaged."""
+    def open(cls, path: Path, run_sha256: str, asked: Mapping[RecordKey, Asked]) -> Journal:
+        """Reads `path` (it may not exist yet) and opens it for more.
+
+        run_sha256: of the run's identity (`RunFolder.identity_sha256`). asked: every request of the run.
+        Raises `EvalEngineError`, with the line and the cure, for a line that is damaged or cannot be this run's.
+        """
         try:
-            content = path.read_bytes() if path.exists() else b""
-            finished, size = _parse(content, path)
+            content = read_bytes(path) if path.exists() else b""
+            finished, size = _parse(content, path, run_sha256, asked)
             if size < len(content):
                 os.truncate(path, size)
-            return cls(path, finished, size)
+            return cls(path, run_sha256, finished, size)
+        except ValueError as error:
+            raise EvalEngineError(f"{path}: {error}; remove it (its run starts again) or set resume=never") from error
         except OSError as error:
             raise _failed(path, error) from error
 
     def append(self, entry: JournalEntry) -> None:
         """Adds one finished request. Raises `EvalEngineError` if the disk refuses; the journal stays whole."""
-        line = _encode(entry)
+        line = _encode(entry, self._run_sha256)
         try:
             written = 0
             while written < len(line):
@@ -91,9 +139,10 @@ class Journal:
         self.close()
 
 
-def _encode(entry: JournalEntry) -> bytes:
+def _encode(entry: JournalEntry, run_sha256: str) -> bytes:
     assert entry.logprobs.dtype == np.float32 and len(entry.logprobs) == len(entry.output_ids), entry.key
     body: dict[str, Any] = {
+        "run": run_sha256,
         "key": entry.key,
         "prompt_sha256": entry.prompt_sha256,
         "output_ids": entry.output_ids,
@@ -102,51 +151,84 @@ def _encode(entry: JournalEntry) -> bytes:
         "text": entry.text,
         "is_greedy": entry.is_greedy,
     }
-    if entry.top_logprobs is not None:
-        body["top_logprobs"] = [list(position.items()) for position in entry.top_logprobs]
     start = json.dumps(body, separators=(",", ":")).encode()[:-1]
     return start + b',"crc":"%08x"}\n' % zlib.crc32(start)
 
 
-def _parse(content: bytes, path: Path) -> tuple[dict[RecordKey, JournalEntry], int]:
+def _parse(
+    content: bytes, path: Path, run_sha256: str, asked: Mapping[RecordKey, Asked]
+) -> tuple[dict[RecordKey, JournalEntry], int]:
     """(finished requests, bytes of whole lines)."""
     finished: dict[RecordKey, JournalEntry] = {}
     lines = content.splitlines(keepends=True)
     size = 0
     for number, line in enumerate(lines, 1):
-        entry = _decode(line)
-        if entry is None:
+        if not _is_whole(line):
             if number == len(lines):
                 break
-            raise EvalEngineError(
-                f"{path}: line {number} is damaged; delete this file (its run starts again) or set resume=never"
-            )
+            raise EvalEngineError(f"{path}: line {number} is damaged; {CURE}")
+        try:
+            entry = _decode(line, run_sha256)
+            _check(entry, asked, finished)
+        except ValueError as error:
+            raise EvalEngineError(f"{path}: line {number} is not of this run: {error}; {CURE}") from error
         finished[entry.key] = entry
         size += len(line)
     return finished, size
 
 
 _TAIL = len(b',"crc":"00000000"}\n')
+_LINE = {
+    "run": sha256,
+    "prompt_sha256": sha256,
+    "output_ids": [count],
+    "logprobs": text,
+    "finish_reason": text,
+    "text": text,
+    "is_greedy": truth,
+}
 
 
-def _decode(line: bytes) -> JournalEntry | None:
-    """The entry, or None if the line is not whole."""
-    start, tail = line[:-_TAIL], line[-_TAIL:]
-    if tail != b',"crc":"%08x"}\n' % zlib.crc32(start):
-        return None
-    body = json.loads(start + b"}")
-    task, doc_id, index, repeat = body["key"]
-    alternatives = body.get("top_logprobs")
+def _is_whole(line: bytes) -> bool:
+    return line[-_TAIL:] == b',"crc":"%08x"}\n' % zlib.crc32(line[:-_TAIL])
+
+
+def _decode(line: bytes, run_sha256: str) -> JournalEntry:
+    """The entry. Raises ValueError if it is another run's, or no entry at all."""
+    body = parse_json(line[:-_TAIL] + b"}")
+    if isinstance(body, dict) and body.get("run") != run_sha256:
+        raise ValueError(f"it names the run {str(body.get('run'))[:12]}, and this one is {run_sha256[:12]}")
+    if problem := wrong(body, _LINE):
+        raise ValueError(problem)
+    raw = base64.b64decode(body["logprobs"], validate=True)
+    if len(raw) % 4:
+        raise ValueError(f"its logprobs are {len(raw)} bytes, which no float32 numbers are")
     return JournalEntry(
-        key=(task, doc_id, index, repeat),
+        key=_key(body.get("key")),
         prompt_sha256=body["prompt_sha256"],
         output_ids=body["output_ids"],
-        logprobs=np.frombuffer(base64.b64decode(body["logprobs"]), dtype="<f4").astype(np.float32, copy=False),
+        logprobs=np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False),
         finish_reason=body["finish_reason"],
         text=body["text"],
         is_greedy=body["is_greedy"],
-        top_logprobs=None if alternatives is None else [dict(map(tuple, position)) for position in alternatives],
     )
+
+
+def _key(value: Any) -> RecordKey:
+    if not isinstance(value, list) or len(value) != 4 or not text(value[0]) or not all(map(count, value[1:])):
+        raise ValueError("its key is no task, document, request and repeat")
+    return (value[0], value[1], value[2], value[3])
+
+
+def _check(entry: JournalEntry, asked: Mapping[RecordKey, Asked], finished: Mapping[RecordKey, JournalEntry]) -> None:
+    """Raises ValueError if no request of the run has this answer."""
+    named = f"{entry.key[0]}, document {entry.key[1]}, request {entry.key[2]}, repeat {entry.key[3]}"
+    if entry.key not in asked:
+        raise ValueError(f"the run has no request {named}")
+    if entry.key in finished:
+        raise ValueError(f"{named} stands in a line before")
+    if problem := asked[entry.key].problem(entry):
+        raise ValueError(f"{named}: {problem}")
 
 
 def _failed(path: Path, error: OSError) -> EvalEngineError:

@@ -9,15 +9,19 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
-from evalengine.config import Config
+from evalengine.config import Config, template_date
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import GenerateRequest
 from evalengine.engine.settings import settings_problems
 from evalengine.engine.submission import check_requests
+from evalengine.engine.text import special_tokens
 from evalengine.errors import ConfigError
+from evalengine.harness.chat import ChatTemplate
+from evalengine.harness.rehearsal import rehearse
 from evalengine.harness.requests import HarnessRequest, RequestBuilder
 from evalengine.tasks.base import Instance, Task
+from evalengine.tasks.fewshot import Chat
 from evalengine.tasks.registry import load_task
 
 
@@ -31,6 +35,7 @@ class TaskPlan:
 class Plan:
     tasks: list[TaskPlan]
     requests: list[HarnessRequest]
+    special_documents: int = 0  # whose own texts hold a special token's string, which the tokenizer reads as the token
 
     def prompts_sha256(self) -> str:
         """SHA-256 (hex) over every request: its key, its token ids and how it is sampled, in order."""
@@ -52,11 +57,8 @@ def prepare(config: Config) -> tuple[Checkpoint, list[Task]]:
     """
     problems: list[str] = []
     checkpoint = _collect(problems, lambda: resolve_checkpoint(config.model))
-    chat = (
-        _collect(problems, lambda: chat_renderer(checkpoint.tokenizer))
-        if checkpoint and config.apply_chat_template
-        else None
-    )
+    date = template_date(config)
+    chat = _collect(problems, lambda: ChatTemplate(checkpoint.tokenizer, date)) if checkpoint and date else None
     tasks = [_collect(problems, lambda name=name: _loaded(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     spec = checkpoint.spec if checkpoint else None
     problems.extend(settings_problems(config.engine, config.batch_invariant, config.numerics, spec))
@@ -71,31 +73,35 @@ def prepare(config: Config) -> tuple[Checkpoint, list[Task]]:
 def build_plan(config: Config, tasks: list[Task], llm: LLM) -> Plan:
     """All prompts of all documents, in document order, and their requests.
 
-    Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`): the engine would
-    refuse them too, but only once the run has a folder.
+    Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`), which the engine
+    would refuse too, but only once the run has a folder; and for documents that fail at its end (`rehearse`).
     """
-    plans = [TaskPlan(task, task.instances(config.limit)) for task in tasks]
+    plans, special = [], 0
+    for task in tasks:
+        found: set[int] = set()
+        instances = task.instances(config.limit, _special_finder(llm.tokenizer, found))
+        rehearse(task, instances)
+        plans.append(TaskPlan(task, instances))
+        special += len(found)
     builder = RequestBuilder(llm.tokenizer, llm.settings.max_model_len, config.seed, config.long_prompts)
-    instances = chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans)
-    requests = builder.build(instances)
+    requests = builder.build(chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans))
     names = {item.request.request_id: f"{item.key[0]}, document {item.key[1]}" for item in requests}
     check_requests([item.request for item in requests], llm, lambda request: names[request.request_id])
-    return Plan(plans, requests)
+    return Plan(plans, requests, special)
 
 
-def chat_renderer(tokenizer: Any) -> Callable[[list[dict[str, str]]], str]:
-    """Messages -> the prompt that the model's chat template makes of them."""
-    if tokenizer is None or not tokenizer.chat_template:
-        raise ConfigError("apply_chat_template=true: the model's tokenizer has no chat template")
+def _special_finder(tokenizer: Any, found: set[int]) -> Callable[[int, str], None]:
+    """Adds to `found` the documents of texts that hold a special token's string."""
+    pattern = special_tokens(tokenizer)
 
-    def render(messages: list[dict[str, str]]) -> str:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return text
+    def see(document: int, text: str) -> None:
+        if pattern is not None and pattern.search(text):
+            found.add(document)
 
-    return render
+    return see
 
 
-def _loaded(name: str, config: Config, chat: Callable[[list[dict[str, str]]], str] | None) -> Task:
+def _loaded(name: str, config: Config, chat: Chat | None) -> Task:
     task = load_task(
         name,
         config.tasks[name],

@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from evalengine.engine.llm import EngineStats
+from evalengine.engine.stats import EngineStats
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
 ETA_SHARE = 0.05  # of the requests done before an estimate is shown

@@ -12,7 +12,7 @@ from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.rolling import rolling_windows
-from evalengine.engine.text import encode, encode_pair, prefix_token_id
+from evalengine.engine.text import encode, encode_pair, prefix_token_id, stop_strings
 from evalengine.errors import ConfigError
 from evalengine.records.schema import RecordKey
 from evalengine.tasks.base import Instance
@@ -67,6 +67,8 @@ class RequestBuilder:
         if instance.kind == "loglikelihood":
             return [self._score(instance, first_id)]
         ids = encode(self.tokenizer, instance.context)
+        if instance.context and not ids:  # an empty text asks for nothing and scores 0, as in lm-eval
+            raise ConfigError(f"the tokenizer makes no tokens of its text {instance.context[:40]!r}")
         windows = rolling_windows(ids, prefix_token_id(self.tokenizer), self.max_model_len)
         return [(ScoreRequest(first_id + i, *window), 0) for i, window in enumerate(windows)]
 
@@ -88,7 +90,7 @@ class RequestBuilder:
             temperature=generation.temperature,
             top_k=generation.top_k,
             top_p=generation.top_p,
-            stop=generation.until,
+            stop=stop_strings(self.tokenizer, generation.until),
             seed=self.seed,
             noise_key=f"{instance.task}/{instance.doc_id}/{instance.index}/{instance.repeat}",
         )

@@ -1,40 +1,41 @@
 """One run, from its configuration to its folder: prepare, plan, execute, write.
 
-Nothing is written before every setting, row and prompt has been checked; the digest is written last.
+Nothing is written before every setting, row and prompt has been checked; of the evidence, the digest is written last.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
 import evalengine
 from evalengine.config import Config, to_yaml, validate
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import weights_fingerprint
+from evalengine.engine.text import find_prefix_token_id
+from evalengine.errors import ConfigError
 from evalengine.harness.execute import execute
+from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.outcome import records, task_results
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import Plan, build_plan, prepare
+from evalengine.models.config import dtype_name
 from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_lm_eval
+from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import (
     MANIFEST,
     RunCounts,
     RunTimings,
     build_manifest,
     code_version,
-    run_id,
-    run_identity,
 )
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
@@ -50,15 +51,6 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """What the run is, by content: everything that can change a result, and where its rows came from."""
-
-    run_id: str
-    identity: dict[str, Any]
-    datasets: dict[str, dict[str, Any]]  # task -> Task.fingerprint
-
-
-@dataclass(frozen=True)
 class _Clock:
     started: float  # UNIX seconds
     begin: float  # of the monotonic clock, as the others
@@ -70,8 +62,11 @@ class _Clock:
         return RunTimings(self.loaded - self.begin, self.executed - self.loaded, now - self.begin)
 
 
-def run(config: Config) -> RunResult:
+def run(config: Config, leave: Callable[[Path], None] = lambda folder: None) -> RunResult:
     """Runs the configured tasks on the configured model.
+
+    leave: what is to be left beside the evidence, such as a page; called with the finished run's folder. A run that is
+    killed before that is over is taken up by the same command, which then computes nothing and only leaves it.
 
     Raises:
         ConfigError: settings, rows or prompts that cannot be honoured; nothing has been written then.
@@ -83,44 +78,34 @@ def run(config: Config) -> RunResult:
     checkpoint, tasks = prepare(config)
     with LLM(checkpoint, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine) as llm:
         plan = build_plan(config, tasks, llm)
-        facts = _facts(config, plan, llm)
+        facts = run_facts(config, plan, llm)
         loaded = time.perf_counter()
         name = f"{'+'.join(config.tasks)}-{config.model.name}"
         with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity) as folder:
-            folder.write_text("config.yaml", to_yaml(config))
-            answers, ran = execute(plan, llm, folder, "+".join(config.tasks), config.progress)
-            clock = _Clock(started, begin, loaded, time.perf_counter())
-            rows = records(plan, answers)
-            results = task_results(plan, answers)
-            digest = _write(config, plan, llm, folder, facts, rows, results, ran, clock)
-            return RunResult(folder.path, digest, {result.name: result.metrics for result in results})
+            if not folder.finished:
+                folder.write_text(CONFIG, to_yaml(config))
+                answers, ran = execute(plan, llm, folder, "+".join(config.tasks), config.progress)
+                clock = _Clock(started, begin, loaded, time.perf_counter())
+                rows = records(plan, answers)
+                _write(config, plan, llm, folder, facts, rows, task_results(plan, answers), ran, clock)
+            manifest = _own_manifest(folder)
+            leave(folder.path)
+            folder.tidy()
+            results = read_results(results_files(folder.path)[-1])["results"]
+            return RunResult(folder.path, manifest["digest"], {task: _metrics(results[task]) for task in results})
 
 
-def _facts(config: Config, plan: Plan, llm: LLM) -> _Facts:
-    """Hashes files and rows, so it is called once."""
-    datasets = {p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks}
-    extra = {
-        "weights": weights_fingerprint(llm.checkpoint),
-        "tokenizer": _tokenizer_sha256(llm.tokenizer),
-        "datasets": {name: _rows_sha256(fingerprint) for name, fingerprint in datasets.items()},
-        "prompts": plan.prompts_sha256(),
-        "numerics": llm.settings.numerics,
-        "dtype": str(llm.settings.dtype).removeprefix("torch."),
-    }
-    if llm.settings.numerics == "fast":
-        extra["attention_backend"] = llm.settings.attention_backend
-    if llm.settings.numerics == "native":  # its promise: one GPU architecture
-        extra["gpu_architecture"] = "sm_{}{}".format(*torch.cuda.get_device_capability(llm.settings.device))
-    return _Facts(run_id(config, extra), run_identity(config, extra), datasets)
+def _own_manifest(folder: RunFolder) -> dict[str, Any]:
+    """Of a folder that this command finished, now or before it was killed."""
+    try:
+        return open_run(folder.path, page=False)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, f"{folder.path}: resume=never runs it again"]) from error
 
 
-def _rows_sha256(fingerprint: Mapping[str, Any]) -> dict[str, str | None]:
-    return {name: fingerprint[name] for name in ("sha256", "fewshot_sha256")}
-
-
-def _tokenizer_sha256(tokenizer: Any) -> str:
-    text = tokenizer.backend_tokenizer.to_str() + repr(sorted(tokenizer.special_tokens_map.items()))
-    return hashlib.sha256((text + (tokenizer.chat_template or "")).encode()).hexdigest()
+def _metrics(results: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's entry of the results file without its own descriptions, which have no filter."""
+    return {name: value for name, value in results.items() if "," in name}
 
 
 def _write(
@@ -128,13 +113,13 @@ def _write(
     plan: Plan,
     llm: LLM,
     folder: RunFolder,
-    facts: _Facts,
+    facts: Facts,
     rows: Sequence[RequestRecord],
     results: Sequence[TaskResult],
     ran: set[RecordKey],
     clock: _Clock,
-) -> str:
-    """All files of a finished run, the digest last; returns it."""
+) -> None:
+    """All files of a finished run: the manifest after those whose hashes it holds, the digest last."""
     digest = run_digest(rows)
     folder.write_with(RECORDS, lambda path: write_records(path, rows))
     used = used_ids(row.output_ids for row in rows)
@@ -144,7 +129,7 @@ def _write(
         run_id=facts.run_id,
         identity=facts.identity,
         model=_model_facts(config, llm, facts.identity),
-        tokenizer={"sha256": facts.identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
+        tokenizer={**facts.identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
         datasets=facts.datasets,
         engine={**engine_settings(llm), "kernels": llm.kernels_verdict, "stats": asdict(llm.stats)},
         device=str(llm.settings.device),
@@ -153,12 +138,15 @@ def _write(
         digest=digest,
         task_digests=task_digests(rows),
     )
-    folder.write_json(MANIFEST, manifest)
     write_lm_eval(
         folder, results, _model_info(config, llm, facts.identity), _invocation(config, clock, timings), datetime.now()
     )
+    try:
+        bound = bind(manifest, folder.path, digest)
+    except OSError as error:
+        raise bind_failed(folder.path, error) from error
+    folder.write_json(MANIFEST, bound)
     folder.finish(digest)
-    return digest
 
 
 def _model_facts(config: Config, llm: LLM, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,6 +159,8 @@ def _model_facts(config: Config, llm: LLM, identity: Mapping[str, Any]) -> dict[
         "num_parameters": llm.spec.num_parameters,
         "weights_sha256": identity["weights"],
         "eos_token_ids": list(llm.spec.eos_token_ids),
+        "prefix_token_id": find_prefix_token_id(llm.tokenizer),  # what scores of a text without context begin with
+        "processors": llm.spec.processors.in_force(),
     }
 
 
@@ -178,7 +168,7 @@ def engine_settings(llm: LLM) -> dict[str, Any]:
     """The engine's settings as they were resolved, as plain JSON values."""
     resolved = {
         "numerics": llm.settings.numerics,
-        "dtype": str(llm.settings.dtype).removeprefix("torch."),
+        "dtype": dtype_name(llm.settings.dtype),
         "device": str(llm.settings.device),
         "attention_backend": llm.settings.attention_backend,
         "max_model_len": llm.settings.max_model_len,
@@ -196,6 +186,7 @@ def _counts(plan: Plan, rows: Sequence[RequestRecord], ran: set[RecordKey]) -> R
         requests=len(rows),
         resumed_requests=len(rows) - len(done_now),
         truncated_prompts=sum(row.truncated > 0 for row in rows),
+        special_token_documents=plan.special_documents,
         prompt_tokens=sum(len(row.prompt_ids) for row in done_now),
         output_tokens=sum(len(row.output_ids) for row in done_now),
     )

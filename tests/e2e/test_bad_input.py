@@ -49,6 +49,10 @@ def message(done: Outcome, output_dir: Path, code: int) -> str:
         (["engine.max_model_len=170", "long_prompts=error"], ["10 fit", "set long_prompts=truncate", "document 0"]),
         (["engine.block_size=1000000"], ["engine.block_size=1000000", "max_model_len=1024"]),
         (["output_dir="], ["output_dir: names no folder"]),
+        (["model.name='a\x1b[2Jb'"], ["model.name='a\\x1b[2Jb': must be at most 200 printable characters"]),
+        (["model.name=" + "x" * 300], ["must be at most 200 printable characters"]),
+        (["system_instruction='a\udcff'"], ["system_instruction='a\\udcff': is no text in UTF-8"]),
+        (["chat_template_date=today"], ["chat_template_date=today: must be a day, as in 2024-07-26"]),
         (
             ["engine.num_kv_blocks=1", "engine.block_size=16"],
             ["arithmetic, document 0: ", "KV pages of 16 tokens", "raise engine.num_kv_blocks"],
@@ -98,10 +102,18 @@ def test_rows_without_network_or_folder(tmp_path: Path) -> None:
     [
         ("", "has no rows for split 'test'"),
         ("\n\n", "has no rows for split 'test'"),
-        ('{"question": "1 + 1?"}\n', "row 0 has no 'answer'; it has 'question'"),
+        ('{"question": "1 + 1?"}\n', "row 0 has no 'answer' (it is absent or null); it has 'question'"),
         ('{"question": "1 + 1?", "answer": "#### 2"}\n{"question"', "rows.jsonl:2: not JSON"),
         ("[1, 2]\n", "rows.jsonl:1: a row must be a JSON object, this is list"),
         (b"\xff\xfe", "rows.jsonl cannot be read"),
+        ('\n{"question": "\\ud800", "answer": ""}\n', "rows.jsonl:2: row 0 cannot be used: column 'question'"),
+        ('{"question": "q", "answer": "1", "n": [{"\\udfff": 1}]}', "row 0 cannot be used: a column's name holds half"),
+        ('{"question": "q", "answer": "1", "n": NaN}\n', "column 'n' holds nan, which is no number"),
+        ('{"question": "q", "answer": "1", "n": [1e999]}\n', "column 'n' holds inf"),
+        ('{"question": "q", "answer": ["1"]}\n', "row 0 has a 'answer' that is a list, not text or a number"),
+        ('{"question": "q", "answer": 1' + "0" * 5000 + "}", "it holds an integer of thousands of digits"),
+        ('{"question": "q", "answer": ' + "[" * 9999 + "]" * 9999 + "}", "not JSON that can be read: its values"),
+        ('{"question": "q", "answer": "1", "n": ' + "[" * 150 + "]" * 150 + "}", "'n' is nested more than 100 levels"),
     ],
 )
 def test_rows(content: str | bytes, expected: str, tmp_path: Path) -> None:
@@ -153,6 +165,24 @@ def test_no_chat_template(model: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(settings), encoding="utf-8")
     text = refused(tmp_path / "out", f"model.path={model}", "apply_chat_template=true")
     assert "apply_chat_template=true: the model's tokenizer has no chat template" in text
+
+
+def test_a_chat_template_that_refuses_the_messages(model: Path, tmp_path: Path) -> None:
+    file = model / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    settings["chat_template"] = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}{{ m.content }}{% if 'No. 3' in m.content %}{{ nothing.there }}{% endif %}{% endfor %}"
+    )
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"No. {i}", "answer": "#### 1"}) + "\n" for i in range(5)))
+    words = (f"model.path={model}", "apply_chat_template=true", f"task.dataset.path={rows}", "limit=4")
+    text = refused(tmp_path / "out", *words, "system_instruction=Be brief.")
+    assert "tasks.arithmetic: document 0: the model's chat template refuses the messages: System role not" in text
+    assert "system_instruction=null and task.description=null send no system message" in text and text.count("\n") == 1
+    text = refused(tmp_path / "out", *words)
+    assert "tasks.arithmetic: document 3: the model's chat template fails: 'nothing' is undefined" in text
 
 
 def test_an_output_folder_that_is_a_file(tmp_path: Path) -> None:

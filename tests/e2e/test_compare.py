@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import Outcome, Run, call, finished
+from tests.unit.run_double import bind_again
 
 DOCUMENTS = 12
 SETTINGS = (f"limit={DOCUMENTS}", "task.generation.max_gen_toks=24")
@@ -105,6 +106,10 @@ def test_an_edited_scorer_is_named(cells: dict[str, Run], tmp_path: Path) -> Non
     content = json.loads(results.read_text(encoding="utf-8"))
     content["results"]["arithmetic"][f"exact_match,{row['filter']}"] = sum(scores) / len(scores)
     results.write_text(json.dumps(content), encoding="utf-8")
+    edited = compared(cells["batch"].folder, copy)
+    assert edited.code == 2 and all(f"{file.name}: not the file that the run wrote" in edited.err
+                                    for file in (samples, results))  # fmt: skip
+    bind_again(copy)  # as if another version of the scorer had written them
     done = compared(cells["batch"].folder, copy, "--json", "-")
     found = json.loads(done.out)
     assert (done.code, found["verdict"], found["causes"]) == (1, "DIFFERENT", {"scorer": 1})

@@ -12,6 +12,7 @@ import pytest
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.schema import RequestRecord, write_records
 from tests.e2e.command import Outcome, Run, call, finished
+from tests.unit.run_double import bind_again
 
 SETTINGS = ("limit=8", "task.generation.max_gen_toks=16")
 FAST = ("batch_invariant=false", "engine.dtype=float32")
@@ -121,10 +122,11 @@ def rewritten(run: Run, records: Sequence[RequestRecord], folder: Path) -> Path:
     write_records(folder / "records.parquet", records)
     digest = run_digest(records)
     (folder / "digest.txt").write_text(digest + "\n")
-    manifest = {**run.manifest, "digest": digest, "task_digests": task_digests(records)}
-    manifest["libraries"]["torch"] = "0.0.1"
-    manifest["counts"]["resumed_requests"] = 2
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    libraries, counts = (
+        {**run.manifest["libraries"], "torch": "0.0.1"},
+        {**run.manifest["counts"], "resumed_requests": 2},
+    )
+    bind_again(folder, digest=digest, task_digests=task_digests(records), libraries=libraries, counts=counts)
     return folder
 
 
@@ -182,14 +184,15 @@ def test_other_rows_or_weights_than_the_runs_are_refused(cells: dict[str, Run], 
     config = copy / "config.yaml"
     before = config.read_text()
     config.write_text(before.replace("limit: 8", "limit: 5"))
+    assert "config.yaml: not the file that the run wrote" in explained(run.folder, copy, "--item", ITEM).err
+    bind_again(copy)
     done = explained(run.folder, copy, "--item", ITEM)
     assert done.code == 2 and "no longer the run's" in done.err
     config.write_text(before.replace("limit: 8", "limits: 8"))
+    bind_again(copy)
     assert "of another version" in explained(run.folder, copy, "--item", ITEM).err
     config.write_text(before)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["identity"]["weights"] = "0" * 64
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    bind_again(copy, identity={**run.manifest["identity"], "weights": "0" * 64})
     done = explained(run.folder, copy, "--item", ITEM)
     assert done.code == 2 and "these are not the weights of copy" in done.err
 
@@ -197,9 +200,7 @@ def test_other_rows_or_weights_than_the_runs_are_refused(cells: dict[str, Run], 
 def test_a_device_that_is_not_here_asks_for_a_file(cells: dict[str, Run], tmp_path: Path) -> None:
     run = cells["fast 8"]
     copy = rewritten(run, run.records, tmp_path / "copy")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["engine"]["device"] = "cuda"
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    bind_again(copy, engine={**run.manifest["engine"], "device": "cuda"})
     done = explained(run.folder, copy, "--item", ITEM)
     import torch
 

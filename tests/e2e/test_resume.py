@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import LIMIT, Outcome, Run, call, check_output, finish, runs, start
+from tests.e2e.command import LIMIT, ROOT, Outcome, Run, call, check_output, finish, finished, runs, start
 
 # Four at a time, so that requests finish one after another and a kill finds some done and some not.
 SETTINGS = (f"limit={LIMIT}", "engine.device=cpu", "engine.max_num_seqs=4", "progress=false")
@@ -22,9 +23,9 @@ SIZE_OF_PAGE = os.sysconf("SC_PAGESIZE")
 
 
 @contextmanager
-def running(output_dir: Path, lines: int = 2) -> Iterator[tuple[subprocess.Popen[str], Run]]:
+def running(output_dir: Path, *settings: str, lines: int = 2) -> Iterator[tuple[subprocess.Popen[str], Run]]:
     """A run stopped (SIGSTOP) once its journal has `lines` lines; killed at the end if it still lives."""
-    process = start(f"output_dir={output_dir}", *SETTINGS)
+    process = start(f"output_dir={output_dir}", *SETTINGS, *settings)
     try:
         journal = wait_for_journal(process, output_dir, lines)
         process.send_signal(signal.SIGSTOP)
@@ -126,6 +127,26 @@ def test_another_run_does_not_take_it_up(broken: Run, tmp_path: Path) -> None:
     refused = resume(tmp_path, "seed=1", f"resume={broken.folder}")
     assert refused.code == 2 and refused.err.count("\n") == 1
     assert "seed was 0, is 1" in refused.err and "set resume=auto" in refused.err
+
+
+def test_another_model_does_not_take_it_up(tmp_path: Path) -> None:
+    """The weight files are the same; what the model computes with them is not."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "evalengine" / "assets" / "tinymath", model)
+    named = f"model.path={model}"
+    with running(tmp_path / "out", named) as (_, broken):
+        pass
+    config = json.loads((model / "config.json").read_text())
+    before = config["rope_theta"]
+    config["rope_theta"] = before * 2
+    (model / "config.json").write_text(json.dumps(config))
+    done = resume(tmp_path / "out", named)
+    assert done.code == 0, done.err
+    (new,) = (run for run in runs(tmp_path / "out") if run != broken)
+    assert new.manifest["counts"]["resumed_requests"] == 0
+    assert new.digest == finished(tmp_path / "fresh", *SETTINGS, named).digest
+    refused = resume(tmp_path / "out", named, f"resume={broken.folder}")
+    assert refused.code == 2 and f"model_spec.rope.theta was {before}, is {before * 2}" in refused.err
 
 
 def test_interrupt(reference: Run, tmp_path: Path) -> None:

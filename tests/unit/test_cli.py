@@ -31,7 +31,7 @@ class Result:
 def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]) -> None:
     """Stands in for the engine: the command line's own behaviour is what is tested here."""
     runner = ModuleType("evalengine.harness.runner")
-    runner.run = run  # type: ignore[attr-defined]
+    runner.run = lambda config, leave: run(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
     monkeypatch.setattr("evalengine.report.table.print_report", lambda folder: print(f"digest: {folder}"))
 
@@ -54,6 +54,14 @@ def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]
     ):
         assert word in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_help_has_room_for_more_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"a_task_of_{number}_words" for number in range(40)]
+    monkeypatch.setattr("evalengine.__main__.available", lambda group: names)
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120 and all(f"  {name}" in "\n".join(lines) for name in names)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,3 +271,18 @@ def test_a_damaged_configuration_of_a_run_is_named(text: str, tmp_path: Path) ->
     file.write_text(f"{text}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"config\.yaml: "):
         read_config(file)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "-a", "a b", "a\x1b[2J", "\u202eabc", "t\u00e4sk", "a.b", "", "x" * 101])
+def test_a_task_whose_name_no_file_can_have_is_refused(name: str) -> None:
+    config = compose("task=gsm8k")
+    with pytest.raises(ConfigError) as error:
+        validate(replace(config, tasks={name: config.tasks["gsm8k"]}))
+    (problem,) = error.value.problems
+    assert "a task's name is part of file names" in problem and problem.isprintable() and len(problem) < 250
+
+
+@pytest.mark.parametrize("name", ["a", "0", "_x-1", "x" * 100, "bbh_web_of_lies", "truthfulqa-multi_mc1_ca"])
+def test_usual_task_names_pass(name: str) -> None:
+    config = compose("task=gsm8k")
+    validate(replace(config, tasks={name: config.tasks["gsm8k"]}))

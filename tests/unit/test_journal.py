@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from evalengine.errors import EvalEngineError
-from evalengine.harness.journal import Journal, JournalEntry
+from evalengine.harness.journal import Asked, Journal, JournalEntry
+from evalengine.records.schema import RecordKey
 
-ODD = np.array([0x80000000, 0x7FC00001, 0xFF800000, 0xC0490FDB], dtype=np.uint32).view(np.float32)
+RUN = "0123456789abcdef" * 4
+ODD = np.array([0x80000000, 0x80000001, 0xFF800000, 0xC0490FDB], dtype=np.uint32).view(np.float32)
+ASKED = Asked("ab" * 32, 2**31, room=200)
 
 
 def entry(doc: int, text: str = "a\r\n\u2028\u0085 ü 🙂") -> JournalEntry:
     return JournalEntry(("task/x", doc, 1, 2), "ab" * 32, [1, 2, 3, 2**31 - 1], ODD, "stop", text, True)
 
 
+def asked(count: int) -> dict[RecordKey, Asked]:
+    return {("task/x", doc, 1, 2): ASKED for doc in range(count)}
+
+
+def opened(path: Path, run: str = RUN) -> Journal:
+    return Journal.open(path, run, asked(10))
+
+
 def fill(path: Path, count: int) -> None:
-    with Journal.open(path) as journal:
+    with opened(path) as journal:
         for doc in range(count):
             journal.append(entry(doc))
 
@@ -37,20 +51,9 @@ def same(one: JournalEntry, other: JournalEntry) -> bool:
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_round_trip(tmp_path: Path, count: int) -> None:
     fill(tmp_path / "j", count)
-    with Journal.open(tmp_path / "j") as journal:
+    with opened(tmp_path / "j") as journal:
         assert list(journal.finished) == [("task/x", doc, 1, 2) for doc in range(count)]
         assert all(same(found, entry(found.key[1])) for found in journal.finished.values())
-
-
-def test_alternatives_and_empty_outputs_round_trip(tmp_path: Path) -> None:
-    alternatives: list[dict[int, float]] = [{5: -0.25, 7: -3.5}, {}]
-    first = JournalEntry(("t", 0, 0, 0), "", [1, 2], ODD[:2], "length", "", False, alternatives)
-    second = JournalEntry(("t", 1, 0, 0), "", [], ODD[:0], "stop", "", False)
-    with Journal.open(tmp_path / "j") as journal:
-        journal.append(first)
-        journal.append(second)
-    found = Journal.open(tmp_path / "j").finished
-    assert same(found[first.key], first) and same(found[second.key], second)
 
 
 def test_lines_are_json(tmp_path: Path) -> None:
@@ -65,7 +68,7 @@ def test_every_torn_end_keeps_the_lines_before(tmp_path: Path) -> None:
     first = whole.index(b"\n") + 1
     for cut in range(first, len(whole)):
         path.write_bytes(whole[:cut])
-        with Journal.open(path) as journal:
+        with opened(path) as journal:
             assert len(journal.finished) == 1, cut
             journal.append(entry(1))
         assert path.read_bytes() == whole, cut
@@ -78,12 +81,12 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     content[content.index(b"\n") + 20] ^= 1
     path.write_bytes(content)
     with pytest.raises(EvalEngineError, match=r"line 2 is damaged.*resume=never"):
-        Journal.open(path)
+        opened(path)
 
 
 def test_a_full_disk_fails_the_run_and_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "j"
-    journal = Journal.open(path)
+    journal = opened(path)
     journal.append(entry(0))
     before = path.read_bytes()
 
@@ -102,7 +105,7 @@ def test_a_full_disk_fails_the_run_and_leaves_whole_lines(tmp_path: Path, monkey
     with pytest.raises(EvalEngineError, match="No space left"):
         journal.append(entry(1))
     assert path.read_bytes() == before
-    assert len(Journal.open(path).finished) == 1
+    assert len(opened(path).finished) == 1
 
 
 WRITER = """
@@ -110,10 +113,10 @@ import sys
 from pathlib import Path
 import numpy as np
 from evalengine.harness.journal import Journal, JournalEntry
-with Journal.open(Path(sys.argv[1])) as journal:
+with Journal.open(Path(sys.argv[1]), "0" * 64, {}) as journal:
     for doc in range(10**9):
         logprobs = np.full(200, -1, dtype=np.float32)
-        journal.append(JournalEntry(("t", doc, 0, 0), "", [1] * 200, logprobs, "stop", "x" * 500, True))
+        journal.append(JournalEntry(("t", doc, 0, 0), "ab" * 32, [1] * 200, logprobs, "stop", "x" * 500, True))
         if doc == 20:
             print("ready", flush=True)
 """
@@ -127,6 +130,93 @@ def test_kill_9_loses_at_most_the_line_in_flight(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
     lines = path.read_bytes().count(b"\n")
-    with Journal.open(path) as journal:
+    with Journal.open(path, "0" * 64, {("t", doc, 0, 0): ASKED for doc in range(lines)}) as journal:
         assert len(journal.finished) == lines >= 21
         assert list(journal.finished) == [("t", doc, 0, 0) for doc in range(lines)]
+
+
+def line(**changes: Any) -> bytes:
+    """One whole line, its check right, with some of its members replaced."""
+    body: dict[str, Any] = {
+        "run": RUN,
+        "key": ["task/x", 0, 1, 2],
+        "prompt_sha256": "ab" * 32,
+        "output_ids": [1, 2],
+        "logprobs": base64.b64encode(np.float32([-1.5, -0.25]).tobytes()).decode(),
+        "finish_reason": "stop",
+        "text": "x",
+        "is_greedy": True,
+    }
+    start = json.dumps({**body, **changes}, separators=(",", ":")).encode()[:-1]
+    return start + b',"crc":"%08x"}\n' % zlib.crc32(start)
+
+
+def packed(*values: float) -> str:
+    return base64.b64encode(np.float32(values).tobytes()).decode()
+
+
+FORGED: list[tuple[dict[str, Any], str]] = [
+    ({"run": "f" * 64}, "names the run ffffffffffff, and this one is 0123456789ab"),
+    ({"run": None}, "names the run None"),
+    ({"key": ["task/x", 99, 1, 2]}, "the run has no request task/x, document 99"),
+    ({"key": ["task/x", True, 1, 2]}, "its key is no task"),
+    ({"key": {}}, "its key is no task"),
+    ({"prompt_sha256": "cd" * 32}, "it answers another prompt"),
+    ({"prompt_sha256": 5}, "prompt_sha256 is 5, not 64 hex digits"),
+    ({"output_ids": [1]}, "1 output ids and 2 logprobs"),
+    ({"output_ids": [1, -2]}, "an integer of 0 or more"),
+    ({"output_ids": [1, 2.0]}, "an integer of 0 or more"),
+    ({"output_ids": [1, 2**31]}, "between 0 and 2147483647"),
+    ({"output_ids": "12"}, "output_ids is '12', not a list"),
+    ({"output_ids": [], "logprobs": ""}, "0 output ids, where 1 to 200"),
+    ({"output_ids": [1] * 201, "logprobs": packed(*[-1.0] * 201)}, "201 output ids, where 1 to 200"),
+    ({"logprobs": packed(-1.0)}, "2 output ids and 1 logprobs"),
+    ({"logprobs": packed(-1.0, float("nan"))}, "no logarithms of probabilities"),
+    ({"logprobs": packed(-1.0, float("inf"))}, "no logarithms of probabilities"),
+    ({"logprobs": packed(-1.0, 0.5)}, "no logarithms of probabilities"),
+    ({"logprobs": "AAAA"}, "3 bytes, which no float32"),
+    ({"logprobs": "no base64!"}, "Only base64 data"),
+    ({"finish_reason": "error"}, "its finish reason is not that of its output"),
+    ({"finish_reason": "length"}, "its finish reason is not that of its output"),
+    ({"text": None}, "text is null, not text"),
+    ({"text": "other"}, "its text is not that of its output ids"),
+    ({"is_greedy": 1}, "is_greedy is 1, not true or false"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), FORGED)
+def test_a_line_with_a_right_check_that_is_not_this_runs_is_refused(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    wanted = {("task/x", 0, 1, 2): Asked("ab" * 32, 2**31, room=200, said=lambda ids: "x")}
+    path = tmp_path / "j"
+    path.write_bytes(line())
+    with Journal.open(path, RUN, wanted) as journal:
+        assert len(journal.finished) == 1
+    path.write_bytes(line(**changes))
+    with pytest.raises(EvalEngineError, match=f"line 1 is not of this run: .*{why}.*; delete this file"):
+        Journal.open(path, RUN, wanted)
+    assert path.read_bytes() == line(**changes), "it may be worth something to its owner"
+
+
+def test_a_request_answered_twice_and_a_scored_one_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(line() * 2)
+    with pytest.raises(EvalEngineError, match=r"line 2 .* stands in a line before"):
+        opened(path)
+    scored = {("task/x", 0, 1, 2): Asked("ab" * 32, 2**31, scored=[1, 2])}
+    path.write_bytes(line(finish_reason="length", text=""))
+    with Journal.open(path, RUN, scored) as journal:
+        assert len(journal.finished) == 1
+    for changes in ({"output_ids": [1, 3]}, {"text": "x"}, {"finish_reason": "stop"}):
+        path.write_bytes(line(**{"finish_reason": "length", "text": "", **changes}))
+        with pytest.raises(EvalEngineError, match="scores other tokens"):
+            Journal.open(path, RUN, scored)
+
+
+@pytest.mark.parametrize("body", [b"[" * 5000, b'{"run":' + b"1" * 5000, b"{}"[:1], b"\xff"])
+def test_a_line_that_is_no_object_is_refused(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(body + b',"crc":"%08x"}\n' % zlib.crc32(body))
+    with pytest.raises(EvalEngineError, match="line 1 is not of this run"):
+        opened(path)

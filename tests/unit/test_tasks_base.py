@@ -12,6 +12,7 @@ import pytest
 from evalengine.config import DatasetConfig, GenerationConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Generation, Response, Task
+from evalengine.tasks.gsm8k import GSM8K
 from evalengine.tasks.registry import available_tasks, load_task
 
 TEST = [{"question": f"q{i}?", "answer": f"r{i}\n#### {i}"} for i in range(5)]
@@ -161,9 +162,9 @@ def test_unknown_task_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"question": "q"}, "row 5 has no 'answer'; it has 'question'"),
+        ({"question": "q"}, "row 5 has no 'answer' \\(it is absent or null\\); it has 'question'"),
         ({"question": None, "answer": "a"}, "row 5 has no 'question'"),
-        ({}, "row 5 has no 'question', 'answer'; it has nothing"),
+        ({}, "row 5 has no 'question', 'answer' \\(it is absent or null\\); it has nothing"),
     ],
 )
 def test_rows_without_a_column(row: dict[str, Any], problem: str, config: TaskConfig, tmp_path: Path) -> None:
@@ -171,3 +172,47 @@ def test_rows_without_a_column(row: dict[str, Any], problem: str, config: TaskCo
         file.write(json.dumps(row) + "\n")
     with pytest.raises(ConfigError, match=problem):
         loaded(config)
+
+
+@pytest.mark.parametrize(
+    ("cls", "split", "fewshot_split", "spare"),
+    [
+        ("gsm8k:GSM8K", "test", "train", False),
+        ("gsm8k:GSM8K", "validation", "train", False),  # lm-eval would call it the test split
+        ("gsm8k:GSM8K", "test", "test", True),
+        ("multiple_choice:HellaSwag", "validation", "train", True),
+        ("multiple_choice:ARC", "validation", "train", False),
+        ("winogrande:WinoGrande", "validation", "train", True),
+    ],
+)
+def test_one_exemplar_more_is_drawn_where_lm_eval_does(cls: str, split: str, fewshot_split: str, spare: bool) -> None:
+    task = load_task("mine", TaskConfig(cls=cls, split=split, fewshot_split=fewshot_split, num_fewshot=1))
+    assert task.draws_spare == spare
+    config = dataclasses.replace(task.config, fewshot_file="exemplars.jsonl")
+    assert not load_task("mine", config).draws_spare
+
+
+@pytest.mark.parametrize(("split", "spare"), [("test", False), ("validation", True), ("dev", True)])
+def test_a_new_task_without_a_test_split_draws_one_more_by_itself(split: str, spare: bool) -> None:
+    class Mine(GSM8K):
+        spare_exemplar = None
+
+    assert Mine("mine", TaskConfig(split=split, fewshot_split="train", num_fewshot=1)).draws_spare == spare
+
+
+def test_several_contexts_of_one_text(tmp_path: Path) -> None:
+    row = {"sentence": "Ann gave Bob a coat as _ was cold.", "option1": "Ann", "option2": "Bob", "answer": "2"}
+    (tmp_path / "validation.jsonl").write_text(json.dumps(row))
+    config = TaskConfig(cls="winogrande:WinoGrande", dataset=DatasetConfig(path=str(tmp_path)), split="validation")
+    task = loaded(config)
+    ((first, second),) = task.instances()
+    assert (first.context, first.continuation) == ("Ann gave Bob a coat as Ann", " was cold.")
+    assert (second.context, second.continuation, second.index) == ("Ann gave Bob a coat as Bob", " was cold.", 1)
+    assert task.target(task.docs[0]) == "was cold."
+    for best in (0, 1):
+        responses = [Response(loglikelihood=-1.0 if i == best else -2.0) for i in range(2)]
+        assert task.process_results(task.docs[0], responses) == {("acc", "none"): float(best == 1)}
+    for broken in ({"answer": "3"}, {"answer": ""}, {"sentence": "no blank"}, {"option1": 5}):
+        (tmp_path / "validation.jsonl").write_text(json.dumps({**row, **broken}))
+        with pytest.raises(ConfigError, match=r"validation\.jsonl:1: row 0"):
+            loaded(config)

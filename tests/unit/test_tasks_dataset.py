@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 from huggingface_hub import constants
 
 from evalengine.config import DatasetConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks import hub
-from evalengine.tasks.dataset import Rows, content_hash, load_rows, text_lines
+from evalengine.tasks.dataset import load_rows, text_lines
+from evalengine.tasks.rows import Rows, content_hash
 
 ROWS = [{"question": f"q{i}", "answer": f"a\n#### {i} – é"} for i in range(7)]
 HUB = DatasetConfig(path="openai/gsm8k", name="main", revision="a" * 40, folder="gsm8k")
@@ -197,4 +201,39 @@ def test_content_hash_depends_on_order_and_content_but_not_on_key_order() -> Non
     assert content_hash(ROWS) != content_hash(ROWS[:-1])
     assert content_hash([{"a": 1, "b": "x"}]) == content_hash([{"b": "x", "a": 1}])
     assert content_hash([{"a": "1"}]) != content_hash([{"a": 1}])
-    assert content_hash([{"a": "\ud800"}]) != content_hash([{"a": "?"}])
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"n": [1.0, float("nan")]}, "row 1 cannot be used: column 'n' holds nan, which is no number"),
+        ({"n": [{"a": [float("inf")]}, None]}, "row 0 cannot be used: column 'n' holds inf"),
+        ({"n": ["a", None], "b": [b"\xff", None], "t": [datetime(2024, 1, 1), None]}, ""),
+    ],
+)
+def test_values_of_other_formats(columns: dict[str, list[object]], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    if not said:
+        assert len(content_hash(load(DatasetConfig(path=str(file))).rows)) == 64
+        return
+    with pytest.raises(ConfigError) as error:
+        load(DatasetConfig(path=str(file)))
+    assert said in str(error.value) and str(file) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("rows.parquet", b""), ("rows.parquet", b"PAR1" * 9), ("rows.arrow", b"ARROW1xx"), ("rows.csv", b"")),
+        *(("rows.csv", b'a,b\n"x,1\n'), ("rows.csv", b"\xff\xfe\0"), ("rows.json", b"[" * 9999)),
+        ("rows.json", b"1" * 5000),
+        *(("dataset_dict.json", b"{"), ("state.json", b"[]")),
+    ],
+)
+def test_files_that_no_reader_takes(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    path = tmp_path / name if name.startswith("rows") else tmp_path
+    with pytest.raises(ConfigError, match=f"{path}: .*|{path} cannot be read: .+") as error:
+        load(DatasetConfig(path=str(path)))
+    assert "\n" not in str(error.value)

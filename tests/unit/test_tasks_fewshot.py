@@ -59,10 +59,21 @@ def test_too_few_exemplars(spare: bool, needed: int) -> None:
         Sampler(POOL, seed=0, spare=spare).draw(13 if spare else 14, {})
 
 
-def test_an_evaluated_row_that_appears_twice_is_an_error() -> None:
-    twins = [{"id": 0}, {"id": 0}, {"id": 1}]
-    with pytest.raises(ConfigError, match="more than once"):
-        Sampler(twins, seed=0, spare=True).draw(2, {"id": 0})
+def test_an_evaluated_row_that_appears_twice_is_drawn_around() -> None:
+    """lm-eval 0.4.13 draws again, from the pool without the row; the generator goes on."""
+    pool = [{"id": 0}, {"id": 0}, {"id": 1}, {"id": 2}]
+    for seed in range(20):
+        drawn, same = Sampler(pool, seed=seed, spare=True).draw(2, {"id": 0}), random.Random(seed)
+        first = [row for row in same.sample(pool, 3) if row["id"]][:2]
+        assert drawn == (first if len(first) == 2 else same.sample(pool[2:], 2))
+    with pytest.raises(ConfigError, match="only 1 exemplars are not the evaluated row itself"):
+        Sampler(pool[:3], seed=0, spare=True).draw(2, {"id": 0})
+
+
+def test_first_n_leaves_the_evaluated_row_out_where_it_may_be_among_them() -> None:
+    assert Sampler(POOL, seed=1, first_n=True, spare=True).draw(2, POOL[1]) == [POOL[0], POOL[2]]
+    assert Sampler(POOL, seed=1, first_n=True, spare=True).draw(2, POOL[9]) == POOL[:2]
+    assert Sampler(POOL, seed=1, first_n=True).draw(2, POOL[1]) == POOL[:2]
 
 
 def test_plain_text_joins_with_the_delimiters() -> None:

@@ -127,19 +127,35 @@ def test_chat_mode_drops_the_delimiter(tmp_path: Path) -> None:
     ]
 
 
+def arc(choices: dict[str, Any]) -> dict[str, Any]:
+    return {**ARC_ROW, "choices": {**ARC_ROW["choices"], **choices}}
+
+
 @pytest.mark.parametrize(
     ("name", "split", "row", "problem"),
     [
-        ("hellaswag", "validation", {**SWAG, "label": ""}, "row 0 is not as expected: ValueError"),  # the test split
+        ("hellaswag", "validation", {**SWAG, "label": ""}, 'its label "" is no whole number'),  # the test split
+        ("hellaswag", "validation", {**SWAG, "label": 1.5}, "its label 1.5 is no whole number"),
         ("hellaswag", "validation", {**SWAG, "label": "4"}, "gold answer 4 is not one of 4 choices"),
-        ("hellaswag", "validation", {**SWAG, "endings": 5}, "row 0 is not as expected: TypeError"),
-        ("arc_easy", "test", {**ARC_ROW, "answerKey": "E"}, "row 0 is not as expected: ValueError"),
-        ("arc_easy", "test", {**ARC_ROW, "choices": ["a"]}, "row 0 is not as expected: TypeError"),
+        ("hellaswag", "validation", {**SWAG, "endings": 5}, "has a 'endings' that is a number, not a list"),
+        ("hellaswag", "validation", {**SWAG, "endings": ["a", None]}, "ending 1 is null, which is no text"),
+        ("hellaswag", "validation", {**SWAG, "ctx_b": 5}, "has a 'ctx_b' that is a number, not text"),
+        ("arc_easy", "test", {**ARC_ROW, "question": ["Why?"]}, "has a 'question' that is a list, not text or"),
+        ("arc_easy", "test", {**ARC_ROW, "question": True}, "has a 'question' that is true or false, not text"),
+        ("arc_easy", "test", {**ARC_ROW, "answerKey": "E"}, "the answer 'E' is not one of the labels"),
+        ("arc_easy", "test", {**ARC_ROW, "choices": ["a"]}, "has a 'choices' that is a list, not a mapping"),
+        ("arc_easy", "test", arc({"text": ["a", None, "c"]}), "choice 1 is null, which is no text"),
+        ("arc_easy", "test", arc({"text": ["a", 2, "c"]}), "choice 1 is 2, which is no text"),
+        ("arc_easy", "test", arc({"text": "abc"}), 'its choices\' text is "abc", not a list of texts'),
+        ("arc_easy", "test", arc({"text": []}), r"its choices' text is \[\], not a list of texts"),
+        ("arc_easy", "test", arc({"label": None}), "'2' is not one of the labels null"),
+        ("arc_easy", "test", arc({"label": ["1", "2"]}), "it has 2 labels for 3 choices"),
+        ("arc_easy", "test", {**ARC_ROW, "choices": {}}, "KeyError: 'label'"),
     ],
 )
 def test_rows_that_cannot_be_scored(name: str, split: str, row: dict[str, Any], problem: str, tmp_path: Path) -> None:
     write(tmp_path, name, split, [row])
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(ConfigError, match=rf"{split}\.jsonl:1: row 0 .*{problem}"):
         shipped(name, tmp_path)
 
 

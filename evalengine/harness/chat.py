@@ -1,0 +1,131 @@
+"""The model's chat template: from messages to a prompt, within limits, and the same text on every day.
+
+A template is a program that came with the model. It may read the clock (Llama 3.2's writes today's date), loop for ever
+or ask for all memory, so it runs in a process of its own (`template_worker`), for `chat_template_date`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+
+# Far above what a real template takes: 1 ms, 20 MiB and some 10,000 characters for 25 exemplars.
+LIMITS = {"seconds": 10, "bytes": 1 << 30, "characters": 1 << 24}
+WORKER = Path(__file__).with_name("template_worker.py")
+# What must not change with the machine: the names of days and months, and the zone of a time.
+FIXED_ENVIRONMENT = {"TZ": "UTC", "LC_ALL": "C.UTF-8"}
+NONE = "apply_chat_template=false does without it"
+
+
+class ChatTemplate:
+    """Renders messages as transformers' `apply_chat_template(..., add_generation_prompt=True)` does."""
+
+    def __init__(self, tokenizer: Any, date: str) -> None:
+        """tokenizer: transformers'. date: what the template's clock shows, as YYYY-MM-DD.
+
+        Raises ConfigError without a template, and for one that is no template; the process starts with the first call.
+        """
+        if tokenizer is None or not tokenizer.chat_template:
+            raise ConfigError("apply_chat_template=true: the model's tokenizer has no chat template")
+        try:
+            template = tokenizer.get_chat_template()
+        except ValueError as error:  # several templates, and none of them is called "default"
+            raise ConfigError(f"apply_chat_template=true: {' '.join(str(error).split())}") from error
+        if not isinstance(template, str):
+            raise ConfigError(f"apply_chat_template=true: the chat template is no text; {NONE}")
+        variables = {name: _plain(value) for name, value in tokenizer.special_tokens_map.items()}
+        self._setup = {"template": template, "variables": variables, "date": date, "limits": LIMITS}
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    def __call__(self, messages: list[dict[str, str]]) -> str:
+        """The prompt. Raises ConfigError with what the template said."""
+        if self._worker is None:
+            self._worker = _start()
+            weakref.finalize(self, _stop, self._worker)
+            if "error" in (answer := self._ask(self._setup)):
+                self._worker = None
+                self._result(answer, messages)
+        return self._result(self._ask({"messages": messages}), messages)
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The worker's answer; an "error" if it died over the question."""
+        worker = self._worker
+        assert worker is not None and worker.stdin is not None and worker.stdout is not None
+        try:
+            worker.stdin.write(json.dumps(question).encode() + b"\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        code, self._worker = worker.wait(), None  # its output ends only with itself
+        return {"error": "limit", "message": _epitaph(code)}
+
+    def _result(self, answer: dict[str, Any], messages: list[dict[str, str]]) -> str:
+        if "error" not in answer:
+            text: str = answer["text"]
+            return text
+        raise ConfigError(_sentence(answer["error"], _short(answer["message"]), messages))
+
+
+def _start() -> subprocess.Popen[bytes]:
+    import jinja2
+    import markupsafe
+
+    # -I: nothing of the user's environment or folder is imported; jinja2 may lie in a place of its own all the same
+    places = sorted({str(Path(module.__file__ or "").parents[1]) for module in (jinja2, markupsafe)})
+    code = f"import runpy, sys; sys.path += {places!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **FIXED_ENVIRONMENT},
+    )
+
+
+def _stop(worker: subprocess.Popen[bytes]) -> None:
+    worker.kill()
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        assert pipe is not None
+        with suppress(BrokenPipeError):
+            pipe.close()
+
+
+def _epitaph(code: int) -> str:
+    if code == -signal.SIGPROF:
+        return f"it was not finished after {LIMITS['seconds']} s"
+    return f"it ended the process that renders it (exit code {code}); it may need too much memory"
+
+
+def _sentence(kind: str, said: str, messages: list[dict[str, str]]) -> str:
+    cures = []
+    if kind == "raised":
+        if any(message["role"] == "system" for message in messages):
+            cures.append("system_instruction=null and task.description=null send no system message")
+        if sum(message["role"] != "system" for message in messages) > 1:
+            cures.append("fewshot_as_multiturn=false sends one user message")
+    what = {"raised": f"refuses the messages: {said}", "syntax": f"is not valid: {said}", "limit": f"fails: {said}"}
+    return f"the model's chat template {what.get(kind, f'fails: {said} ({kind})')}; {', '.join([*cures, NONE])}"
+
+
+def _plain(value: Any) -> Any:
+    """Special tokens as plain texts: a tokenizer may hold them as objects."""
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.encode("utf-8", "replace").decode().split())
+    return line if len(line) <= 200 else f"{line[:200]}..."

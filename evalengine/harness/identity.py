@@ -1,0 +1,88 @@
+"""What a run is, by content: everything that can change one of its numbers or words, whatever it is called and wherever
+it lies. Runs with equal identities may resume each other; a difference names the field that made two runs unlike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from evalengine.config import Config
+from evalengine.engine.llm import LLM
+from evalengine.engine.loader import weights_fingerprint
+from evalengine.harness.plan import Plan
+from evalengine.models.config import ModelSpec, dtype_name
+from evalengine.records.manifest import run_id, run_identity
+from evalengine.records.sealed import canonical
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run's identity, its short name, and where its rows came from."""
+
+    run_id: str
+    identity: dict[str, Any]
+    datasets: dict[str, dict[str, Any]]  # task -> Task.fingerprint
+
+
+def run_facts(config: Config, plan: Plan, llm: LLM) -> Facts:
+    """Hashes files and rows, so it is called once a run."""
+    datasets = {p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks}
+    extra = {
+        "weights": weights_fingerprint(llm.checkpoint),
+        **model_identity(config, llm),
+        "datasets": {name: _rows_sha256(fingerprint) for name, fingerprint in datasets.items()},
+        "prompts": plan.prompts_sha256(),
+        "numerics": llm.settings.numerics,
+        "dtype": dtype_name(llm.settings.dtype),
+    }
+    if llm.settings.numerics == "fast":
+        extra["attention_backend"] = llm.settings.attention_backend
+    if llm.settings.numerics == "native":  # its promise: one GPU architecture
+        extra["gpu_architecture"] = "sm_{}{}".format(*torch.cuda.get_device_capability(llm.settings.device))
+    return Facts(run_id(config, extra), run_identity(config, extra), datasets)
+
+
+def model_identity(config: Config, llm: LLM) -> dict[str, Any]:
+    """What the model is besides its weights: the same weights under another `rope_theta` are another model."""
+    template = llm.tokenizer.chat_template if config.apply_chat_template and llm.tokenizer is not None else None
+    return {
+        "model_spec": plain_spec(llm.spec),
+        "tokenizer": plain_tokenizer(llm.tokenizer),
+        "chat_template": None if template is None else _sha256(canonical(template)),
+    }
+
+
+def plain_spec(spec: ModelSpec) -> dict[str, Any]:
+    """The spec as plain JSON values, without the checkpoint's dtype: the dtype that computes is the run's own."""
+    values = asdict(spec)
+    del values["dtype"]
+    plain: dict[str, Any] = json.loads(canonical(values))
+    return plain
+
+
+def plain_tokenizer(tokenizer: Any) -> dict[str, Any] | None:
+    """What a fast tokenizer encodes and decodes by. `sha256` is over the vocabulary with all its stages (normaliser,
+    pre-tokeniser, post-processor, decoder, added tokens); the rest is what transformers adds around them."""
+    if tokenizer is None:
+        return None
+    return {
+        "sha256": _sha256(tokenizer.backend_tokenizer.to_str()),
+        "class": type(tokenizer).__name__,
+        "special_tokens": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
+        "clean_up_tokenization_spaces": bool(tokenizer.clean_up_tokenization_spaces),
+        "split_special_tokens": bool(tokenizer.split_special_tokens),
+    }
+
+
+def _rows_sha256(fingerprint: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: fingerprint[name] for name in ("sha256", "fewshot_sha256")}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

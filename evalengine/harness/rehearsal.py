@@ -1,0 +1,52 @@
+"""The end of a run before its first request: every document is scored and written once, with empty answers.
+
+A row that a task cannot score, or that no file can hold, would otherwise cost the whole run, and each resumed one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from evalengine.errors import ConfigError
+from evalengine.harness.metrics import summarize
+from evalengine.tasks.base import Instance, MetricKey, MetricValue, Response, Task
+
+SHOWN = 10  # problems of one task
+
+
+def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
+    """Raises ConfigError that names the documents which could not be scored or written.
+
+    instances: the requests of each document.
+    """
+    values, problems = [], []
+    for doc_id, asked in enumerate(instances):
+        try:
+            values.append(_scored(task, doc_id, list(asked)))
+        except Exception as error:  # whatever the task's own code raises
+            what = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+            problems.append(f"tasks.{task.name}: document {doc_id} cannot be scored or written ({what})")
+    if not problems:
+        problems.extend(f"tasks.{task.name}: {problem}" for problem in _totals(values))
+    if problems:
+        more = len(problems) - SHOWN
+        raise ConfigError(problems[:SHOWN] + ([f"... and {more} more documents"] if more > 0 else []))
+    summarize(task, values)
+
+
+def _scored(task: Task, doc_id: int, asked: list[Instance]) -> dict[MetricKey, MetricValue]:
+    doc, target = task.docs[doc_id], task.target(task.docs[doc_id])
+    values = task.process_results(doc, [Response() for _ in asked])
+    json.dumps([doc, str(target)], ensure_ascii=False, default=str).encode("utf-8")
+    return values
+
+
+def _totals(values: Sequence[dict[MetricKey, MetricValue]]) -> Iterator[str]:
+    """Metrics that would divide by zero."""
+    weights = {key: [value[1] for v in values if isinstance(value := v[key], tuple)] for key in values[0]}
+    if empty := sorted({metric for (metric, _), found in weights.items() if found and sum(found) == 0}):
+        yield (
+            f"the {len(values)} evaluated documents are empty, and {', '.join(empty)} would divide by their words or "
+            "bytes: give documents with text, or raise limit"
+        )

@@ -1,0 +1,110 @@
+"""JSON and YAML that came from outside: whatever is wrong with a text or a file is a ValueError with one sentence.
+
+The libraries' own readers leave a traceback behind for nesting beyond Python's recursion limit, wait for ever for a
+named pipe, and expand YAML aliases until the memory ends (nine lines of nine aliases each are 3.5 * 10^8 nodes).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MAX_YAML_NODES = 100_000  # after aliases are expanded; our longest file has fewer than 1,000
+MAX_YAML_DEPTH = 100
+MAX_JSON_DEPTH = 200  # what walks a value calls itself once a level, and Python ends at 1,000 calls
+
+
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads`. Raises ValueError alone: also for bytes that are no UTF-8, nesting too deep, integers too long."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its values are nested too deeply") from error
+    except ValueError as error:
+        raise _said(error) from error
+    brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
+    if sum(map(text.count, brackets)) > MAX_JSON_DEPTH and not _is_flatter(value, MAX_JSON_DEPTH):  # type: ignore[arg-type]
+        raise ValueError("its values are nested too deeply")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """The file's value. Raises OSError, or ValueError for what is no JSON or no regular file."""
+    return parse_json(read_bytes(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """The file's value, None for an empty one. Raises OSError, or ValueError for what is no YAML, no regular file or
+    grows beyond `MAX_YAML_NODES` through its aliases."""
+    import yaml
+
+    text = read_bytes(path).decode("utf-8")
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            return None
+        if (size := _expanded_size(node)) > MAX_YAML_NODES:
+            raise ValueError(f"its aliases expand it to {size:,} values, more than {MAX_YAML_NODES:,}")
+        return yaml.safe_load(text)
+    except ValueError as error:
+        raise _said(error) from error
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise ValueError("its values are nested too deeply") from error
+    except (TypeError, AttributeError, OverflowError) as error:  # e.g. a mapping as a key, a date out of range
+        raise ValueError(str(error)) from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file's content. Raises OSError, or ValueError for a pipe or a device, which might never end."""
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise ValueError("it is not a regular file")
+    return path.read_bytes()
+
+
+def _is_flatter(value: Any, depth: int) -> bool:
+    """Whether no value lies deeper than that."""
+    level = [value]
+    for _ in range(depth):
+        level = [inner for outer in level if isinstance(outer, list | dict)
+                 for inner in (outer.values() if isinstance(outer, dict) else outer)]  # fmt: skip
+        if not level:
+            return True
+    return False
+
+
+def _said(error: ValueError) -> ValueError:
+    """The error in words for who wrote the file: Python's own name a function that raises a limit."""
+    return ValueError("it holds an integer of thousands of digits") if "integer string" in str(error) else error
+
+
+def _expanded_size(root: Any) -> int:
+    """Values that the YAML node stands for with every alias replaced by what it names."""
+    import yaml
+
+    sizes: dict[int, int] = {}
+    unfinished: set[int] = set()
+
+    def size(node: Any, depth: int) -> int:
+        if id(node) in sizes:
+            return sizes[id(node)]
+        if id(node) in unfinished:
+            raise ValueError("one of its aliases names a value that holds the alias itself")
+        if depth > MAX_YAML_DEPTH:
+            raise ValueError("its values are nested too deeply")
+        unfinished.add(id(node))
+        children: list[Any] = []
+        if isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := next((key for key in keys if keys.count(key) > 1), None):
+                raise ValueError(f"the key {twice[:60]!r} stands twice in one mapping, line {node.start_mark.line + 1}")
+        elif isinstance(node, yaml.SequenceNode):
+            children = node.value
+        sizes[id(node)] = 1 + sum(size(child, depth + 1) for child in children)
+        unfinished.discard(id(node))
+        return sizes[id(node)]
+
+    return size(root, 0)

@@ -1,0 +1,124 @@
+"""Killed at any write of its end: the same command leaves one finished folder, whole, with an unbroken run's digest."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalengine import __main__ as command
+from evalengine.compose import compose_jobs
+from evalengine.config import Config
+from evalengine.engine.llm import LLM
+from evalengine.report.runs import load_run
+from tests.e2e.command import ROOT, finish, runs, start
+
+SETTINGS = ("engine.device=cpu", "limit=2", "task.generation.max_gen_toks=3", "progress=false")
+WHOLE = ["config.yaml", "digest.txt", "manifest.json", "records.parquet", "report.html", "results", "samples",
+         "tokens.json"]  # fmt: skip
+WRITES = ("replace", "unlink", "mkdir")  # of `os`: every file appears by a rename, and only by one
+# A process that kills itself where a test says so: before it renames or removes a file of that name.
+VICTIM = """
+import os, signal, sys
+from evalengine.__main__ import main
+name, where = sys.argv[1].split(":")
+real = getattr(os, name)
+def write(*arguments, **options):
+    if str(arguments[-1]).endswith(where):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **options)
+setattr(os, name, write)
+main(sys.argv[2:])
+"""
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    (job,) = compose_jobs(list(SETTINGS), False)
+    return job.config
+
+
+def kinds(folder: Path) -> list[str]:
+    """The folder's files, without the task and the time in their names."""
+    return sorted(re.sub(r"^(results|samples)_.*", r"\1", path.name) for path in folder.iterdir())
+
+
+@contextmanager
+def copies_before_every_write(root: Path, to: Path) -> Iterator[list[str]]:
+    """What a process killed there would leave: copies of `root` in `to`/<number>, and what came next."""
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def copied_before(name: str) -> Callable[..., Any]:
+            real = getattr(os, name)
+
+            def write(*arguments: Any, **options: Any) -> Any:
+                target = Path(arguments[-1] if name == "replace" else arguments[0])
+                if target.is_relative_to(root) and (name != "unlink" or target.exists()):
+                    said.append(f"{name} {target.name}")
+                    shutil.copytree(root, to / f"{len(said)}")
+                    for scratch in to.glob(f"{len(said)}/*/.*.partial"):
+                        os.truncate(scratch, scratch.stat().st_size // 2)  # killed a moment before
+                return real(*arguments, **options)
+
+            return write
+
+        for name in WRITES:
+            patch.setattr(os, name, copied_before(name))
+        yield said
+
+
+def test_every_write_of_a_run(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, copies = tmp_path / "whole", tmp_path / "copies"
+    root.mkdir()
+    with copies_before_every_write(root, copies) as said:
+        assert command._run(replace(config, output_dir=str(root))) == 0
+    (unbroken,) = runs(root)
+    assert kinds(unbroken.folder) == WHOLE
+    assert len(said) >= 14 and {"replace digest.txt", "replace report.html", "unlink identity.json"} <= {*said}
+    computed: list[int] = []
+    real = LLM.run
+    monkeypatch.setattr(LLM, "run", lambda self, *rest: computed.append(1) or real(self, *rest))  # type: ignore[func-returns-value]
+    capsys.readouterr()
+    for number, write in enumerate(said, 1):
+        output_dir, already = copies / str(number), bool([*copies.glob(f"{number}/*/digest.txt")])
+        computed.clear()
+        assert command._run(replace(config, output_dir=str(output_dir))) == 0, write
+        (again,) = runs(output_dir)
+        assert kinds(again.folder) == WHOLE, write
+        assert again.digest == unbroken.digest and load_run(again.folder).digest == unbroken.digest, write
+        assert capsys.readouterr().out.endswith(f"digest: {unbroken.digest}\n"), write
+        assert bool(computed) != already, f"{write}: a run whose digest stands is not computed again"
+        assert again.results == unbroken.results, write
+
+
+@pytest.mark.parametrize("where", ["replace:report.html", "unlink:identity.json"])
+def test_kill_9_between_the_digest_and_the_end(where: str, tmp_path: Path) -> None:
+    (tmp_path / "victim.py").write_text(VICTIM)
+    words = (f"output_dir={tmp_path / 'out'}", *SETTINGS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, tmp_path / "victim.py", where, *words], cwd=ROOT, env=environment,
+                            capture_output=True)  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (broken,) = runs(tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in broken.folder.iterdir() if not path.name.startswith(".")}
+    assert "digest.txt" in before and "identity.json" in before
+    done = finish(start(*words))
+    assert done.code == 0, done.err
+    (run,) = runs(tmp_path / "out")
+    assert run == broken and kinds(run.folder) == WHOLE and done.out.endswith(f"digest: {run.digest}\n")
+    for name, content in before.items():
+        if name not in ("identity.json", "journal.jsonl", "report.html"):
+            assert (run.folder / name).read_bytes() == content, f"{name}: evidence is not written again"

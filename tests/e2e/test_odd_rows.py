@@ -1,0 +1,68 @@
+"""Rows that are odd, and still can be evaluated: the run is whole for every reader, and says what it did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.command import call, finished, runs
+
+
+def rows(folder: Path, *found: dict[str, Any]) -> str:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return f"task.dataset.path={file}"
+
+
+def test_an_empty_page_is_part_of_a_whole_run(tmp_path: Path) -> None:
+    pages = rows(tmp_path, {"page": " = A = \n it is so . "}, {"page": ""}, {"page": " = B = \n more"})
+    one, two = (finished(tmp_path / name, "task=wikitext", pages) for name in ("one", "two"))
+    assert one.manifest["counts"]["documents"] == 3 and {record.doc_id for record in one.records} == {0, 2}
+    assert one.samples("wikitext")[1]["resps"] == [["0.0"]]
+    assert (one.folder / "report.html").is_file()
+    baseline = str(tmp_path / "baseline.json")
+    for words in (
+        ["compare", str(one.folder), str(two.folder)],
+        ["baseline", str(one.folder), "-o", baseline],
+        ["gate", baseline, str(two.folder)],
+        ["compare", baseline, str(two.folder)],
+        ["report", str(one.folder), str(two.folder), "-o", str(tmp_path / "both.html")],
+    ):
+        done = call(*words)
+        assert done.code == 0, (words, done.err)
+
+
+def test_a_removed_record_is_still_found(tmp_path: Path) -> None:
+    """Only an empty text may have a sample without a record."""
+    from evalengine.records.digest import run_digest, task_digests
+    from evalengine.records.schema import write_records
+
+    pages = rows(tmp_path, {"page": " = A = \n it is so . "}, {"page": " = B = \n more"})
+    run = finished(tmp_path / "run", "task=wikitext", pages)
+    kept = [record for record in run.records if record.doc_id == 0]
+    write_records(run.folder / "records.parquet", kept)
+    manifest = {**run.manifest, "digest": run_digest(kept), "task_digests": task_digests(kept)}
+    (run.folder / "manifest.json").write_text(json.dumps(manifest))
+    (run.folder / "digest.txt").write_text(run_digest(kept) + "\n")
+    assert call("compare", str(run.folder), str(run.folder)).code == 2
+
+
+@pytest.mark.parametrize("template", [False, True])
+def test_special_tokens_in_a_rows_own_text_are_counted(template: bool, tmp_path: Path) -> None:
+    given = rows(
+        tmp_path,
+        {"question": "What is 1 + 1?", "answer": "#### 2"},
+        {"question": "What ends a text? <|endoftext|>", "answer": "#### 2"},
+        {"question": "And <|endoftext> or |im_end|?", "answer": "#### 2"},
+        {"question": "<|im_start|>system", "answer": "#### 2"},
+    )
+    done = call(f"output_dir={tmp_path / 'out'}", "engine.device=cpu", given, f"apply_chat_template={template}",
+                "task.generation.max_gen_toks=2")  # fmt: skip
+    assert done.code == 0, done.err
+    (run,) = runs(tmp_path / "out")
+    assert run.manifest["counts"]["special_token_documents"] == 2, "the template's own tokens do not count"
+    assert "2 documents hold a special token's string in their own text" in done.out
+    assert 0 in run.records[1].prompt_ids, "as in lm-eval, the string became the token"

@@ -1,0 +1,78 @@
+"""What a resumed run keeps is its own, and where that changes bits (fast numerics) everyone is told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evalengine import __main__ as command
+from evalengine.compose import compose_jobs
+from evalengine.config import Config
+from evalengine.errors import EvalEngineError
+from evalengine.harness.journal import Journal, JournalEntry
+from tests.e2e.command import Run, call, runs
+
+SETTINGS = ("engine.device=cpu", "limit=3", "task.generation.max_gen_toks=3", "progress=false", "engine.max_num_seqs=1")
+
+
+def config(output_dir: Path, *more: str) -> Config:
+    (job,) = compose_jobs([*SETTINGS, *more], False)
+    return replace(job.config, output_dir=str(output_dir))
+
+
+def interrupted(wanted: Config) -> Run:
+    """The unfinished folder of a run that was interrupted after its first request."""
+    real = Journal.append
+
+    def append(self: Journal, entry: JournalEntry) -> None:
+        real(self, entry)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "append", append)
+        with pytest.raises(KeyboardInterrupt):
+            command._run(wanted)
+    (run,) = runs(Path(wanted.output_dir))
+    return run
+
+
+def test_a_fast_run_that_was_resumed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast = config(tmp_path / "fast", "batch_invariant=false")
+    broken = interrupted(fast)
+    assert command._run(fast) == 0
+    out, err = capsys.readouterr()
+    assert "1 of 3 requests are kept" in err and "this run will not be repeatable" in err and "resume=never" in err
+    assert "the same command may not give these again" in out
+    assert broken.manifest["resumed_fast"] is True and broken.manifest["counts"]["resumed_requests"] == 1
+    assert "the same command may give other bits" in (broken.folder / "report.html").read_text(encoding="utf-8")
+    whole = replace(fast, output_dir=str(tmp_path / "whole"))
+    assert command._run(whole) == 0
+    assert "repeatable" not in capsys.readouterr().err
+    (unbroken,) = runs(tmp_path / "whole")
+    assert unbroken.manifest["resumed_fast"] is False
+    said = call("compare", str(unbroken.folder), str(broken.folder), "--level", "answers").out
+    assert "B was interrupted and resumed under fast numerics (1 of 3 requests kept)" in said
+
+
+def test_an_exact_run_that_was_resumed_needs_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exact = config(tmp_path)
+    broken = interrupted(exact)
+    assert command._run(exact) == 0
+    assert capsys.readouterr().err == "" and broken.manifest["resumed_fast"] is False
+
+
+def test_a_journal_of_another_dtype_is_refused(tmp_path: Path) -> None:
+    mine = config(tmp_path / "mine", "engine.dtype=float32")
+    others = interrupted(config(tmp_path / "others", "engine.dtype=bfloat16"))
+    broken = interrupted(mine)
+    shutil.copy(others.folder / "journal.jsonl", broken.folder / "journal.jsonl")
+    with pytest.raises(
+        EvalEngineError, match=r"journal\.jsonl: line 1 is not of this run: it names the run .*resume=never"
+    ):
+        command._run(mine)
+    identities = [json.loads((run.folder / "identity.json").read_text())["dtype"] for run in (broken, others)]
+    assert identities == ["float32", "bfloat16"]

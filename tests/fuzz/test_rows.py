@@ -1,0 +1,208 @@
+"""Mutated rows for every family of tasks: refused where they stand, or a run whose plan, outcome and files work."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.config import Config, DatasetConfig, GenerationConfig, TaskConfig
+from evalengine.errors import ConfigError
+from evalengine.harness.journal import JournalEntry
+from evalengine.harness.outcome import records, task_results
+from evalengine.harness.plan import Plan, build_plan
+from evalengine.records.lm_eval import sample_row
+from evalengine.records.schema import ids_sha256
+from evalengine.tasks.filters import ExactMatch
+from evalengine.tasks.gsm8k import GSM8K
+from evalengine.tasks.multiple_choice import clean_wikihow
+from evalengine.tasks.registry import load_task
+from evalengine.tasks.wikitext import detokenise
+from tests.fuzz.cases import Case, cases
+
+MATHS = [{"question": f"How many are {i} + {i}?", "answer": f"{i} + {i} = {2 * i}\n#### {2 * i}"} for i in range(4)]
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "gsm8k:GSM8K": MATHS,
+    "gsm8k:GSM8KCoT": [{**row, "target": "The answer is 2."} for row in MATHS],
+    "arithmetic:Arithmetic": MATHS,
+    "wikitext:WikiText": [{"page": f" = P{i} = \n \n It is , so to say , page ( {i} ) . \n"} for i in range(4)],
+    "multiple_choice:HellaSwag": [
+        {"activity_label": "A", "ctx_a": f"He {i}.", "ctx_b": "he", "endings": ["a", "b [x] c"], "label": str(i % 2)}
+        for i in range(4)
+    ],
+    "multiple_choice:ARC": [
+        {"question": f"Why {i}?", "choices": {"text": ["so", "no"], "label": ["A", "B"]}, "answerKey": "AB"[i % 2]}
+        for i in range(4)
+    ],
+    "winogrande:WinoGrande": [
+        {"sentence": f"It is {i} as _ is.", "option1": "a", "option2": "b", "answer": str(1 + i % 2)} for i in range(4)
+    ],
+}
+ODD: list[Any] = [
+    *(None, True, False, 0, -1, 7, 2**63, 10**400, 1.5, -0.0, 1e308, float("nan"), float("inf")),
+    *("", " ", "\n", "\0", "\ud800", "a\udfffb", "<|endoftext|>", "<|im_end|>x", "_", "#### "),
+    *("1", "2", "A", "\u2028", "é" * 9),
+    *([], {}, [[]], [None], ["a"], {"text": []}, {"a": {"b": [1]}}, {"text": ["a"], "label": ["A"]}, [1, "x"]),
+]
+
+
+@cache
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(files("evalengine.assets") / "tinymath"))
+
+
+def engine() -> Any:
+    settings = SimpleNamespace(max_model_len=1024, block_size=64)
+    spec = SimpleNamespace(vocab_size=len(tokenizer()))
+    return SimpleNamespace(tokenizer=tokenizer(), settings=settings, spec=spec, num_kv_blocks=10_000)
+
+
+def mutated(case: Case, value: Any) -> Any:
+    """A row with one thing in it that is not as it was."""
+    if isinstance(value, dict) and value and case.random() < 0.8:
+        name = case.choice([*value])
+        if case.random() < 0.15:
+            return {key: inner for key, inner in value.items() if key != name}
+        if case.random() < 0.1:
+            return {**value, case.choice(["more", "\ud83d", "", "choices"]): case.choice(ODD)}
+        return {**value, name: mutated(case, value[name])}
+    if isinstance(value, list) and value and case.random() < 0.6:
+        place = case.randrange(len(value))
+        return [*value[:place], mutated(case, value[place]), *value[place + 1 :]]
+    if isinstance(value, str) and case.random() < 0.3:
+        place = case.randint(0, len(value))
+        return value[:place] + case.choice([odd for odd in ODD if isinstance(odd, str)]) + value[place:]
+    if case.random() < 0.05:
+        return case.choice([nested(20), nested(150), nested(800)])
+    return case.choice(ODD)
+
+
+def nested(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def planned(cls: str, file: Path, shots: int, tmp_path: Path) -> Plan:
+    generates = cls.startswith(("gsm8k", "arith"))
+    config = TaskConfig(
+        cls=cls,
+        dataset=DatasetConfig(path=str(tmp_path)),
+        split=file.stem,
+        fewshot_split="train",
+        num_fewshot=0 if cls.startswith("wiki") else shots,
+        generation=GenerationConfig(max_gen_toks=9) if generates else GenerationConfig(),
+    )
+    task = load_task("mine", config)
+    task.load()
+    return build_plan(replace(Config(), tasks={"mine": config}), [task], engine())
+
+
+def answered(plan: Plan) -> list[str]:
+    """Everything that a run does with its answers until they are written; the lines of its samples."""
+    entries = {}
+    for item in plan.requests:
+        ids = getattr(item.request, "continuation_ids", [1, 2])
+        logprobs = -np.ones(len(ids), dtype=np.float32)
+        entries[item.key] = JournalEntry(item.key, ids_sha256(item.prompt_ids), ids, logprobs, "stop", "#### 4", False)
+    assert len(records(plan, entries)) == len(plan.requests)
+    (result,) = task_results(plan, entries)
+    assert all(not isinstance(value, float) or value == value for value in result.metrics.values())
+    lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=str) for sample in result.samples]
+    for line in lines:
+        json.loads(line.encode("utf-8"))
+    assert plan.tasks[0].task.fingerprint()["rows"] == len(plan.tasks[0].instances)
+    assert len(plan.prompts_sha256()) == 64
+    return lines
+
+
+def write(file: Path, rows: list[Any]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("cls", ROWS)
+def test_a_mutated_row_is_refused_by_its_place_or_the_run_works(cls: str, tmp_path: Path) -> None:
+    good = ROWS[cls]
+    write(tmp_path / "train.jsonl", good)
+    write(tmp_path / "good.jsonl", good)
+    plain = {shots: planned(cls, tmp_path / "good.jsonl", shots, tmp_path) for shots in (0, 2)}
+    assert len(answered(plain[0])) in (4, 8)
+    refused = 0
+    for case in cases(f"rows/{cls}", 250):
+        row, shots = mutated(case, good[1]), case.choice([0, 0, 2])
+        for _ in range(case.choice([0, 0, 1, 3])):
+            row = mutated(case, row) if isinstance(row, dict) else row
+        broken = tmp_path / case.choice(["broken.jsonl", "train.jsonl"])
+        for file in (tmp_path / "broken.jsonl", tmp_path / "train.jsonl"):
+            write(file, [good[0], row if file == broken else good[1], *good[2:]])
+        with case.named(row):
+            try:
+                plan = planned(cls, tmp_path / "broken.jsonl", shots, tmp_path)
+            except ConfigError as error:
+                text = str(error)
+                assert f"{broken}:2: row 1" in text or f"{broken}:2:" in text or "document 1" in text, text
+                assert "Traceback" not in text and len(text) < 2000
+                text.encode("utf-8")
+                refused += 1
+                continue
+            answered(plan)
+            if broken.stem == "train" and shots:
+                continue
+            for ours, theirs in zip(plan.tasks[0].instances, plain[shots].tasks[0].instances, strict=True):
+                if ours[0].doc_id != 1:
+                    assert ours == theirs, "another document's requests changed"
+    assert refused > 20
+
+
+def old_detokenise(text: str) -> str:
+    """The rules as lm-eval writes them."""
+    text = text.replace("s '", "s'")
+    text = re.sub(r"/' [0-9]/", r"/'[0-9]/", text)
+    for old, new in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")):
+        text = text.replace(old, new)
+    for mark in ":;.!?,":
+        text = text.replace(f" {mark} ", f"{mark} ")
+    text = re.sub(r"\(\s*([^\)]*?)\s*\)", r"(\1)", text)
+    text = re.sub(r"\[\s*([^\]]*?)\s*\]", r"[\1]", text)
+    text = re.sub(r"{\s*([^}]*?)\s*}", r"{\1}", text)
+    text = re.sub(r"\"\s*([^\"]*?)\s*\"", r'"\1"', text)
+    text = re.sub(r"'\s*([^']*?)\s*'", r"'\1'", text)
+    for old, new in (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°"), (" \n", "\n"), ("\n ", "\n")):
+        text = text.replace(old, new)
+    return text.replace(" N ", " 1 ").replace(" 's", "'s")
+
+
+def test_linear_rules_give_what_the_backtracking_ones_gave() -> None:
+    pieces = [*" ()[]{}\"'=@-,.N s\n°:;a\t\r\u00a0\u2028\x1c\x85\u200b", " ( ", " ' ", "][", "##", "#### "]
+    maths = [r"(?s).*#### ", r"(?s)\A.*#### "]
+    for case in cases("rules", 3000):
+        text = "".join(case.choices(pieces, k=case.randint(0, 40)))
+        with case.named(text):
+            assert detokenise(text) == old_detokenise(text)
+            tags = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+            assert clean_wikihow(text) == tags
+            assert len({ExactMatch(ignore=(pattern,))._normalise(text) for pattern in maths}) == 1
+
+
+@pytest.mark.parametrize("piece", ["( ", "(", "[ ", "{ ", '" ', "' ", "= ", " \n", "[", "((  ", "\t(", "## ", "$,"])
+def test_long_rows_of_marks_take_no_time(piece: str) -> None:
+    text = piece * (200_000 // len(piece))
+    begin = time.process_time()
+    detokenise(text)
+    clean_wikihow(text)
+    GSM8K.match(text, text[:-1])
+    for extract in GSM8K.extract.values():
+        extract(text)
+    assert time.process_time() - begin < 5

@@ -1,0 +1,180 @@
+"""A user's own configuration files: mistakes are sentences that name the file, bombs are refused before they expand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from evalengine.compose import Job, compose_jobs, read_config
+from evalengine.errors import ConfigError
+
+TASK = "cls: gsm8k:GSM8K\ndataset: {path: rows.jsonl}\nsplit: test\n"
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def jobs(folder: Path, *overrides: str, multirun: bool = False) -> list[Job]:
+    return compose_jobs([f"hydra.searchpath=[file://{folder}]", *overrides], multirun)
+
+
+def written(folder: Path, name: str, text: str | bytes) -> Path:
+    file = folder / f"{name}.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+@pytest.mark.parametrize("header", ["# @package tasks.mine\n", "#@package tasks.mine\n", "# @package tasks.other\n#\n"])
+def test_a_task_of_ones_own(header: str, tmp_path: Path) -> None:
+    written(tmp_path, "task/mine", header + TASK)
+    (job,) = jobs(tmp_path, "task=[mine,gsm8k]")
+    assert [*job.config.tasks] == ["other" if "other" in header else "mine", "gsm8k"]
+    written(tmp_path, "task/suite", "defaults: [mine, arc_easy]\n")
+    (job,) = jobs(tmp_path, "task=suite")
+    assert len(job.config.tasks) == 2
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("", "it has no '# @package' line"),
+        ("# My task\n# @package tasks.mine\n", "it has no '# @package' line"),  # Hydra reads it first, or not at all
+        ("# @package task.mine\n", "it says '# @package task.mine'"),
+        ("# @package _group_\n", "it says '# @package _group_'"),
+    ],
+)
+@pytest.mark.parametrize("chosen", ["task=mine", "task=[gsm8k,mine]", "task=suite", "experiment=both"])
+def test_a_task_without_its_package_line(header: str, said: str, chosen: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "task/mine", header + TASK)
+    written(tmp_path, "task/suite", "defaults: [mine, arc_easy]\n")
+    written(tmp_path, "experiment/both", "# @package _global_\ndefaults: [override /task: [gsm8k, mine]]\n")
+    with pytest.raises(ConfigError) as error:
+        jobs(tmp_path, chosen)
+    cure = "so its settings belong to no task; begin it with '# @package tasks.mine'"
+    assert error.value.problems == [f"task=mine: {file}: {said}, {cure}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cls: [a\n", "expected ',' or ']'"),
+        ("cls: a\ncls: b\n", "the key 'cls' stands twice"),
+        ("- a\n- b\n", "must hold settings, name: value, a line each"),
+        ("word", "must hold settings"),
+        ("1: 2\n", "'1' is no name of a setting"),
+        ("[1]: 2\n", "unhashable key"),
+        (b"cls: \x80\n", "can't decode byte 0x80"),
+        ("cls: !!python/object:os.system a\n", "could not determine a constructor"),
+        ("cls: ${nope}\n", "tasks.mine.cls: Interpolation key 'nope' not found"),
+        ("cls: ${tasks.mine.cls}\n", "tasks.mine.cls: "),
+        ("defaults: 5\ncls: a\n", "its defaults must be a list of names"),
+        ("defaults: [5]\n", "its defaults must be a list of names"),
+        ("defaults: [{a: {b: c}}]\n", "its defaults must be a list of names"),
+        ("defaults: [nowhere]\n", "nowhere"),
+        ("dataset: 5\n", "mine"),
+        ("dataset:\n  file: x\n", "Key 'file' not in"),
+        ("version: [1]\n", "mine"),
+        ("cls: null\n", "tasks.mine.cls: names no task class"),
+        (BOMB, "aliases expand it to"),
+        ("a: &a [*a]\n", "holds the alias itself"),
+        ("[" * 500, "nested too deeply"),
+        ("cls: " + "[" * 300 + "]" * 300, "nested too deeply"),
+    ],
+)
+def test_mistakes_in_a_task_of_ones_own(text: str | bytes, said: str, tmp_path: Path) -> None:
+    written(tmp_path, "task/mine", b"# @package tasks.mine\n" + (text if isinstance(text, bytes) else text.encode()))
+    begin = time.perf_counter()
+    with pytest.raises(ConfigError) as error:
+        jobs(tmp_path, "task=mine")
+    assert said in str(error.value) and "\n" not in error.value.problems[0]
+    assert time.perf_counter() - begin < 5
+
+
+def test_empty_files_and_an_experiment_without_its_package_line(tmp_path: Path) -> None:
+    for group, text, said in (
+        ("task", "", "it is empty; a task's file names its class"),
+        ("task", "# @package tasks.mine\n", "it is empty; a task's file"),
+        ("experiment", "", "it is empty; an experiment's file names the settings that it sweeps"),
+        ("experiment", "limit: 3\n", "it has no '# @package' line; begin it with '# @package _global_'"),
+        ("experiment", "# @package other\nlimit: 3\n", "it says '# @package other'; begin it with"),
+    ):
+        file = written(tmp_path, f"{group}/mine", text)
+        with pytest.raises(ConfigError) as error:
+            jobs(tmp_path, f"{group}=mine")
+        (problem,) = error.value.problems
+        assert problem.startswith(f"{group}=mine: {file}: {said}")
+        file.unlink()
+
+
+def test_all_files_at_fault_are_named_at_once(tmp_path: Path) -> None:
+    written(tmp_path, "task/mine", BOMB)
+    written(tmp_path, "model/mine", "a: [")
+    os.mkfifo(tmp_path / "task" / "pipe.yaml")
+    with pytest.raises(ConfigError) as error:
+        jobs(tmp_path, "task=[mine,pipe]", "model=mine")
+    assert sorted(p.split(":")[0] for p in error.value.problems) == ["model=mine", "task=mine", "task=pipe"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hydra: {sweeper: {params: [1, 2]}}", "experiment/mine"),
+        ("hydra: {sweeper: {params: {seed: 'range(0,1000000000)'}}}", "1,000,000,000 runs: a sweep has at most 1,000"),
+        ("hydra: {sweeper: {params: {nothing: '1,2'}}}", "nothing: no such setting"),
+        ("hydra: {sweeper: {params: {seed: '1,2,('}}}", "seed=1,2,("),
+        (BOMB, "aliases expand it to"),
+        ("seed: [", "experiment=mine: "),
+    ],
+)
+def test_mistakes_in_an_experiment_of_ones_own(text: str, said: str, tmp_path: Path) -> None:
+    written(tmp_path, "experiment/mine", "# @package _global_\n" + text + "\n")
+    with pytest.raises(ConfigError) as error:
+        jobs(tmp_path, "experiment=mine")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["seed=range(0,1000000000)"], "1,000,000,000 runs: a sweep has at most 1,000; sweep fewer values"),
+        (["seed=shuffle(range(0,1000000000))"], "1,000,000,000 runs"),
+        (["seed=range(0,1e9,0.5)"], "2,000,000,000 runs"),
+        (["seed=range(0,100)", "limit=range(1,100)"], "9,900 runs"),
+        (["seed=range(0,10,0)"], "nothing reaches 10"),
+        (["seed=range(0,inf)"], "nothing reaches inf"),
+        (["seed=range(5,1)"], "sweeps no value at all"),
+        (["seed=interval(0,1)"], "only lists, choice() and range() can be swept"),
+    ],
+)
+def test_sweeps_without_end_are_refused_by_their_number(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_jobs(overrides, multirun=True)
+    assert said in str(error.value)
+
+
+def test_sweeps_that_can_be_meant() -> None:
+    found = compose_jobs(["seed=range(0,3)", "limit=1,2"], multirun=True)
+    assert [(job.config.seed, job.config.limit) for job in found] == [(s, n) for s in range(3) for n in (1, 2)]
+    assert [j.config.seed for j in compose_jobs(["seed=range(4,0,-2)"], multirun=True)] == [4, 2]
+
+
+@pytest.mark.parametrize("text", [BOMB, "[", "- 1", "5", "tasks: {a: null}", "tasks: 5", "model: null", "{[1]: 2}"])
+def test_a_runs_configuration_that_is_damaged(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yaml: ") as error:
+        read_config(file)
+    assert len(error.value.problems) == 1
+
+
+def test_a_working_directory_that_was_deleted(tmp_path: Path) -> None:
+    code = f"import os, evalengine.__main__ as m; os.rmdir({str(tmp_path)!r}); raise SystemExit(m.main(['limit=1']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "evalengine: the working directory no longer exists: change to one that does (cd)\n"

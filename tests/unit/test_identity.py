@@ -1,0 +1,84 @@
+"""A run's identity holds what the model is: every field of its spec, its tokenizer, the chat template in use."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from evalengine.compose import compose_jobs
+from evalengine.config import ModelConfig
+from evalengine.engine.loader import Checkpoint, resolve_checkpoint
+from evalengine.harness.identity import model_identity, plain_spec, plain_tokenizer
+from evalengine.models.config import ModelSpec, RopeSpec
+from evalengine.models.processors import LogitsProcessors
+
+(JOB,) = compose_jobs([])
+(CHAT,) = compose_jobs(["apply_chat_template=true"])
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return resolve_checkpoint(ModelConfig(path="asset:tinymath"))
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, RopeSpec):
+        return replace(value, theta=value.theta + 1)
+    if isinstance(value, LogitsProcessors):
+        return replace(value, repetition_penalty=1.1)
+    if isinstance(value, tuple):
+        return (*value, 7)
+    if value is None:
+        return 3
+    return not value if isinstance(value, bool) else value + "x" if isinstance(value, str) else value * 2
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(ModelSpec) if f.name != "dtype"])
+def test_every_field_of_the_spec_counts(checkpoint: Checkpoint, name: str) -> None:
+    spec = checkpoint.spec
+    other = replace(spec, **{name: changed(getattr(spec, name))})
+    before, after = plain_spec(spec), plain_spec(other)
+    assert {key for key in before if before[key] != after[key]} == {name}
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(RopeSpec)])
+def test_every_field_of_rope_counts(checkpoint: Checkpoint, name: str) -> None:
+    rope = replace(checkpoint.spec.rope, **{name: changed(getattr(checkpoint.spec.rope, name))})
+    assert plain_spec(replace(checkpoint.spec, rope=rope))["rope"] != plain_spec(checkpoint.spec)["rope"]
+
+
+def test_the_checkpoints_dtype_does_not(checkpoint: Checkpoint) -> None:
+    """A run's own dtype is a part of its identity, and says what was computed in."""
+    assert plain_spec(replace(checkpoint.spec, dtype=torch.float64)) == plain_spec(checkpoint.spec)
+
+
+def test_what_encodes_and_decodes_counts(checkpoint: Checkpoint) -> None:
+    before = plain_tokenizer(checkpoint.tokenizer)
+    assert before is not None and before["special_tokens"]["eos_token"] == "<|endoftext|>"
+    for change in (
+        lambda t: setattr(t, "eos_token", "<|im_end|>"),
+        lambda t: setattr(t, "clean_up_tokenization_spaces", True),
+        lambda t: setattr(t, "split_special_tokens", True),
+        lambda t: t.add_tokens(["<tool>"]),
+    ):
+        other = copy.deepcopy(checkpoint.tokenizer)
+        change(other)
+        assert plain_tokenizer(other) != before
+
+
+def test_the_chat_template_counts_where_it_is_applied(checkpoint: Checkpoint) -> None:
+    def identity(config: Any, template: Any) -> dict[str, Any]:
+        tokenizer = copy.deepcopy(checkpoint.tokenizer)
+        tokenizer.chat_template = template  # type: ignore[union-attr]
+        llm: Any = SimpleNamespace(spec=checkpoint.spec, tokenizer=tokenizer)
+        return model_identity(config, llm)
+
+    assert identity(JOB.config, "a") == identity(JOB.config, "b")
+    assert identity(CHAT.config, "a") != identity(CHAT.config, "b")
+    assert identity(CHAT.config, {"default": "a"}) != identity(CHAT.config, {"default": "b"})

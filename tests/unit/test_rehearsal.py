@@ -1,0 +1,59 @@
+"""The end of a run is tried before its first request: what a row or a task cannot give is told then, by document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalengine.config import DatasetConfig, TaskConfig
+from evalengine.errors import ConfigError
+from evalengine.harness.rehearsal import rehearse
+from evalengine.tasks.base import Doc, Task
+from evalengine.tasks.gsm8k import GSM8K
+from evalengine.tasks.registry import load_task
+
+
+class Broken(GSM8K):
+    """Scores what it has not checked when the rows were read."""
+
+    def score(self, doc: Doc, answers: list[str]) -> dict[str, Any]:
+        return {"exact_match": 1 / len(doc["question"])}
+
+
+class Unwritable(GSM8K):
+    def document(self, row: Doc) -> Doc:
+        return {**row, "half": "\ud800"} if row["question"] == "b" else row
+
+
+def loaded(cls: type[Task] | str, folder: Path, *rows: dict[str, Any]) -> Task:
+    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = TaskConfig(cls=cls if isinstance(cls, str) else "x", dataset=DatasetConfig(path=str(folder)), split="test")
+    task = load_task("mine", config) if isinstance(cls, str) else cls("mine", config)
+    task.load()
+    return task
+
+
+def test_what_a_task_cannot_score_or_write_is_named(tmp_path: Path) -> None:
+    rows = [{"question": text, "answer": "1"} for text in ("a", "", "b")]
+    for cls, document, why in ((Broken, 1, "ZeroDivisionError"), (Unwritable, 2, "UnicodeEncodeError")):
+        task = loaded(cls, tmp_path, *rows)
+        with pytest.raises(ConfigError) as error:
+            rehearse(task, task.instances())
+        (problem,) = error.value.problems
+        assert problem.startswith(f"tasks.mine: document {document} cannot be scored or written ({why}: ")
+    task = loaded("gsm8k:GSM8K", tmp_path, *rows)
+    rehearse(task, task.instances())
+
+
+def test_empty_pages_are_scored_and_nothing_but_empty_pages_is_refused(tmp_path: Path) -> None:
+    task = loaded("wikitext:WikiText", tmp_path, {"page": ""}, {"page": " = A = \n"})
+    rehearse(task, task.instances())
+    with pytest.raises(ConfigError) as error:
+        rehearse(task, task.instances(1))
+    assert error.value.problems == [
+        "tasks.mine: the 1 evaluated documents are empty, and bits_per_byte, byte_perplexity would divide by their "
+        "words or bytes: give documents with text, or raise limit"
+    ]
