@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from evalengine.report.compare import compare
 from evalengine.report.compare_tables import bullets, item_name
 from evalengine.report.printing import print_findings
 from evalengine.report.runs import Run, load_run, merkle_differences
+from evalengine.report.unchecked import UNBOUND
 
 NUMERIC = ("batch_invariant=", "numerics=", "engine.", "model.")  # settings that change how numbers are computed
 PLACES = ("data_dir=", "model.", "tasks.", "engine.device=", "engine.num_kv_blocks=", "engine.num_threads=")
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if found.lacking:  # outputs that had no room: once more, for these tokens
         again = [source.trace(key, arguments, instead, found.lacking) for source, instead in sides]
         found = explain(*again)
-    notes = list(_nothing_found(found, sources, key))
+    notes = [*_unbound(sources), *_nothing_found(found, sources, key)]
     print_findings("explain", report(found, notes), as_json(found, notes), arguments.json)
     return 0 if found.first is None else 1
 
@@ -71,6 +73,8 @@ class _Source:
         run = load_run(path)
         if run.kind != "run":
             raise ConfigError(f"explain: {path}: a {run.kind} cannot be run again; give a run's folder")
+        if run.unbound:
+            print(f"evalengine: {path}: {UNBOUND}", file=sys.stderr)
         return cls(path, run, None)
 
     def prompt_sha256(self, key: RecordKey) -> str:
@@ -194,6 +198,10 @@ def _write(source: _Source, key: RecordKey, arguments: argparse.Namespace) -> in
         f"{size / 1000:.1f} kB; it gave {said[trace.reproduced]}"
     )
     return 0
+
+
+def _unbound(sources: Sequence[_Source]) -> Iterator[str]:
+    yield from (f"{source.path}: {UNBOUND}." for source in sources if source.run is not None and source.run.unbound)
 
 
 def _nothing_found(found: Explanation, sources: Sequence[_Source], key: RecordKey) -> Iterator[str]:

@@ -46,7 +46,7 @@ def read_trace(file: Path) -> Trace:
     content = FORMAT.unseal(file, cure)
     try:
         return _trace(content)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{file}: its parts contradict each other ({error}); {cure}") from error
 
 

@@ -6,9 +6,10 @@ with its pool, until the item is done; `alone` is for runs that are too long for
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +22,19 @@ from evalengine.engine.request import Request, RequestOutput
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.record import Recorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
+from evalengine.harness.identity import model_identity
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
 from evalengine.harness.runner import engine_settings
-from evalengine.records.manifest import machine_facts
+from evalengine.records.manifest import differences, machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.report.runs import Run
 
 # What the run resolved by itself, from the machine's memory for instance, and must be the same again.
 RESOLVED = ("device", "num_threads", "max_model_len", "dtype", "block_size", "num_kv_blocks")
 ALWAYS = RESOLVED[:3]  # the others follow from settings that may be replaced
+MAX_LISTED = 5  # changed fields of the model
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,17 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
     """
     config = _configuration(side)
     checkpoint, tasks = prepare(config)
-    if not _names(side.instead, "model.") and weights_fingerprint(checkpoint) != side.run.identity["weights"]:
+    same_model = not _names(side.instead, "model.")
+    if same_model and weights_fingerprint(checkpoint) != side.run.identity["weights"]:
         raise ConfigError(
             f"{checkpoint.source}: these are not the weights of {side.run.name}; name them by --with model.path=..."
         )
     with LLM(checkpoint, batch_invariant=config.batch_invariant, numerics=config.numerics, engine=config.engine) as llm:
+        if same_model and (changed := list(_model_changes(side.run, model_identity(config, llm)))):
+            raise ConfigError(
+                f"{checkpoint.source}: no longer the model of {side.run.name}: {'; '.join(changed[:MAX_LISTED])}; "
+                "restore its configuration, or name the run's own model by --with model.path=..."
+            )
         plan = build_plan(config, tasks, llm)
         if plan.prompts_sha256() != side.run.identity["prompts"]:
             raise ConfigError(
@@ -72,6 +81,13 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
         recorder = Recorder(item.request, keep)
         output = _run(llm, plan, item, recorder, side, config.progress)
         return _trace(side, llm, item, recorder, output, len(plan.requests), config.seed)
+
+
+def _model_changes(run: Run, now: Mapping[str, Any]) -> Iterator[str]:
+    """What of the model besides its weights has changed since the run, as far as the run recorded it."""
+    for name, value in now.items():
+        if name in run.identity:
+            yield from differences(run.identity[name], value, name)
 
 
 def _configuration(side: Side) -> Config:

@@ -1,7 +1,9 @@
 """A run's folder: made or taken up again, locked while in use, and finished by its digest.
 
 `results/<task>-<model>-<time>-<id>/` belongs to one process at a time (a lock on `.lock`). It is unfinished until
-`digest.txt` exists, which is written last; every file appears whole or not at all.
+`digest.txt` exists, which is the last of its evidence; every file appears whole or not at all. `identity.json` goes
+when the page is there too: a folder that holds both belongs to a run that was killed in between, and the same command
+takes it up to finish it.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.records.manifest import differences
+from evalengine.errors import ConfigError, EvalEngineError, readable
+from evalengine.records.manifest import differences, identity_sha256
+from evalengine.records.manifest_file import read_identity
 
 DIGEST, RECORDS = "digest.txt", "records.parquet"
 JOURNAL, LOCK, IDENTITY = "journal.jsonl", ".lock", "identity.json"  # gone once the run is finished
@@ -26,11 +30,13 @@ NAME_LIMIT = 120  # characters of <task>-<model>; a file name holds 255
 
 
 class RunFolder:
-    """An open, locked run folder. Use it as a context manager; `finish` marks the run done."""
+    """An open, locked run folder. Use it as a context manager; `finish` marks the run done, `tidy` ends its life as an
+    unfinished one."""
 
-    def __init__(self, path: Path, lock: int, resumed: bool) -> None:
+    def __init__(self, path: Path, lock: int, resumed: bool, identity: Mapping[str, Any]) -> None:
         self.path = path
         self.resumed = resumed
+        self.identity_sha256 = identity_sha256(identity)
         self._lock: int | None = lock
 
     @classmethod
@@ -39,18 +45,20 @@ class RunFolder:
     ) -> RunFolder:
         """The folder for a run called `name` ("<task>-<model>").
 
-        resume: "auto" takes up the newest unfinished folder with this id that no process holds, or makes a new one;
-        "never" makes a new one; anything else is the folder to take up, whose identity must be this run's.
+        resume: "auto" takes up the newest folder of this very identity that is unfinished, or finished but for its
+        page, and that no process holds, or makes a new one; "never" makes a new one; anything else is the folder to
+        take up, whose identity must be this run's.
         Raises `ConfigError` if that folder does not fit, `EvalEngineError` if the disk refuses.
         """
         root = Path(output_dir)
-        try:
-            if resume not in ("auto", "never"):
+        if resume not in ("auto", "never"):
+            with readable(f"resume={resume}"):
                 return cls._take_up(Path(resume), run_id, identity)
+        try:
             if resume == "auto":
-                for path in _unfinished(root, run_id):
+                for path in _unfinished(root, run_id, identity):
                     if (lock := _acquire(path)) is not None:
-                        return cls(path, lock, resumed=True)
+                        return cls(path, lock, True, identity)._with_identity(run_id, identity)
             return cls._create(root, name, run_id, identity)
         except OSError as error:
             raise write_failed(root, error) from error
@@ -68,30 +76,44 @@ class RunFolder:
             lock = _acquire(path)
             if lock is None:  # another process took the new folder up in between: it is theirs
                 continue
-            folder = cls(path, lock, resumed=False)
-            try:
-                folder.write_json(IDENTITY, {"run_id": run_id, **identity})
-            except BaseException:  # without it no run would ever take this folder up
-                folder.close()
-                shutil.rmtree(path, ignore_errors=True)
-                raise
-            return folder
+            return cls(path, lock, False, identity)._with_identity(run_id, identity)
         raise EvalEngineError(f"output_dir={root}: a thousand runs named {stem} already; use another output_dir")
+
+    def _with_identity(self, run_id: str, identity: Mapping[str, Any]) -> RunFolder:
+        """The folder, once it says whose it is; a new one, or one whose process was killed before it could."""
+        if (self.path / IDENTITY).exists():
+            return self
+        try:
+            self.write_json(IDENTITY, {"run_id": run_id, **identity})
+        except BaseException:  # without it no other setting of `resume` would ever take this folder up
+            self.close()
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+        return self
 
     @classmethod
     def _take_up(cls, path: Path, run_id: str, identity: Mapping[str, Any]) -> RunFolder:
-        if (path / DIGEST).exists():
+        if (path / DIGEST).exists() and not (path / IDENTITY).exists():
             raise ConfigError(f"resume={path}: that run is finished; set resume=never to run it again")
         if not (path / IDENTITY).is_file():
             raise ConfigError(f"resume={path}: not the folder of an evalengine run ({IDENTITY} is missing)")
-        stored = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
-        if stored.pop("run_id", None) != run_id:
+        try:
+            stored = read_identity(path / IDENTITY)
+        except ValueError as error:
+            raise ConfigError(f"resume={path}: its {IDENTITY} is damaged ({error}); set resume=never") from error
+        if stored != {"run_id": run_id, **identity}:
+            del stored["run_id"]
             found = "; ".join(differences(stored, identity)) or "it was written by another version"
             raise ConfigError(f"resume={path}: it holds another run: {found}. Match it, or set resume=auto")
         lock = _acquire(path)
         if lock is None:
             raise ConfigError(f"resume={path}: another process is running it")
-        return cls(path, lock, resumed=True)
+        return cls(path, lock, True, identity)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all evidence is there: taken up like this, the run lacks its page at most."""
+        return (self.path / DIGEST).exists()
 
     @property
     def journal(self) -> Path:
@@ -115,11 +137,18 @@ class RunFolder:
         return target
 
     def finish(self, digest: str) -> None:
-        """Marks the run done by its digest; what only an unfinished run needs is removed."""
+        """Marks the run done by its digest."""
         assert (self.path / RECORDS).exists(), "records first, then the digest"
         self.write_text(DIGEST, digest + "\n")
-        for name in (JOURNAL, IDENTITY, LOCK):
-            (self.path / name).unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Removes what only an unfinished run needs; the identity last, for it makes the folder be taken up again."""
+        assert self.finished, "the digest first"
+        try:
+            for path in [self.path / JOURNAL, *self.path.glob(".*.partial"), self.path / LOCK, self.path / IDENTITY]:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise write_failed(self.path, error) from error
 
     def close(self) -> None:
         """Lets other processes have the folder; further calls do nothing."""
@@ -161,23 +190,32 @@ def write_failed(path: Path, error: OSError) -> EvalEngineError:
     return EvalEngineError(f"could not write {path}: {why}; cure that and run the same command again: it resumes")
 
 
-def _unfinished(root: Path, run_id: str) -> Iterator[Path]:
-    """This id's unfinished folders, newest first (the time is part of the name, so ties are broken by it)."""
+def _unfinished(root: Path, run_id: str, identity: Mapping[str, Any]) -> Iterator[Path]:
+    """The folders of this identity that are to be finished, newest first (the time is part of the name, so ties are
+    broken by it), then those whose process was killed before it wrote one."""
     paths = [path for path in root.glob(f"*-{run_id}") if (path / IDENTITY).is_file()]
     for path in sorted(paths, key=lambda path: ((path / IDENTITY).stat().st_mtime_ns, path.name), reverse=True):
-        if not (path / DIGEST).exists():
+        try:
+            if read_identity(path / IDENTITY) == {"run_id": run_id, **identity}:
+                yield path
+        except ValueError as error:
+            print(f"evalengine: {path / IDENTITY} is damaged ({error}): what that run finished is left alone",
+                  file=sys.stderr)  # fmt: skip
+    newborn = {LOCK, f".{IDENTITY}.partial"}
+    for path in sorted(root.glob(f"*-{run_id}")):
+        if path.is_dir() and path not in paths and {entry.name for entry in path.iterdir()} <= newborn:
             yield path
 
 
 def _acquire(path: Path) -> int | None:
-    """A lock on the folder, held until its descriptor closes; None if it is held, or the run finished meanwhile."""
+    """A lock on the folder, held until its descriptor closes; None if it is held, or the run was tidied meanwhile."""
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
-    if (path / DIGEST).exists():
+    if (path / DIGEST).exists() and not (path / IDENTITY).exists():
         os.close(descriptor)
         (path / LOCK).unlink(missing_ok=True)
         return None

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import evalengine
-from evalengine.config import OUTPUT_FIELDS, SCHEDULE_FIELDS, Config
+from evalengine.config import OUTPUT_FIELDS, SCHEDULE_FIELDS, Config, template_date
 from evalengine.records.sealed import canonical
 
 MANIFEST = "manifest.json"
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
-IDENTITY_KEYS = ("weights", "tokenizer", "datasets", "prompts", "numerics", "dtype")
+IDENTITY_KEYS = (*("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "numerics", "dtype"),)
 FAST_IDENTITY_KEYS = ("attention_backend",)  # resolved too; at the other levels they change nothing
 _STANDS_FOR = ("model", "batch_invariant", "numerics", "task")
 LIBRARIES = (
@@ -38,6 +38,7 @@ class RunCounts:
     truncated_prompts: int  # cut from the left to fit max_model_len
     prompt_tokens: int  # of the requests that ran
     output_tokens: int  # generated or scored, of the requests that ran
+    special_token_documents: int = 0  # whose own text holds a special token's string: it was read as the token
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ class RunTimings:
 def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that can change a result, as plain JSON values.
 
-    extra: what stands for files, by content, at least `IDENTITY_KEYS`: fingerprints of weights, tokenizer, dataset rows
-    and prompts, the resolved numerics level and dtype, and `FAST_IDENTITY_KEYS` where that level is `fast`. Where a
-    model or dataset lies is no part of the identity.
+    extra: what stands for files, by content, at least `IDENTITY_KEYS`: fingerprints of weights, tokenizer, chat
+    template, dataset rows and prompts, the resolved model spec, numerics level and dtype, and `FAST_IDENTITY_KEYS`
+    where that level is `fast`. Where a model or dataset lies is no part of the identity.
     """
     needed = (*IDENTITY_KEYS, *(FAST_IDENTITY_KEYS if extra.get("numerics") == "fast" else ()))
     missing = [name for name in needed if name not in extra]
     assert not missing, f"a run's identity needs {missing}"
-    settings = asdict(config)
+    settings = {**asdict(config), "chat_template_date": template_date(config)}
     for name in (*OUTPUT_FIELDS, *_STANDS_FOR):
         del settings[name]
     for name in (*SCHEDULE_FIELDS, "dtype", *FAST_IDENTITY_KEYS):
@@ -73,7 +74,23 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_id(config: Config, extra: Mapping[str, Any]) -> str:
     """The first 8 hex digits of the SHA-256 of `run_identity`."""
-    return hashlib.sha256(canonical(run_identity(config, extra)).encode()).hexdigest()[:8]
+    return identity_sha256(run_identity(config, extra))[:8]
+
+
+def identity_sha256(identity: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) of an identity: which run this is, whole where `run_id` is short."""
+    return hashlib.sha256(canonical(identity).encode()).hexdigest()
+
+
+def resumed_fast(manifest: Mapping[str, Any]) -> int:
+    """Of a run whose numerics are fast: how many requests it kept from an interrupted one; 0 for any other run.
+
+    The rest ran in other batches than an unbroken run's, and fast numerics' bits depend on the batch: the same command
+    gives these bits never again.
+    """
+    if manifest.get("numerics") != "fast":
+        return 0
+    return int((manifest.get("counts") or {}).get("resumed_requests") or 0)
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
@@ -113,6 +130,8 @@ def build_manifest(
         "datasets": dict(datasets),
         "engine": dict(engine),
         "counts": asdict(counts),
+        # Whether part of it ran in the batches of an interrupted run, on which fast numerics' bits depend.
+        "resumed_fast": identity["numerics"] == "fast" and counts.resumed_requests > 0,
         "timings": asdict(timings),
         **machine_facts(device),
     }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError, readable
+from evalengine.plain_files import parse_json, read_bytes
 
 
 @dataclass(frozen=True)
@@ -34,34 +35,44 @@ class SealedFormat:
     def claimed_by(self, path: Path) -> bool:
         """Whether the file calls itself one, whole or not."""
         try:
-            return f'"{self.format}"' in path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            return f'"{self.format}"'.encode() in read_bytes(path)
+        except (OSError, ValueError):
             return False
 
     def unseal(self, path: Path, cure: str) -> dict[str, Any]:
         """The content. Raises `ConfigError` if it is none, is truncated, damaged or edited, or of another version."""
-        with readable(path):
-            data = path.read_bytes()
         try:
-            content = json.loads(data.decode("utf-8"))
+            with readable(path):
+                content = parse_json(read_bytes(path).decode("utf-8"))
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(f"{path}: not JSON, so truncated, damaged or half merged ({error}); {cure}") from error
         if not isinstance(content, dict) or content.get("format") != self.format:
             raise ConfigError(f"{path}: not a {self.name} (its format is not {self.format}); write one: {self.writing}")
         if content.get("version") != self.version:
+            found = str(content.get("version"))[:20]
             raise ConfigError(
-                f"{path}: version {content.get('version')!r} of the format, this evalengine reads {self.version}; "
-                f"update evalengine, or write the {self.name} anew"
+                f"{path}: version {found} of the format, this evalengine reads {self.version}; update evalengine, or "
+                f"write the {self.name} anew"
             )
-        said = content.pop("sha256", None)
-        if said != (found := content_sha256(content)):
-            raise ConfigError(f"{path}: its content gives sha256 {found}, not {said}: it was edited or damaged; {cure}")
+        said = str(content.pop("sha256", None))[:64]
+        if said != (seal := sha256_of(content)):
+            raise ConfigError(f"{path}: its content gives sha256 {seal}, not {said}: it was edited or damaged; {cure}")
         return content
 
 
 def canonical(value: Any) -> str:
     """Plain JSON values as the one text that is hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def sha256_of(content: Mapping[str, Any]) -> str | None:
+    """`content_sha256` of what a file held; None if no file of ours could: JSON has no NaN and no infinity."""
+    try:
+        return content_sha256(content)
+    except ValueError:
+        return None
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:

@@ -7,12 +7,12 @@ tokens are there by their names.
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
+from evalengine.plain_files import read_json
 
 TOKENS = "tokens.json"
 
@@ -27,7 +27,7 @@ def read_tokens(path: Path) -> dict[int, bytes]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         return {int(token): _bytes(piece) for token, piece in content.items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ConfigError(f"{path}: damaged ({error}); delete it: reports then show token ids") from error

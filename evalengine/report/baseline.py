@@ -10,6 +10,7 @@ The file carries its own hash (`records.sealed`), and the leaves must give the d
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -32,6 +33,7 @@ from evalengine.report.packing import (
     unpack_number,
 )
 from evalengine.report.runs import Item, Key, Run, load_run
+from evalengine.report.unchecked import UNBOUND
 
 FORMAT = SealedFormat("evalengine-baseline", 1, "baseline", "evalengine baseline RUN -o")
 HASHES = ("leaf", "prompt_sha256", "output_sha256")
@@ -60,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.run or not arguments.output:
         parser.error("give a run and -o FILE.json")
     file, run = Path(arguments.output), load_run(arguments.run)
+    if run.unbound:
+        print(f"evalengine: {run.source}: {UNBOUND}", file=sys.stderr)
     size = write_baseline(run, file, arguments.force)
     print(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
     return 0
@@ -104,7 +108,7 @@ def load_baseline(path: Path) -> Run:
     content = FORMAT.unseal(path, cure)
     try:
         run = _run(path, content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path}: its parts contradict each other ({error}); {cure}") from error
     if run.digest is not None and _digests(run) != (run.digest, run.task_digests):
         raise ConfigError(f"{path}: its leaves do not give its digests: it was edited; {cure}")

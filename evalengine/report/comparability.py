@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from evalengine.records.manifest import resumed_fast
 from evalengine.report.rolling import aligned
 from evalengine.report.runs import Item, Run
 
@@ -21,12 +22,14 @@ Subject = Literal["data", "configuration"]
 NUMERIC_SETTINGS = ("numerics", "dtype", "attention_backend", "gpu_architecture", "engine", "model", "model_dtype")
 # Their effect is in the prompts, whose hashes are compared.
 PROMPT_SETTINGS = (
-    *("apply_chat_template", "fewshot_as_multiturn", "fewshot_seed", "long_prompts", "system_instruction", "limit"),
-    *("num_fewshot", "description", "fewshot_split", "system_instruction_sha", "chat_template_sha"),
+    *("apply_chat_template", "chat_template", "chat_template_date", "fewshot_as_multiturn", "fewshot_seed"),
+    *("long_prompts", "system_instruction", "limit", "num_fewshot", "description", "fewshot_split"),
+    *("system_instruction_sha", "chat_template_sha"),
     *("doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter"),
 )
 CONTENT = {  # identity key -> what its difference means
     "weights": "The model weights differ",
+    "model_spec": "The models differ besides their weights",
     "tokenizer": "The tokenizers differ",
     "contract_version": "The numerics contracts differ",
     "model_sha": "The model weights differ",
@@ -57,7 +60,8 @@ def incomparable(a: Run, b: Run) -> list[str]:
 def findings(a: Run, b: Run) -> list[Finding]:
     """Every difference of inputs and settings between two runs, refused ones first."""
     a, b = aligned(a, b)
-    found = [*_engines(a, b), *_tasks(a, b), *_documents(a, b), *_contents(a, b), *_prompts(a, b), *_settings(a, b)]
+    found = [*_engines(a, b), *_resumed(a, b), *_tasks(a, b), *_documents(a, b), *_contents(a, b), *_prompts(a, b)]
+    found += _settings(a, b)
     return sorted(found, key=lambda finding: not finding.refused)
 
 
@@ -101,6 +105,21 @@ def _engines(a: Run, b: Run) -> Iterator[Finding]:
     if a.by_lm_eval != b.by_lm_eval:
         by = {True: "lm-eval", False: "evalengine"}
         yield Finding(f"A was run by {by[a.by_lm_eval]} and B by {by[b.by_lm_eval]}", "configuration", False)
+
+
+def _resumed(a: Run, b: Run) -> Iterator[Finding]:
+    """Fast numerics depend on the batch, and an interrupted run's batches are no unbroken run's."""
+    for label, run in (("A", a), ("B", b)):
+        if kept := resumed_fast(run.manifest):
+            yield Finding(f"{label} {resumed_words(run, kept)}", "configuration", False)
+
+
+def resumed_words(run: Run, kept: int) -> str:
+    """Of a fast run that was interrupted: what that means for its bits."""
+    return (
+        f"was interrupted and resumed under fast numerics ({kept} of {len(run.items)} requests kept), so its batches, "
+        "on which such bits depend, were others than those of an unbroken run"
+    )
 
 
 def _tasks(a: Run, b: Run) -> Iterator[Finding]:

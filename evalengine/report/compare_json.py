@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare import LEVELS, Comparison
 from evalengine.report.divergence import NEAR_TIE
 from evalengine.report.flips import Flip
@@ -67,6 +68,8 @@ def run_json(run: Run) -> dict[str, Any]:
         "digest": run.digest,
         "task_digests": run.task_digests,
         "requests": len(run.items),
+        "resumed_fast": resumed_fast(run.manifest) > 0,
+        "bound": not run.unbound and not run.by_lm_eval,
     }
 
 

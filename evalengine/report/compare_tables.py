@@ -16,7 +16,7 @@ from evalengine.report.runs import Key
 
 ROWS = 10  # of a table: the rest is in --json
 CAUSES = {
-    "configuration": "settings that change numbers differ between the runs",
+    "configuration": "settings that change numbers differ between the runs, or one was interrupted under fast numerics",
     "data": "documents, targets or prompts differ between the runs",
     "scorer": "the same outputs were scored in another way",
     "numerics": "the same inputs and settings gave other bits",

@@ -1,8 +1,7 @@
-"""A run folder of ours, read as evidence: its records must give the digest that it claims."""
+"""A run folder of ours, read as evidence: its files are those that the run wrote, and its records give its digest."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -10,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
+from evalengine.plain_files import read_bytes
 from evalengine.records.digest import leaf_hash, merkle_root
+from evalengine.records.evidence import AGAIN, open_run
 from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records
+from evalengine.records.shapes import sha256
 from evalengine.report.lm_eval_folders import read_outcome
+from evalengine.report.lm_eval_samples import ROLLING
 from evalengine.report.numbers import exact_sum, same_number
+from evalengine.report.rolling import asks_nothing
 from evalengine.report.runs import Item, Key, Run, ScoreKey
-
-AGAIN = "run its command again, or take the folder from where it was copied"
 
 
 def is_run_folder(path: Path) -> bool:
@@ -26,8 +28,12 @@ def is_run_folder(path: Path) -> bool:
     return any((path / name).is_file() for name in (DIGEST, RECORDS, JOURNAL, IDENTITY, MANIFEST))
 
 
-def load_folder(path: Path) -> Run:
-    """A finished run. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or edited."""
+def load_folder(path: Path, page: bool = True) -> Run:
+    """A finished run. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or edited.
+
+    page: whether that holds for its `report.html` too.
+    """
+    manifest = open_run(path, page)
     digest = _read_digest(path)
     records = _read_records(path / RECORDS)
     leaves = [leaf_hash(record) for record in records]
@@ -37,7 +43,6 @@ def load_folder(path: Path) -> Run:
             f"{RECORDS} or {DIGEST} was edited or damaged; {AGAIN}"
         )
     items = {record.key: _item(record, leaf) for record, leaf in zip(records, leaves, strict=True)}
-    manifest = read_manifest(path / MANIFEST)
     tasks = tree_digests(items)
     if (manifest["digest"], manifest["task_digests"]) != (digest, tasks):
         raise ConfigError(f"{path / MANIFEST}: its digests are not those of {RECORDS}: it was edited; {AGAIN}")
@@ -65,24 +70,12 @@ def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
     }
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """`manifest.json`. Raises `ConfigError` if it is missing or is no manifest."""
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: missing or damaged ({error}); {AGAIN}") from error
-    wanted = {"digest": str, "task_digests": dict, "identity": dict}
-    wrong = [k for k, kind in wanted.items() if not isinstance(manifest, dict) or not isinstance(manifest.get(k), kind)]
-    if wrong:
-        raise ConfigError(f"{path}: not the manifest of a run ({', '.join(wrong)} missing); {AGAIN}")
-    return dict(manifest)
-
-
 def _read_digest(path: Path) -> str:
-    if not (path / DIGEST).is_file():
-        raise ConfigError(f"{path}: this run is not finished ({DIGEST} is missing); run its command again: it resumes")
-    digest = (path / DIGEST).read_text(encoding="utf-8", errors="replace").strip()
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+    try:
+        digest = read_bytes(path / DIGEST).decode("utf-8", "replace").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path / DIGEST}: cannot be read ({error}); {AGAIN}") from error
+    if not sha256(digest):
         raise ConfigError(f"{path / DIGEST}: not a digest (64 hex digits): it was edited or damaged; {AGAIN}")
     return digest
 
@@ -129,9 +122,15 @@ def _item(record: RequestRecord, leaf: bytes) -> Item:
 
 
 def _same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, Mapping[int, Any]]) -> None:
-    """Every recorded document has its samples, and no other: a shortened or exchanged samples file is found."""
-    for task in sorted({key[0] for key in items} | {*hashes}):
+    """Every recorded document has its samples, and no other: a shortened or exchanged samples file is found.
+
+    An empty text of a rolling task has a sample and no record: there is nothing to score.
+    """
+    kinds = {item.task: item.kind for item in items.values()}
+    for task in sorted({*kinds} | {*hashes}):
         recorded, sampled = {key[1] for key in items if key[0] == task}, {*hashes.get(task, {})}
+        if kinds.get(task) == ROLLING:
+            sampled = {doc for doc in sampled if doc in recorded or not asks_nothing(hashes[task][doc])}
         if recorded != sampled:
             where = sorted(recorded ^ sampled)[0]
             raise ConfigError(f"{path}: samples_{task}_*.jsonl and {RECORDS} differ from document {where} on; {AGAIN}")

@@ -10,6 +10,7 @@ from evalengine.report.comparability import findings, incomparable
 from evalengine.report.policies import AllOf, Policy, load_policy
 from evalengine.report.rules import evaluate, level
 from evalengine.report.runs import Run, load_run
+from evalengine.report.unchecked import UNBOUND
 
 SHOWN_PROBLEMS = 20
 
@@ -42,6 +43,7 @@ def _judge(policy: Policy, a: Run, b: Run) -> Report:
         raise ConfigError(f"policy {policy.name}: {a.source} holds nothing that it tests, so nothing was gated")
     failed = any(check.status == "fail" for check in checks)
     left = {finding.text for finding in findings(a, levelled)}
-    notes = tuple(finding.text for finding in findings(a, b) if finding.text not in left)
+    notes = [finding.text for finding in findings(a, b) if finding.text not in left]
+    notes += [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
     names = (policy.name, policy.description, str(a.source), str(b.source))
-    return Report("fail" if failed else "pass", *names, a.digest, b.digest, checks, notes=notes)
+    return Report("fail" if failed else "pass", *names, a.digest, b.digest, checks, notes=tuple(notes))

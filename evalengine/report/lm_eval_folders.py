@@ -8,7 +8,6 @@ become strings). Run folders of ours hold the same files.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
+from evalengine.plain_files import read_bytes
+from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
 from evalengine.report.lm_eval_samples import answer, number, responses
 from evalengine.report.runs import Item, Key, Run, ScoreKey
 
-ISO = r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
-AGAIN = "run the evaluation again, or take the folder from where it was copied"
-SAMPLE_KEYS = ("doc_id", "filter", "metrics", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
 SEED_KEYS = ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed")
 # Not model_name: that is one of the model's arguments, or a random word where they name no model.
@@ -30,19 +28,11 @@ TASK_KEYS = ("dataset_path", "dataset_name", "test_split", "validation_split", "
 PROMPT_KEYS = ("output_type", "description", "doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter")
 
 
-def results_files(path: Path) -> list[Path]:
-    """The results files of a folder, oldest first; or `path` itself, if it is one (`--output_path x.json` names it
-    x_<iso>.json)."""
-    if path.is_dir():
-        return sorted((f for f in path.glob("*.json") if re.search(rf"_{ISO}\.json$", f.name)), key=_date)
-    return [path] if re.search(rf"_{ISO}\.json$", path.name) else []
-
-
 def load_lm_eval(path: Path) -> Run:
     """The newest run of an lm-eval output folder (or that of a results file): texts, log-likelihoods, scores; no
     digests, since lm-eval records no tokens. Raises `ConfigError` if a file is missing or damaged."""
     results, samples = newest(path)
-    kinds = {task: _kind(config) for task, config in results.get("configs", {}).items()}
+    kinds = {task: _kind(config) for task, config in results["configs"].items()}
     items: dict[Key, Item] = {}
     for task, rows in samples.items():
         for row in rows:
@@ -78,17 +68,12 @@ def newest(path: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]
     if not found:
         raise ConfigError(f"{path}: results_*.json is missing; {AGAIN}")
     file = found[-1]
-    try:
-        results = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: damaged ({error}); {AGAIN}") from error
-    if not isinstance(results, dict) or not isinstance(results.get("results"), dict):
-        raise ConfigError(f"{file}: no results of lm-eval (it has no `results`); {AGAIN}")
+    results = read_results(file)
     hashes = results.get("task_hashes") or {}
     samples = {task: list(_rows(name, hashes.get(task))) for task, name in _samples_of(file).items()}
-    missing = sorted({*hashes, *results.get("n-samples", {})} - {*samples})
+    missing = sorted({*hashes, *results["n-samples"]} - {*samples})
     if missing or not samples:
-        wanted = f"samples_{missing[0] if missing else '<task>'}_{_date(file)}.jsonl"
+        wanted = f"samples_{missing[0] if missing else '<task>'}_{results_date(file)}.jsonl"
         raise ConfigError(f"{file.parent / wanted}: missing; run lm_eval with --log_samples, or copy the file too")
     return results, samples
 
@@ -96,20 +81,21 @@ def newest(path: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]
 def _samples_of(results: Path) -> dict[str, Path]:
     """Task -> the samples written with these results: older ones belong to another run."""
     named = ((re.fullmatch(rf"samples_(.+)_{ISO}\.jsonl", file.name), file) for file in results.parent.iterdir())
-    return {m[1]: file for m, file in sorted(named, key=lambda pair: pair[1].name) if m and m[2] == _date(results)}
+    date = results_date(results)
+    return {m[1]: file for m, file in sorted(named, key=lambda pair: pair[1].name) if m and m[2] == date}
 
 
 def _rows(file: Path, task_hash: str | None) -> Iterator[dict[str, Any]]:
     """The rows of a samples file. The task hash, where the results hold one, is over the hashes of every row."""
     hasher, seen = hashlib.sha256(), set()
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = read_bytes(file).decode("utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: damaged ({error}); {AGAIN}") from error
     for line_number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        row = _row(f"{file}, line {line_number}", line)
+        row = parse_sample(line, f"{file}, line {line_number}")
         if (row["doc_id"], row["filter"]) in seen:
             raise ConfigError(f"{file}, line {line_number}: document {row['doc_id']} a second time; {AGAIN}")
         seen.add((row["doc_id"], row["filter"]))
@@ -117,19 +103,6 @@ def _rows(file: Path, task_hash: str | None) -> Iterator[dict[str, Any]]:
         yield row
     if task_hash is not None and hasher.hexdigest() != task_hash:
         raise ConfigError(f"{file}: not the samples of its results (lines are missing or edited); {AGAIN}")
-
-
-def _row(where: str, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: damaged or cut short ({error}); {AGAIN}") from error
-    missing = [key for key in SAMPLE_KEYS if not isinstance(row, dict) or key not in row]
-    if missing:
-        raise ConfigError(f"{where}: no sample of lm-eval 0.4.12 or newer ({', '.join(missing)} missing)")
-    if not isinstance(row["doc_id"], int) or not isinstance(row["resps"], list) or not isinstance(row["metrics"], list):
-        raise ConfigError(f"{where}: doc_id, resps or metrics is of a wrong type: it was edited; {AGAIN}")
-    return dict(row)
 
 
 def _outcome(
@@ -148,7 +121,7 @@ def _outcome(
             if (text := answer(row, kinds.get(task))) is not None:
                 answers[task, name][doc] = text
     aggregated = dict(_aggregated(results))
-    better = results.get("higher_is_better", {})
+    better = results["higher_is_better"]
     directions = {key: (better.get(key[0]) or {}).get(key[1]) for key in {*scores, *aggregated}}
     return {
         "scores": dict(scores),
@@ -175,19 +148,13 @@ def _kind(config: Mapping[str, Any]) -> str | None:
 
 def _identity(results: Mapping[str, Any]) -> dict[str, Any]:
     """What lm-eval's results say about model, seeds, tasks and prompts."""
-    config = results.get("config", {})
+    config = results["config"]
     tasks = {
         task: {
-            "version": results.get("versions", {}).get(task),
+            "version": results["versions"].get(task),
             **{key: settings.get(key) for key in (*TASK_KEYS, *PROMPT_KEYS, "generation_kwargs") if key in settings},
         }
-        for task, settings in sorted(results.get("configs", {}).items())
+        for task, settings in sorted(results["configs"].items())
     }
     said = {key: config.get(key) for key in (*MODEL_KEYS, *SEED_KEYS)}
     return {**said, **{key: results.get(key) for key in RUN_KEYS}, "tasks": tasks}
-
-
-def _date(file: Path) -> str:
-    match = re.search(rf"_{ISO}\.json$", file.name)
-    assert match is not None, file
-    return match[1]

@@ -9,12 +9,14 @@ from typing import Any
 from evalengine.report.runs import Item
 
 ROLLING = "loglikelihood_rolling"
+_BEYOND = 2**1023  # float() of such an integer may fail
 
 
 def number(value: Any) -> float | None:
-    """A metric's value, or None if it is no number: "N/A", a pair of sums as perplexities have, missing."""
+    """A metric's value, or None if it is no number: "N/A", a pair of sums as perplexities have, missing, an integer
+    beyond float64."""
     if isinstance(value, (bool, int, float)):
-        return float(value)
+        return float(value) if isinstance(value, float) or abs(value) < _BEYOND else None
     if value in ("True", "False"):  # lm-eval writes NumPy's scalars as strings
         return float(value == "True")
     try:

@@ -9,10 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
-from evalengine.report.comparability import differing, incomparable
+from evalengine.records.manifest import resumed_fast
+from evalengine.report.comparability import differing, incomparable, resumed_words
 from evalengine.report.compare import Comparison, Level, compare
 from evalengine.report.compare_tables import add, bullets, house_table
 from evalengine.report.runs import Run
+from evalengine.report.unchecked import UNBOUND
 
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
 WORST = ("DIFFERENT", "SAME TOKENS", "IDENTICAL")
@@ -86,11 +88,23 @@ def matrix_report(m: Matrix) -> Iterator[Table | str]:
     for digest, members in m.groups():
         runs = ", ".join(map(str, members))
         yield f"{'Runs' if len(members) > 1 else 'Run'} {runs}: digest {digest}"
+    yield from bullets("Runs that no command repeats, or whose files may have been edited", run_notes(m.runs))
     for (i, j), why in m.unlike.items():
         yield from bullets(f"Runs {i} (A) and {j} (B) were compared although they are unlike", why)
     for (i, j), why in sorted(m.refused.items()):
         yield from bullets(f"Runs {i} (A) and {j} (B) are not comparable", why)
     yield f"verdict: {m.verdict} ({evidence(m)})"
+
+
+def run_notes(runs: Sequence[Run]) -> list[str]:
+    """What of single runs a reader must know, a sentence each."""
+    notes = []
+    for number, run in enumerate(runs, 1):
+        if kept := resumed_fast(run.manifest):
+            notes.append(f"Run {number} {resumed_words(run, kept)}")
+        if run.unbound:
+            notes.append(f"Run {number}: {UNBOUND}")
+    return notes
 
 
 def evidence(m: Matrix) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from evalengine.errors import ConfigError
+from evalengine.plain_files import read_json
 from evalengine.records.folder import DIGEST
 from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import missing_for_page
 from evalengine.report.comparability import incomparable
 from evalengine.report.divergence import LogprobChange, logprob_change
 from evalengine.report.flips import flips
-from evalengine.report.run_data import missing_parts
 from evalengine.report.runs import SWEEP_PLACE, Run, ScoreKey, load_run, merkle_differences
 
 SIBLINGS = 200  # newest run folders looked at
@@ -54,7 +54,7 @@ class NoiseFloor:
 def is_pair(a: Run, b: Run) -> bool:
     """Whether one of two comparable runs of ours is fast and the other is not."""
     levels = [run.manifest.get("numerics") for run in (a, b)]
-    if any(missing_parts(run.manifest) for run in (a, b)):
+    if any(missing_for_page(run.manifest) for run in (a, b)):
         return False
     return None not in levels and (levels[0] == "fast") != (levels[1] == "fast") and not incomparable(a, b)
 
@@ -115,7 +115,7 @@ def _neighbours(here: Path) -> set[Path]:
 def _alike(folder: Path, run: Run) -> dict[str, Any] | None:
     """A folder's manifest if it promises a pair; a look at a few kB saves reading the run."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = read_json(folder / MANIFEST)
         other = manifest["identity"]
         same = all(other.get(name) == run.identity.get(name) for name in ("weights", "tokenizer", "prompts", "tasks"))
         return manifest if same and (manifest["numerics"] == "fast") != (run.manifest["numerics"] == "fast") else None

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+MAX_ROWS = 10_000_000  # of a column
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -28,7 +29,7 @@ def pack_hashes(values: Sequence[str]) -> Any:
 def unpack_hashes(packed: Any, count: int) -> list[str]:
     """Raises `ValueError` if it does not hold `count` hashes."""
     if packed == "":
-        return [""] * count
+        return [""] * _plausible(count)
     if isinstance(packed, list):
         return _counted([str(value) for value in packed], count)
     digits = base64.b85decode(packed).hex()
@@ -47,7 +48,7 @@ def pack_floats(values: Sequence[float | None]) -> Any:
 def unpack_floats(packed: Any, count: int) -> list[float | None]:
     """Raises `ValueError` if it does not hold `count` values."""
     if packed is None:
-        return [None] * count
+        return [None] * _plausible(count)
     if isinstance(packed, list):
         return _counted([None if value is None else float.fromhex(value) for value in packed], count)
     try:
@@ -68,6 +69,7 @@ def fold(values: Sequence[Any]) -> Any:
 def unfold(column: Any, count: int) -> list[Any]:
     """Raises `ValueError` if it does not hold `count` values."""
     if isinstance(column, dict):
+        count = _plausible(count)
         return [column["all"]] * count if "all" in column else [column["from"] + i for i in range(count)]
     return _counted(list(column), count)
 
@@ -83,6 +85,13 @@ def pack_number(value: float | None) -> Any:
 
 def unpack_number(value: Any) -> float | None:
     return None if value is None else float(value)
+
+
+def _plausible(count: Any) -> int:
+    """The length of a column that says nothing of it itself: a made-up one must not fill the memory."""
+    if not isinstance(count, int) or not 0 <= count <= MAX_ROWS:
+        raise ValueError(f"a column of {str(count)[:20] if not isinstance(count, int) else 'too many'} values")
+    return count
 
 
 def _counted(values: list[Any], count: int) -> list[Any]:

@@ -21,17 +21,17 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evalengine.errors import ConfigError
+from evalengine.plain_files import read_yaml
+from evalengine.records.shapes import number as is_number
 
 POLICIES = Path(__file__).parent.parent / "conf" / "gate"
 RULES = ("digest", "tokens", "accuracy", "all_of", "any_of")
 # The identity's parts that a policy may let differ: who answers. What is asked (rows, tasks, seed, limit) never may.
 ALLOWABLE = (
-    *("weights", "tokenizer", "prompts", "dtype", "numerics", "attention_backend", "gpu_architecture", "engine"),
-    *("contract_version", "apply_chat_template", "fewshot_as_multiturn", "system_instruction", "long_prompts"),
-    "model_args",
+    *("weights", "model_spec", "tokenizer", "chat_template", "prompts", "dtype", "numerics", "attention_backend"),
+    *("gpu_architecture", "engine", "contract_version", "apply_chat_template", "fewshot_as_multiturn"),
+    *("system_instruction", "long_prompts", "model_args", "chat_template_date"),
 )
 
 
@@ -109,12 +109,12 @@ def load_policy(name: str) -> Policy:
     """A policy by name or by file. Raises `ConfigError` with everything that is wrong with it."""
     path = POLICIES / f"{name}.yaml" if name in available() else Path(name)
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        value = read_yaml(path)
+    except OSError as error:
         near = _near(name, available())
         raise ConfigError(f"--policy {name}: no such policy or file ({error}); {near}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
     return parse_policy(value, path.stem, str(path))
 
 
@@ -139,7 +139,8 @@ class _Reader:
         allow = self.typed(value.get("allow", []), list, f"{where}: allow", [])
         for part in allow:
             if part not in ALLOWABLE:
-                self.problems.append(f"{where}: allow: {part!r} cannot be allowed to differ; {_near(part, ALLOWABLE)}")
+                near = _near(_said(part).strip("'"), ALLOWABLE)
+                self.problems.append(f"{where}: allow: {_said(part)} cannot be allowed to differ; {near}")
         rule = self.rule({key: value[key] for key in value if key in RULES}, where)
         return Policy(name, rule, tuple(part for part in allow if part in ALLOWABLE), description)
 
@@ -152,7 +153,7 @@ class _Reader:
         where = f"{where}: {kind}"
         if kind == "digest":
             if content != "equal":
-                self.problems.append(f"{where}: is {content!r}; the one value is: equal")
+                self.problems.append(f"{where}: is {_said(content)}; the one value is: equal")
             return DigestRule()
         if kind == "tokens":
             content = self.mapping(content, where, ("epsilon",))
@@ -220,7 +221,7 @@ class _Reader:
     def mapping(self, value: Any, where: str, known: Iterable[str] | None = None) -> dict[str, Any]:
         value = {} if value is None else value
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            self.problems.append(f"{where}: is {value!r}; a mapping is needed (name: value)")
+            self.problems.append(f"{where}: is {_said(value)}; a mapping is needed (name: value)")
             return {}
         known = value if known is None else tuple(known)
         for key in value:
@@ -231,7 +232,7 @@ class _Reader:
     def typed(self, value: Any, kind: type, where: str, otherwise: Any) -> Any:
         if isinstance(value, kind):
             return value
-        self.problems.append(f"{where}: is {value!r}; a {_KINDS[kind]} is needed")
+        self.problems.append(f"{where}: is {_said(value)}; a {_KINDS[kind]} is needed")
         return otherwise
 
     def number(
@@ -240,17 +241,24 @@ class _Reader:
         """A number in [low, high], or (low, high) if `strict`."""
         if value is None and null:
             return None
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if number and (low < value < high if strict else low <= value <= high):
+        if is_number(value) and (low < value < high if strict else low <= value <= high):
             return float(value)
         span = f"between {low:g} and {high:g}" if high < math.inf else f"of {low:g} or more"
         hint = " (YAML reads 1e-4 as text: write 1.0e-4)" if isinstance(value, str) else ""
-        self.problems.append(f"{where}: is {value!r}; a number {span} is needed{hint}")
+        self.problems.append(f"{where}: is {_said(value)}; a number {span} is needed{hint}")
         return None if null else (low + min(high, low + 1)) / 2
 
 
 _LIMITS = tuple(item.name for item in fields(Limits))
 _KINDS = {str: "text", bool: "true or false", list: "list"}
+
+
+def _said(value: Any) -> str:
+    """A value in a sentence: whole only if it is short."""
+    if isinstance(value, int) and abs(value) >= 10**40:  # Python refuses to print very long ones
+        return "a very long integer"
+    said = repr(value)
+    return said if len(said) <= 80 else f"{said[:77]}..."
 
 
 def _near(word: Any, known: Iterable[str]) -> str:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from itertools import groupby
 
 from evalengine.report.lm_eval_samples import ROLLING
 from evalengine.report.numbers import exact_sum
 from evalengine.report.runs import Item, Key, Run
+
+NOTHING = hashlib.sha256(b"").hexdigest()  # the prompt hash of an empty text
+
+
+def asks_nothing(hashes: tuple[str, str, str]) -> bool:
+    """Whether a rolling document's text is empty: lm-eval's files hold a response to it, our records no request."""
+    return hashes[1] == NOTHING
 
 
 def aligned(a: Run, b: Run) -> tuple[Run, Run]:
@@ -17,8 +25,10 @@ def aligned(a: Run, b: Run) -> tuple[Run, Run]:
 
 def _by_document(run: Run) -> Run:
     items: dict[Key, Item] = {}
-    for _, group in groupby(run.items.values(), key=lambda item: (item.task, item.doc_id)):  # in key order
+    for (task, doc_id), group in groupby(run.items.values(), key=lambda item: (item.task, item.doc_id)):  # in key order
         found = list(group)
+        if found[0].kind == ROLLING and asks_nothing(run.hashes.get(task, {}).get(doc_id, ("", "", ""))):
+            continue
         whole = [_sum(found)] if found[0].kind == ROLLING else found
         items.update((item.key, item) for item in whole)
     return replace(run, items=items)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.records.folder import RECORDS
 from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import missing_for_page
 from evalengine.records.schema import read_endings
 from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.lm_eval_folders import newest
 from evalengine.report.runs import Item, Key, Run, ScoreKey, load_run
-
-PARTS = ("model", "datasets", "engine", "counts", "timings", "code", "hardware", "libraries")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,21 +64,16 @@ class RunData:
         return [row["filter"] for row in rows]
 
 
-def missing_parts(manifest: Mapping[str, Any]) -> list[str]:
-    """What a page needs of a run's manifest beyond what `load_run` checks, and this one lacks."""
-    return [name for name in PARTS if not isinstance(manifest.get(name), Mapping)]
-
-
-def load_run_data(path: str | Path, run: Run | None = None) -> RunData:
+def load_run_data(path: str | Path, run: Run | None = None, page: bool = True) -> RunData:
     """Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline: it has no texts.
 
-    run: the same path's, if it has been read already.
+    run: the same path's, if it has been read already. page: whether an edited `report.html` counts as well.
     """
-    run = run or load_run(path)
+    run = run or load_run(path, page)
     if run.kind == "baseline":
         raise ConfigError(f"report: {path}: a baseline holds no texts; name the run's folder")
-    if run.kind == "run" and (missing := missing_parts(run.manifest)):
-        raise ConfigError(f"{run.source / MANIFEST}: {', '.join(missing)} missing; run its command again, or take the "
+    if run.kind == "run" and (missing := missing_for_page(run.manifest)):
+        raise ConfigError(f"{run.source / MANIFEST}: {missing}; run its command again, or take the "
                           "folder from where it was copied")  # fmt: skip
     results, rows = newest(run.source)
     samples: dict[str, dict[int, list[dict[str, Any]]]] = {}

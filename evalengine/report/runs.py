@@ -4,7 +4,6 @@ folder of lm-evaluation-harness, or a baseline file.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,12 @@ from typing import Any, Literal
 import numpy as np
 
 from evalengine.errors import ConfigError, readable
+from evalengine.plain_files import read_json
 from evalengine.records.digest import merkle_root
+from evalengine.records.evidence import file_sha256, is_bound
+from evalengine.records.lm_eval_file import results_files
+from evalengine.records.sealed import sha256_of
+from evalengine.records.shapes import text, wrong
 
 Key = tuple[str, int, int, int]  # task, document, request index, repeat
 ScoreKey = tuple[str, str, str]  # task, metric, filter
@@ -69,21 +73,28 @@ class Run:
         """Whether lm-eval ran it. Of a baseline the digest tells: every run of ours has one, no run of lm-eval's."""
         return self.kind == "lm-eval" or (self.kind == "baseline" and self.digest is None)
 
+    @property
+    def unbound(self) -> bool:
+        """Whether it is a folder of ours whose manifest does not list its files: edits of them would pass unseen."""
+        return self.kind == "run" and not is_bound(self.manifest)
 
-def load_run(path: str | Path) -> Run:
+
+def load_run(path: str | Path, page: bool = True) -> Run:
     """A run folder, an lm-eval output folder (or its results file), or a baseline file.
+
+    page: whether an edited `report.html` of a run folder counts.
 
     Raises `ConfigError` (the file at fault, and the cure) for what is missing, unreadable, unfinished, damaged or
     edited.
     """
     with readable(path):
-        return _load(Path(path))
+        return _load(Path(path), page)
 
 
-def _load(path: Path) -> Run:
+def _load(path: Path, page: bool) -> Run:
     from evalengine.report.baseline import is_baseline, load_baseline
     from evalengine.report.folders import is_run_folder, load_folder
-    from evalengine.report.lm_eval_folders import load_lm_eval, results_files
+    from evalengine.report.lm_eval_folders import load_lm_eval
 
     if path.is_file():
         if results_files(path):
@@ -95,10 +106,10 @@ def _load(path: Path) -> Run:
         raise ConfigError(f"{path}: no such file or folder; give a run folder, an lm-eval output folder or a baseline")
     any(path.iterdir())  # without permission, everything would merely seem to be missing
     if is_run_folder(path):
-        return load_folder(path)
+        return load_folder(path, page)
     if results_files(path):
         return load_lm_eval(path)
-    return _only_run_inside(path)
+    return _only_run_inside(path, page)
 
 
 def named_runs(names: Iterable[str]) -> list[str]:
@@ -119,17 +130,44 @@ def _experiment_runs(folder: Path) -> list[str]:
         return []
     for file in sorted(folder.glob("*.json")):
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if content["format"] == SWEEP_FORMAT:
-                return [str(folder / run["source"]) for run in content["runs"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # another file, or one that holds no list of runs: the folder is judged as a run's
+            content = read_json(file)
+        except (OSError, ValueError):
+            continue  # another file: the folder is judged as a run's
+        if isinstance(content, dict) and content.get("format") == SWEEP_FORMAT:
+            return [str(folder / source) for source in _listed(file, content)]
     if places := [child for child in folder.iterdir() if _is_place(child)]:
         raise ConfigError(
             f"{folder}: an experiment that is not finished ({len(places)} of its runs were begun); its command, given "
             "again, takes it up; or name its runs"
         )
     return []
+
+
+def _listed(file: Path, sweep: dict[str, Any]) -> list[str]:
+    """The places of the runs in an experiment's file. Raises `ConfigError` if it was edited: it carries its own hash,
+    unless it was written before such files did."""
+    problem = wrong(sweep, {"runs": [{"source": text, "digest?": text}], "picture_sha256?": text})
+    said = sweep.pop("sha256", None)
+    if not problem and said is not None and said != sha256_of(sweep):
+        problem = "its sha256 is not that of its content"
+    problem = problem or _elsewhere(file, sweep)
+    if problem:
+        raise ConfigError(f"{file}: {problem}: it was edited or damaged; take it from where it was copied, or name the "
+                          "runs in its folder one by one")  # fmt: skip
+    return [run["source"] for run in sweep["runs"]]
+
+
+def _elsewhere(file: Path, sweep: dict[str, Any]) -> str:
+    """What beside an experiment's file is not what it lists: a run, or the picture; "" if all is. Runs that lack a
+    digest, or are gone, are named where they are opened."""
+    for run in sweep["runs"]:
+        digest = file.parent / run["source"] / "digest.txt"
+        if run.get("digest") and digest.is_file() and digest.read_bytes().strip() != run["digest"].encode():
+            return f"it lists another digest for {run['source']} than that run has"
+    picture = file.with_suffix(".svg")
+    if "picture_sha256" in sweep and picture.is_file() and file_sha256(picture) != sweep["picture_sha256"]:
+        return f"{picture.name} beside it is not the picture that was drawn"
+    return ""
 
 
 def _is_place(folder: Path) -> bool:
@@ -193,15 +231,14 @@ def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
     return levels
 
 
-def _only_run_inside(path: Path) -> Run:
+def _only_run_inside(path: Path, page: bool) -> Run:
     """lm-eval writes into <output_path>/<model>/, and a results/ folder may hold a single run."""
     from evalengine.report.folders import is_run_folder
-    from evalengine.report.lm_eval_folders import results_files
 
     inside = sorted(child for child in path.iterdir() if child.is_dir())
     found = [child for child in inside if is_run_folder(child) or results_files(child)]
     if len(found) == 1:
-        return load_run(found[0])
+        return load_run(found[0], page)
     if found:
         names = ", ".join(child.name for child in found[:4]) + (", ..." if len(found) > 4 else "")
         raise ConfigError(f"{path}: it holds {len(found)} runs ({names}); name one of them")

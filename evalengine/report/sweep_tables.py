@@ -12,7 +12,7 @@ from rich.text import Text
 
 from evalengine.report.compare import MetricDelta
 from evalengine.report.compare_tables import add, house_table, printable
-from evalengine.report.matrix import matrix_table
+from evalengine.report.matrix import matrix_table, run_notes
 from evalengine.report.printing import WIDTH
 from evalengine.report.sweep import Distance, Sweep
 
@@ -26,6 +26,8 @@ def print_sweep(found: Sweep, files: Sequence[Path]) -> None:
     console.print(matrix_table(found.matrix))
     for (i, j), why in sorted(found.matrix.refused.items()):
         console.print(Text(printable(f"Runs {i} and {j} are not comparable: {'; '.join(why)}")))
+    for note in run_notes(found.matrix.runs):
+        console.print(Text(printable(note)))
     if found.floors:
         console.print(Text("Noise floor: fast against invariant, the same settings otherwise"))
         console.print(floor_table(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.folder import write_failed, write_whole
+from evalengine.records.sealed import content_sha256
 from evalengine.report.compare_json import run_json
 from evalengine.report.runs import SWEEP_FORMAT
 from evalengine.report.sweep import Distance, Sweep
@@ -22,8 +24,11 @@ VERSION = 1
 
 def write_sweep(found: Sweep, folder: Path) -> list[Path]:
     """Both files, each whole or not at all. Raises `EvalEngineError` if the disk refuses."""
-    content = json.dumps(sweep_json(found, folder), indent=2, ensure_ascii=False, allow_nan=False)
-    texts = {folder / f"{found.name}.svg": picture(found), folder / f"{found.name}.json": content + "\n"}
+    drawn = picture(found)
+    content = {**sweep_json(found, folder), "picture_sha256": hashlib.sha256(drawn.encode()).hexdigest()}
+    content["sha256"] = content_sha256(json.loads(json.dumps(content, allow_nan=False)))  # as it will be read
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    texts = {folder / f"{found.name}.svg": drawn, folder / f"{found.name}.json": text}
     for file, text in texts.items():
         try:
             write_whole(file, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]

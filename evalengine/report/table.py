@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,14 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evalengine.errors import EvalEngineError
+from evalengine.records.evidence import open_run
+from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.manifest import resumed_fast
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # lm-eval's
 NARROWEST = 100  # columns: a pipe has no width, and a wrapped table cannot be searched
 
 
 def print_report(folder: Path) -> None:
-    """Prints a finished run's report to standard output. Raises `EvalEngineError` if the run is not finished."""
+    """Prints a finished run's report to standard output. Raises `ConfigError` if it is unfinished or edited."""
     results, manifest, digest = read_run(folder)
     console = Console(file=sys.stdout, soft_wrap=True)
     if not console.is_terminal:
@@ -33,13 +34,9 @@ def print_report(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """(lm-eval's results, manifest, digest) of a finished run."""
-    found = sorted(folder.glob("results_*.json"))
-    if not (folder / "digest.txt").exists() or not found:
-        raise EvalEngineError(f"{folder}: this run is not finished (digest.txt is missing); run its command again")
-    results = json.loads(found[-1].read_text(encoding="utf-8"))
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    return results, manifest, (folder / "digest.txt").read_text(encoding="utf-8").strip()
+    """(lm-eval's results, manifest, digest) of a finished run. Raises `ConfigError` if it is unfinished or edited."""
+    manifest = open_run(folder)
+    return read_results(results_files(folder)[-1]), manifest, manifest["digest"]
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
@@ -66,15 +63,30 @@ def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
     resumed = counts["resumed_requests"]
     kept = f", {resumed} of them kept from the interrupted run" if resumed else ""
     yield f"{counts['requests']} requests of {counts['documents']} documents{kept}; numerics {level} on {device}"
+    if resumed_fast(manifest):
+        yield (
+            "fast numerics and an interrupted run: bits depend on the batches, so the same command may not give these "
+            "again (resume=never runs all requests in one go; batch_invariant=true makes the question go away)"
+        )
     ran, prompt, output = counts["requests"] - resumed, counts["prompt_tokens"], counts["output_tokens"]
-    if ran:
+    if ran and seconds > 0:
         yield (
             f"{seconds:.1f} s: {ran / seconds:.2f} requests/s, {prompt / seconds:.1f} prompt tokens/s, "
             f"{output / seconds:.1f} output tokens/s"
         )
+    if processors := manifest["model"].get("processors"):  # none in the manifests of older versions
+        yield (
+            f"generated tokens are chosen under the checkpoint's {', '.join(sorted(processors))} "
+            "(generation_config.json; model.generation_config=none ignores it)"
+        )
     if counts["truncated_prompts"]:
         cut = counts["truncated_prompts"]
         yield f"{cut} prompts were cut from the left to fit max_model_len (long_prompts=error refuses them)"
+    if special := counts.get("special_token_documents"):
+        yield (
+            f"{special} documents hold a special token's string in their own text, as <|endoftext|>: it was read as "
+            "the token, as lm-eval does"
+        )
 
 
 def _metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:

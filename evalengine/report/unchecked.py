@@ -5,6 +5,8 @@ from __future__ import annotations
 from evalengine.report.lm_eval_samples import ROLLING
 from evalengine.report.runs import Run
 
+UNBOUND = "its files are not bound (its manifest does not list their hashes), so edits would pass unseen"
+
 
 def unchecked(a: Run, b: Run) -> list[str]:
     """What was not compared, a sentence each."""
@@ -15,6 +17,8 @@ def unchecked(a: Run, b: Run) -> list[str]:
                 f"{label} is an lm-eval folder: it holds texts, log-likelihood sums and scores, but no token ids, "
                 "no logprobs by token and no digest; two such outputs are equal as far as those tell"
             )
+        elif run.unbound:
+            notes.append(f"{label}: {UNBOUND}")
         elif run.by_lm_eval:
             notes.append(
                 f"{label} is a baseline of an lm-eval folder: it holds log-likelihood sums, answers and scores, but no "

@@ -25,6 +25,7 @@ from evalengine.report.noise_floor import is_pair, noise_floor, sibling
 from evalengine.report.run_data import load_run_data
 from evalengine.report.runs import load_run
 from tests.report.written_run import Doc, write_choices, write_generations
+from tests.unit.run_double import bind_again
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 1), (1, 1), (0, 40), (40, 40), (7, 40), (1, 100_000)])
@@ -151,9 +152,8 @@ def test_a_sibling_in_another_folder_of_the_experiment(tmp_path: Path) -> None:
     for place, (numerics, seqs) in enumerate([("exact", 1), ("exact", 8), ("fast", 1), ("fast", 8)], 1):
         folder = tmp_path / "sweep" / f"{place}-seqs_{seqs}" / "run"
         folders[numerics, seqs] = write_generations(folder, made, numerics=numerics, shift=0.0)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["engine"]["max_num_seqs"] = seqs
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        engine = json.loads((folder / "manifest.json").read_text())["engine"]
+        bind_again(folder, engine={**engine, "max_num_seqs": seqs})
     for (numerics, seqs), folder in folders.items():
         found = sibling(load_run(folder))
         assert found is not None
@@ -183,11 +183,9 @@ def test_a_damaged_neighbour_costs_its_section_only(tmp_path: Path) -> None:
 def test_a_manifest_that_lacks_a_part_is_said_and_makes_no_pair(tmp_path: Path) -> None:
     exact = write_generations(tmp_path / "exact", [Doc("a")])
     fast = write_generations(tmp_path / "fast", [Doc("b")], numerics="fast")
-    manifest = json.loads((fast / "manifest.json").read_text())
-    del manifest["counts"]
-    (fast / "manifest.json").write_text(json.dumps(manifest))
+    bind_again(fast, counts=None)
     assert 'id="noise"' not in _page(exact)
-    with pytest.raises(ConfigError, match=r"manifest\.json: counts missing; run its command again"):
+    with pytest.raises(ConfigError, match=r"manifest\.json: counts is null, not an object; run its command again"):
         write_run_report(fast)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.evidence import bind
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
 from evalengine.records.manifest import RunCounts, RunTimings, build_manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
@@ -118,7 +119,8 @@ def _write(
     results = results_dict([result], model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
     digest = run_digest(records)
-    (path / "manifest.json").write_text(json.dumps(_manifest(task, records, digest, numerics)), encoding="utf-8")
+    manifest = bind(_manifest(task, records, digest, numerics), path, digest)
+    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")
     return path
 

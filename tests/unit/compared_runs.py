@@ -17,7 +17,8 @@ KEY = (TASK, METRIC, FILTER)
 IDENTITY: dict[str, Any] = {
     "contract_version": 1,
     "weights": "a" * 64,
-    "tokenizer": "b" * 64,
+    "model_spec": {"rope": {"theta": 1e4}},
+    "tokenizer": {"sha256": "b" * 64},
     "numerics": "exact",
     "dtype": "bfloat16",
     "engine": {"max_model_len": None},
@@ -63,7 +64,7 @@ def run(
         digest=run_digest(records),
         task_digests=task_digests(records),
         identity={**IDENTITY, **identity},
-        manifest={"engine": {"max_num_seqs": 8, "stats": {"seconds": 1.0}}},
+        manifest={"engine": {"max_num_seqs": 8, "stats": {"seconds": 1.0}}, "files": {}},
         items={r.key: item(r) for r in records},
         scores={KEY: values},
         results={KEY: (float(np.mean(list(values.values()))), None)},

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.evidence import FILES, SHA256, bind
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
 
@@ -32,9 +33,15 @@ def generated(doc: int, seed: int = 0, task: str = "sums", length: int = 3) -> R
 
 
 def write_run(
-    path: Path, records: list[RequestRecord], score: Callable[[int], float] = lambda doc: float(doc % 3 == 0)
+    path: Path,
+    records: list[RequestRecord],
+    score: Callable[[int], float] = lambda doc: float(doc % 3 == 0),
+    bound: bool = True,
 ) -> Path:
-    """A finished run of these generations, under two filters."""
+    """A finished run of these generations, under two filters.
+
+    bound: False as runs were before manifests listed files.
+    """
     path.mkdir(parents=True)
     write_records(path / "records.parquet", records)
     tasks = []
@@ -49,9 +56,19 @@ def write_run(
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
     digest = run_digest(records)
     manifest = {"digest": digest, "task_digests": task_digests(records), "identity": {"weights": "w"}, "code": {}}
+    manifest = bind(manifest, path, digest) if bound else manifest
     (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")
     return path
+
+
+def bind_again(path: Path, **changes: Any) -> None:
+    """Binds what the run's files hold now, and these values of its manifest, as if the run had written them."""
+    (path / "report.html").unlink(missing_ok=True)
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    rest = {name: value for name, value in manifest.items() if name not in (FILES, SHA256)}
+    digest = (path / "digest.txt").read_text(encoding="utf-8").strip()
+    (path / "manifest.json").write_text(json.dumps(bind({**rest, **changes}, path, digest)), encoding="utf-8")
 
 
 def _sample(task: str, doc: int, name: str, value: float) -> Sample:

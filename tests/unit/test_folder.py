@@ -23,6 +23,7 @@ def open_folder(root: Path, resume: str = "auto", identity: str = "01234567", **
 def finish(folder: RunFolder) -> None:
     folder.write_with("records.parquet", lambda path: write_records(path, []))
     folder.finish("ab" * 32)
+    folder.tidy()
 
 
 def test_a_new_folder(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_resume_names_what_differs(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError, match=r"limit was 3, is 4; .*resume=auto|engine\.max_model_len was null, is 5"):
         open_folder(tmp_path, str(folder.path), "89abcdef", limit=4, engine={"max_model_len": 5})
-    with open_folder(tmp_path, str(folder.path), limit=3) as again:
+    with open_folder(tmp_path, str(folder.path), limit=3, engine={"max_model_len": None}) as again:
         assert again.path == folder.path
         finish(again)
     with pytest.raises(ConfigError, match="finished"):
@@ -125,3 +126,62 @@ def test_an_interrupt_tells_the_folder(tmp_path: Path) -> None:
 )
 def test_names_are_one_part_of_a_path(name: str, safe: str) -> None:
     assert sanitise(name) == safe
+
+
+def test_a_damaged_identity_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_folder(tmp_path) as folder:
+        pass
+    for text in ("{", "[" * 5000, '{"run_id": 5}', "[]", "1" * 5000, ""):
+        (folder.path / "identity.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"resume=.*its identity\.json is damaged .*; set resume=never"):
+            open_folder(tmp_path, str(folder.path))
+        with open_folder(tmp_path) as other:  # resume=auto goes on without it, and says so
+            assert other.path != folder.path
+        assert "identity.json is damaged" in capsys.readouterr().err
+
+
+def test_eight_digits_do_not_make_two_runs_one(tmp_path: Path) -> None:
+    """The short id is part of the name; whether a folder is this run's is told by the whole identity."""
+    with open_folder(tmp_path, dtype="float32") as folder:
+        pass
+    with open_folder(tmp_path, dtype="bfloat16") as other:
+        assert other.path != folder.path and not other.resumed
+    with pytest.raises(ConfigError, match='dtype was "float32", is "bfloat16"'):
+        open_folder(tmp_path, str(folder.path), dtype="bfloat16")
+
+
+def test_a_run_killed_before_its_page_is_finished_not_run_again(tmp_path: Path) -> None:
+    with open_folder(tmp_path) as folder:
+        finish_unpaged(folder)
+    for resume in ("auto", str(folder.path)):
+        with open_folder(tmp_path, resume) as again:
+            assert again.path == folder.path and again.finished
+    with open_folder(tmp_path) as again:
+        again.tidy()
+    with open_folder(tmp_path) as new:
+        assert new.path != folder.path
+
+
+def test_a_folder_killed_at_its_birth_is_taken_up(tmp_path: Path) -> None:
+    with open_folder(tmp_path) as folder:
+        pass
+    (folder.path / "identity.json").rename(folder.path / ".identity.json.partial")
+    with open_folder(tmp_path) as again:
+        assert again.path == folder.path and (again.path / "identity.json").is_file()
+    (folder.path / "identity.json").unlink()
+    (folder.path / "notes.txt").write_text("mine")
+    with open_folder(tmp_path) as other:
+        assert other.path != folder.path, "what holds something else is no folder of ours"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a/" + "y" * 5000])
+def test_a_name_that_no_folder_can_have_is_a_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^resume="):
+        open_folder(tmp_path, str(tmp_path / name))
+    with pytest.raises(EvalEngineError, match="could not write"):
+        open_folder(tmp_path / name)
+
+
+def finish_unpaged(folder: RunFolder) -> None:
+    folder.write_with("records.parquet", lambda path: write_records(path, []))
+    folder.finish("ab" * 32)

@@ -22,8 +22,18 @@ from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult
 from evalengine.records.manifest import RunCounts, RunTimings, build_manifest, code_version, run_id, run_identity
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
 from evalengine.report.table import print_report
+from tests.unit.run_double import bind_again
 
-EXTRA = {"weights": "w", "tokenizer": "t", "datasets": {}, "prompts": "p", "numerics": "exact", "dtype": "bfloat16"}
+EXTRA: dict[str, Any] = {
+    "weights": "w",
+    "model_spec": {"rms_norm_eps": 1e-6},
+    "tokenizer": {"sha256": "t"},
+    "chat_template": None,
+    "datasets": {},
+    "prompts": "p",
+    "numerics": "exact",
+    "dtype": "bfloat16",
+}
 BITS = np.array([0x80000000, 0, 0x7FC00001, 0x7FC00000, 0xFFC0DEAD, 0x7F800001, 0xFF800000], dtype=np.uint32)
 
 
@@ -227,6 +237,7 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
             print_report(folder.path)
         folder.write_with("records.parquet", lambda path: write_records(path, []))
         folder.finish("ab" * 32)
+    bind_again(folder.path)
     assert [p.name for p in folder.path.glob("results_*")] == ["results_2026-01-02T03-04-05.json"]
     (line,) = (folder.path / "samples_arc_easy_2026-01-02T03-04-05.jsonl").read_text().splitlines()
     assert json.loads(line)["acc_norm"] == 0.0

@@ -24,7 +24,8 @@ def with_task(**settings: Any) -> dict[str, Any]:
     ("identity", "said"),
     [
         ({"weights": "e" * 64}, "The model weights differ (weights is aaaaaaaaaaaa... in A and eeeeeeeeeeee... in B)"),
-        ({"tokenizer": "e" * 64}, "The tokenizers differ"),
+        ({"tokenizer": {"sha256": "e" * 64}}, "The tokenizers differ (tokenizer.sha256 is bbbbbbbbbbbb... in A and"),
+        ({"model_spec": {"rope": {"theta": 2e4}}}, "(model_spec.rope.theta is 10000.0 in A and 20000.0 in B)"),
         ({"contract_version": 2}, "The numerics contracts differ (contract_version is 1 in A and 2 in B)"),
         (with_task(generation={"max_gen_toks": 9, "temperature": 0.0}), "tasks.sums.generation.max_gen_toks is 8 in A"),
         (with_task(version=2.0), "tasks.sums.version is 1.0 in A and 2.0 in B"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from evalengine.report.compare import Comparison, compare
-from evalengine.report.compare_json import matrix_json
+from evalengine.report.compare_json import comparison_json, matrix_json
 from evalengine.report.compare_tables import report, verdict
 from evalengine.report.divergence import logprob_change, ulps
 from evalengine.report.matrix import matrix, matrix_report, matrix_table
@@ -224,3 +225,32 @@ def test_a_matrix_of_unlike_runs_says_what_was_left_out() -> None:
     apart = matrix([run(BASE), run({0: TOKEN[0]}, limit=1)], allow=True)
     assert apart.verdict == "DIFFERENT"  # that is so whatever else they hold
     assert "DIFFERENT 1/1 on 1/3" in [str(cell) for column in matrix_table(apart).columns for cell in column.cells]
+
+
+def resumed(kept: int, outputs: Any = BIT) -> Run:
+    found = run(outputs, numerics="fast")
+    found.manifest.update(numerics="fast", counts={"resumed_requests": kept})
+    return found
+
+
+def test_a_fast_run_that_was_resumed_is_named_as_the_cause() -> None:
+    whole = run(BASE, numerics="fast")
+    c = compare(whole, resumed(2))
+    said = "B was interrupted and resumed under fast numerics (2 of 3 requests kept), so its batches"
+    assert any(line.startswith(said) for line in c.settings) and c.causes == {"configuration": 1}
+    assert any(said in line for line in report(c) if isinstance(line, str))
+    assert not compare(whole, resumed(0)).settings and compare(whole, resumed(0)).causes == {"numerics": 1}
+    exact = run(BIT)
+    exact.manifest.update(numerics="exact", counts={"resumed_requests": 2})
+    assert not compare(run(BASE), exact).settings, "exact numerics do not depend on the batch"
+    lines = [line for line in matrix_report(matrix([whole, resumed(2)])) if isinstance(line, str)]
+    assert any("Run 2 was interrupted and resumed under fast numerics" in line for line in lines)
+    assert matrix_json(matrix([whole, resumed(2)]))["runs"][1]["resumed_fast"] is True
+
+
+def test_a_run_whose_files_are_not_bound_says_so() -> None:
+    old = run(BASE)
+    del old.manifest["files"]
+    c = compare(run(BASE), old)
+    assert any(note.startswith("B: its files are not bound") and "pass unseen" in note for note in c.unchecked)
+    assert comparison_json(c)["runs"]["b"]["bound"] is False and comparison_json(c)["runs"]["a"]["bound"] is True

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from evalengine.errors import ConfigError
 from evalengine.records.digest import leaf_hash, merkle_root
+from evalengine.records.evidence import file_sha256
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
+from evalengine.records.sealed import content_sha256
 from evalengine.report.runs import SWEEP_FORMAT, Item, Run, load_run, merkle_descent, merkle_differences, named_runs
 from tests.unit.run_double import ISO, generated, sha, write_run
 
@@ -30,6 +32,12 @@ def records() -> list[RequestRecord]:
 @pytest.fixture
 def folder(tmp_path: Path, records: list[RequestRecord]) -> Path:
     return write_run(tmp_path / "results" / "run", records)
+
+
+@pytest.fixture
+def unbound(tmp_path: Path, records: list[RequestRecord]) -> Path:
+    """A run as they were written before manifests listed files."""
+    return write_run(tmp_path / "old" / "run", records, bound=False)
 
 
 # -- our folders -----------------------------------------------------------------------------------------------------
@@ -120,15 +128,20 @@ HARMS: list[tuple[str, Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "harm", "message"), HARMS)
-def test_harm_is_named_with_its_cure(folder: Path, name: str, harm: Callable[[Path], Any], message: str) -> None:
-    load_run(folder)
-    harm(folder / name)
-    with pytest.raises(ConfigError, match=message) as caught:
-        load_run(folder)
-    assert str(folder) in str(caught.value)
+def test_harm_is_named_with_its_cure(
+    unbound: Path, folder: Path, name: str, harm: Callable[[Path], Any], message: str
+) -> None:
+    """Where nothing binds the files, by what they contradict; where the manifest lists them, by their hashes."""
+    for run, words in ((unbound, message), (folder, re.escape(name if (folder / name).exists() else str(folder)))):
+        load_run(run)
+        harm(run / name)
+        with pytest.raises(ConfigError, match=words) as caught:
+            load_run(run)
+        assert str(run) in str(caught.value)
 
 
-def test_samples_of_other_documents_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_samples_of_other_documents_are_refused(unbound: Path, tmp_path: Path) -> None:
+    folder = unbound
     other = write_run(tmp_path / "other", [generated(doc, task=task) for task in ("more", "sums") for doc in range(4)])
     for file in [*folder.glob("results_*"), *folder.glob("samples_*")]:
         shutil.copy(other / file.name, file)
@@ -180,6 +193,35 @@ def test_an_experiments_folder(tmp_path: Path, records: list[RequestRecord]) -> 
     with pytest.raises(ConfigError, match=f"experiment of 2 runs; name one of them, such as {re.escape(str(runs[0]))}"):
         load_run(sweep)
     assert named_runs([str(runs[0].parent)]) == [str(runs[0].parent)] and load_run(runs[0].parent).name == "run"
+
+
+def test_an_edited_experiment_is_refused(tmp_path: Path, records: list[RequestRecord]) -> None:
+    sweep = tmp_path / "sweep"
+    places = [write_run(sweep / f"{number}-max_num_seqs_{number}" / "run", records) for number in (1, 2)]
+    runs = [{"source": str(run.relative_to(sweep)), "digest": load_run(run).digest} for run in places]
+    (sweep / "x.svg").write_text("<svg/>")
+    whole: dict[str, Any] = {"format": SWEEP_FORMAT, "runs": runs, "picture_sha256": file_sha256(sweep / "x.svg")}
+    whole["sha256"] = content_sha256(whole)
+    file = sweep / "x.json"
+    file.write_text(json.dumps(whole, indent=2))
+    assert named_runs([str(sweep)]) == [*map(str, places)]
+    for edited, why in [
+        ({**whole, "verdict": "better"}, "its sha256 is not that of its content"),
+        ({**whole, "runs": [{"source": None}]}, "source is null"),
+        ({**whole, "runs": 5}, "runs is 5, not a list"),
+    ]:
+        file.write_text(json.dumps(edited))
+        with pytest.raises(ConfigError, match=rf"x\.json: .*{why}.*it was edited"):
+            named_runs([str(sweep)])
+    file.write_text(json.dumps(whole))
+    (sweep / "x.svg").write_text("<svg>better</svg>")
+    with pytest.raises(ConfigError, match=r"x\.svg beside it is not the picture"):
+        named_runs([str(sweep)])
+    (sweep / "x.svg").unlink()
+    shutil.rmtree(places[1])
+    write_run(places[1], records[:5])
+    with pytest.raises(ConfigError, match=r"another digest for 2-max_num_seqs_2/run"):
+        named_runs([str(sweep)])
 
 
 # -- which items differ ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from evalengine.errors import EvalEngineError
+from evalengine.records.sealed import content_sha256
 from evalengine.report.sweep import Cell, Sweep, sweep
 from evalengine.report.sweep_picture import picture
 from evalengine.report.sweep_tables import print_sweep, share, verdict
@@ -93,6 +95,9 @@ def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
     found = swept(BIT, TOKEN)
     svg, file = write_sweep(found, tmp_path)
     content = json.loads(file.read_text())
+    seal, drawn_sha256 = content.pop("sha256"), content.pop("picture_sha256")
+    assert drawn_sha256 == hashlib.sha256(svg.read_bytes()).hexdigest()
+    assert seal == content_sha256({**content, "picture_sha256": drawn_sha256})
     assert content == sweep_json(found, tmp_path) and content["experiment"] == "x" and len(content["pairs"]) == 6
     assert [r["settings"]["max_num_seqs"] for r in content["runs"]] == ["1", "2", "1", "2"]
     drawn = ElementTree.parse(svg).getroot()

@@ -9,7 +9,7 @@ from evalengine.report.html.comparison_page import GOOD, listed, title
 from evalengine.report.html.markup import Child, Markup, join, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import table, tiles, verdict
-from evalengine.report.matrix import Matrix, Pair, evidence, told_apart
+from evalengine.report.matrix import Matrix, Pair, evidence, run_notes, told_apart
 
 WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "different"}
 LOOKS = {"IDENTICAL": "same", "SAME TOKENS": "tokens", "DIFFERENT": "other"}  # classes of page.css
@@ -20,6 +20,8 @@ def matrix_page(m: Matrix) -> Page:
     page = Page(title(m.runs[0], str(len(m.runs))), eyebrow="Comparison")
     good = None if m.refused else GOOD.get(m.verdict)
     page.lead(verdict(m.verdict, f"{evidence(m)}.", good), tiles(_figures(m)))
+    if notes := run_notes(m.runs):
+        page.lead(tag("ul", *(tag("li", note) for note in notes), class_="warnings"))
     page.section("runs", "Runs", _runs(m), note="With the settings in which they are not all alike.")
     page.section("matrix", "Run by run", _matrix(m), note=" ".join(_explained(m)))
     if groups := list(_groups(m)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from evalengine.records.manifest import resumed_fast
+from evalengine.report.comparability import resumed_words
 from evalengine.report.html.markup import Child, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import facts, table, tiles
@@ -43,6 +45,8 @@ def noise_floor_section(page: Page, found: NoiseFloor) -> None:
         "The same inputs under both kinds of arithmetic. A difference between two fast runs that is no larger than "
         "this says nothing about the model."
     )
+    if kept := resumed_fast(found.fast.manifest):
+        note += f" The fast run {resumed_words(found.fast, kept)}."
     drawn = table(head, rows, numbers=right)
     page.section("noise", "Noise floor: fast against invariant", tiles(figures), drawn, sources, note=note)
 

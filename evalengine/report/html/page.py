@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from evalengine import __version__
 from evalengine.errors import EvalEngineError
+from evalengine.records.evidence import sealed_page
 from evalengine.records.folder import write_whole
 from evalengine.report.html.markup import Child, Markup, data_script, join, json_text, tag
 
@@ -88,9 +89,12 @@ class Page:
         )
         return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
-    def write(self, path: Path) -> int:
-        """Writes the file, whole or not at all; returns its size in bytes. Raises `EvalEngineError`."""
-        content = self.render().encode("utf-8")
+    def write(self, path: Path, manifest: Mapping[str, Any] | None = None) -> int:
+        """Writes the file, whole or not at all; returns its size in bytes. Raises `EvalEngineError`.
+
+        manifest: of the run that the page is of; its last line then binds it to that run (`records.evidence`).
+        """
+        content = sealed_page(self.render(), manifest or {})
         try:
             write_whole(path, lambda scratch: scratch.write_bytes(content))
         except OSError as error:

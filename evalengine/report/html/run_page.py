@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evalengine.records.evidence import PAGE
 from evalengine.report.html.distributions import distributions_section, likelihood_section
 from evalengine.report.html.noise_floor import noise_floor_section
 from evalengine.report.html.page import Page
@@ -13,7 +14,6 @@ from evalengine.report.noise_floor import noise_floor, sibling
 from evalengine.report.run_data import RunData, load_run_data
 from evalengine.report.runs import Run
 
-REPORT = "report.html"
 TASKS = 4  # named in the title, at most
 
 
@@ -22,9 +22,9 @@ def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Pa
 
     Raises `ConfigError` for a run that cannot be read, `EvalEngineError` if the disk refuses.
     """
-    data = load_run_data(folder)
-    path = target or (data.run.source if data.run.source.is_dir() else data.run.source.parent) / REPORT
-    return path, run_page(data, sibling(data.run)).write(path)
+    data = load_run_data(folder, page=target is not None)  # an edited page is no reason not to write it anew
+    path = target or (data.run.source if data.run.source.is_dir() else data.run.source.parent) / PAGE
+    return path, run_page(data, sibling(data.run)).write(path, data.run.manifest)
 
 
 def run_page(data: RunData, other: Run | None = None) -> Page:

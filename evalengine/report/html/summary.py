@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from evalengine.records.manifest import resumed_fast
 from evalengine.report.html.markup import Child, Markup, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
@@ -15,6 +16,7 @@ from evalengine.report.html.plots import interval, percent
 from evalengine.report.mean_interval import mean_interval
 from evalengine.report.run_data import RunData
 from evalengine.report.runs import Run, ScoreKey
+from evalengine.report.unchecked import UNBOUND
 
 TILES = 4  # metrics shown large
 
@@ -132,6 +134,11 @@ def _warnings(data: RunData) -> Iterator[Markup]:
         said.append(f"The code had uncommitted changes (commit {str(manifest['code'].get('commit'))[:12]}).")
     if resumed := manifest.get("counts", {}).get("resumed_requests"):
         said.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
+    if resumed_fast(manifest):
+        said.append("Fast numerics and an interrupted run: its batches were others than those of an unbroken run, so "
+                    "the same command may give other bits, and other answers.")  # fmt: skip
+    if data.run.unbound:
+        said.append(f"Of this run, {UNBOUND}.")
     if said:
         yield tag("ul", *(tag("li", text) for text in said), class_="warnings")
 
@@ -206,7 +213,8 @@ def _short(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Child]]:
     yield "Weights", tag("code", model["weights_sha256"])
     for task, dataset in manifest["datasets"].items():
         where = " ".join(str(dataset[k]) for k in ("dataset", "name", "split") if dataset.get(k))
-        yield f"Rows of {task}", f"{where}, {dataset.get('rows', 0):,} rows, sha256 {str(dataset.get('sha256'))[:12]}…"
+        rows, sha256 = dataset.get("rows") or 0, str(dataset.get("sha256"))
+        yield f"Rows of {task}", f"{where}, {rows:,} rows, sha256 {sha256[:12]}…"
     dirty = ", with uncommitted changes" if code.get("dirty") else ""
     commit = f"commit {str(code.get('commit'))[:12]}{dirty}"
     yield "Code", f"evalengine {code['version']}, contract {manifest['contract_version']}, {commit}"

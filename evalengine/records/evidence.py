@@ -1,0 +1,171 @@
+"""What makes a finished run's files one piece of evidence: none can be edited, exchanged or added unnoticed.
+
+`manifest.json` lists the SHA-256 of every other file of the run, and carries the hash of its own content. `report.html`
+is a view of the others that may be written anew at any time, so it is bound the other way round: its last line holds
+the manifest's hash and its own (`sealed_page`). All this finds damage and edits; it is no signature, and who rewrites
+every hash passes.
+
+A run that was written before manifests had the list is read too; `is_bound` tells, and readers say that edits of it
+would pass unseen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.records.folder import DIGEST, RECORDS
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import read_manifest
+from evalengine.records.sealed import content_sha256, sha256_of
+from evalengine.records.tokens import TOKENS
+
+CONFIG, PAGE = "config.yaml", "report.html"
+FILES, SHA256 = "files", "sha256"  # of the manifest
+OURS = (DIGEST, RECORDS, TOKENS, CONFIG, "results_*.json", "samples_*.jsonl")  # what a finished run is made of
+NEEDED = (DIGEST, RECORDS)  # without them there is no run; the results are asked for where they are read
+AGAIN = "run its command again, or take the folder from where it was copied"
+SINCE_BOUND = "model_spec"  # of the identity: every evalengine that writes it binds the files, too
+_CHUNK = 1 << 20  # bytes
+_PAGE_SEAL = re.compile(rb"<!-- evalengine manifest ([0-9a-f]{64}|none), page ([0-9a-f]{64}) -->\n")
+_PAGE_SEAL_SIZE = 200  # bytes, more than a seal has
+
+
+def bind(manifest: Mapping[str, Any], folder: Path, digest: str) -> dict[str, Any]:
+    """The manifest with the hashes of the files that now lie in `folder`, and of the digest file to come.
+
+    Raises `OSError` if one cannot be read.
+    """
+    assert FILES not in manifest and SHA256 not in manifest, "a manifest is bound once"
+    files = {name: file_sha256(folder / name) for name in _ours(folder)}
+    files[DIGEST] = hashlib.sha256(f"{digest}\n".encode()).hexdigest()
+    bound = {**manifest, FILES: dict(sorted(files.items()))}
+    return {**bound, SHA256: content_sha256(bound)}
+
+
+def is_bound(manifest: Mapping[str, Any]) -> bool:
+    """Whether the manifest lists the run's files."""
+    return FILES in manifest
+
+
+def open_run(folder: Path, page: bool = True) -> dict[str, Any]:
+    """The manifest of a finished run whose files are those that it was finished with. Every reader of runs begins here.
+
+    page: whether an edited `report.html` counts; who writes it anew does not mind.
+    Raises `ConfigError` that names every file that is missing, edited, damaged or added, with the cure.
+    """
+    if not (folder / DIGEST).is_file():
+        raise ConfigError(
+            f"{folder}: this run is not finished ({DIGEST} is missing); run its command again: it resumes"
+        )
+    manifest = read_manifest(folder / MANIFEST, AGAIN)
+    if not is_bound(manifest) and SHA256 not in manifest and not _page_of_a_bound_run(folder / PAGE):
+        if SINCE_BOUND in manifest["identity"]:
+            raise ConfigError(f"{folder / MANIFEST}: the hashes of the run's files were taken out of it; {AGAIN}")
+        return manifest
+    problems = _manifest_problem(folder, manifest) or [*_problems(folder, manifest[FILES])]
+    if not problems and page:
+        problems = _page_problem(folder, manifest[SHA256])
+    if problems:
+        raise ConfigError(problems)
+    return manifest
+
+
+def sealed_page(text: str, manifest: Mapping[str, Any]) -> bytes:
+    """A page's file: its text, and a last line that binds it to the run whose manifest this is."""
+    content = text.encode("utf-8")
+    whose = str(manifest.get(SHA256, "none"))
+    return content + f"<!-- evalengine manifest {whose}, page {_page_sha256(content, whose)} -->\n".encode()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 (hex) of the file's bytes. Raises `OSError`."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _ours(folder: Path) -> Iterator[str]:
+    names = sorted(entry.name for entry in folder.iterdir())
+    return (name for name in names if any(fnmatch(name, pattern) for pattern in OURS))
+
+
+def _manifest_problem(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the manifest itself."""
+    where, said = folder / MANIFEST, str(manifest.get(SHA256))
+    rest = {name: value for name, value in manifest.items() if name != SHA256}
+    if said != (found := sha256_of(rest)):
+        return [f"{where}: its content gives sha256 {found}, not {said[:64]}: it was edited or damaged; {AGAIN}"]
+    files = manifest.get(FILES)
+    if not isinstance(files, dict) or any(Path(name).name != name for name in files):
+        return [f"{where}: its list of files is none: it was edited; {AGAIN}"]
+    if missing := [name for name in NEEDED if name not in files]:
+        return [f"{where}: it does not list {' and '.join(missing)}: it was edited; {AGAIN}"]
+    return []
+
+
+def _problems(folder: Path, files: Mapping[str, Any]) -> Iterator[str]:
+    for name, said in files.items():
+        path = folder / name
+        try:
+            if not path.is_file():
+                yield f"{path}: missing, but {MANIFEST} lists it; {AGAIN}"
+            elif (found := file_sha256(path)) != said:
+                yield (
+                    f"{path}: not the file that the run wrote (its SHA-256 is {found[:12]}..., {MANIFEST} lists "
+                    f"{str(said)[:12]}...): it was edited or damaged; {AGAIN}"
+                )
+        except OSError as error:
+            yield f"{path}: {error.strerror or error}; mend its permissions, or {AGAIN}"
+    for name in _ours(folder):
+        if name not in files:
+            yield f"{folder / name}: not a file of this run ({MANIFEST} does not list it); take it out of the folder"
+
+
+def _page_problem(folder: Path, manifest_sha256: str) -> list[str]:
+    path = folder / PAGE
+    try:
+        content = path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        return [f"{path}: {error.strerror or error}; mend its permissions, or delete it"]
+    if content is None:  # a run is whole without its page
+        return []
+    text, whose, said = _page_seal(content)
+    if whose == manifest_sha256 and said == _page_sha256(text, whose):
+        return []
+    return [
+        f"{path}: not the page that was written of this run: it was edited, damaged or copied here; write it anew: "
+        f"python -m evalengine report {folder}, or delete it"
+    ]
+
+
+def _page_of_a_bound_run(path: Path) -> bool:
+    """Whether the page names a bound manifest: where the manifest is unbound, its hashes were taken out."""
+    try:
+        return path.is_file() and _page_seal(path.read_bytes())[1] not in ("", "none")
+    except OSError:
+        return False
+
+
+def _page_seal(content: bytes) -> tuple[bytes, str, str]:
+    """(the page without its seal, the manifest's hash in it, the page's); no hashes where there is no seal."""
+    start = content.rfind(b"<!-- ", max(0, len(content) - _PAGE_SEAL_SIZE))
+    seal = _PAGE_SEAL.fullmatch(content[start:]) if start >= 0 else None
+    return (content, "", "") if seal is None else (content[:start], seal[1].decode(), seal[2].decode())
+
+
+def _page_sha256(content: bytes, whose: str) -> str:
+    return hashlib.sha256(whose.encode() + b"\n" + content).hexdigest()
+
+
+def bind_failed(folder: Path, error: OSError) -> EvalEngineError:
+    """A file of an unfinished run that cannot be read back, in one sentence."""
+    return EvalEngineError(f"could not read {error.filename or folder} back: {error.strerror or error}; cure that and "
+                           "run the same command again: it resumes")  # fmt: skip

@@ -1,0 +1,85 @@
+"""`results_<iso>.json` and the rows of `samples_<task>_<iso>.jsonl`, ours and lm-eval's, as they are read.
+
+Whatever is wrong with one is a sentence that names the file. Types are checked as far as a reader relies on them:
+lm-eval's own files hold more, and may hold it in other ways.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.plain_files import parse_json, read_json
+from evalengine.records.shapes import Each, anything, ascii_text, count, perhaps_object, text, writable, wrong
+
+ISO = r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
+AGAIN = "run the evaluation again, or take the folder from where it was copied"
+SAMPLE_KEYS = ("doc_id", "filter", "metrics", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
+_RESULTS = {
+    "results": Each(Each(writable)),
+    "configs?": Each({"output_type?": text}),
+    "versions?": Each(anything),
+    "n-shot?": Each(anything),
+    "n-samples?": Each(anything),
+    "higher_is_better?": Each(perhaps_object),
+    "task_hashes?": Each(text),
+    "config?": Each(anything),
+    "model_name?": text,
+}
+_SAMPLE = {
+    "doc_id": count,
+    "filter": text,
+    "metrics": [text],
+    "resps": [anything],
+    "filtered_resps": anything,
+    "doc_hash": ascii_text,
+    "prompt_hash": ascii_text,
+    "target_hash": ascii_text,
+    "doc?": Each(anything),
+    "arguments?": Each(Each(anything)),
+}
+_SECTIONS = ("configs", "versions", "n-shot", "n-samples", "higher_is_better", "config")
+
+
+def results_files(path: Path) -> list[Path]:
+    """The results files of a folder, oldest first; or `path` itself, if it is one (`--output_path x.json` names it
+    x_<iso>.json)."""
+    if path.is_dir():
+        return sorted((f for f in path.glob("*.json") if re.search(rf"_{ISO}\.json$", f.name)), key=results_date)
+    return [path] if re.search(rf"_{ISO}\.json$", path.name) else []
+
+
+def results_date(file: Path) -> str:
+    """The time in a results file's name."""
+    match = re.search(rf"_{ISO}\.json$", file.name)
+    assert match is not None, file
+    return match[1]
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """A results file; its sections that are missing or null are empty. Raises `ConfigError`."""
+    try:
+        results = read_json(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: damaged ({error}); {AGAIN}") from error
+    if not isinstance(results, dict) or not isinstance(results.get("results"), dict):
+        raise ConfigError(f"{file}: no results of lm-eval (it has no `results`); {AGAIN}")
+    if problem := wrong(results, _RESULTS):
+        raise ConfigError(f"{file}: no results of lm-eval ({problem}): it was edited; {AGAIN}")
+    return {**results, **{name: results.get(name) or {} for name in _SECTIONS}}
+
+
+def parse_sample(line: str, where: str) -> dict[str, Any]:
+    """A row of samples. where: the file and the line, for the `ConfigError` that it raises."""
+    try:
+        row: Any = parse_json(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: damaged or cut short ({error}); {AGAIN}") from error
+    if not isinstance(row, dict) or any(key not in row for key in SAMPLE_KEYS):
+        missing = [key for key in SAMPLE_KEYS if not isinstance(row, dict) or key not in row]
+        raise ConfigError(f"{where}: no sample of lm-eval 0.4.12 or newer ({', '.join(missing)} missing)")
+    if problem := wrong(row, _SAMPLE) or wrong({name: row.get(name) for name in row["metrics"]}, Each(writable)):
+        raise ConfigError(f"{where}: {problem}: it was edited; {AGAIN}")
+    return row

@@ -1,0 +1,71 @@
+"""`manifest.json` and `identity.json` as they are read: whatever is wrong with them is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.plain_files import read_json
+from evalengine.records.shapes import Each, anything, count, number, sha256, text, truth, wrong
+
+_IDENTITY = {
+    "numerics?": text,
+    "dtype?": text,
+    "weights?": text,
+    "tokenizer?": anything,  # compared, field by field; a hash alone in the manifests of older versions
+    "tasks?": Each({"generation?": {"temperature?": number}}),
+    "datasets?": Each({"sha256?": text}),
+}
+# What every reader relies on. A page needs more (`PAGE`).
+_MANIFEST = {
+    "digest": sha256,
+    "task_digests": Each(sha256),
+    "identity": _IDENTITY,
+    "numerics?": text,
+    "model?": {"name?": text},
+    "engine?": Each(anything),
+    "code?": {"commit?": text},
+    "counts?": {"requests?": count, "resumed_requests?": count},
+    "timings?": Each(number),
+}
+_COUNTS = ("documents", "requests", "resumed_requests", "truncated_prompts", "prompt_tokens", "output_tokens")
+_STATS = ("num_steps", "num_computed_tokens", "num_cached_tokens", "num_preemptions", "largest_batch", "largest_step")
+PAGE = {
+    "contract_version": number,
+    "numerics": text,
+    "python": text,
+    "model": {"name": text, "architecture": text, "num_parameters": count, "format": text, "weights_sha256": text},
+    "datasets": Each({"rows?": count}),
+    "engine": {"dtype": text, "device": text, "stats?": dict.fromkeys(_STATS, count)},
+    "counts": dict.fromkeys(_COUNTS, count),
+    "timings": dict.fromkeys(("load_seconds", "run_seconds", "total_seconds"), number),
+    "code": {"version": text, "commit?": text, "dirty?": truth},
+    "hardware": {"device": text, "cpu": text, "cpu_count?": count, "gpus": [text]},
+    "libraries": Each(text),
+}
+
+
+def read_manifest(path: Path, cure: str) -> dict[str, Any]:
+    """`manifest.json`. Raises `ConfigError` if it is missing or is no manifest."""
+    try:
+        manifest = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: missing or damaged ({error}); {cure}") from error
+    if problem := wrong(manifest, _MANIFEST):
+        raise ConfigError(f"{path}: not the manifest of a run ({problem}); {cure}")
+    return dict(manifest)
+
+
+def read_identity(path: Path) -> dict[str, Any]:
+    """`identity.json` of an unfinished run. Raises ValueError if it is none, OSError if it cannot be read."""
+    identity = read_json(path)
+    if problem := wrong(identity, {"run_id": text}):
+        raise ValueError(problem)
+    return dict(identity)
+
+
+def missing_for_page(manifest: Mapping[str, Any]) -> str:
+    """What a page needs of a run's manifest and this one lacks, in words; "" if nothing."""
+    return wrong(manifest, PAGE)
