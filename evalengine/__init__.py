@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-CONTRACT_VERSION = 1  # the arithmetic's version: any change of arithmetic raises it (CONTRIBUTING.md)
+CONTRACT_VERSION = 2  # the arithmetic's version: any change of arithmetic raises it (CONTRIBUTING.md)
 __all__ = ["CONTRACT_VERSION", "LLM", "SamplingParams", "__version__", "set_batch_invariant_mode"]
 
 if TYPE_CHECKING:

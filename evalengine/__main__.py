@@ -12,6 +12,7 @@ import difflib
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -41,20 +42,21 @@ usage: python -m evalengine [run] [setting=value ...] [-m] [--cfg] [--help] [--v
        python -m evalengine report RUN [RUN ...] [-o FILE]
        python -m evalengine explain RUN RUN --item ITEM [...]
        python -m evalengine verify [engine|kernels] [setting=value ...] [...]
-       python -m evalengine bench [matmul|attention|rows|forward|all ...] [...]
+       python -m evalengine bench [matmul|attention|rows|forward|all ...|throughput] [...]
 
 Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
 
   task=gsm8k                    what to run; several in one run: task=[gsm8k,arc_easy]
-                                {tasks}
+{tasks}
   model=tinymath                what to run it on; or model.path=<folder, Hub id or .gguf file>
-                                {models}
+{models}
   limit=16                      documents per task
   task.num_fewshot=5            for every selected task; tasks.gsm8k.num_fewshot=5 for that one
   batch_invariant=true          false: quickest arithmetic, whose bits may depend on the batch
   data_dir=FOLDER               rows from FOLDER/<dataset>/<split>.jsonl, not from the Hub
   engine.max_num_seqs=256       the engine: engine.dtype, engine.device, engine.max_model_len, ...
-  apply_chat_template=true      seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
+  apply_chat_template=true      the prompts as the model's chat template writes them, on chat_template_date
+  system_instruction=TEXT       seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
 
   -m, --multirun                one run a value: -m engine.max_num_seqs=1,8 batch_invariant=true,false
   experiment=noise_floor        such a sweep, compared: who equals whom, and what fast arithmetic moves
@@ -68,7 +70,7 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   report RUN [RUN ...]          a run, or several compared, as one HTML file (report --help)
   explain RUN RUN --item ITEM   the first layer and op where they part (explain --help)
   verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
-  bench                         measures the kernels and forward steps on this GPU (bench --help)
+  bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
 
 Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration."""
 
@@ -139,7 +141,13 @@ def _unknown_word(word: str) -> str:
 
 
 def _help() -> str:
-    return HELP.format(tasks="  ".join(available("task")), models="  ".join(available("model")))
+    return HELP.format(tasks=_wrapped(available("task")), models=_wrapped(available("model")))
+
+
+def _wrapped(names: list[str]) -> str:
+    """The names in lines of the help's width, below what they are values of."""
+    indent = " " * 32
+    return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _run_all(jobs: list[Job]) -> int:
@@ -158,9 +166,7 @@ def _run(config: Config) -> int:
     from evalengine.report.report_cli import leave_report
     from evalengine.report.table import print_report
 
-    folder = run(config).folder
-    leave_report(folder)
-    print_report(folder)
+    print_report(run(config, leave_report).folder)
     return 0
 
 

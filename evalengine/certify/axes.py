@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -32,7 +31,6 @@ from evalengine.engine.request import GenerateRequest, SamplingParams, ScoreRequ
 BATCHES = (1, 2, 3, 8, 64, 256, 512)
 BUDGETS = (17, 64, 100, 1000, 8192)
 PAGES = (16, 64, 256)
-GRAPHS = "evalengine.engine.cuda_graphs"
 Axis = Callable[[Workload], Iterator[Variant | Skip]]
 _SEVERAL: dict[str, Any] = {"happened": lambda stats: stats.largest_batch > 1, "wanted": "several requests in a step"}
 
@@ -157,12 +155,20 @@ def threads(work: Workload) -> Iterator[Variant | Skip]:
 
 
 def graphs(work: Workload) -> Iterator[Variant | Skip]:
-    """CUDA graphs against eager launches."""
-    if find_spec(GRAPHS) is None or work.device_type != "cuda":
-        yield Skip("this engine has no CUDA graphs on this device: every step is launched eagerly")
+    """CUDA graphs against eager launches; in two passes, as a graph is captured when its size is met again."""
+    if not work.has_graphs:
+        yield Skip("this level has no CUDA graphs on this device: every step is launched eagerly")
         return
-    for eager in (True, False):
-        yield Variant(f"enforce_eager={str(eager).lower()}", work.cases, {"enforce_eager": eager})
+    eager: dict[str, Any] = {"happened": lambda stats: stats.num_graph_steps == 0, "wanted": "no graph"}
+    yield Variant("enforce_eager=true", work.cases, {"enforce_eager": True}, passes=2, **eager)
+    replayed: dict[str, Any] = {
+        "happened": lambda stats: stats.num_graph_steps > stats.num_steps_ahead > 0,
+        "wanted": "replayed graphs, some launched ahead and some not",
+    }
+    for size in (1, 7, 256):
+        settings = {"enforce_eager": False, "max_num_seqs": size}
+        cases = work.some(settings)
+        yield Variant(f"graphs, max_num_seqs={size}", cases, settings, passes=2, **replayed)
 
 
 def busy(work: Workload) -> Iterator[Variant | Skip]:

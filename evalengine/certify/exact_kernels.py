@@ -17,19 +17,19 @@ from torch import Tensor
 
 from evalengine.kernels import exact, exact_attention
 
-# Contract version 1, the first 16 hex digits a kernel. Only a change of arithmetic, which raises the contract's
+# Contract version 2, the first 16 hex digits a kernel. Only a change of arithmetic, which raises the contract's
 # version, may replace them.
 GOLDEN = {
-    "linear": "1179ac30facdf4e8",
-    "bmm": "d8f87e8d8a0631f0",
-    "rms_norm": "d850ab014ae04207",
+    "linear": "9d80d345dc882922",
+    "bmm": "8561a8f43cb87636",
+    "rms_norm": "e676428e32e71db2",
     "log_softmax": "347f843a4035854d",
     "softmax": "e586461ead0831e2",
     "mean": "ea6f59f4c6cb535d",
     "silu": "f8a48ec0dc2a1ab7",
     "silu_and_mul": "5e1479b5fa0fa758",
     "rope": "f2c149a979b4d5ef",
-    "attention": "255e0c5cf8643ce0",
+    "attention": "7959649c61e64468",
 }
 PRODUCTS = [(1, 1, 1), (3, 65, 31), (37, 300, 577), (5, 33, 8193)]  # M, N, K
 

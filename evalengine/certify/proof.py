@@ -17,8 +17,9 @@ from evalengine.certify.compare import Answer, Comparison
 from evalengine.certify.run import alone, together
 from evalengine.certify.schedules import Skip, Variant, Workload
 from evalengine.certify.subject import Subject
-from evalengine.engine.llm import LLM, EngineStats
+from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint
+from evalengine.engine.stats import EngineStats
 from evalengine.tasks.base import Task
 
 NONE_FOUND = "the control found no difference on this device: it cannot show that the comparison would see one"
@@ -136,9 +137,10 @@ class Prover:
         reference = alone(llm, self.cases)
         _say(f"{len(self.cases)} requests, each alone: {time.perf_counter() - started:.1f} s")
         settings = llm.settings
-        return Workload(
-            self.cases, reference, self.effort, settings.max_model_len, llm.spec.vocab_size, settings.device.type
-        )
+        assert llm.runner is not None
+        has_graphs = llm.runner.ops.capturable
+        sizes = (settings.max_model_len, llm.spec.vocab_size)
+        return Workload(self.cases, reference, self.effort, *sizes, settings.device.type, has_graphs)
 
     def _axis(self, name: str, variants: Iterator[Variant | Skip], work: Workload, llm: LLM) -> AxisResult:
         result = AxisResult(name)

@@ -23,12 +23,13 @@ DEFAULTS = {
 
 
 def alone(llm: LLM, cases: list[Case]) -> dict[int, Answer]:
-    """The reference: every case by itself, its prompt in one chunk, without a prefix cache.
+    """The reference: every case by itself, its prompt in one chunk, without a prefix cache, every kernel launched.
 
     Raises `EvalEngineError` if the model gives no finite numbers even so: there is nothing to compare with then.
     """
     longest = max(case.length for case in cases)
     settings = {"max_num_seqs": 1, "max_num_batched_tokens": longest, "enable_prefix_caching": False}
+    settings |= {"enforce_eager": True}
     _reconfigure(llm, [max(cases, key=lambda case: case.length)], settings)
     answers = {}
     for case in cases:

@@ -9,8 +9,8 @@ from typing import Any
 
 from evalengine.certify.cases import Case, Effort, affordable
 from evalengine.certify.compare import Answer
-from evalengine.engine.llm import EngineStats
 from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.engine.stats import EngineStats
 
 LARGE = 1 << 16  # tokens in a step: never the limit
 ASKED = 5  # logprobs a position
@@ -26,6 +26,7 @@ class Workload:
     max_model_len: int
     vocab_size: int
     device_type: str
+    has_graphs: bool = False  # the engine replays decode steps as CUDA graphs unless told not to
 
     def some(self, settings: Mapping[str, Any]) -> list[Case]:
         """As many of the cases as a slow schedule gets through."""

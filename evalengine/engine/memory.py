@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from evalengine.config import EngineConfig
+from evalengine.engine.cuda_graphs import graph_bytes, has_graphs
 from evalengine.engine.settings import Settings
 from evalengine.errors import ConfigError
 from evalengine.models.config import ModelSpec
 
 CPU_POOL_BYTES = 4 << 30  # unless one sequence or num_kv_blocks needs more: a CPU's memory is shared with all else
+BOOKKEEPING_BYTES = 400  # of Python objects a page (`Block` and its place in the free list)
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_problems(config: EngineConfig, spec: ModelSpec, settings: Settings) -> Iterator[str]:
+    """What cannot fit even while no weight is loaded, a sentence each: the least that the settings need, not all."""
+    try:
+        plan_num_kv_blocks(config, spec, settings)
+    except ConfigError as error:
+        yield from error.problems
+    free = _free_bytes(settings.device)
+    activation = 4 if settings.numerics == "exact" else settings.dtype.itemsize
+    tokens = min(config.max_num_batched_tokens, config.max_num_seqs * settings.max_model_len)
+    step = tokens * activation * 2 * (spec.hidden_size + spec.intermediate_size)  # residual, its norm, gate and up
+    if step > free:
+        yield (
+            f"engine.max_num_batched_tokens={config.max_num_batched_tokens}: a step of {tokens} tokens takes at least "
+            f"{_gib(step)}, {_gib(free)} are free; lower it"
+        )
+    table = 4 * settings.max_model_len * spec.head_dim  # float32 cos and sin of half the head
+    if table > free:
+        yield (
+            f"engine.max_model_len={settings.max_model_len}: RoPE's tables take {_gib(table)}, {_gib(free)} are free; "
+            "lower it"
+        )
 
 
 def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
@@ -23,11 +49,19 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
     """
     page = 2 * spec.num_layers * settings.block_size * spec.num_kv_heads * spec.head_dim * settings.dtype.itemsize
     free = _free_bytes(settings.device)
+    if has_graphs(config, settings):
+        free = max(0, free - graph_bytes(spec, config.max_num_seqs, settings))
     if config.num_kv_blocks is not None:
         if config.num_kv_blocks * page > free:
             raise ConfigError(
                 f"engine.num_kv_blocks={config.num_kv_blocks}: that pool takes {_gib(config.num_kv_blocks * page)}, "
                 f"{_gib(free)} are free; at most {free // page} fit"
+            )
+        books, ram = config.num_kv_blocks * BOOKKEEPING_BYTES, _free_bytes(torch.device("cpu"))
+        if books > ram:
+            raise ConfigError(
+                f"engine.num_kv_blocks={config.num_kv_blocks}: keeping books of so many pages takes {_gib(books)} of "
+                f"the host's memory, {_gib(ram)} are free; take fewer, larger pages (engine.block_size)"
             )
         return config.num_kv_blocks
     one_sequence = -(-settings.max_model_len // settings.block_size)
@@ -42,6 +76,20 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
             f"engine.kv_cache_memory_fraction (now {config.kv_cache_memory_fraction}) or set engine.num_kv_blocks"
         )
     return num_blocks
+
+
+def check_weights_fit(spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+    """Whether the weights and RoPE's tables can be held at all, asked before they are allocated: a sentence instead of
+    a process killed half-way. Raises ConfigError."""
+    weights = spec.num_parameters * dtype.itemsize
+    tables = max_model_len * spec.head_dim * dtype.itemsize
+    free = _free_bytes(device)
+    if weights + tables > free:
+        raise ConfigError(
+            f"model.path: the model's {spec.num_parameters:,} weights take {_gib(weights)} and the tables of "
+            f"engine.max_model_len={max_model_len} positions {_gib(tables)}, {_gib(free)} are free; take a smaller "
+            "model or engine.max_model_len, engine.dtype=bfloat16, or a machine with more memory"
+        )
 
 
 def _gib(size: int) -> str:

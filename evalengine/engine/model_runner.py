@@ -8,14 +8,17 @@ Only the wanted positions go through lm_head, a slice of rows at a time, so that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from evalengine.engine.cuda_graphs import DecodeGraphs, Unread
+from evalengine.engine.processing import NOTHING_LEFT, forbid, penalise
 from evalengine.engine.scheduler import Chunk, Schedule
-from evalengine.engine.sequence import Sequence
+from evalengine.engine.sequence import Sequence, Status
 from evalengine.kernels import sampling
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata
@@ -23,7 +26,9 @@ from evalengine.layers.ops import GREEDY, Ops
 from evalengine.models.config import ModelSpec
 from evalengine.models.decoder import DecoderForCausalLM
 
-LOGITS_BYTES = 64 << 20  # of one slice of logits
+# Of one slice of logits. lm_head's weights are read once a slice (1.2 GB for Qwen3-8B, 0.3 ms of an H200), so slices
+# are large where memory is; a CPU's caches like small ones. CUDA's is that of kernels/verify.py, which compares them.
+LOGITS_BYTES, CPU_LOGITS_BYTES = 512 << 20, 64 << 20
 
 
 @dataclass
@@ -38,8 +43,29 @@ class PositionResult:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A step on its way, or done."""
+
+    chunks: list[Chunk]  # in the order of the batch's rows
+    results: Unread | list[PositionResult]
+
+    @property
+    def is_unread(self) -> bool:
+        return isinstance(self.results, Unread)
+
+
 class ModelRunner:
-    def __init__(self, model: DecoderForCausalLM, spec: ModelSpec, ops: Ops, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: DecoderForCausalLM,
+        spec: ModelSpec,
+        ops: Ops,
+        num_blocks: int,
+        block_size: int,
+        graphs_for: tuple[int, int] | None = None,
+    ) -> None:
+        """graphs_for: (sequences, tokens of one) at most, to replay decode steps as CUDA graphs; None: never."""
         self.model = model
         self.spec = spec
         self.ops = ops
@@ -47,24 +73,70 @@ class ModelRunner:
         shape = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
         self.kv_caches = [(layer[0], layer[1]) for layer in self.kv_pool]
-        self.rows_per_slice = rows_per_slice(spec.vocab_size)
+        self.rows_per_slice = rows_per_slice(spec.vocab_size, ops.device)
+        self.graphs: DecodeGraphs | None = None
+        if graphs_for is not None and ops.capturable:
+            seqs, tokens = min(graphs_for[0], self.rows_per_slice), graphs_for[1]  # one slice: compared at start
+            sizes = {"block_size": block_size, "max_num_seqs": seqs, "max_model_len": tokens}
+            self.graphs = DecodeGraphs(model, ops, self.kv_caches, **sizes)
+        self.num_graph_steps = 0
+        self._last_step: torch.cuda.Event | None = None
         # told of every step before it runs, its chunks in the order of the batch's rows: what `op_hook` shows whom
         self.on_batch: Callable[[Schedule], None] | None = None
 
     @torch.inference_mode()
-    def execute(self, schedule: Schedule) -> list[PositionResult]:
+    def launch(self, schedule: Schedule) -> Launched:
+        """Starts a step. A replayed graph whose every sequence wants just its most probable token is not waited for."""
+        with self._after_the_last_step():
+            return self._launch(schedule)
+
+    @contextmanager
+    def _after_the_last_step(self) -> Iterator[None]:
+        """On the device: the caller's current stream may be another one than it was."""
+        if self.ops.device.type != "cuda":
+            yield
+            return
+        stream = torch.cuda.current_stream(self.ops.device)
+        if self._last_step is not None:
+            stream.wait_event(self._last_step)
+        yield
+        self._last_step = stream.record_event(self._last_step)
+
+    def _launch(self, schedule: Schedule) -> Launched:
         self._copy_pages(schedule.copies)
         chunks = sorted(schedule.chunks, key=lambda c: c.end - c.start > 1)  # decodes first: see AttentionMetadata
+        heard = self.on_batch is not None  # by somebody who listens to every op: a replayed graph calls none
         if self.on_batch is not None:
             self.on_batch(Schedule(chunks, schedule.copies))
-        hidden = self._forward(chunks)
+        if self.graphs is not None and not heard and (decoded := self.graphs.run(chunks)) is not None:
+            self.num_graph_steps += 1
+            if all(_wants_greedy(c) for c in chunks):
+                return Launched(chunks, decoded.greedy)
+            return Launched(chunks, self._in_slices(chunks, decoded.hidden))
+        return Launched(chunks, self._in_slices(chunks, self._forward(chunks)))
+
+    @torch.inference_mode()
+    def results(self, launched: Launched) -> list[PositionResult]:
+        """Of a step's sequences that still run: one may have ended since, by a token of the step before."""
+        results = launched.results
+        if isinstance(results, Unread):
+            rows = zip(launched.chunks, results.read(), strict=True)
+            results = [PositionResult(c.seq, c.start, pair[0], [pair]) for c, pair in rows if _runs(c)]
+        self._explain_non_finite([c for c in launched.chunks if _runs(c)], results)
+        return results
+
+    def can_launch_ahead(self, seqs: list[Sequence]) -> bool:
+        """Whether the next token of each can be computed before its last one is known here: on the device it is."""
+        longest = max(seq.num_computed_tokens for seq in seqs) + 1
+        return self.graphs is not None and self.graphs.has(len(seqs), longest)
+
+    def _in_slices(self, chunks: list[Chunk], hidden: Tensor) -> list[PositionResult]:
+        """The wanted positions' results, from the batch's hidden states [T, H]."""
         wanted, rows = self._wanted(chunks)
         results: list[PositionResult] = []
         for i in range(0, len(wanted), self.rows_per_slice):
-            part = wanted[i : i + self.rows_per_slice]
-            selected = hidden[rows[i : i + self.rows_per_slice]]
-            results.extend(self._read_out(part, self.model.compute_logits(selected)))
-        self._explain_non_finite(chunks, results)
+            part = slice(i, i + self.rows_per_slice)
+            results.extend(self._read_out(wanted[part], self.model.compute_logits(hidden[rows[part]])))
         return results
 
     # -- the batch ---------------------------------------------------------------------------------------------------
@@ -109,10 +181,10 @@ class ModelRunner:
 
     def _read_out(self, wanted: list[tuple[Sequence, int]], logits: Tensor) -> list[PositionResult]:
         """float32 [n, V] -> a result per row."""
-        sampled = self._sample(wanted, logits)
+        chosen = self._choose(wanted, logits)
         tokens: list[list[int]] = []
         for row, (seq, position) in enumerate(wanted):
-            targets = [sampled.get(row, GREEDY)] if seq.request else [t.token_id for t in seq.targets[position]]
+            targets = [chosen.get(row, GREEDY)] if seq.request else [t.token_id for t in seq.targets[position]]
             tokens.append(targets)
         columns = torch.tensor([t for group in tokens for t in group], dtype=torch.int64, device=logits.device)
         rows = None  # one token a row
@@ -125,24 +197,46 @@ class ModelRunner:
             pairs = [(greedy[row] if token == GREEDY else token, next(values)) for token in tokens[row]]
             num_top = _num_top(seq, position)
             top = _top(self.ops.log_softmax(logits[row : row + 1])[0], num_top) if num_top else {}
-            results.append(PositionResult(seq, position, greedy[row], pairs, top))
+            error = NOTHING_LEFT if seq.processing and len(seq.processing.forbidden) == logits.shape[1] else None
+            results.append(PositionResult(seq, position, greedy[row], pairs, top, error))
         return results
 
-    def _sample(self, wanted: list[tuple[Sequence, int]], logits: Tensor) -> dict[int, int]:
-        """The next token of every generating row whose temperature is positive."""
-        rows = [i for i, (seq, _) in enumerate(wanted) if seq.request and seq.request.params.temperature > 0]
+    def _choose(self, wanted: list[tuple[Sequence, int]], logits: Tensor) -> dict[int, int]:
+        """The next token of every generating row that does not just take the model's most probable one: its
+        temperature is positive, or processors come before the choice."""
+        rows = [i for i, (seq, _) in enumerate(wanted) if seq.processing or _temperature(seq) > 0]
         if not rows:
             return {}
-        requests = [r for i in rows if (r := wanted[i][0].request)]
-        picked = sampling.sample(
-            self.ops.log_softmax(logits[torch.tensor(rows, device=logits.device)]),
+        states = [wanted[i][0].processing for i in rows]
+        scores = logits[torch.tensor(rows, device=logits.device)]  # a copy
+        for i, state in zip(rows, states, strict=True):
+            if state is not None:
+                state.advance(wanted[i][0].token_ids)
+        penalise(scores, states)
+        logprobs = self.ops.log_softmax(scores)
+        forbid(logprobs, states)
+        chosen: dict[int, int] = {}
+        for hot in (False, True):
+            part = [n for n, i in enumerate(rows) if (_temperature(wanted[i][0]) > 0) == hot]
+            if part:
+                own = logprobs if len(part) == len(rows) else logprobs[torch.tensor(part, device=logits.device)]
+                found = [wanted[rows[n]] for n in part]
+                tokens = self._sample(found, own) if hot else sampling.argmax_lowest(own)
+                chosen.update(zip((rows[n] for n in part), tokens.tolist(), strict=True))
+        return chosen
+
+    @staticmethod
+    def _sample(wanted: list[tuple[Sequence, int]], logprobs: Tensor) -> Tensor:
+        """float32 [n, V] -> int64 [n], each row by its request's temperature, top-k, top-p and noise."""
+        requests = [r for seq, _ in wanted if (r := seq.request)]
+        return sampling.sample(
+            logprobs,
             torch.tensor([r.params.temperature for r in requests], dtype=torch.float64),
             torch.tensor([r.params.top_k for r in requests]),
             torch.tensor([r.params.top_p for r in requests], dtype=torch.float64),
-            torch.tensor([_noise_key(wanted[i][0]) for i in rows]),
-            torch.tensor([wanted[i][1] + 1 for i in rows]),  # the position being filled
+            torch.tensor([_noise_key(seq) for seq, _ in wanted]),
+            torch.tensor([position + 1 for _, position in wanted]),  # the position being filled
         )
-        return dict(zip(rows, picked.tolist(), strict=True))
 
     def _explain_non_finite(self, chunks: list[Chunk], results: list[PositionResult]) -> None:
         """Names, for every row whose logprobs are NaN, the first op whose output was not finite there.
@@ -173,13 +267,30 @@ class ModelRunner:
             r.error = f"not a finite number at token {r.position}: {found}"
 
 
-def rows_per_slice(vocab_size: int) -> int:
+def _runs(chunk: Chunk) -> bool:
+    return chunk.seq.status is Status.RUNNING
+
+
+def _wants_greedy(chunk: Chunk) -> bool:
+    """Whether the most probable token after the chunk and its logprob are wanted, and nothing else."""
+    seq = chunk.seq
+    if seq.request is None or seq.processing is not None or chunk.end < seq.num_tokens:
+        return False
+    return seq.request.params.temperature == 0 and not seq.request.params.logprobs
+
+
+def rows_per_slice(vocab_size: int, device: torch.device) -> int:
     """Rows that go through lm_head at once."""
-    return max(1, LOGITS_BYTES // (4 * vocab_size))
+    size = CPU_LOGITS_BYTES if device.type == "cpu" else LOGITS_BYTES
+    return max(1, size // (4 * vocab_size))
 
 
 def _positions(chunks: list[Chunk]) -> list[tuple[Chunk, int]]:
     return [(c, p) for c in chunks for p in range(c.start, c.end)]
+
+
+def _temperature(seq: Sequence) -> float:
+    return seq.request.params.temperature if seq.request else 0.0
 
 
 def _num_top(seq: Sequence, position: int) -> int:

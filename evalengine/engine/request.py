@@ -7,15 +7,18 @@ A request is token ids and what is wanted of them. Two shapes are enough: `Gener
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from evalengine.errors import ConfigError
+from evalengine.arguments import LARGEST, Fields, is_unicode, token_ids
+from evalengine.models.processors import LogitsProcessors
 
 FinishReason = Literal["stop", "length"]
 MIN_TEMPERATURE = 1e-6  # its reciprocal times a logprob stays far inside float64; colder is greedy in all but name
+TOKEN_IDS = "token ids, a sequence of integers"
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,9 @@ class SamplingParams:
     """How one request's tokens are chosen. temperature 0 is greedy; ties go to the lowest token id.
 
     `seed` and `noise_key` alone set the noise (with the position and the token id): never the batch slot.
+
+    Raises: ConfigError that lists every field of another type or out of range. Nothing is rounded or parsed: 2.5 and
+    "3" are no numbers of tokens. NumPy's and torch's scalars are taken.
     """
 
     max_tokens: int = 256
@@ -35,47 +41,73 @@ class SamplingParams:
     seed: int = 0
     noise_key: str | None = None  # e.g. "task/document/repeat"; None: the prompt's token ids
     logprobs: int = 0  # alternatives reported per position, besides the chosen token
+    processors: LogitsProcessors | None = None  # None: the model's; LogitsProcessors(): none
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.max_tokens < 1:
-            problems.append(f"max_tokens={self.max_tokens}: must be at least 1")
-        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
-            problems.append(
-                f"temperature={self.temperature}: must be 0 (greedy), or finite and at least {MIN_TEMPERATURE}"
-            )
-        if self.top_k < 0:
-            problems.append(f"top_k={self.top_k}: must be 0 (off) or positive")
-        if not 0 < self.top_p <= 1:
-            problems.append(f"top_p={self.top_p}: must lie in (0, 1]")
-        if self.logprobs < 0:
-            problems.append(f"logprobs={self.logprobs}: must be 0 or positive")
-        if isinstance(self.stop, str) or any(not s for s in self.stop):
-            problems.append(f"stop={self.stop!r}: must be a sequence of non-empty strings")
-        if problems:
-            raise ConfigError(problems)
+        read = Fields(self)
+        read.integer("max_tokens", 1)
+        read.number(
+            "temperature", MIN_TEMPERATURE, sys.float_info.max, f"0 (greedy), or at least {MIN_TEMPERATURE}", also=0.0
+        )
+        read.integer("top_k", 0, meaning=" (0: off)")
+        read.number("top_p", sys.float_info.min, 1.0, "a number in (0, 1]")
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        good = isinstance(stop, list | tuple) and all(isinstance(s, str) and s for s in stop)
+        read.take("stop", tuple(stop) if good else None, good, "a non-empty string, or a list of them")
+        if self.stop_token_ids is not None:
+            ids = token_ids(self.stop_token_ids)
+            read.take("stop_token_ids", None if ids is None else tuple(ids), ids is not None, "token ids, or None")
+        read.flag("ignore_eos")
+        read.integer("seed", -LARGEST - 1)
+        read.integer("logprobs", 0)
+        if self.noise_key is not None:
+            good = isinstance(self.noise_key, str) and is_unicode(self.noise_key)
+            read.take("noise_key", self.noise_key, good, "text (Unicode), or None")
+        good = self.processors is None or isinstance(self.processors, LogitsProcessors)
+        read.take("processors", self.processors, good, "LogitsProcessors, or None")
+        read.check()
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Sample up to `params.max_tokens` tokens after `prompt_ids`."""
+    """Sample up to `params.max_tokens` tokens after `prompt_ids`, any sequence or array of integers.
+
+    Raises: ConfigError that lists every field of another type.
+    """
 
     request_id: int
     prompt_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
 
+    def __post_init__(self) -> None:
+        read = Fields(self)
+        read.integer("request_id", -LARGEST - 1)
+        read.token_ids("prompt_ids", TOKEN_IDS)
+        read.take("params", self.params, isinstance(self.params, SamplingParams), "SamplingParams")
+        read.check()
+
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Log-likelihood of `continuation_ids` after `context_ids` (at least one token each).
+    """Log-likelihood of `continuation_ids` after `context_ids` (at least one token each), by the raw model.
 
     Requests with equal contexts that are submitted together share the context's computation.
+
+    Raises: ConfigError that lists every field of another type.
     """
 
     request_id: int
     context_ids: list[int]
     continuation_ids: list[int]
     logprobs: int = 0  # alternatives reported per position
+
+    def __post_init__(self) -> None:
+        read = Fields(self)
+        read.integer("request_id", -LARGEST - 1)
+        read.token_ids("context_ids", TOKEN_IDS)
+        read.token_ids("continuation_ids", TOKEN_IDS)
+        read.integer("logprobs", 0)
+        read.check()
 
 
 Request = GenerateRequest | ScoreRequest
@@ -88,10 +120,11 @@ class RequestOutput:
     request_id: int
     prompt_ids: list[int]
     token_ids: list[int]
-    logprobs: np.ndarray  # float32 [len(token_ids)]: natural log-probability of each token, before temperature
+    logprobs: np.ndarray  # float32 [len(token_ids)]: natural log-probability of each token, by the raw model
     finish_reason: FinishReason
     text: str = ""  # generated text, cut before the stop string; empty for a ScoreRequest
-    is_greedy: bool = False  # every token is the arg max (lowest id among ties)
+    is_greedy: bool = False  # every token is the raw model's arg max (lowest id among ties): with processors in force a
+    # generation at temperature 0 need not be
     top_logprobs: list[dict[int, float]] | None = None  # per position: token id -> logprob, best first
     error: str | None = (
         None  # why it failed (a non-finite activation): a score is then NaN, a generation ends before it

@@ -66,6 +66,34 @@ class Scheduler:
         )
         return schedule
 
+    def decodes_after(self, last: list[Chunk], ending: set[Sequence]) -> list[Sequence]:
+        """The sequences that the step after `last` decodes before the tokens of `last`, a step of decodes, are known on
+        the host; none if the host must know them first, because a sequence that waits could be admitted, or pages might
+        run out.
+
+        ending: those that have all their tokens with this step's. All others go on by one token; one of them that
+        turns out to have ended (EOS, a stop string) is computed once in vain.
+        """
+        alive = [chunk.seq for chunk in last if chunk.seq.status is Status.RUNNING]
+        going = [seq for seq in alive if seq not in ending]
+        size = self.block_manager.block_size
+        pages = sum(len(seq.block_table) * size == seq.num_computed_tokens for seq in going)
+        left = self.block_manager.num_free_blocks - pages
+        if len(alive) < len(self.running) or left < 0:
+            return []
+        place = self.waiting and len(going) < self.max_num_seqs
+        somebody_left = ending or len(alive) < len(last)  # who waits may share pages, so ask `admit` after every end
+        if place and (somebody_left or self.block_manager.blocks_for(self.waiting[0].num_tokens) <= left):
+            return []
+        return going
+
+    def continue_decodes(self, seqs: list[Sequence]) -> Schedule:
+        """One more token for each of `decodes_after`'s sequences, whose last tokens are still being computed."""
+        for seq in seqs:
+            extended = self.block_manager.extend(seq, 1)
+            assert extended, "decodes_after() has made sure of room"
+        return Schedule([self._chunk(seq, 1) for seq in seqs])
+
     def finish(self, seq: Sequence) -> None:
         seq.status = Status.FINISHED
         self.running.remove(seq)

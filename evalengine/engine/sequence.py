@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from evalengine.engine.processing import Processing
 from evalengine.engine.request import FinishReason, GenerateRequest, RequestOutput, ScoreRequest
 
 _ids = count()
@@ -92,6 +93,7 @@ class Sequence:
     finish_reason: FinishReason = "length"
     error: str | None = None
     detokenizer: Any = None
+    processing: Processing | None = None  # None: its tokens are chosen from the model's own logits
     seq_id: int = field(default_factory=lambda: next(_ids))
 
     def __post_init__(self) -> None:

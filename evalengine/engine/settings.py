@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
+from evalengine.arguments import shown
 from evalengine.config import EngineConfig, Numerics, engine_problems, resolve_numerics
 from evalengine.errors import ConfigError
 from evalengine.layers.attention_backends import (
@@ -35,6 +37,22 @@ class Settings:
     max_model_len: int
     block_size: int
     num_threads: int
+
+
+def engine_config(engine: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
+    """What an LLM was given: an `EngineConfig`, or fields of one by name.
+
+    Raises: ConfigError for both at once, and for names that it does not have.
+    """
+    known = {f.name for f in fields(EngineConfig)}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise ConfigError(f"unknown engine settings {', '.join(unknown)}; known ones: {', '.join(sorted(known))}")
+    if engine is not None and settings:
+        raise ConfigError("give either engine=EngineConfig(...) or its fields as keyword arguments, not both")
+    if engine is not None and not isinstance(engine, EngineConfig):
+        raise ConfigError(f"engine={shown(engine)}: must be an EngineConfig; or give its fields as keyword arguments")
+    return engine or EngineConfig(**settings)
 
 
 def resolve_settings(config: EngineConfig, batch_invariant: bool, numerics: str, spec: ModelSpec) -> Settings:

@@ -6,42 +6,52 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
-from evalengine.engine.request import GenerateRequest, Request
+from evalengine.arguments import shown
+from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.sequence import PendingScore, Sequence, Target
 from evalengine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from evalengine.engine.llm import LLM
+    from evalengine.engine.engine import Engine
 
 MAX_LISTED = 10
 
 
 def check_requests(
-    requests: SequenceOf[Request], llm: LLM, name: Callable[[Request], str] = lambda r: f"request {r.request_id}"
+    requests: SequenceOf[Request], engine: Engine, name: Callable[[Request], str] = lambda r: f"request {r.request_id}"
 ) -> None:
     """Raises ConfigError naming every request that can never run, before any does."""
+    strangers = [r for r in requests if not isinstance(r, GenerateRequest | ScoreRequest)]
+    if strangers:
+        raise listed([f"requests: {shown(r)} is neither a GenerateRequest nor a ScoreRequest" for r in strangers])
     problems = []
     if len({r.request_id for r in requests}) != len(requests):
         problems.append("request_id: two requests have the same one")
     for request in requests:
-        problem = _problem(request, llm)
+        problem = _problem(request, engine)
         if problem:
             problems.append(f"{name(request)}: {problem}")
-    if len(problems) > MAX_LISTED:
-        problems[MAX_LISTED:] = [f"... and {len(problems) - MAX_LISTED} more"]
     if problems:
-        raise ConfigError(problems)
+        raise listed(problems)
 
 
-def _problem(request: Request, llm: LLM) -> str | None:
-    limit, page = llm.settings.max_model_len, llm.settings.block_size
+def listed(problems: list[str]) -> ConfigError:
+    """All of them, or the first few and how many more there are."""
+    more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
+    return ConfigError([*problems[:MAX_LISTED], *more])
+
+
+def _problem(request: Request, engine: Engine) -> str | None:
+    limit, page, vocab_size = engine.settings.max_model_len, engine.settings.block_size, engine.spec.vocab_size
     if isinstance(request, GenerateRequest):
         ids, fed = request.prompt_ids, len(request.prompt_ids)
         longest = min(fed + request.params.max_tokens - 1, limit)
         if fed >= limit:
             return f"the prompt has {fed} tokens, engine.max_model_len={limit} leaves no room for a new one"
-        if request.params.stop and llm.tokenizer is None:
+        if request.params.stop and engine.tokenizer is None:
             return "stop strings need a tokenizer, and this model has none (model.tokenizer)"
+        if problem := _params_problem(request.params, vocab_size):
+            return problem
     else:
         ids = request.context_ids + request.continuation_ids
         longest = fed = len(ids) - 1
@@ -49,16 +59,31 @@ def _problem(request: Request, llm: LLM) -> str | None:
             return "the context and the continuation need at least one token each"
         if fed > limit:
             return f"context and continuation have {fed + 1} tokens, engine.max_model_len={limit}"
+        if request.logprobs > vocab_size:
+            return f"logprobs={request.logprobs}: the vocabulary has {vocab_size} tokens"
     if not ids:
         return "the prompt is empty; give at least one token"
-    if not 0 <= min(ids) <= max(ids) < llm.spec.vocab_size:
-        return f"token ids must lie in 0 ... {llm.spec.vocab_size - 1} (the tokenizer may not belong to the model)"
+    if not set(map(type, ids)) <= {int}:  # it was checked, but a list can be changed afterwards
+        return "token ids must be integers; its list was changed after the request was made"
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        return f"token ids must lie in 0 ... {vocab_size - 1} (the tokenizer may not belong to the model)"
     pages = -(-longest // page)
-    if pages > llm.num_kv_blocks:
+    if pages > engine.num_kv_blocks:
         return (
-            f"{longest} tokens need {pages} KV pages of {page} tokens, the pool has {llm.num_kv_blocks}; "
+            f"{longest} tokens need {pages} KV pages of {page} tokens, the pool has {engine.num_kv_blocks}; "
             "raise engine.num_kv_blocks, or leave it null"
         )
+    return None
+
+
+def _params_problem(params: SamplingParams, vocab_size: int) -> str | None:
+    """What the model's vocabulary does not have."""
+    if params.logprobs > vocab_size:
+        return f"logprobs={params.logprobs}: the vocabulary has {vocab_size} tokens"
+    if any(not 0 <= i < vocab_size for i in params.stop_token_ids or ()):
+        return f"stop_token_ids={shown(params.stop_token_ids)}: token ids must lie in 0 ... {vocab_size - 1}"
+    if params.processors is not None and params.processors.largest_token_id() >= vocab_size:
+        return f"processors: they name token ids outside the vocabulary, 0 ... {vocab_size - 1}"
     return None
 
 

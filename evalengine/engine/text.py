@@ -1,8 +1,15 @@
-"""Text to token ids, with lm-eval's rules for special tokens and for splitting a context from its continuation."""
+"""Text to token ids, with lm-eval's rules for special tokens and for splitting a context from its continuation.
+
+One of them: a special token's string inside a text, as "<|endoftext|>" in a dataset's row, becomes the token itself, as
+it does for lm-eval's hf backend. `special_tokens` finds such texts.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+from evalengine.errors import ConfigError
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -10,7 +17,15 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     chat template writes it). Of any length: `verbose=False` spares a warning about prompts that are cut afterwards."""
     bos = tokenizer.bos_token
     add_special_tokens = not (bos and text.startswith(bos))
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+    return _ids(tokenizer, text, add_special_tokens)
+
+
+def _ids(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
+    """Raises ConfigError for a text that the tokenizer fails on (one of words alone, without a token for others)."""
+    try:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise ConfigError(f"the tokenizer cannot encode {text[:40]!r} ({error}); set model.tokenizer") from error
     return ids
 
 
@@ -22,7 +37,7 @@ def encode_pair(tokenizer: Any, context: str, continuation: str) -> tuple[list[i
     """
     if not context:
         prefix = prefix_token_id(tokenizer)
-        ids = tokenizer.encode(continuation, add_special_tokens=False, verbose=False)
+        ids = _ids(tokenizer, continuation, add_special_tokens=False)
         return ([prefix], ids[1:]) if ids[:1] == [prefix] else ([prefix], ids)
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation
@@ -31,9 +46,37 @@ def encode_pair(tokenizer: Any, context: str, continuation: str) -> tuple[list[i
     return context_ids, whole[len(context_ids) :]
 
 
+def special_tokens(tokenizer: Any) -> re.Pattern[str] | None:
+    """What finds the string of any special token in a text; None for a tokenizer without special tokens."""
+    added = tokenizer.added_tokens_decoder.values()
+    strings = {token.content for token in added if token.special and token.content}
+    longest_first = sorted(strings, key=lambda string: (-len(string), string))
+    return re.compile("|".join(map(re.escape, longest_first))) if strings else None
+
+
 def prefix_token_id(tokenizer: Any) -> int:
-    """What stands before a text without context: BOS, else EOS."""
-    ids = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    found = next((i for i in ids if i is not None), None)
-    assert found is not None, "a tokenizer has a BOS or an EOS token (the loader refuses one without)"
+    """What stands before a text without context: BOS, else EOS (lm-eval's `prefix_token_id`).
+
+    Raises ConfigError for a tokenizer with neither, which can only score what follows a context.
+    """
+    found = find_prefix_token_id(tokenizer)
+    if found is None:
+        raise ConfigError(
+            "the model's tokenizer has neither a BOS nor an EOS token, and a text without context needs one before it; "
+            "name one of them in its tokenizer_config.json, or set model.tokenizer to another"
+        )
     return found
+
+
+def find_prefix_token_id(tokenizer: Any) -> int | None:
+    """`prefix_token_id`; None for a tokenizer with neither BOS nor EOS."""
+    return next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None)
+
+
+def stop_strings(tokenizer: Any, until: tuple[str, ...]) -> tuple[str, ...]:
+    """A task's stop strings and, last, the text of the tokenizer's EOS token: lm-eval's hf backend ends every
+    generation there (its `handle_stop_sequences`), whichever ids the model's own configuration ends at."""
+    if tokenizer.eos_token_id is None:
+        return until
+    end: str = tokenizer.decode(tokenizer.eos_token_id, skip_special_tokens=False)
+    return until if not end or end in until else (*until, end)

@@ -105,16 +105,16 @@ def test_a_prefix_hit_that_is_too_long_is_caught(prove: Callable[..., Proof], mo
 def test_logprobs_that_depend_on_how_many_are_asked_for_are_caught(
     prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = ModelRunner.execute
+    real = ModelRunner.results
 
-    def execute(self: ModelRunner, schedule: Any) -> Any:
-        results = real(self, schedule)
+    def results_of(self: ModelRunner, launched: Any) -> Any:
+        results = real(self, launched)
         for result in results:
             if result.top:
                 result.tokens = [(token, float(np.float32(value * (1 + 2**-22)))) for token, value in result.tokens]
         return results
 
-    monkeypatch.setattr(ModelRunner, "execute", execute)
+    monkeypatch.setattr(ModelRunner, "results", results_of)
     assert prove("ids").verdict == "IDENTICAL" and prove("asked").verdict == "DIFFERENT"
 
 

@@ -94,7 +94,8 @@ def test_a_tasks_requests_are_those_of_a_run(small_checkpoint: Checkpoint) -> No
     assert asked[0].what.startswith(asked[0].origin + "generation after ")
     tokenizer = small_checkpoint.tokenizer
     for case in asked:
-        assert isinstance(case.request, GenerateRequest) and case.request.params.stop == ("Question:", "\n\n")
+        assert isinstance(case.request, GenerateRequest)
+        assert case.request.params.stop == ("Question:", "\n\n", "<|endoftext|>")  # the task's, and the EOS token's
         assert tokenizer.decode(case.request.prompt_ids).count("Question:") == 2
         assert case.request.params.max_tokens == EFFORTS["quick"].answer_tokens
     whole = Subject((*subject.words, "task.generation.max_gen_toks=30"), "quick")

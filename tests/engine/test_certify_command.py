@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from evalengine import CONTRACT_VERSION
 from evalengine.__main__ import main
 from evalengine.certify import axes, cli, exact_kernels, kernels, proof
 from evalengine.certify.cases import EFFORTS
@@ -45,7 +46,8 @@ def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytes
     control = content["negative_control"]
     assert control["differing_logprobs"] > 0 and control["attention_backend"] == "sdpa"
     assert content["subject"]["numerics"] == "exact" and len(content["subject"]["weights_sha256"]) == 64
-    assert content["contract_version"] == 1 and content["kernels"] is None and content["libraries"]["torch"]
+    assert content["contract_version"] == CONTRACT_VERSION
+    assert content["kernels"] is None and content["libraries"]["torch"]
     assert sorted(out.parent.iterdir()) == [out, out.with_suffix(".md")]
     assert content["requests"]["of_tasks"] == {"arithmetic": 1} and content["requests"]["answers_cut_at"] == 10
     assert content["subject"]["tasks"] == ["arithmetic"]

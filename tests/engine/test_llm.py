@@ -331,7 +331,7 @@ def test_a_failed_step_leaves_no_page_behind_that_was_never_computed(llm, monkey
         raise RuntimeError("lost device")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="lost device"):
-        patch.setattr(llm.runner, "execute", fail)
+        patch.setattr(llm.runner, "launch", fail)
         list(llm.run([request]))
     llm.runner.kv_pool.fill_(float("nan"))
     llm.block_manager.check([])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from evalengine.engine.llm import LLM
+from evalengine.engine.request import ScoreRequest
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers.exact import ExactOps
 
@@ -81,3 +82,34 @@ def test_kernels_are_verified_for_every_page_size(
     assert llm.settings.block_size == 8 and llm.generate([[1, 2, 3]])
     llm.reconfigure(block_size=16)
     assert seen == [16, 8, 32] and llm.kernels_verdict == {"block_size": 16}
+
+
+def test_an_emptied_prefix_cache_is_that_of_a_new_engine(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    assert llm.runner is not None
+    kept = llm.runner.model, llm.runner.kv_pool, llm.num_kv_blocks
+    prompt = list(range(1, 101))
+
+    def computed() -> tuple[int, bytes]:
+        before = llm.stats.num_cached_tokens
+        logprobs = llm.generate([prompt])[0].logprobs.tobytes()
+        return llm.stats.num_cached_tokens - before, logprobs
+
+    first, again = computed(), computed()
+    assert first[0] == 0 and again[0] > 0
+    llm.reset_prefix_cache()
+    assert computed() == first and (llm.runner.model, llm.runner.kv_pool, llm.num_kv_blocks) == kept
+    assert llm.scheduler.block_manager is llm.block_manager
+
+
+def test_the_prefix_cache_is_not_emptied_under_running_requests(make_llm: Callable[..., LLM]) -> None:
+    llm = make_llm()
+    running = llm.run([ScoreRequest(i, [1, 2, i + 3], [4]) for i in range(2)])
+    next(running)
+    with pytest.raises(EvalEngineError, match="cannot empty its prefix cache now"):
+        llm.reset_prefix_cache()
+    running.close()
+    llm.reset_prefix_cache()
+    llm.close()
+    with pytest.raises(EvalEngineError, match="closed"):
+        llm.reset_prefix_cache()

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.request import SamplingParams
 from evalengine.engine.rolling import rolling_windows
-from evalengine.engine.text import encode, encode_pair, prefix_token_id
+from evalengine.engine.text import encode, encode_pair, prefix_token_id, special_tokens
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,14 @@ def test_an_empty_context_is_the_prefix_token(tokenizer: Any) -> None:
     assert context == [prefix_token_id(tokenizer)] and continuation == encode(tokenizer, "7 apples")
     again = encode_pair(tokenizer, "", tokenizer.eos_token + "7 apples")
     assert again == (context, continuation)  # the text's own prefix token is the context
+
+
+def test_special_tokens_are_found_where_the_tokenizer_reads_them_as_tokens(tokenizer: Any) -> None:
+    pattern = special_tokens(tokenizer)
+    assert pattern is not None
+    for text in ("a<|endoftext|>", "<|im_start|>user", "x<|im_end|> y", "<|endoftext>", "im_start", "<|IM_END|>", ""):
+        ids = set(encode(tokenizer, text)) & set(tokenizer.all_special_ids)
+        assert bool(pattern.search(text)) == bool(ids), text
 
 
 def test_a_text_that_begins_with_bos_gets_no_second_one(tokenizer: Any) -> None:

@@ -14,10 +14,13 @@ from transformers import LlamaConfig
 
 from evalengine.compose import compose_jobs
 from evalengine.config import EngineConfig
+from evalengine.engine import engine as engine_module
+from evalengine.engine import llm, memory
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.errors import ConfigError
 from evalengine.layers import attention_backends, flash_attention
-from evalengine.models.config import ModelSpec, from_hf
+from evalengine.models.config import ModelSpec
+from evalengine.models.hf_config import from_hf
 from evalengine.records.manifest import run_id, run_identity
 from tests.unit.flash_attn_double import FlashAttnDouble
 
@@ -220,7 +223,7 @@ def test_native_lists_everything_at_once(machine: Any) -> None:
 def test_the_backend_is_part_of_a_fast_runs_identity_only() -> None:
     (job,) = compose_jobs(["batch_invariant=false"])
     (other,) = compose_jobs(["batch_invariant=false", "engine.attention_backend=sdpa"])
-    extra = dict.fromkeys(("weights", "tokenizer", "datasets", "prompts", "dtype"), "x")
+    extra = dict.fromkeys(("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "dtype"), "x")
     flash, triton = ({**extra, "numerics": "fast", "attention_backend": name} for name in ("flash_attn", "triton"))
     assert run_id(job.config, flash) != run_id(job.config, triton)
     assert run_id(job.config, flash) == run_id(other.config, flash)  # resolved, whatever the setting said
@@ -228,3 +231,73 @@ def test_the_backend_is_part_of_a_fast_runs_identity_only() -> None:
         run_identity(job.config, {**extra, "numerics": "fast"})
     invariant = run_identity(other.config, {**extra, "numerics": "exact"})
     assert "attention_backend" not in str(invariant)
+
+
+# -- what no machine has -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"num_threads": 100_000}, "engine.num_threads=100000: must be at most"),
+        ({"num_threads": 1.5}, "engine.num_threads=1.5: must be an integer"),
+        ({"num_threads": True}, "engine.num_threads=True: must be an integer"),
+        ({"max_num_batched_tokens": 10**18}, "engine.max_num_batched_tokens=1000000000000000000: must be at most"),
+        ({"max_num_batched_tokens": None}, "engine.max_num_batched_tokens=None: must be an integer"),
+        ({"num_kv_blocks": 10**15}, "engine.num_kv_blocks=1000000000000000: must be at most"),
+        ({"max_model_len": 10**15}, "engine.max_model_len=1000000000000000: must be at most"),
+        ({"max_model_len": 1e3}, "engine.max_model_len=1000.0: must be an integer"),
+        ({"block_size": 10**12}, "engine.block_size=1000000000000: must be at most"),
+        ({"block_size": None}, "engine.block_size=None: must be auto or a positive number of tokens"),
+        ({"max_num_seqs": "8"}, "engine.max_num_seqs='8': must be an integer"),
+        ({"max_num_seqs": 10**5000}, "engine.max_num_seqs=(int): must be at most"),
+        ({"kv_cache_memory_fraction": "x"}, "engine.kv_cache_memory_fraction='x': must lie in (0, 1]"),
+        ({"kv_cache_memory_fraction": float("nan")}, "engine.kv_cache_memory_fraction=nan: must lie in (0, 1]"),
+        ({"device": None}, "engine.device=None"),
+        ({"device": "cuda:99999999999999999999"}, "engine.device='cuda:9999"),
+        ({"dtype": 5}, "engine.dtype=5"),
+        ({"attention_backend": ["sdpa"]}, "engine.attention_backend=['sdpa']"),
+        ({"enable_prefix_caching": "no"}, "engine.enable_prefix_caching='no': must be true or false"),
+        ({"enforce_eager": 0}, "engine.enforce_eager=0: must be true or false"),
+    ],
+)
+def test_settings_of_another_type_or_beyond_any_machine_are_a_sentence(engine: dict[str, Any], words: str) -> None:
+    (problem,) = problems(False, **engine)
+    assert problem.startswith(words) and len(problem) < 250
+
+
+def test_a_word_is_no_flag() -> None:
+    (problem,) = problems("false")  # type: ignore[arg-type]
+    assert problem == "batch_invariant='false': must be true or false"
+
+
+@pytest.mark.parametrize("level", ["fast", "exact"])
+def test_what_cannot_fit_is_refused_before_a_weight_is_read(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: 1 << 30)
+    spec = replace(SPEC, max_position_embeddings=1 << 23, intermediate_size=1 << 20)
+
+    def found(**engine: Any) -> list[str]:
+        config = EngineConfig(device="cpu", dtype="float32", **engine)
+        settings = resolve_settings(config, level != "fast", "auto", spec)
+        return list(memory.memory_problems(config, spec, settings))
+
+    small = {"max_model_len": 64, "max_num_batched_tokens": 64}
+    assert not found(**small)
+    for engine, words in (
+        ({"max_model_len": 1 << 23, "max_num_batched_tokens": 64}, "engine.max_model_len=8388608: one sequence needs"),
+        ({"max_model_len": 1 << 23, "num_kv_blocks": 2, "max_num_batched_tokens": 64}, "RoPE's tables take 2.0 GiB"),
+        ({**small, "max_num_batched_tokens": 1 << 30}, "engine.max_num_batched_tokens=1073741824: a step of 16384 tok"),
+        ({**small, "num_kv_blocks": 1 << 30}, "engine.num_kv_blocks=1073741824: that pool takes"),
+    ):
+        assert any(words in problem for problem in found(**engine)), found(**engine)
+    tiny = replace(SPEC, num_layers=1, num_kv_heads=1, head_dim=2)
+    config = EngineConfig(device="cpu", num_kv_blocks=1 << 23, block_size=1)
+    settings = resolve_settings(config, True, "auto", tiny)
+    (problem,) = memory.memory_problems(config, tiny, settings)
+    assert "keeping books of so many pages takes 3.1 GiB of the host's memory" in problem
+
+
+def test_no_weight_is_read_for_a_pool_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "load_model", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(ConfigError, match="that pool takes"):
+        llm.LLM("asset:tinymath", device="cpu", num_kv_blocks=10**9)

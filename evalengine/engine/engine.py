@@ -1,0 +1,350 @@
+"""The engine: a model, its paged KV pool and a scheduler, driven step by step. It takes token ids; `LLM` takes text.
+
+A step is schedule, launch, postprocess, and the results that are postprocessed may be those of the step before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from evalengine.arguments import shown
+from evalengine.config import SCHEDULE_FIELDS, EngineConfig, ModelConfig
+from evalengine.engine.block_manager import BlockManager
+from evalengine.engine.detokenizer import Detokenizer
+from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.engine.memory import memory_problems, plan_num_kv_blocks
+from evalengine.engine.model_runner import Launched, ModelRunner, PositionResult
+from evalengine.engine.processing import Processing
+from evalengine.engine.prompts import items
+from evalengine.engine.request import Request, RequestOutput, SamplingParams
+from evalengine.engine.scheduler import Schedule, Scheduler
+from evalengine.engine.sequence import Sequence
+from evalengine.engine.settings import Settings, engine_config, resolve_settings, settings_problems
+from evalengine.engine.stats import EngineStats
+from evalengine.engine.submission import check_requests, to_sequences
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers import create_ops
+from evalengine.layers.ops import Ops
+from evalengine.models.config import kernel_shapes
+from evalengine.models.decoder import DecoderForCausalLM
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name != "device")  # what `Engine.reconfigure` takes
+
+
+class Engine:
+    """A model, its paged KV pool and a scheduler.
+
+    Args:
+        model: a directory, a Hub id, a .gguf file, `asset:tinymath`, a `ModelConfig`, or a resolved `Checkpoint`.
+        batch_invariant: equal bits whatever the schedule (the default), or the ordinary fast mode.
+        numerics: auto | native | exact | fast (see `resolve_numerics`).
+        engine: an `EngineConfig`; or its fields as keyword arguments (`max_num_seqs=8`, ...).
+
+    Raises:
+        ConfigError: a model that is not found or not supported and settings that cannot be honoured, all at once.
+    """
+
+    def __init__(
+        self,
+        model: str | ModelConfig | Checkpoint,
+        *,
+        batch_invariant: bool = True,
+        numerics: str = "auto",
+        engine: EngineConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        self.config = engine_config(engine, settings)
+        try:
+            self.checkpoint = _checkpoint(model)
+        except ConfigError as error:
+            others = settings_problems(self.config, batch_invariant, numerics, None)
+            raise ConfigError([*error.problems, *others]) from error
+        self.spec = self.checkpoint.spec
+        self.tokenizer = self.checkpoint.tokenizer
+        self.settings = resolve_settings(self.config, batch_invariant, numerics, self.spec)
+        if problems := list(memory_problems(self.config, self.spec, self.settings)):
+            raise ConfigError(problems)
+        self.runner: ModelRunner | None = None
+        self.stats = EngineStats()
+        self._in_flight: Launched | None = None  # the step whose results nobody has taken yet
+        self._lock = threading.Lock()  # held while an iterator of run() is alive
+        self._stepping = threading.RLock()  # held during a step: close() waits for its end
+        self._closed = False
+        self._kernels_verdicts: dict[int, dict[str, Any] | None] = {}  # by block size
+        self._num_threads_before = torch.get_num_threads()
+        torch.set_num_threads(self.settings.num_threads)
+        try:
+            self._load()
+        except BaseException:
+            torch.set_num_threads(self._num_threads_before)
+            raise
+
+    def _load(self) -> None:
+        """Weights, then a KV pool in what memory they leave."""
+        settings = self.settings
+        ops = create_ops(settings.numerics, settings.dtype, settings.device, settings.attention_backend)
+        self._build(load_model(self.checkpoint, ops, settings.max_model_len), ops)
+
+    def _build(self, model: DecoderForCausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
+        """num_kv_blocks None: planned."""
+        settings = self.settings
+        if settings.block_size not in self._kernels_verdicts:
+            verdict = ops.verify_kernels(**kernel_shapes(self.spec), block_size=settings.block_size)
+            self._kernels_verdicts[settings.block_size] = verdict
+        self.num_kv_blocks = num_kv_blocks or plan_num_kv_blocks(self.config, self.spec, settings)
+        self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
+        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        graphs_for = None if self.config.enforce_eager else (self.config.max_num_seqs, settings.max_model_len)
+        self.runner = ModelRunner(model, self.spec, ops, self.num_kv_blocks, settings.block_size, graphs_for)
+
+    @property
+    def kernels_verdict(self) -> dict[str, Any] | None:
+        """Of `Ops.verify_kernels` for the current block size."""
+        return self._kernels_verdicts[self.settings.block_size]
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, requests: Iterable[Request], on_step: Callable[[EngineStats], None] | None = None
+    ) -> Iterator[RequestOutput]:
+        """Runs any mix of requests together and yields each output as it finishes.
+
+        `on_step` is called after every step (progress). Leaving the iterator early takes back what is unfinished.
+        Until it is exhausted, closed or forgotten, no other thread, callback or iterator can run requests here.
+        """
+        batch = items(requests, "requests")
+        if on_step is not None and not callable(on_step):
+            raise ConfigError(f"on_step={shown(on_step)}: must be a function of EngineStats, or None")
+        with self._alone("run requests"):
+            check_requests(batch, self)
+            try:
+                for seq in to_sequences(batch, share_contexts=self.config.enable_prefix_caching):
+                    self._equip(seq)
+                    self.scheduler.add(seq)
+                while self.scheduler.has_work:  # without any, nobody wants the step in flight
+                    outputs = self._step()
+                    if on_step is not None:
+                        on_step(self.stats)
+                    yield from outputs
+            finally:
+                self._in_flight = None
+                self.scheduler.abort()
+
+    def _equip(self, seq: Sequence) -> None:
+        """What a generating sequence needs beside its tokens."""
+        if seq.request is None:
+            return
+        params = seq.request.params
+        if self.tokenizer is not None:
+            seq.detokenizer = Detokenizer(self.tokenizer, params)
+        processors = self.spec.processors if params.processors is None else params.processors
+        if processors.in_force():
+            seq.processing = Processing(processors, self._stop_ids(params), seq.num_prompt_tokens)
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Nothing else uses the engine meanwhile. Raises EvalEngineError if something does, or if it is closed."""
+        if not self._lock.acquire(blocking=False):
+            raise EvalEngineError(
+                f"this LLM is running other requests: it cannot {what} now; finish or close their iterator first, and "
+                "let other threads wait for it, or give each an LLM of its own"
+            )
+        try:
+            if self.runner is None:
+                raise EvalEngineError(f"this LLM is closed: it cannot {what}; make a new one")
+            yield
+        finally:
+            self._lock.release()
+
+    def reconfigure(self, **schedule: Any) -> None:
+        """Other schedule settings (`RECONFIGURABLE`) on the same weights: a new KV pool, an empty prefix cache,
+        counters at zero. Raises ConfigError for any other setting, and for values that cannot be honoured: then the
+        settings and the pool's size are what they were."""
+        with self._alone("be reconfigured"), self._stepping:
+            self._reconfigure(schedule)
+
+    def _reconfigure(self, schedule: dict[str, Any]) -> None:
+        assert self.runner is not None, "it is not closed"
+        if fixed := sorted(set(schedule) - set(RECONFIGURABLE)):
+            raise ConfigError(f"engine.{fixed[0]} is fixed once weights are loaded: make a new LLM")
+        config = replace(self.config, **schedule)
+        level = self.settings.numerics
+        settings = resolve_settings(config, level != "fast", level, self.spec)
+        if config.num_threads is None:
+            settings = replace(settings, num_threads=self._num_threads_before)
+        if settings.attention_backend != self.settings.attention_backend:
+            raise ConfigError(
+                f"engine.block_size={settings.block_size}: needs attention_backend={settings.attention_backend}, and "
+                f"this LLM was made with {self.settings.attention_backend}: make a new one, or name the backend"
+            )
+        before = self.config, self.settings, self.num_kv_blocks
+        model, ops = self.runner.model, self.runner.ops
+        self.runner = None  # the old pool goes before the new one is made
+        try:
+            self._restart(model, ops, config, settings)
+        except BaseException:  # only now is it known that no such pool fits, or that no kernel serves such pages
+            self._restart(model, ops, *before)
+            raise
+
+    def _restart(
+        self,
+        model: DecoderForCausalLM,
+        ops: Ops,
+        config: EngineConfig,
+        settings: Settings,
+        num_kv_blocks: int | None = None,
+    ) -> None:
+        self.config, self.settings, self.stats = config, settings, EngineStats()
+        torch.set_num_threads(settings.num_threads)
+        self._build(model, ops, num_kv_blocks)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every prefix whose KV is in the pool: the next run computes all its tokens, as the first did.
+
+        Weights, pool, CUDA graphs, settings and counters stay. Raises EvalEngineError while requests run.
+        """
+        with self._alone("empty its prefix cache"):
+            size, caching = self.settings.block_size, self.config.enable_prefix_caching
+            self.block_manager = BlockManager(self.num_kv_blocks, size, caching)
+            self.scheduler.block_manager = self.block_manager
+
+    def close(self) -> None:
+        """Gives back the weights, the KV pool and the thread setting; a step that another thread schedules or launches
+        is launched first. Idempotent."""
+        with self._stepping:
+            if not self._closed:
+                self._closed = True
+                self.runner = None
+                torch.set_num_threads(self._num_threads_before)
+                if self.settings.device.type == "cuda":
+                    torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def _step(self) -> list[RequestOutput]:
+        """Schedule and launch a step, postprocess the one before it; returns the requests that finished.
+
+        A step of decodes is launched before the last one's tokens are known, wherever they cannot matter for which
+        tokens it computes; any other is scheduled once they are.
+        """
+        with self._stepping:
+            if self.runner is None:
+                raise EvalEngineError("this LLM was closed while it ran requests; make a new one")
+            started, outputs = time.perf_counter(), []
+            schedule = self._schedule_ahead()
+            self.stats.num_steps_ahead += schedule is not None
+            if schedule is None:
+                outputs = self._postprocess()
+                schedule = self.scheduler.schedule()
+            launched = self._launch(schedule) if schedule.chunks else None
+            outputs += self._postprocess()
+            self._in_flight = launched
+            if launched is not None and not launched.is_unread:
+                outputs += self._postprocess()
+            self._count(schedule, time.perf_counter() - started)
+            return outputs
+
+    def _schedule_ahead(self) -> Schedule | None:
+        """The step after the one in flight, if that one's tokens cannot matter for it."""
+        if self._in_flight is None:
+            return None
+        assert self.runner is not None
+        last = self._in_flight.chunks
+        going = self.scheduler.decodes_after(last, {c.seq for c in last if self._has_all_tokens(c.seq, in_flight=1)})
+        return self.scheduler.continue_decodes(going) if going and self.runner.can_launch_ahead(going) else None
+
+    def _launch(self, schedule: Schedule) -> Launched:
+        """From here on the KV of the step's tokens counts as there: whatever reads it is launched later."""
+        assert self.runner is not None
+        launched = self.runner.launch(schedule)
+        for chunk in schedule.chunks:
+            self.block_manager.mark_computed(chunk.seq, chunk.start, chunk.end)
+        return launched
+
+    def _postprocess(self) -> list[RequestOutput]:
+        """Takes the results of the step in flight, if there is one."""
+        launched, self._in_flight = self._in_flight, None
+        outputs: list[RequestOutput] = []
+        if launched is not None and self.runner is not None:
+            for result in self.runner.results(launched):
+                outputs.extend(self._take_token(result) if result.seq.request else self._take_scores(result))
+        return outputs
+
+    def _take_token(self, result: PositionResult) -> list[RequestOutput]:
+        """A generating sequence's next token; the output if that was its last."""
+        seq = result.seq
+        if result.error is None:
+            token, logprob = result.tokens[0]
+            seq.append(token, logprob, is_greedy=token == result.greedy_id, top=result.top)
+            self.block_manager.record_last(seq)
+            self.stats.num_generated_tokens += 1
+        else:
+            seq.error, seq.all_greedy = result.error, False
+        if not (seq.error or self._is_complete(seq)):
+            return []
+        self.scheduler.finish(seq)
+        return [seq.output()]
+
+    def _take_scores(self, result: PositionResult) -> list[RequestOutput]:
+        """A position's target logprobs; the outputs of the requests that they complete."""
+        seq = result.seq
+        complete = []
+        for target, (token, logprob) in zip(seq.targets.pop(result.position), result.tokens, strict=True):
+            target.pending.take(target.index, logprob, token == result.greedy_id, result.top, result.error)
+            if target.pending.missing == 0:
+                complete.append(target.pending.output())
+        if not seq.targets:
+            self.scheduler.finish(seq)
+        return complete
+
+    def _is_complete(self, seq: Sequence) -> bool:
+        assert seq.request is not None
+        params, token = seq.request.params, seq.token_ids[-1]
+        hit_stop = seq.detokenizer is not None and seq.detokenizer.stops_at(token)
+        if hit_stop or (token in self._stop_ids(params) and not params.ignore_eos):
+            seq.finish_reason = "stop"
+            return True
+        return self._has_all_tokens(seq)
+
+    def _has_all_tokens(self, seq: Sequence, in_flight: int = 0) -> bool:
+        """By their number, those in flight included."""
+        assert seq.request is not None
+        most = min(seq.request.params.max_tokens, self.settings.max_model_len - seq.num_prompt_tokens)
+        return len(seq.logprobs) + in_flight >= most
+
+    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        return self.spec.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
+
+    def _count(self, schedule: Schedule, seconds: float) -> None:
+        self.stats.num_steps += bool(schedule.chunks)  # none where the last step's tokens were all that was left
+        self.stats.num_graph_steps = self.runner.num_graph_steps if self.runner is not None else 0
+        self.stats.largest_batch = max(self.stats.largest_batch, len(schedule.chunks))
+        self.stats.largest_step = max(self.stats.largest_step, schedule.num_tokens)
+        self.stats.num_computed_tokens += schedule.num_tokens
+        self.stats.num_cached_tokens = self.scheduler.num_cached_tokens
+        self.stats.num_preemptions = self.scheduler.num_preemptions
+        self.stats.seconds += seconds
+
+
+def _checkpoint(model: str | ModelConfig | Checkpoint) -> Checkpoint:
+    if isinstance(model, str):
+        model = ModelConfig(name=model, path=model)
+    if not isinstance(model, ModelConfig | Checkpoint):
+        raise ConfigError(f"model={shown(model)}: must be a path, a Hub id, a ModelConfig or a Checkpoint")
+    return resolve_checkpoint(model) if isinstance(model, ModelConfig) else model

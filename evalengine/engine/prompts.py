@@ -1,0 +1,65 @@
+"""What callers of `LLM.generate` and `LLM.score` hand over: texts, token ids, arrays, and batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any, TypeVar
+
+from evalengine.arguments import integer, is_unicode, shown, token_ids
+from evalengine.engine.submission import listed
+from evalengine.errors import ConfigError
+
+Prompt = str | list[int]
+T = TypeVar("T")
+
+
+def prompt_list(prompts: Any) -> list[Any]:
+    """A single text, or a single sequence of token ids, is a batch of one; a two-dimensional array, of its rows."""
+    if isinstance(prompts, str):
+        return [prompts]
+    batch = items(prompts, "prompts")
+    return [batch] if batch and all(integer(x) is not None for x in batch) else batch
+
+
+def items(value: Any, name: str) -> list[Any]:
+    """A list of anything but text, bytes, a mapping or a set. Raises ConfigError."""
+    no_list = isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(value, Iterable)
+    if no_list or getattr(value, "ndim", 1) == 0:  # an array without dimensions is only said to be iterable
+        raise ConfigError(f"{name}={shown(value)}: must be a list")
+    return list(value)
+
+
+def text_or_ids(prompt: Any) -> str | list[int]:
+    """Raises ConfigError for what is neither."""
+    if isinstance(prompt, str):
+        if not is_unicode(prompt):
+            raise ConfigError(f"{shown(prompt)} holds half of a surrogate pair, which no tokenizer takes")
+        return prompt
+    ids = token_ids(prompt)
+    if ids is None:
+        raise ConfigError(f"{shown(prompt)} is neither text nor token ids (a sequence of integers)")
+    return ids
+
+
+def context_and_continuation(pair: Any) -> tuple[Prompt, Prompt]:
+    """Both text, or both token ids. Raises ConfigError for anything else."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise ConfigError(f"{shown(pair)}: must be a context and a continuation")
+    context, continuation = (text_or_ids(side) for side in pair)
+    if isinstance(context, str) != isinstance(continuation, str):
+        raise ConfigError("give both sides as text, or both as token ids")
+    return context, continuation
+
+
+def each(values: Iterable[Any], what: str, make: Callable[[int, Any], T]) -> list[T]:
+    """`make(i, value)` of every value. Raises one ConfigError for all that are wrong, each as `what` and its number."""
+    made: list[T] = []
+    problems: list[str] = []
+    for i, value in enumerate(values):
+        try:
+            made.append(make(i, value))
+        except ConfigError as error:
+            problems.extend(f"{what} {i}: {problem}" for problem in error.problems)
+    if problems:
+        raise listed(problems)
+    return made

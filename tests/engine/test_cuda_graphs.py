@@ -1,0 +1,218 @@
+"""Decode steps as CUDA graphs: the eager steps' bytes, whatever the batch does from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from evalengine.engine.cuda_graphs import LARGEST_BATCH, DecodeGraphs, _Inputs, batch_sizes, kv_lengths
+from evalengine.engine.llm import LLM
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
+from evalengine.engine.scheduler import Chunk
+from evalengine.engine.sequence import Sequence
+from evalengine.layers.metadata import AttentionMetadata
+from tests.bitwise import assert_bitwise_equal
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 17, 256, 511, 512, 513, 65_535])
+def test_every_batch_has_a_size(most: int) -> None:
+    sizes = batch_sizes(most)
+    assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == min(most, LARGEST_BATCH)
+    assert len(sizes) <= 32
+
+
+@pytest.mark.parametrize("longest", [2, 1023, 1024, 1025, 8192, 40_960])
+def test_every_length_has_a_length(longest: int) -> None:
+    lengths = kv_lengths(longest)
+    assert lengths == sorted(set(lengths)) and lengths[-1] == longest
+
+
+def decoding(tokens: int, pages: list[int]) -> Chunk:
+    seq = Sequence(list(range(100, 100 + tokens)), request=GenerateRequest(0, [1]))
+    seq.block_table = pages
+    return Chunk(seq, tokens - 1, tokens)
+
+
+def test_inputs_are_what_an_eager_step_builds() -> None:
+    """Over several steps: sequences grow, gain pages, leave, come back with other pages, and change their rows."""
+    inputs = _Inputs(8, 5, 4, torch.device("cpu"))
+    a, b, c = decoding(4, [7]), decoding(9, [1, 2, 3]), decoding(1, [5])
+    grown = Chunk(a.seq, 4, 5)
+    other = decoding(9, [3, 2, 1])
+    for chunks, size in (([a, b, c], 4), ([a, b, c], 8), ([b, c], 2), ([grown, other, c], 3), ([other], 1)):
+        if grown in chunks:
+            a.seq.token_ids.append(55)
+            a.seq.block_table.append(6)
+        inputs.fill(chunks, size)
+        n = len(chunks)
+        tables = [chunk.seq.block_table for chunk in chunks]
+        wanted = AttentionMetadata.build([1] * n, [chunk.end for chunk in chunks], tables, 4, torch.device("cpu"))
+        found = inputs.metadata(size, 20)
+        assert inputs.ids[:n].tolist() == [chunk.seq.token_ids[chunk.start] for chunk in chunks]
+        assert inputs.positions[:n].tolist() == [chunk.start for chunk in chunks]
+        assert torch.equal(found.slot_mapping[:n], wanted.slot_mapping)
+        assert torch.equal(found.seqlens_k[:n], wanted.seqlens_k)
+        for row, table in enumerate(tables):
+            assert found.block_table[row, : len(table)].tolist() == table
+        assert (found.slot_mapping[n:] == -1).all() and (found.seqlens_k[n:] == 0).all()
+        assert found.num_decodes == size and found.max_decode_kv_len == 20
+
+
+def test_a_token_that_is_not_known_yet_comes_from_its_row_of_the_last_step() -> None:
+    inputs = _Inputs(8, 5, 4, torch.device("cpu"))
+    a, b, c = decoding(4, [7]), decoding(9, [1, 2, 3]), decoding(1, [5])
+    inputs.fill([a, b, c], 4)
+    inputs.last[:3] = torch.tensor([41, 1024, 43])  # b's row was not finite: its token is no token
+    ahead = [Chunk(b.seq, 9, 10), Chunk(c.seq, 1, 2)]
+    inputs.fill(ahead, 4)
+    assert inputs.input_ids(4, 1024).tolist() == [1023, 43, 0, 0]
+    c.seq.token_ids.append(77)
+    inputs.fill([Chunk(c.seq, 1, 2)], 2)
+    assert inputs.input_ids(2, 1024).tolist() == [77, 0]
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------------
+
+PROMPTS = [[(7 * i + j * j) % 300 + 3 for j in range(1 + i % 37)] for i in range(40)]
+TIGHT = {"num_kv_blocks": 40, "block_size": 16, "max_model_len": 256}  # preempts
+
+
+def requests(params: SamplingParams) -> list[Request]:
+    """Generations of unlike lengths, so that the batch shrinks and its rows move, and scores among them."""
+    made: list[Request] = [
+        GenerateRequest(i, prompt, replace(params, max_tokens=3 + i * 5 % 41)) for i, prompt in enumerate(PROMPTS)
+    ]
+    return [*made, *(ScoreRequest(100 + i, PROMPTS[i], PROMPTS[i + 1]) for i in range(5))]
+
+
+def outputs(llm: LLM, params: SamplingParams) -> dict[int, RequestOutput]:
+    return {output.request_id: output for output in llm.run(requests(params))}
+
+
+def check_equal(mine: dict[int, RequestOutput], theirs: dict[int, RequestOutput]) -> None:
+    assert mine.keys() == theirs.keys()
+    for key, output in mine.items():
+        assert output.token_ids == theirs[key].token_ids and output.error is None
+        assert_bitwise_equal(output.logprobs, theirs[key].logprobs)
+        assert output.top_logprobs == theirs[key].top_logprobs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(ignore_eos=True),
+        SamplingParams(ignore_eos=True, temperature=1.0, top_k=50, top_p=0.9, seed=3),
+        SamplingParams(ignore_eos=True, logprobs=3),
+        SamplingParams(stop=("1", "e")),
+        SamplingParams(),
+    ],
+    ids=["greedy", "sampled", "alternatives", "stop strings", "end of sequence"],
+)
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_num_seqs": 1}, {"max_num_seqs": 5}, {"enable_prefix_caching": False}, TIGHT], ids=str
+)
+def test_native_bytes_are_the_eager_steps(params: SamplingParams, settings: dict[str, Any]) -> None:
+    with LLM("asset:tinymath", enforce_eager=True, **settings) as eager:
+        expected = outputs(eager, params)
+        assert eager.stats.num_graph_steps == 0
+    with LLM("asset:tinymath", **settings) as llm:
+        for _ in range(3):  # the later rounds find every graph captured
+            check_equal(outputs(llm, params), expected)
+            assert llm.block_manager.num_free_blocks == llm.num_kv_blocks
+        assert llm.stats.num_graph_steps > 50
+        if settings is TIGHT and params.ignore_eos:  # each generates all its tokens, which do not fit together
+            assert llm.stats.num_preemptions > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["auto", "triton", "sdpa"])
+def test_the_fast_mode_computes_the_same_thing(backend: str) -> None:
+    params = SamplingParams(ignore_eos=True)
+    made = {}
+    for eager in (True, False):
+        with LLM("asset:tinymath", batch_invariant=False, attention_backend=backend, enforce_eager=eager) as llm:
+            made[eager] = outputs(llm, params)
+            assert (llm.stats.num_graph_steps > 0) == (not eager and llm.settings.attention_backend != "sdpa")
+    first = [abs(made[True][i].logprobs[0] - made[False][i].logprobs[0]) for i in range(len(PROMPTS))]
+    assert max(first) < 0.1
+
+
+@pytest.mark.gpu
+def test_on_another_device_than_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs CUDA devices, two of them")
+    params = SamplingParams(ignore_eos=True)
+    with LLM("asset:tinymath", enforce_eager=True, device="cuda:1") as eager:
+        expected = outputs(eager, params)
+    with LLM("asset:tinymath", device="cuda:1") as llm:
+        for _ in range(3):
+            check_equal(outputs(llm, params), expected)
+        assert llm.stats.num_steps_ahead > 0
+
+
+@pytest.mark.gpu
+def test_steps_on_different_streams_follow_each_other() -> None:
+    params = SamplingParams(ignore_eos=True)
+    with LLM("asset:tinymath") as llm:
+        expected = [outputs(llm, params) for _ in range(3)][-1]
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        found: dict[int, RequestOutput] = {}
+        iterator = llm.run(requests(params))
+        for i in range(len(expected)):
+            with torch.cuda.stream(streams[i % 3]):
+                output = next(iterator)
+            found[output.request_id] = output
+        check_equal(found, expected)
+
+
+@pytest.mark.gpu
+def test_a_batch_beyond_the_largest_graph_is_launched_eagerly() -> None:
+    prompts = [[3 + i % 300, 5 + i // 300] for i in range(LARGEST_BATCH + 1)]
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    with LLM("asset:tinymath", max_num_seqs=1024, max_model_len=64) as llm:
+        together = llm.generate(prompts, params)
+        assert llm.stats.num_graph_steps == 0
+        alone = llm.generate(prompts[:9], params)
+        for one, other in zip(alone, together, strict=False):
+            assert_bitwise_equal(one.logprobs, other.logprobs)
+
+
+@pytest.mark.gpu
+def test_without_memory_for_graphs_steps_are_launched_eagerly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = SamplingParams(ignore_eos=True)
+    with LLM("asset:tinymath", enforce_eager=True) as eager:
+        expected = outputs(eager, params)
+
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(DecodeGraphs, "_step", refuse)
+    with LLM("asset:tinymath") as llm:
+        check_equal(outputs(llm, params), expected)
+        assert llm.stats.num_graph_steps == 0
+    assert caplog.text.count("no memory for a CUDA graph") == 1
+
+
+@pytest.mark.gpu
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    with LLM("asset:tinymath") as llm:
+        assert llm.runner is not None
+        embedding = llm.runner.model.model.embed_tokens
+        table = embedding.weight.detach().clone()  # the head is tied to the old one
+        table[7] = float("nan")
+        embedding.weight = torch.nn.Parameter(table, requires_grad=False)
+        good = llm.generate([[5, 8, 11]], params)[0]
+        for _ in range(3):
+            made = [GenerateRequest(0, [5, 8, 11], params), GenerateRequest(1, [5, 7, 11], params)]
+            outputs = {output.request_id: output for output in llm.run(made)}
+            assert "not a finite number" in (outputs[1].error or "")
+            assert outputs[0].error is None
+            assert_bitwise_equal(outputs[0].logprobs, good.logprobs)
+        assert llm.stats.num_graph_steps > 0

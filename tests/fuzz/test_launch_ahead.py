@@ -1,0 +1,219 @@
+"""Random engines, pools, batches and endings: steps launched ahead give the bytes of steps that wait.
+
+The model is a stand-in whose logits are a hash of every token that the pool holds for a sequence, so one that is
+missing, stale or another sequence's changes everything after it. The inputs are those of the CUDA graphs, on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from evalengine.config import ModelConfig
+from evalengine.engine.cuda_graphs import Decoded, _Inputs, batch_sizes, kv_lengths
+from evalengine.engine.llm import LLM
+from evalengine.engine.loader import resolve_checkpoint
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
+from evalengine.engine.scheduler import Chunk
+from evalengine.layers.metadata import AttentionMetadata
+from tests.engine.test_launch_ahead import STOP_IDS, Late, check
+from tests.fuzz.cases import Case, cases
+
+PRIME = 2_147_483_647
+
+
+class HashModel(torch.nn.Module):
+    """`DecoderForCausalLM` without layers: it stores each token in its slot, and hashes what the sequence's slots hold.
+
+    broken: every so many hashes give NaN, 0 none.
+    """
+
+    def __init__(self, llm: LLM, broken: int) -> None:
+        super().__init__()
+        self.spec, self.block_size, self.broken = llm.spec, llm.settings.block_size, broken
+
+    def forward(self, ids: Tensor, positions: Tensor, kv_caches: Any, metadata: AttentionMetadata) -> Tensor:
+        keys = kv_caches[0][0]
+        slots = keys.view(-1, *keys.shape[2:])
+        written = metadata.slot_mapping >= 0
+        places = metadata.slot_mapping[written]
+        slots[places, 0, 0] = (ids[written] % 32).to(keys.dtype)
+        slots[places, 0, 1] = (ids[written] // 32).to(keys.dtype)
+        held = slots[:, 0, :2].float().numpy()
+        hashes: list[int] = []
+        for seq, (queries, length) in enumerate(zip(metadata.query_lens, metadata.seqlens_k.tolist(), strict=True)):
+            position = np.arange(length)
+            page = metadata.block_table[seq].numpy()[position // self.block_size].astype(np.int64)
+            found = held[page * self.block_size + position % self.block_size]
+            assert np.isfinite(found).all(), "a slot is read that nothing was written to"
+            value = 7
+            for at, (low, high) in enumerate(found.astype(np.int64).tolist()):
+                value = (value * 1_000_003 + (low + 32 * high) * 7919 + at) % PRIME
+                if at >= length - queries:
+                    hashes.append(value)
+        return torch.tensor(hashes, dtype=torch.int64)[:, None]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        tokens = torch.arange(self.spec.vocab_size)[None]
+        logits = ((hidden * 1_103_515_245 + tokens * 40_503 * (hidden % 1009 + 1)) % 65_537).float() / 6553.7
+        if self.broken:
+            logits[hidden[:, 0] % self.broken == 0] = float("nan")
+        return logits
+
+
+class HashGraphs:
+    """`DecodeGraphs` with its sizes, its rule of when a graph is there, and its inputs, computed at once, read late."""
+
+    def __init__(self, llm: LLM) -> None:
+        assert llm.runner is not None
+        self.runner, settings = llm.runner, llm.settings
+        self.sizes, self.lengths = batch_sizes(llm.config.max_num_seqs), kv_lengths(settings.max_model_len)
+        pages = -(-settings.max_model_len // settings.block_size)
+        self.block_size = settings.block_size
+        self.inputs = _Inputs(self.sizes[-1], pages, settings.block_size, torch.device("cpu"))
+        self.met: dict[tuple[int, int], int] = {}
+        self.ahead = 0
+
+    def key(self, num_seqs: int, kv_len: int) -> tuple[int, int]:
+        return next(s for s in self.sizes if s >= num_seqs), next(n for n in self.lengths if n >= kv_len)
+
+    def has(self, num_seqs: int, kv_len: int) -> bool:
+        return num_seqs <= self.sizes[-1] and self.met.get(self.key(num_seqs, kv_len), 0) >= 2
+
+    def run(self, chunks: Sequence[Chunk]) -> Decoded | None:
+        if len(chunks) > self.sizes[-1] or any(c.end - c.start != 1 for c in chunks):
+            return None
+        unknown = [c.start >= c.seq.num_tokens for c in chunks]
+        key, n, vocabulary = self.key(len(chunks), max(c.end for c in chunks)), len(chunks), self.runner.spec.vocab_size
+        self.met[key] = self.met.get(key, 0) + 1
+        assert self.met[key] > 2 or not any(unknown), "a graph is captured from tokens that nobody knows"
+        if self.met[key] < 2:
+            return None
+        self.inputs.fill(chunks, key[0])
+        tables = [c.seq.block_table for c in chunks]
+        wanted = AttentionMetadata.build([1] * n, [c.end for c in chunks], tables, self.block_size, torch.device("cpu"))
+        found = self.inputs.metadata(*key)
+        assert torch.equal(found.slot_mapping[:n], wanted.slot_mapping) and (found.slot_mapping[n:] == -1).all()
+        assert torch.equal(found.seqlens_k[:n], wanted.seqlens_k) and (found.seqlens_k[n:] == 0).all()
+        assert all(found.block_table[row, : len(table)].tolist() == table for row, table in enumerate(tables))
+        ids = self.inputs.input_ids(key[0], vocabulary)[:n].clone()
+        assert all(u or int(i) == c.seq.token_ids[c.start] for u, i, c in zip(unknown, ids, chunks, strict=True))
+        self.ahead += sum(unknown)
+        hidden = self.runner.model(ids, self.inputs.positions[:n].clone(), self.runner.kv_caches, wanted)
+        logits = self.runner.model.compute_logits(hidden)
+        greedy, logprobs = self.runner.ops.read_out(logits, None, torch.full((n,), -1))
+        self.inputs.last.fill_(-7)  # of rows that no step may take
+        self.inputs.last[:n] = greedy
+        stage: Any = None
+        return Decoded(hidden, Late(n, stage, list(zip(greedy.tolist(), logprobs.tolist(), strict=True))))
+
+
+def requests(case: Case) -> list[Request]:
+    shared = [[case.randrange(1, 1000) for _ in range(case.choice([1, 3, 8, 16, 17, 33]))] for _ in range(2)]
+    hot = case.choice([0.0, 0.0, 0.05, 0.3])
+    made: list[Request] = []
+    for i in range(case.randrange(1, 14)):
+        own = [case.randrange(1, 1000) for _ in range(case.choice([1, 1, 2, 7, 15, 16, 31]))]
+        prompt = (case.choice(shared) + own if case.random() < 0.6 else own)[:60]
+        if case.random() < 0.2:
+            made.append(ScoreRequest(i, prompt, own[:8], case.choice([0, 0, 2])))
+            continue
+        endings: list[dict[str, Any]] = [{"ignore_eos": True}, {}, {"stop": ("e", "1")}, {"stop_token_ids": STOP_IDS}]
+        params = SamplingParams(
+            max_tokens=case.choice([1, 2, 3, 9, 30, 200]),
+            temperature=0.8 if case.random() < hot else 0.0,
+            logprobs=2 if case.random() < 0.05 else 0,
+            **case.choice(endings),
+        )
+        made.append(GenerateRequest(i, prompt, params))
+    return made
+
+
+def engine_settings(case: Case) -> dict[str, Any]:
+    block_size, longest = case.choice([1, 2, 4, 16, 16, 32]), case.choice([64, 96, 128])
+    least = -(-longest // block_size)
+    return {
+        "device": "cpu",
+        "num_threads": 1,
+        "block_size": block_size,
+        "max_model_len": longest,
+        "num_kv_blocks": case.choice([least, least + 1, least + 3, 2 * least, 4 * least]),
+        "max_num_seqs": case.choice([1, 2, 3, 5, 16]),
+        "max_num_batched_tokens": case.choice([1, 2, 5, 17, 64, 4096]),
+        "enable_prefix_caching": case.random() < 0.75,
+    }
+
+
+def stand_in(llm: LLM, broken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm.runner is not None
+    model: Any = HashModel(llm, broken)
+    llm.runner.model = model
+    llm.runner.kv_pool.fill_(float("nan"))
+    monkeypatch.setattr(llm.runner.ops, "log_softmax", lambda logits: torch.log_softmax(logits, -1))
+
+
+def run(llm: LLM, made: list[Request]) -> dict[int, RequestOutput]:
+    return {output.request_id: output for output in llm.run(made, lambda _: check(llm))}
+
+
+def same(mine: RequestOutput, theirs: RequestOutput) -> bool:
+    fields = ("token_ids", "text", "finish_reason", "error", "is_greedy")
+    return (
+        all(getattr(mine, name) == getattr(theirs, name) for name in fields)
+        and mine.logprobs.tobytes() == theirs.logprobs.tobytes()
+        and repr(mine.top_logprobs) == repr(theirs.top_logprobs)
+    )
+
+
+def test_steps_launched_ahead_are_those_that_wait(hash_checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 0
+    for case in cases("launch_ahead", 8):
+        settings = engine_settings(case)
+        with case.named(settings), LLM(hash_checkpoint, **settings) as llm:
+            broken, batches = case.choice([0, 0, 29]), [requests(case) for _ in range(2)]
+            stand_in(llm, broken, monkeypatch)
+            expected = [run(llm, made) for made in batches]
+            llm.reconfigure()
+            stand_in(llm, broken, monkeypatch)
+            graphs: Any = HashGraphs(llm)
+            assert llm.runner is not None
+            llm.runner.graphs = graphs
+            for made, wanted in zip(batches * 2, expected * 2, strict=True):  # the second time over a warm cache
+                if case.random() < 0.3:
+                    iterator: Any = llm.run(made)
+                    for _ in range(random.Random(case.name).randrange(1, len(made) + 1)):
+                        next(iterator)
+                    iterator.close()
+                found = run(llm, made)
+                assert found.keys() == wanted.keys() and all(same(found[i], wanted[i]) for i in found)
+                assert llm.block_manager.num_free_blocks == llm.num_kv_blocks
+            ahead += graphs.ahead
+    assert ahead > 0, "no step was launched ahead: this test shows nothing"
+
+
+@pytest.fixture(scope="module")
+def hash_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One small layer; what it would compute is never asked."""
+    asset, folder = Path(str(files("evalengine.assets") / "tinymath")), tmp_path_factory.mktemp("hash")
+    config = json.loads((asset / "config.json").read_text())
+    config |= {
+        "num_hidden_layers": 1,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "head_dim": 32,
+        "max_window_layers": 1,
+    }
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((asset / name).read_text())
+    return resolve_checkpoint(ModelConfig(name="hash", path=str(folder), load_format="dummy"))
