@@ -21,6 +21,7 @@ MATMUL_OPTIONS = {"--tune", "--shapes"}  # after `matmul` alone: a command of it
 HELP = f"""\
 usage: python -m evalengine bench [{"|".join(BENCHES)}|all ...] [--output FOLDER] [--models NAME,...]
        python -m evalengine bench matmul --tune|--shapes ... [...]
+       python -m evalengine bench throughput [...]
 
 Measures the kernels and whole forward steps on this machine's GPU, each beside its comparison in the same run, and
 writes the lines to FOLDER (default results/reference) as JSON and as a Markdown table. Without a name: all.
@@ -29,6 +30,8 @@ writes the lines to FOLDER (default results/reference) as JSON and as a Markdown
   attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
   rows        norms, means, softmaxes, SiLU, RoPE, KV writes and sampling beside a copy of the same bytes
   forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native beside fast
+  throughput  whole runs of the engine, both modes, beside the least time possible: a command of its own, which `all`
+              does not include (options: bench throughput --help)
   --tune      makes the table of matmul schedules instead; --shapes times some (options: bench matmul --tune --help)
 
 Exit codes: 0 measured (a target that is missed is said in the table), 1 a result was wrong or a line could not be
@@ -39,6 +42,10 @@ def main(argv: Sequence[str]) -> int:
     """Runs `bench` with the words after it; returns the exit code."""
     if list(argv[:1]) == ["matmul"] and MATMUL_OPTIONS & {word.partition("=")[0] for word in argv}:
         return _matmul_command(list(argv[1:]))
+    if list(argv[:1]) == ["throughput"]:
+        from evalengine.bench import throughput_cli
+
+        return throughput_cli.main(list(argv[1:]))
     arguments = _parse(argv)
     _need_gpu()
     return _run(arguments, ["python", "-m", "evalengine", "bench", *argv])

@@ -148,7 +148,7 @@ class Step:
         pages = [[page * parts + i for page in row for i in range(parts)] for row in order.tolist()]
         lengths = [workload.tokens] * count
         self.metadata = AttentionMetadata.build([rows] * count, lengths, pages, mode.block_size, device)
-        self.rows_per_slice = rows_per_slice(mode.spec.vocab_size)
+        self.rows_per_slice = rows_per_slice(mode.spec.vocab_size, device)
 
     def hidden(self) -> Tensor:
         """[n, H]: the wanted rows."""

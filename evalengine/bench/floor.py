@@ -1,0 +1,146 @@
+"""The least time that a workload can take on a GPU, from two ceilings measured in the same run.
+
+    floor = (2 x N x prompt tokens + 4 x heads x head_dim x layers x pairs + 2 x hidden x vocabulary x prompt rows) / F
+          + (decode steps x weight bytes + KV tokens x KV bytes a token) / B
+
+F   FLOP/s of a dense matrix product in the run's dtype; B bytes/s of a copy (read plus written).
+N   parameters without the embedding table and lm_head.
+prompt tokens   of prompts, contexts and continuations (their last is never fed), equal prefixes once: 20 choices after
+    one context compute it once, and so do all rows behind the same exemplars.
+pairs           of those tokens with a token at or before them: attention's scores and its weighted sums.
+prompt rows     that lm_head must see in them: one a generation, and one for every distinct prefix a token is scored
+    after.
+decode steps    as few as `max_num_seqs` sequences in a step allow. Each reads every weight once, lm_head's included;
+    an embedding table that is not lm_head's is not counted.
+KV tokens       that decode steps read: each sequence its own tokens in each of its steps. Of a prefix that several
+    sequences share, one of them reads it.
+
+Sampling, norms, the KV's writing and the time between kernels count nothing, nor does a decode's arithmetic: no engine
+reaches it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from evalengine.bench.measure import LARGE_COPY_BYTES, copies_of, free_memory, quickest_copy
+from evalengine.bench.timing import compare_gpu_seconds
+from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
+from evalengine.models.config import ModelSpec
+
+GPU_PRODUCTS = ((8192, 8192, 8192), (8192, 4096, 24576))  # (rows, K, N): large ones, of which the quicker counts
+CPU_PRODUCT, CPU_COPY_BYTES = (512, 512, 512), 64 << 20
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    copy_bytes_per_s: float
+    matmul_flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a workload asks for at least, whatever the model."""
+
+    prompt_tokens: int
+    pairs: int
+    prompt_rows: int
+    decode_steps: int
+    kv_tokens_read: int
+
+
+def work_of(requests: Sequence[Request], max_num_seqs: int) -> Work:
+    """The counts of this module's formula."""
+    new, pairs = _new_tokens([_fed(r) for r in requests])
+    outputs = [r.params.max_tokens - 1 if isinstance(r, GenerateRequest) else 0 for r in requests]  # decode steps each
+    read = 0
+    for own, count in zip(new, outputs, strict=True):
+        read += count * own + count * (count + 1) // 2  # step j has the tokens of the steps before it, and its own
+    generations = sum(isinstance(r, GenerateRequest) for r in requests)
+    scored = [r for r in requests if isinstance(r, ScoreRequest)]
+    steps = max(max(outputs, default=0), -(-sum(outputs) // max_num_seqs))
+    return Work(sum(new), pairs, generations + _scored_prefixes(scored), steps, read)
+
+
+def floor_seconds(work: Work, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
+    """itemsize: bytes of a weight and of a number in the KV cache."""
+    table = spec.vocab_size * spec.hidden_size
+    body = spec.num_parameters - table * (1 if spec.tie_word_embeddings else 2)
+    flops = 2 * body * work.prompt_tokens
+    flops += 4 * spec.num_heads * spec.head_dim * spec.num_layers * work.pairs
+    flops += 2 * table * work.prompt_rows
+    kv_token = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * itemsize
+    moved = work.decode_steps * (body + table) * itemsize + work.kv_tokens_read * kv_token
+    return flops / ceilings.matmul_flops_per_s + moved / ceilings.copy_bytes_per_s
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Of this machine, now. On a CPU a rough figure by the clock: there the floor shows little."""
+    free_memory()
+    cuda = device.type == "cuda"
+    copied = LARGE_COPY_BYTES if cuda else CPU_COPY_BYTES
+    timer = compare_gpu_seconds if cuda else _quickest
+    copy = quickest_copy(timer(copies_of(copied, device)))
+    flops_per_s = 0.0
+    for m, k, n in GPU_PRODUCTS if cuda else (CPU_PRODUCT,):
+        kept = dtype if cuda else torch.float32  # a CPU may have no bf16 products, and convert
+        a, b = (torch.randn(shape, device=device).to(kept) for shape in ((m, k), (k, n)))
+        product: dict[str, Callable[[], Any]] = {"product": partial(torch.mm, a, b)}
+        flops_per_s = max(flops_per_s, 2 * m * k * n / timer(product)["product"])
+        del a, b, product
+    free_memory()
+    return Ceilings(copied / copy, flops_per_s)
+
+
+def _fed(request: Request) -> list[int]:
+    """The prompt tokens that go through the model."""
+    if isinstance(request, GenerateRequest):
+        return request.prompt_ids
+    return request.context_ids + request.continuation_ids[:-1]
+
+
+def _new_tokens(sequences: Sequence[list[int]]) -> tuple[list[int], int]:
+    """For each sequence its tokens beyond the longest prefix that it shares with those sorted before it, so that each
+    distinct prefix counts once; and the (query, key) pairs of all those tokens."""
+    new, pairs = [0] * len(sequences), 0
+    before = np.empty(0, dtype=np.int64)
+    for i in sorted(range(len(sequences)), key=lambda i: sequences[i]):
+        ids = np.asarray(sequences[i], dtype=np.int64)
+        shortest = min(len(ids), len(before))
+        differing = np.flatnonzero(ids[:shortest] != before[:shortest])
+        shared = int(differing[0]) if len(differing) else shortest
+        new[i] = len(ids) - shared
+        pairs += (len(ids) * (len(ids) + 1) - shared * (shared + 1)) // 2
+        before = ids
+    return new, pairs
+
+
+def _scored_prefixes(requests: Sequence[ScoreRequest]) -> int:
+    """Distinct prefixes after which some token is scored."""
+    contexts: dict[tuple[int, ...], int] = {}
+    found: set[tuple[int, tuple[int, ...]]] = set()
+    for request in requests:
+        context = contexts.setdefault(tuple(request.context_ids), len(contexts))
+        continuation = tuple(request.continuation_ids)
+        found.update((context, continuation[:j]) for j in range(len(continuation)))
+    return len(found)
+
+
+def _quickest(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Of three calls each, by the clock, after one to warm up."""
+    seconds = {}
+    for name, function in functions.items():
+        times = []
+        for _ in range(4):
+            start = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - start)
+        seconds[name] = min(times[1:])
+    return seconds

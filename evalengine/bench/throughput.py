@@ -1,0 +1,215 @@
+"""Whole runs of the engine at the token level, both modes in one process. `python -m evalengine bench throughput`.
+
+Before each timed run of an engine: a warm-up of up to 256 other requests, twice (once a workload), then an empty prefix
+cache. The GPU is synchronised before the clock starts and before it stops. Where memory holds both modes' engines at
+once they take turns, round by round, so that a clock that drifts is the same for both; else one comes after the other.
+
+The JSON has `environment` (`bench.report.environment`), `settings`, `ceilings` (`floor.Ceilings`), `arrangement` (by
+preset: how the modes shared the GPU), `failures` (what could not be measured) and `rows`, one a timed run:
+
+    engine, mode          evalengine; invariant or fast
+    preset, workload      the model's name, the workload's (`workloads`)
+    round                 from 0
+    requests              number of them; cut_requests: of those, shortened to fit the model
+    prompt_tokens         of prompts, contexts and continuations, shared ones counted each time
+    output_tokens         generated; 0 for scores
+    wall_s                seconds from the call to the last result, synchronised
+    requests_per_s, output_tokens_per_s
+    time_to_first_result_s  until the first request is finished (not its first token)
+    peak_memory_bytes     of torch's allocator in the run, less what the other mode's engine holds; null without CUDA
+    gpu_busy_share        kernels' time over the clock's in steady decode (`busy`), measured apart; null elsewhere
+    steps, graph_steps    of the run; those replayed as CUDA graphs
+    startup_s             from the call that makes the engine to its first token; imports and CUDA's context apart
+    floor_s               the least time possible (`floor`), of the run's requests; `work` is what it was computed from
+    digest                SHA-256 (hex) over every output's ids and logprobs, in the requests' order
+    attention, max_num_seqs, max_num_batched_tokens, num_kv_tokens    of the engine
+
+`--compare` takes such a file, or one of another engine whose `rows` have engine, mode, preset, workload, requests and
+wall_s (`throughput_compare`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from evalengine.bench.busy import gpu_busy_share
+from evalengine.bench.floor import Ceilings, Work, floor_seconds, measure_ceilings, work_of
+from evalengine.bench.measure import free_memory, reason
+from evalengine.bench.timed_engine import Engine, Plan, Preset, Row, preset_settings
+from evalengine.bench.workloads import Workload
+from evalengine.errors import ConfigError, EvalEngineError
+
+BY_TURNS, ONE_BY_ONE = "by turns, both engines in memory", "one mode after the other"
+RESERVE = 5 << 30  # bytes an engine beyond weights and KV: activations, CUDA graphs, what loading needs for a moment
+
+
+@dataclass
+class Measured:
+    """All that one run of the command found."""
+
+    environment: dict[str, Any]
+    settings: dict[str, Any]
+    ceilings: dict[str, float] = field(default_factory=dict)
+    arrangement: dict[str, str] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+
+def measure(plan: Plan, measured: Measured, on_row: Callable[[Row | None], None]) -> None:
+    """Fills `measured`; on_row is called after each row, and with None after anything else that changed it.
+
+    A run that fails is written down, and the others go on.
+    """
+    settings = preset_settings(plan.presets[0], "invariant", plan)
+    ceilings = measure_ceilings(settings.device, settings.dtype)
+    measured.ceilings = asdict(ceilings)
+    for preset in plan.presets:
+        for row in _preset_rows(preset, plan, ceilings, measured):
+            measured.rows.append(row)
+            on_row(row)
+    if plan.profile and settings.device.type == "cuda":  # at the end: a profiler, once used, slows every later launch
+        _profile(plan, measured)
+        on_row(None)
+
+
+# -- both modes of a preset ------------------------------------------------------------------------------------------
+
+
+def _preset_rows(preset: Preset, plan: Plan, ceilings: Ceilings, measured: Measured) -> Iterator[Row]:
+    works = {w.name: work_of(w.requests, plan.max_num_seqs) for w in preset.workloads}
+    pools = _pools(preset, plan)
+    queue: list[Sequence[str]] = [plan.modes] if pools else [(mode,) for mode in plan.modes]
+    while queue:
+        modes = queue.pop(0)
+        measured.arrangement[preset.name] = BY_TURNS if len(modes) > 1 else ONE_BY_ONE
+        with ExitStack() as stack:
+            engines: list[Engine] = []
+            try:
+                for mode in modes:
+                    engines.append(stack.enter_context(_started(preset, mode, plan, pools.get(mode))))
+            except Exception as error:
+                if len(modes) > 1:  # they fitted by the sums alone
+                    print(f"bench: {preset.name}: {reason(error)}; {ONE_BY_ONE}", file=sys.stderr, flush=True)
+                    queue, pools = [(mode,) for mode in modes], {}
+                else:
+                    _write_down(error, measured, preset.name, "start", modes[0])
+                continue
+            for workload in preset.workloads:
+                yield from _workload_rows(preset, workload, works[workload.name], plan, engines, ceilings, measured)
+
+
+def _workload_rows(
+    preset: Preset,
+    workload: Workload,
+    work: Work,
+    plan: Plan,
+    engines: Sequence[Engine],
+    ceilings: Ceilings,
+    measured: Measured,
+) -> Iterator[Row]:
+    ready: list[Engine] = []
+    for engine in engines:
+        with _written_down(measured, preset.name, workload.name, engine.mode):
+            engine.warm_up(workload)
+            ready.append(engine)
+    for number in range(plan.rounds):
+        for engine in ready:
+            with _written_down(measured, preset.name, workload.name, engine.mode):
+                found = engine.timed(workload)
+                itemsize = engine.llm.settings.dtype.itemsize
+                yield {
+                    "engine": "evalengine",
+                    "mode": engine.mode,
+                    "preset": preset.name,
+                    "workload": workload.name,
+                    "round": number,
+                    "requests": len(workload.requests),
+                    "cut_requests": workload.num_cut,
+                    "prompt_tokens": workload.prompt_tokens,
+                    **found,
+                    "floor_s": floor_seconds(work, preset.checkpoint.spec, itemsize, ceilings),
+                    "work": asdict(work),
+                    **engine.about(),
+                }
+
+
+def _pools(preset: Preset, plan: Plan) -> dict[str, int]:
+    """KV pages of each mode, as many as the workloads can use at once; empty if the modes come one after the other,
+    which they do where such engines do not fit together."""
+    if plan.one_by_one or len(plan.modes) == 1:
+        return {}
+    settings = {mode: preset_settings(preset, mode, plan) for mode in plan.modes}
+    pools, spec, needed = {}, preset.checkpoint.spec, 0
+    for mode, its in settings.items():
+        needs = (w.blocks(its.block_size, plan.max_num_seqs) for w in preset.workloads)
+        pools[mode] = max(-(-preset.max_model_len // its.block_size), *needs)
+        numbers = 2 * spec.num_layers * its.block_size * spec.num_kv_heads * spec.head_dim * pools[mode]
+        needed += (numbers + spec.num_parameters) * its.dtype.itemsize + RESERVE
+    device = settings[plan.modes[0]].device
+    if device.type == "cuda":
+        free_memory()
+        if needed > torch.cuda.mem_get_info(device)[0]:
+            return {}
+    return pools
+
+
+@contextmanager
+def _started(preset: Preset, mode: str, plan: Plan, num_kv_blocks: int | None) -> Iterator[Engine]:
+    print(f"bench: starting {preset.name}, {mode}", file=sys.stderr, flush=True)
+    free_memory()  # of an engine that could not be started
+    engine = Engine(preset, mode, plan, num_kv_blocks)
+    try:
+        yield engine
+    finally:
+        engine.llm.close()
+        free_memory()
+
+
+@contextmanager
+def _written_down(measured: Measured, preset: str, workload: str, mode: str) -> Iterator[None]:
+    """What goes wrong here costs this measurement, not those before and after it."""
+    try:
+        yield
+    except Exception as error:
+        _write_down(error, measured, preset, workload, mode)
+
+
+def _write_down(error: Exception, measured: Measured, preset: str, workload: str, mode: str) -> None:
+    said = str(error) if isinstance(error, EvalEngineError) else reason(error)
+    measured.failures.append({"preset": preset, "workload": workload, "mode": mode, "error": said})
+    print(f"bench: {preset}, {workload}, {mode}: {said}", file=sys.stderr, flush=True)
+
+
+def _profile(plan: Plan, measured: Measured) -> None:
+    """Fills `gpu_busy_share` of the first preset's `random`, or else its first workload that generates in a batch."""
+    preset = plan.presets[0]
+    candidates = [w for w in preset.workloads if w.generates and len(w.requests) > 1]
+    workload = min(candidates, key=lambda w: w.name != "random", default=None)
+    for mode in plan.modes if workload is not None else ():
+        assert workload is not None
+        with _written_down(measured, preset.name, f"profile of {workload.name}", mode), ExitStack() as stack:
+            engine = stack.enter_context(_started(preset, mode, plan, None))
+            engine.warm_up(workload)
+            engine.llm.reset_prefix_cache()
+            share = gpu_busy_share(engine.llm, workload.requests)
+            for row in measured.rows:
+                if (row["preset"], row["workload"], row["mode"]) == (preset.name, workload.name, mode):
+                    row["gpu_busy_share"] = share
+
+
+def check_plan(preset: Preset, plan: Plan) -> None:
+    """Raises ConfigError now for what would be refused after minutes of other presets."""
+    problems: list[str] = []
+    for mode in plan.modes:
+        try:
+            preset_settings(preset, mode, plan)
+        except ConfigError as error:
+            problems += [f"{preset.name}, {mode}: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)

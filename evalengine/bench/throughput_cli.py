@@ -1,0 +1,188 @@
+"""`python -m evalengine bench throughput`: its words. Torch is imported once they are good."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evalengine.command import Parser
+from evalengine.errors import ConfigError, readable
+
+if TYPE_CHECKING:
+    from evalengine.bench.throughput import Measured
+    from evalengine.bench.throughput_compare import Others
+    from evalengine.bench.timed_engine import Plan, Preset, Row
+
+MODELS = "shape:qwen3-0.6b,shape:qwen3-8b"
+LEAST_MODEL_LEN = 4096  # tokens, where the model takes as many: what the engine is made for
+WIDTH = 180  # columns where there is no terminal: a line is not broken
+PATH_OPTIONS = ("--files", "--output", "--compare")
+HELP = f"""\
+usage: python -m evalengine bench throughput [--models NAME,...] [--workloads NAME,...] [--files FOLDER] [...]
+
+Times whole runs of the engine at the token level, the batch-invariant mode beside the fast one, each from an empty
+prefix cache after a warm-up, and prints seconds, tokens or requests a second, the share of the floor's speed (the least
+time that two ceilings measured in the same run allow) and, with --compare, another engine's time.
+Writes throughput-<gpu>.json and .md to FOLDER (throughput-<models>-<gpu> with --models) after every run; the JSON's
+keys are in evalengine/bench/throughput.py.
+
+  --models NAME,...     model.path of each (default: {MODELS};
+                        a shape has dummy weights)
+  --workloads NAME,...  random, batch1, long, gsm8k_cot, or a file's name (default: all of them)
+  --files FOLDER        every FOLDER/<name>.jsonl.gz is a workload of token ids (bench/workload_files.py)
+  --requests N          the first N requests of each workload
+  --rounds N            timed runs of each mode and workload (default 1)
+  --modes NAME,...      invariant, fast (default: both)
+  --compare FILE        beside an earlier JSON, or another engine's with the same keys
+  --output FOLDER       default results/reference
+  --max-num-seqs N --max-num-batched-tokens N --max-model-len N    of the engines (default: 256, 8192, what is needed)
+  --one-by-one          one mode after the other, even if both engines fit the memory
+  --no-profile          do not measure the GPU's busy share, which needs the first model's engines once more
+
+Exit codes: 0 measured, 1 a run failed, or the invariant mode gave other bytes in another round, 2 bad usage."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `bench throughput` with the words after it; returns the exit code."""
+    arguments = _parse(argv)
+    from evalengine.bench import throughput, throughput_report
+    from evalengine.bench.report import environment, slug
+    from evalengine.bench.throughput_compare import read_others
+
+    with readable(arguments.output):
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    others = read_others(arguments.compare) if arguments.compare else []
+    plan = _plan(arguments)
+    for preset in plan.presets:
+        throughput.check_plan(preset, plan)
+    gc.freeze()  # the token lists of all workloads: the collector would walk them during each one's run
+    about = environment(["python", "-m", "evalengine", "bench", "throughput", *_without_folders(argv)])
+    measured = throughput.Measured(about, _settings(arguments))
+    all_models = arguments.models == _names(MODELS)  # else a file of its own: it replaces no whole one
+    name = "throughput" if all_models else f"throughput-{slug('-'.join(p.name for p in plan.presets))}"
+
+    def save(row: Row | None) -> None:
+        if row is not None:
+            seconds, rate = f"{row['wall_s']:.3f} s", throughput_report.rate(row, row["wall_s"])
+            said = (row["preset"], row["workload"], row["mode"], seconds, rate)
+            print(f"bench: {', '.join(said)}", file=sys.stderr, flush=True)
+        throughput_report.write(measured, others, arguments.output, name)
+
+    throughput.measure(plan, measured, save)
+    _print(measured, others, throughput_report.write(measured, others, arguments.output, name))
+    return 1 if measured.failures or throughput_report.differing_digests(measured.rows) else 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser("bench throughput", text=HELP)
+    parser.add_argument("--models", default=MODELS, type=_names)
+    parser.add_argument("--workloads", type=_names)
+    parser.add_argument("--files", type=Path)
+    parser.add_argument("--requests", type=_count)
+    parser.add_argument("--rounds", type=_count, default=1)
+    parser.add_argument("--modes", type=_names, default=["invariant", "fast"])
+    parser.add_argument("--compare", type=Path)
+    parser.add_argument("--output", type=Path, default=Path("results/reference"))
+    parser.add_argument("--max-num-seqs", type=_count, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=_count, default=8192)
+    parser.add_argument("--max-model-len", type=_count)
+    parser.add_argument("--one-by-one", action="store_true")
+    parser.add_argument("--no-profile", action="store_true")
+    arguments = parser.parse_args(argv)
+    if unknown := [mode for mode in arguments.modes if mode not in ("invariant", "fast")]:
+        parser.error(f"--modes {unknown[0]}: there are invariant and fast")
+    return arguments
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r}: give names with commas between them")
+    return names
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least 1")
+    return int(text)
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    """Every model and workload, found and checked before the first is measured."""
+    from evalengine.bench.timed_engine import Plan
+    from evalengine.bench.workload_files import workload_files
+    from evalengine.bench.workloads import IN_CODE
+
+    files = workload_files(arguments.files) if arguments.files else {}
+    known = list(dict.fromkeys((*IN_CODE, *files)))
+    chosen = arguments.workloads or known
+    if unknown := [name for name in chosen if name not in known]:
+        cure = f"there are {', '.join(known)}" + ("" if files else "; --files FOLDER adds a folder's")
+        raise ConfigError(f"--workloads {unknown[0]}: there is no such workload; {cure}")
+    presets = [_preset(path, chosen, files, arguments) for path in arguments.models]
+    return Plan(
+        presets,
+        modes=arguments.modes,
+        rounds=arguments.rounds,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        one_by_one=arguments.one_by_one,
+        profile=not arguments.no_profile,
+    )
+
+
+def _preset(path: str, chosen: Sequence[str], files: dict[str, Path], arguments: argparse.Namespace) -> Preset:
+    from evalengine.bench.timed_engine import Preset
+    from evalengine.bench.workloads import make_workload, num_tokens
+    from evalengine.certify.model import SHAPE, open_checkpoint
+    from evalengine.config import ModelConfig
+
+    name = path.removeprefix(SHAPE) if path.startswith(SHAPE) else path.rstrip("/").rpartition("/")[2]
+    checkpoint = open_checkpoint(ModelConfig(name=name, path=path))
+    limit = checkpoint.spec.max_position_embeddings
+    if (asked := arguments.max_model_len) is not None:
+        if not 1 < asked <= limit:
+            raise ConfigError(f"--max-model-len {asked}: must lie in 2 ... {limit} for {path}")
+        limit = asked
+    vocab_size = checkpoint.spec.vocab_size
+    workloads = [make_workload(w, files, name, vocab_size, limit, arguments.requests) for w in chosen]
+    longest = max(num_tokens(r) for w in workloads for r in (*w.requests, *w.warm_up))
+    return Preset(name, checkpoint, asked or min(limit, max(LEAST_MODEL_LEN, longest)), workloads)
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, object]:
+    names = ("rounds", "requests", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _without_folders(argv: Sequence[str]) -> list[str]:
+    """The words, every path shortened to its last part: what is published names no user's folders."""
+    words: list[str] = []
+    for word in argv:
+        option, equals, value = word.partition("=")
+        if words and words[-1] in PATH_OPTIONS:
+            word = Path(word).name
+        elif option in PATH_OPTIONS and equals:
+            word = f"{option}={Path(value).name}"
+        elif "/" in word:
+            word = ",".join(part.rstrip("/").rpartition("/")[2] for part in word.split(","))
+        words.append(word)
+    return words
+
+
+def _print(measured: Measured, others: Sequence[Others], files: Sequence[Path]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from evalengine.bench.throughput_report import notes, terminal_table
+
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    console.print(terminal_table(measured, others))
+    for line in (*notes(measured, others), *map(str, files)):
+        console.print(Text(line), soft_wrap=True)

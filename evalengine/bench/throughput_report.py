@@ -1,0 +1,142 @@
+"""What `bench throughput` found as a table, on the terminal and as Markdown, and as JSON.
+
+A line a preset and workload; seconds are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.bench.report import slug
+from evalengine.bench.throughput import Measured
+from evalengine.bench.throughput_compare import Key, Others, case_of
+from evalengine.bench.timed_engine import MODES, Row
+
+WHAT = (
+    "Whole runs of the engine at the token level, greedy, end-of-sequence tokens ignored, from an empty prefix cache "
+    "after a warm-up. Keys: evalengine/bench/throughput.py."
+)
+HEADINGS = ("preset", "workload", "requests", *(f"{m}, s" for m in MODES), *MODES, "of fast's speed", "of the floor's")
+NONE = "-"
+
+
+def table_rows(rows: Sequence[Row], others: Sequence[Others]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and the cells of each line."""
+    cases: dict[Key, dict[str, list[Row]]] = {}
+    for row in rows:
+        cases.setdefault(case_of(row), {}).setdefault(row["mode"], []).append(row)
+    columns = [o for o in others if any((case, mode) in o.seconds for case, modes in cases.items() for mode in modes)]
+    headings = [*HEADINGS, *(f"time / {o.label}'s" for o in columns)]
+    return headings, [_cells(case, modes, columns) for case, modes in cases.items()]
+
+
+def terminal_table(measured: Measured, others: Sequence[Others]) -> Table:
+    headings, lines = table_rows(measured.rows, others)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < 2 else "right")
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    return table
+
+
+def notes(measured: Measured, others: Sequence[Others]) -> Iterator[str]:
+    """The lines below the table."""
+    if others and len(table_rows(measured.rows, others)[0]) == len(HEADINGS):
+        yield "compared with nothing: the other file has no run of these presets, workloads and numbers of requests"
+    copy, flops = (measured.ceilings[name] / 1e12 for name in ("copy_bytes_per_s", "matmul_flops_per_s"))
+    yield (
+        "of the floor's: the least time possible over ours (invariant / fast), by ceilings measured in this run: "
+        f"copies of {copy:.3g} TB/s, products of {flops:.3g} TFLOP/s"
+    )
+    yield from (f"{preset}: {how}" for preset, how in measured.arrangement.items())
+    shares = {(r["preset"], r["workload"], r["mode"]): r["gpu_busy_share"] for r in measured.rows}
+    for case, share in shares.items():
+        if share is not None:
+            yield f"GPU busy in steady decode, {', '.join(case)}: {share:.1%}"
+    yield from (f"digest: {line}" for line in _digests(measured.rows))
+    for f in measured.failures:
+        yield f"not measured: {f['preset']}, {f['workload']}, {f['mode']}: {f['error']}"
+
+
+def differing_digests(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """(preset, workload) whose invariant runs did not all give the same bytes: there should be none."""
+    found: dict[Key, set[str]] = {}
+    for row in rows:
+        if row["mode"] == "invariant":
+            found.setdefault(case_of(row), set()).add(row["digest"])
+    return [case[:2] for case, digests in found.items() if len(digests) > 1]
+
+
+def markdown(measured: Measured, others: Sequence[Others]) -> str:
+    about, code = measured.environment, measured.environment["code"]
+    commit = f"commit {code['commit'] or 'unknown'}{' (with changes)' if code['dirty'] else ''}"
+    libraries = ", ".join(f"{name} {version or 'absent'}" for name, version in about["libraries"].items())
+    headings, lines = table_rows(measured.rows, others)
+    rules = ["---" if number < 2 else "---:" for number in range(len(headings))]
+    table = [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in (headings, rules, *lines)]
+    heading = [
+        f"# Throughput on {about['gpu']}",
+        "",
+        f"`{about['command']}`, {about['date']}, {commit};",
+        f"driver {about['driver']}, CUDA {about['cuda']}, {libraries}.",
+        WHAT,
+        "",
+    ]
+    return "\n".join([*heading, *table, "", *(f"- {line.strip()}" for line in notes(measured, others)), ""])
+
+
+def write(measured: Measured, others: Sequence[Others], folder: Path, name: str) -> tuple[Path, Path]:
+    """Writes `<name>-<gpu>.json` and `.md` into `folder`, which is made; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f"{name}-{slug(measured.environment['gpu'])}"
+    texts = {
+        ".json": json.dumps({"what": WHAT, **asdict(measured)}, indent=1, ensure_ascii=False) + "\n",
+        ".md": markdown(measured, others),
+    }
+    for suffix, text in texts.items():
+        part = Path(f"{stem}{suffix}.part")  # whole or not at all: a run that is killed leaves the last row's file
+        part.write_text(text, encoding="utf-8")
+        part.replace(f"{stem}{suffix}")
+    return Path(f"{stem}.json"), Path(f"{stem}.md")
+
+
+def rate(row: Mapping[str, Any], wall_s: float) -> str:
+    """Output tokens a second where there are any, else requests."""
+    if row["output_tokens"]:
+        return f"{row['output_tokens'] / wall_s:,.0f} tok/s"
+    return f"{row['requests'] / wall_s:,.0f} req/s"
+
+
+def _cells(case: Key, modes: Mapping[str, Sequence[Row]], columns: Sequence[Others]) -> list[str]:
+    walls = {mode: statistics.median(row["wall_s"] for row in modes[mode]) for mode in MODES if mode in modes}
+    floors = {mode: modes[mode][0]["floor_s"] / wall for mode, wall in walls.items()}
+    cells = [case[0], case[1], f"{case[2]:,}"]
+    cells += [f"{walls[mode]:.3f}" if mode in walls else NONE for mode in MODES]
+    cells += [rate(modes[mode][0], walls[mode]) if mode in walls else NONE for mode in MODES]
+    cells.append(f"{walls['fast'] / walls['invariant']:.3f}" if len(walls) == len(MODES) else NONE)
+    cells.append(" / ".join(f"{floors[mode]:.2f}" if mode in floors else NONE for mode in MODES))
+    for column in columns:
+        beside = {mode: column.seconds.get((case, mode)) for mode in walls}
+        ratios = [f"{walls[mode] / theirs:.2f}" if (theirs := beside.get(mode)) else NONE for mode in MODES]
+        seconds = " / ".join(dict.fromkeys(f"{theirs:.3f}" for theirs in beside.values() if theirs))
+        cells.append(f"{' / '.join(ratios)} of {seconds} s" if seconds else NONE)
+    return cells
+
+
+def _digests(rows: Sequence[Row]) -> Iterator[str]:
+    rounds = max((row["round"] for row in rows), default=0) + 1
+    if differing := differing_digests(rows):
+        for preset, workload in differing:
+            yield f"{preset}, {workload}: the invariant mode gave DIFFERENT bytes in {rounds} rounds"
+    elif rounds > 1:
+        yield f"the invariant mode gave the same bytes in all {rounds} rounds of every workload"

@@ -1,0 +1,143 @@
+"""Workloads as files: gzip JSON lines of token ids, `<name>.jsonl.gz`, the same for every engine that is compared.
+
+A line is a segment or a request (one for each continuation):
+
+    {"kind": "segment", "ids": [...]}                                          numbered from 0 in file order
+    {"kind": "generate", "prompt": [...], "max_tokens": n}
+    {"kind": "loglikelihood", "context": [...], "continuations": [[...], ...]}
+
+`"segments": [i, ...]` in a request puts those segments before its prompt or context. Nothing else is read, and
+nothing unknown is passed over: a misspelt key would make another workload, and a ratio of two different ones.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
+from evalengine.errors import ConfigError
+from evalengine.plain_files import parse_json, read_bytes
+
+SUFFIX = ".jsonl.gz"
+LARGEST_TEXT = 1 << 30  # bytes of a file's text: a gzip of a megabyte can unpack to a thousand times as many
+LONGEST = 1 << 24  # tokens of a request: a line can name one segment a million times
+MOST_LISTED = 10
+KEYS = {  # by kind: those a line must have
+    "segment": {"ids"},
+    "generate": {"prompt", "max_tokens"},
+    "loglikelihood": {"context", "continuations"},
+}
+
+
+def workload_files(folder: Path) -> dict[str, Path]:
+    """The folder's workloads by name. Raises ConfigError for a folder that has none."""
+    try:
+        found = {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    except OSError as error:
+        raise ConfigError(f"--files {folder}: {error.strerror or error}") from error
+    if not found:
+        raise ConfigError(f"--files {folder}: no *{SUFFIX} there; name the folder that holds the workloads' files")
+    return found
+
+
+def read_workload(path: Path, vocab_size: int) -> list[Request]:
+    """The file's requests, numbered from 0 in its order.
+
+    Raises ConfigError that lists the damaged lines: no JSON, an unknown kind or key, ids outside the vocabulary, ...
+    """
+    problems: list[str] = []
+    lines: list[tuple[int, dict[str, Any]]] = []
+    for number, text in _texts(path):
+        try:
+            lines.append((number, _checked(parse_json(text), vocab_size)))
+        except ValueError as error:
+            problems.append(f"line {number}: {error}")
+    segments = [line["ids"] for _, line in lines if line["kind"] == "segment"]
+    requests: list[Request] = []
+    for number, line in lines:
+        if unknown := [i for i in line.get("segments", ()) if i >= len(segments)]:
+            problems.append(f"line {number}: segment {unknown[0]} is not in the file, which has {len(segments)}")
+        elif sum(len(segments[i]) for i in line.get("segments", ())) > LONGEST:
+            problems.append(f"line {number}: its segments have more than {LONGEST:,} tokens")
+        elif line["kind"] != "segment":
+            before = [token for i in line.get("segments", ()) for token in segments[i]]
+            requests.extend(_requests(len(requests), before, line, problems, number))
+    if not requests and not problems:
+        problems.append("it holds no request")
+    if problems:
+        more = [f"{path}: ... and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else []
+        raise ConfigError([*(f"{path}: {problem}" for problem in problems[:MOST_LISTED]), *more])
+    return requests
+
+
+def generation(number: int, prompt: list[int], max_tokens: int) -> GenerateRequest:
+    """Greedy, with exactly `max_tokens` tokens: the end-of-sequence token is a token like any other."""
+    return GenerateRequest(number, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+
+
+def _texts(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, numbered from 1."""
+    try:
+        with gzip.open(io.BytesIO(read_bytes(path))) as stream:
+            content = stream.read(LARGEST_TEXT + 1)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise ConfigError(f"{path}: cannot be read as gzip ({error}); copy it again") from error
+    if len(content) > LARGEST_TEXT:
+        raise ConfigError(f"{path}: its text is longer than {LARGEST_TEXT >> 20} MiB; split it into several workloads")
+    return ((number, text) for number, text in enumerate(content.split(b"\n"), 1) if text.strip())
+
+
+def _checked(line: Any, vocab_size: int) -> dict[str, Any]:
+    """The line, if it is one of the format. Raises ValueError with a sentence."""
+    kind = line.get("kind") if isinstance(line, dict) else None
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise ValueError(f"no object whose kind is {', '.join(KEYS)}")
+    wanted = KEYS[kind]
+    allowed = wanted | {"kind"} | ({"segments"} if kind != "segment" else set())
+    if missing := sorted(wanted - line.keys()):
+        raise ValueError(f"a {kind} without {missing[0]}")
+    if unknown := sorted(line.keys() - allowed):
+        raise ValueError(f"a {kind} has no {unknown[0][:40]!r}")
+    if not isinstance(line.get("segments", []), list) or not all(_is_count(i) for i in line.get("segments", [])):
+        raise ValueError("segments: must be a list of the segments' numbers, from 0")
+    for key in sorted(wanted - {"max_tokens", "continuations"}):
+        _check_ids(key, line[key], vocab_size)
+    if kind == "generate" and not (_is_count(line["max_tokens"]) and 0 < line["max_tokens"] <= LONGEST):
+        raise ValueError(f"max_tokens: must be an integer from 1 to {LONGEST}")
+    if kind == "loglikelihood":
+        if not isinstance(line["continuations"], list) or not line["continuations"]:
+            raise ValueError("continuations: must be a list of at least one")
+        for continuation in line["continuations"]:
+            _check_ids("continuations", continuation, vocab_size)
+            if not continuation:
+                raise ValueError("continuations: one of them is empty")
+    return line
+
+
+def _check_ids(name: str, ids: Any, vocab_size: int) -> None:
+    if not isinstance(ids, list) or not all(_is_count(i) for i in ids):
+        raise ValueError(f"{name}: must be a list of token ids")
+    if (largest := max(ids, default=0)) >= vocab_size:
+        raise ValueError(f"{name}: token id {largest} is beyond the model's vocabulary, 0 ... {vocab_size - 1}")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _requests(
+    first: int, before: list[int], line: dict[str, Any], problems: list[str], number: int
+) -> Iterator[Request]:
+    ids = before + line["prompt" if line["kind"] == "generate" else "context"]
+    if not ids:
+        problems.append(f"line {number}: nothing stands before the first token that is wanted; give at least one")
+    elif line["kind"] == "generate":
+        yield generation(first, ids, line["max_tokens"])
+    else:
+        for i, continuation in enumerate(line["continuations"]):
+            yield ScoreRequest(first + i, ids, continuation)
