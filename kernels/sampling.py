@@ -37,6 +37,21 @@ def argmax_lowest(values: Tensor) -> Tensor:
     return torch.where(values == best, ids, values.shape[-1]).amin(dim=-1)
 
 
+def top(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """float32 [n, V] -> int64 and float32 [n, k]: the ids and values of each row's k largest, the largest first, equals
+    by id.
+
+    torch.topk promises no order among equals, and a stable sort of a whole vocabulary costs many times as much; so topk
+    is given keys that are all different: the value's bits in the order of the values, then the id, negated.
+    """
+    values = values + 0.0  # turns -0 into 0, which equals it
+    bits = values.view(torch.int32)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    ids = torch.arange(values.shape[-1], device=values.device)
+    found = _MASK32 - ((ordered << 32) | (_MASK32 - ids)).topk(k, dim=-1).values.bitwise_and_(_MASK32)
+    return found, values.gather(-1, found)
+
+
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Philox4x32-10 of four counter words under two key words: four words; int64 tensors of 32-bit values."""
     c0, c1, c2, c3 = counter
@@ -85,7 +100,7 @@ def sample(
     device = logprobs.device
     inverse = torch.tensor([1.0 / t for t in temperatures.tolist()], dtype=torch.float64)
     scaled = logprobs.double() * inverse.to(device, non_blocking=True)[:, None]
-    noise = gumbel_noise(keys.to(device), positions.to(device), scaled.shape[-1])
+    noise = gumbel_noise(keys.to(device, non_blocking=True), positions.to(device, non_blocking=True), scaled.shape[-1])
     top_k, top_p = top_k.cpu(), top_p.cpu()
     if not ((top_k != 0) | (top_p < 1.0)).any():
         return argmax_lowest(scaled.add_(noise))  # what follows, of a set that holds every token: no need to sort

@@ -85,7 +85,7 @@ class BlockManager:
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
         """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if it is full.
 
-        A token that is still being computed on the device (`Scheduler.continue_decodes`) is recorded by `record_last`.
+        A token that is still being computed on the device (`Scheduler.schedule_ahead`) is recorded by `record_last`.
         """
         end = seq.num_computed_tokens + num_tokens
         needed = self.blocks_for(end) - len(seq.block_table)
@@ -150,10 +150,12 @@ class BlockManager:
             if length or len(rest) < size:
                 continue
             for block_id in islice(reversed(self.continuing.get((parent, tuple(rest[:size])), {})), CANDIDATES):
-                block = self.blocks[block_id]
-                run = min(_common_run(block.token_ids, rest), block.num_computed)
-                if run > length:
-                    best, length = block_id, run
+                block, longer = self.blocks[block_id], length + 1
+                if longer > len(rest):
+                    break
+                if block.num_computed < longer or block.token_ids[:longer] != rest[:longer]:
+                    continue  # most pages of a bucket are no better than the best so far: one comparison tells
+                best, length = block_id, min(_common_run(block.token_ids, rest), block.num_computed)
         return best, length
 
     def _record(self, seq: Sequence, start: int, end: int) -> None:

@@ -10,7 +10,8 @@ In the batch-invariant level a graph gives the bytes of the eager step, since ev
 A graph is captured when its size is met for the second time: a short run's last steps are not worth one.
 
 A step may be launched before the tokens of the last one are known on the host: it takes them where that one left them
-on the device, and `Unread` fetches them while the GPU works. So the buffers on the host are two, used by turns.
+on the device (`LastTokens`), and `Unread` fetches its own while the GPU works. So the buffers on the host are two, used
+by turns.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from evalengine.config import EngineConfig
+from evalengine.engine.last_tokens import LastTokens
 from evalengine.engine.scheduler import Chunk
 from evalengine.engine.settings import Settings
 from evalengine.layers.attention import KVCache
@@ -133,6 +135,7 @@ class DecodeGraphs:
         model: DecoderForCausalLM,
         ops: Ops,
         kv_caches: list[KVCache],
+        last_tokens: LastTokens,
         *,
         block_size: int,
         max_num_seqs: int,
@@ -140,6 +143,7 @@ class DecodeGraphs:
     ) -> None:
         self._model, self._ops, self._kv_caches, self._block_size = model, ops, kv_caches, block_size
         self._sizes, self._lengths = batch_sizes(max_num_seqs), kv_lengths(max_model_len)
+        self._last_tokens = last_tokens
         self._inputs = _Inputs(self._sizes[-1], -(-max_model_len // block_size), block_size, ops.device)
         self._workspace = _Workspace(ops.device)
         self._captured: dict[tuple[int, int], _Captured] = {}
@@ -162,11 +166,9 @@ class DecodeGraphs:
         captured.graph.replay()
         n = len(chunks)
         stage.fetch(captured.greedy_ids[:n], captured.logprobs[:n])
+        for row, chunk in enumerate(chunks):
+            chunk.seq.device_row = row
         return Decoded(captured.hidden[:n], Unread(n, stage))
-
-    def has(self, num_seqs: int, kv_len: int) -> bool:
-        """Whether a graph of decodes of so many sequences, of up to so many tokens, is there already."""
-        return num_seqs <= self._sizes[-1] and self._key(num_seqs, kv_len) in self._captured
 
     def _key(self, num_seqs: int, kv_len: int) -> tuple[int, int]:
         size = next(size for size in self._sizes if size >= num_seqs)
@@ -203,7 +205,11 @@ class DecodeGraphs:
         """Runs the step over the inputs as they are, so that every kernel is compiled and laid out, and captures it."""
         metadata = self._inputs.metadata(size, kv_len)
         metadata.plans["workspace"] = self._workspace
-        self._step(size, metadata)
+        tokens = self._last_tokens.tokens.clone()
+        try:
+            self._step(size, metadata)
+        finally:  # the step that this is captured for has yet to take the tokens of the one before it
+            self._last_tokens.tokens.copy_(tokens)
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._ops.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -225,11 +231,11 @@ class DecodeGraphs:
         the greedy token computes them again from the hidden states.
         """
         inputs = self._inputs
-        ids = inputs.input_ids(size, self._model.spec.vocab_size)
+        ids = self._last_tokens.resolve(inputs.ids[:size])
         hidden = self._model(ids, inputs.positions[:size], self._kv_caches, metadata)
         logits = self._model.compute_logits(hidden)
         greedy_ids, logprobs = self._ops.read_out(logits, None, inputs.wanted[:size])
-        inputs.last[:size].copy_(greedy_ids)
+        self._last_tokens.put(greedy_ids)
         return hidden, greedy_ids, logprobs
 
 
@@ -273,8 +279,6 @@ class _Inputs:
         self._on_device: list[_Row] = [_NO_ROW] * rows
         self.starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.wanted = torch.full((rows,), GREEDY, dtype=torch.int64, device=device)
-        self.last = torch.zeros(rows, dtype=torch.int64, device=device)  # the last step's tokens
-        self._last_chunks: Sequence[Chunk] = []
 
     def fill(self, chunks: Sequence[Chunk], size: int) -> _Stage:
         """Everything that changes from step to step; rows from len(chunks) to `size` become padding."""
@@ -284,27 +288,14 @@ class _Inputs:
         self._write_table(stage, chunks)
         positions = np.fromiter((c.start for c in chunks), dtype=np.int64, count=n)
         pages = stage.table[np.arange(n), positions // self._block_size].astype(np.int64)
-        stage.ids[:n] = self._token_ids(chunks)
+        stage.ids[:n] = [_token_id(c) for c in chunks]
         stage.positions[:n] = positions
         stage.slots[:n] = pages * self._block_size + positions % self._block_size
         stage.lengths[:n] = positions + 1
         for values, padding in ((stage.ids, 0), (stage.positions, 0), (stage.slots, -1), (stage.lengths, 0)):
             values[n:size] = padding
         self._scalars.copy_(stage.scalars, non_blocking=True)
-        self._last_chunks = chunks
         return stage
-
-    def _token_ids(self, chunks: Sequence[Chunk]) -> list[int]:
-        """The token at each chunk's position; where the last step is still computing it, -1 less its row there."""
-        if all(c.start < len(c.seq.token_ids) for c in chunks):
-            return [c.seq.token_ids[c.start] for c in chunks]
-        rows = {c.seq: row for row, c in enumerate(self._last_chunks)}
-        return [c.seq.token_ids[c.start] if c.start < len(c.seq.token_ids) else -1 - rows[c.seq] for c in chunks]
-
-    def input_ids(self, size: int, vocab_size: int) -> Tensor:
-        """int64 [size] of the step's tokens. A row of the last step that was not finite has left `vocab_size`."""
-        ids = self.ids[:size]
-        return torch.where(ids < 0, self.last[(-1 - ids).clamp_(min=0)], ids).clamp_(max=vocab_size - 1)
 
     def _write_table(self, stage: _Stage, chunks: Sequence[Chunk]) -> None:
         changed = []
@@ -335,6 +326,12 @@ class _Inputs:
             query_lens=[1] * size,
             kv_lens=[kv_len] * size,
         )
+
+
+def _token_id(decode: Chunk) -> int:
+    """The token at the chunk's position; where the last step is still computing it, the reference to it."""
+    seq = decode.seq
+    return seq.token_ids[decode.start] if decode.start < seq.num_tokens else -1 - seq.device_row
 
 
 def _parts(buffer: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,15 +20,16 @@ from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.engine.memory import memory_problems, plan_num_kv_blocks
-from evalengine.engine.model_runner import Launched, ModelRunner, PositionResult
+from evalengine.engine.model_runner import Launched, ModelRunner
 from evalengine.engine.processing import Processing
 from evalengine.engine.prompts import items
-from evalengine.engine.request import Request, RequestOutput, SamplingParams
+from evalengine.engine.read_out import NextToken, Scores
+from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.scheduler import Schedule, Scheduler
-from evalengine.engine.sequence import Sequence
+from evalengine.engine.sequence import Generating
 from evalengine.engine.settings import Settings, engine_config, resolve_settings, settings_problems
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import check_requests, to_sequences
+from evalengine.engine.submission import Limits, check_requests, to_sequences
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
@@ -104,13 +105,23 @@ class Engine:
         self.num_kv_blocks = num_kv_blocks or plan_num_kv_blocks(self.config, self.spec, settings)
         self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
         self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        graphs_for = None if self.config.enforce_eager else (self.config.max_num_seqs, settings.max_model_len)
-        self.runner = ModelRunner(model, self.spec, ops, self.num_kv_blocks, settings.block_size, graphs_for)
+        longest = None if self.config.enforce_eager else settings.max_model_len
+        self.runner = ModelRunner(
+            model, self.spec, ops, self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest
+        )
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
         """Of `Ops.verify_kernels` for the current block size."""
         return self._kernels_verdicts[self.settings.block_size]
+
+    @property
+    def limits(self) -> Limits:
+        """Of the requests that can run."""
+        settings, has_tokenizer = self.settings, self.tokenizer is not None
+        return Limits(
+            settings.max_model_len, self.spec.vocab_size, settings.block_size, self.num_kv_blocks, has_tokenizer
+        )
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -126,10 +137,9 @@ class Engine:
         if on_step is not None and not callable(on_step):
             raise ConfigError(f"on_step={shown(on_step)}: must be a function of EngineStats, or None")
         with self._alone("run requests"):
-            check_requests(batch, self)
+            check_requests(batch, self.limits)
             try:
-                for seq in to_sequences(batch, share_contexts=self.config.enable_prefix_caching):
-                    self._equip(seq)
+                for seq in to_sequences(batch, self.config.enable_prefix_caching, self._generating):
                     self.scheduler.add(seq)
                 while self.scheduler.has_work:  # without any, nobody wants the step in flight
                     outputs = self._step()
@@ -140,16 +150,23 @@ class Engine:
                 self._in_flight = None
                 self.scheduler.abort()
 
-    def _equip(self, seq: Sequence) -> None:
-        """What a generating sequence needs beside its tokens."""
-        if seq.request is None:
-            return
-        params = seq.request.params
+    def _generating(self, request: GenerateRequest) -> Generating:
+        """A sequence with what it needs beside its tokens."""
+        params = request.params
+        ends = self.spec.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
+        room = self.settings.max_model_len - len(request.prompt_ids)
+        seq = Generating(
+            list(request.prompt_ids),
+            request=request,
+            max_output_tokens=min(params.max_tokens, room),
+            stop_ids=frozenset() if params.ignore_eos else frozenset(ends),
+        )
         if self.tokenizer is not None:
             seq.detokenizer = Detokenizer(self.tokenizer, params)
         processors = self.spec.processors if params.processors is None else params.processors
         if processors.in_force():
-            seq.processing = Processing(processors, self._stop_ids(params), seq.num_prompt_tokens)
+            seq.processing = Processing(processors, ends, seq.num_prompt_tokens)
+        return seq
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
@@ -240,8 +257,9 @@ class Engine:
     def _step(self) -> list[RequestOutput]:
         """Schedule and launch a step, postprocess the one before it; returns the requests that finished.
 
-        A step of decodes is launched before the last one's tokens are known, wherever they cannot matter for which
-        tokens it computes; any other is scheduled once they are.
+        Where the device computes by itself, a step is launched before the last one's tokens are known: it takes them on
+        the device, and what they end is computed once in vain. The host waits where a sequence might be preempted, or
+        where logits processors must see the tokens.
         """
         with self._stepping:
             if self.runner is None:
@@ -255,26 +273,22 @@ class Engine:
             launched = self._launch(schedule) if schedule.chunks else None
             outputs += self._postprocess()
             self._in_flight = launched
-            if launched is not None and not launched.is_unread:
+            if launched is not None and not self.runner.can_launch_ahead:
                 outputs += self._postprocess()
             self._count(schedule, time.perf_counter() - started)
             return outputs
 
     def _schedule_ahead(self) -> Schedule | None:
-        """The step after the one in flight, if that one's tokens cannot matter for it."""
-        if self._in_flight is None:
+        """The step after the one in flight, if that one's results are not needed for it."""
+        if self._in_flight is None or self._in_flight.needs_the_host:
             return None
-        assert self.runner is not None
-        last = self._in_flight.chunks
-        going = self.scheduler.decodes_after(last, {c.seq for c in last if self._has_all_tokens(c.seq, in_flight=1)})
-        return self.scheduler.continue_decodes(going) if going and self.runner.can_launch_ahead(going) else None
+        return self.scheduler.schedule_ahead()
 
     def _launch(self, schedule: Schedule) -> Launched:
-        """From here on the KV of the step's tokens counts as there: whatever reads it is launched later."""
         assert self.runner is not None
         launched = self.runner.launch(schedule)
         for chunk in schedule.chunks:
-            self.block_manager.mark_computed(chunk.seq, chunk.start, chunk.end)
+            self.scheduler.launched(chunk)
         return launched
 
     def _postprocess(self) -> list[RequestOutput]:
@@ -283,53 +297,30 @@ class Engine:
         outputs: list[RequestOutput] = []
         if launched is not None and self.runner is not None:
             for result in self.runner.results(launched):
-                outputs.extend(self._take_token(result) if result.seq.request else self._take_scores(result))
+                outputs += self._take_token(result) if isinstance(result, NextToken) else self._take_scores(result)
         return outputs
 
-    def _take_token(self, result: PositionResult) -> list[RequestOutput]:
+    def _take_token(self, result: NextToken) -> list[RequestOutput]:
         """A generating sequence's next token; the output if that was its last."""
         seq = result.seq
         if result.error is None:
-            token, logprob = result.tokens[0]
-            seq.append(token, logprob, is_greedy=token == result.greedy_id, top=result.top)
+            seq.append(result.token, result.logprob, result.token == result.greedy_id, result.top)
             self.block_manager.record_last(seq)
             self.stats.num_generated_tokens += 1
         else:
             seq.error, seq.all_greedy = result.error, False
-        if not (seq.error or self._is_complete(seq)):
+        if not (seq.error or seq.is_complete()):
             return []
         self.scheduler.finish(seq)
         return [seq.output()]
 
-    def _take_scores(self, result: PositionResult) -> list[RequestOutput]:
-        """A position's target logprobs; the outputs of the requests that they complete."""
+    def _take_scores(self, result: Scores) -> list[RequestOutput]:
+        """Some positions' target logprobs; the outputs of the requests that they complete."""
         seq = result.seq
-        complete = []
-        for target, (token, logprob) in zip(seq.targets.pop(result.position), result.tokens, strict=True):
-            target.pending.take(target.index, logprob, token == result.greedy_id, result.top, result.error)
-            if target.pending.missing == 0:
-                complete.append(target.pending.output())
-        if not seq.targets:
+        complete = seq.take(result.positions, result.greedy_ids, result.logprobs, result.top, result.error)
+        if seq.is_complete():
             self.scheduler.finish(seq)
         return complete
-
-    def _is_complete(self, seq: Sequence) -> bool:
-        assert seq.request is not None
-        params, token = seq.request.params, seq.token_ids[-1]
-        hit_stop = seq.detokenizer is not None and seq.detokenizer.stops_at(token)
-        if hit_stop or (token in self._stop_ids(params) and not params.ignore_eos):
-            seq.finish_reason = "stop"
-            return True
-        return self._has_all_tokens(seq)
-
-    def _has_all_tokens(self, seq: Sequence, in_flight: int = 0) -> bool:
-        """By their number, those in flight included."""
-        assert seq.request is not None
-        most = min(seq.request.params.max_tokens, self.settings.max_model_len - seq.num_prompt_tokens)
-        return len(seq.logprobs) + in_flight >= most
-
-    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        return self.spec.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
 
     def _count(self, schedule: Schedule, seconds: float) -> None:
         self.stats.num_steps += bool(schedule.chunks)  # none where the last step's tokens were all that was left

@@ -1,7 +1,8 @@
 """Which tokens the next step computes.
 
-One rule serves prefill, chunked prefill and decode: every sequence has `num_tokens`, of which `num_computed_tokens`
-have their KV in the pool, and a step computes as many of the rest as the budget allows. Running sequences come first,
+One rule serves prefill, chunked prefill and decode: every sequence has `num_expected_tokens` (those that are known, and
+at most one that the step in flight chooses), of which `num_computed_tokens` have their KV in the pool, and a step
+computes as many of the rest as the budget allows. Running sequences come first,
 in the order they were admitted; when the pool is full the last admitted is preempted, and computed again later.
 
 Whatever this chooses changes no bit of a batch-invariant level's results.
@@ -42,21 +43,24 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.leaving: set[Sequence] = set()
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.leaving)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that have not finished."""
+        return [*self.running, *self.leaving, *self.waiting]
 
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
 
-    def add_first(self, seqs: list[Sequence]) -> None:
-        """Ahead of all waiting ones: their common prefix has just been computed and is still in the pool."""
-        self.waiting.extendleft(reversed(seqs))
-
     def schedule(self) -> Schedule:
+        """The next step; every token of the steps before it is known."""
         schedule = Schedule()
         preempted = self._schedule_running(schedule)
         if not preempted:
@@ -66,46 +70,53 @@ class Scheduler:
         )
         return schedule
 
-    def decodes_after(self, last: list[Chunk], ending: set[Sequence]) -> list[Sequence]:
-        """The sequences that the step after `last` decodes before the tokens of `last`, a step of decodes, are known on
-        the host; none if the host must know them first, because a sequence that waits could be admitted, or pages might
-        run out.
+    def schedule_ahead(self) -> Schedule | None:
+        """The step after one whose tokens are still being computed on the device: it takes them there.
 
-        ending: those that have all their tokens with this step's. All others go on by one token; one of them that
-        turns out to have ended (EOS, a stop string) is computed once in vain.
+        None if a sequence might have to be preempted (the step's results may free pages), or if there is nothing to do
+        without the results. A sequence that turns out to have ended (EOS, a stop string) is computed once in vain.
         """
-        alive = [chunk.seq for chunk in last if chunk.seq.status is Status.RUNNING]
-        going = [seq for seq in alive if seq not in ending]
-        size = self.block_manager.block_size
-        pages = sum(len(seq.block_table) * size == seq.num_computed_tokens for seq in going)
-        left = self.block_manager.num_free_blocks - pages
-        if len(alive) < len(self.running) or left < 0:
-            return []
-        place = self.waiting and len(going) < self.max_num_seqs
-        somebody_left = ending or len(alive) < len(last)  # who waits may share pages, so ask `admit` after every end
-        if place and (somebody_left or self.block_manager.blocks_for(self.waiting[0].num_tokens) <= left):
-            return []
-        return going
+        if sum(self._missing_blocks(seq) for seq in self.running) > self.block_manager.num_free_blocks:
+            return None
+        schedule = Schedule()
+        preempted = self._schedule_running(schedule)
+        assert not preempted, "there are pages for everything that runs"
+        self._admit_waiting(schedule)
+        return schedule if schedule.chunks else None
 
-    def continue_decodes(self, seqs: list[Sequence]) -> Schedule:
-        """One more token for each of `decodes_after`'s sequences, whose last tokens are still being computed."""
-        for seq in seqs:
-            extended = self.block_manager.extend(seq, 1)
-            assert extended, "decodes_after() has made sure of room"
-        return Schedule([self._chunk(seq, 1) for seq in seqs])
+    def launched(self, chunk: Chunk) -> None:
+        """A step with this chunk is on its way: from here on the KV of its tokens counts as there, since whatever reads
+        it is launched later. A sequence with nothing left to compute makes room for others at once."""
+        seq = chunk.seq
+        self.block_manager.mark_computed(seq, chunk.start, chunk.end)
+        if seq.launched(chunk.end):
+            seq.status = Status.LEAVING
+            self.running.remove(seq)
+            self.leaving.add(seq)
+            # ahead of all waiting ones: their common prefix is the newest in the pool
+            self.waiting.extendleft(reversed(seq.then))
 
     def finish(self, seq: Sequence) -> None:
+        """Its last result has been taken."""
+        if seq.status is Status.LEAVING:
+            self.leaving.remove(seq)
+        else:
+            self.running.remove(seq)
         seq.status = Status.FINISHED
-        self.running.remove(seq)
         self.block_manager.release(seq)
-        self.add_first(seq.then)
 
     def abort(self) -> None:
         """Takes back every sequence and its pages."""
-        for seq in self.running:
+        for seq in (*self.running, *self.leaving):
             self.block_manager.release(seq)
         self.running.clear()
+        self.leaving.clear()
         self.waiting.clear()
+
+    def _missing_blocks(self, seq: Sequence) -> int:
+        """Pages that a step which computes all of the sequence's tokens would take."""
+        num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, self.max_num_batched_tokens)
+        return self.block_manager.blocks_for(seq.num_computed_tokens + num_new) - len(seq.block_table)
 
     def _schedule_running(self, schedule: Schedule) -> bool:
         """Chunks for the sequences that already hold pages; True if one had to be preempted."""
@@ -114,7 +125,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             seq = self.running[index]
-            num_new = min(seq.num_tokens - seq.num_computed_tokens, budget)
+            num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, budget)
             # victims come from the tail, so none of them has been given a chunk in this step
             while not self.block_manager.extend(seq, num_new):
                 preempted = True

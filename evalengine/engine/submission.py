@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+
+import numpy as np
 
 from evalengine.arguments import shown
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.engine.sequence import PendingScore, Sequence, Target
+from evalengine.engine.sequence import Generating, PendingScore, Scoring, Sequence
 from evalengine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from evalengine.engine.engine import Engine
 
 MAX_LISTED = 10
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What bounds a request: of the model, of the settings, and of the pool."""
+
+    max_model_len: int  # tokens
+    vocab_size: int
+    block_size: int  # tokens
+    num_kv_blocks: int
+    has_tokenizer: bool
+
+
 def check_requests(
-    requests: SequenceOf[Request], engine: Engine, name: Callable[[Request], str] = lambda r: f"request {r.request_id}"
+    requests: SequenceOf[Request], limits: Limits, name: Callable[[Request], str] = lambda r: f"request {r.request_id}"
 ) -> None:
     """Raises ConfigError naming every request that can never run, before any does."""
     strangers = [r for r in requests if not isinstance(r, GenerateRequest | ScoreRequest)]
@@ -27,10 +37,14 @@ def check_requests(
     problems = []
     if len({r.request_id for r in requests}) != len(requests):
         problems.append("request_id: two requests have the same one")
+    known: list[int] = []  # the last context: choices of one document follow one another
     for request in requests:
-        problem = _problem(request, engine)
+        alike = isinstance(request, ScoreRequest) and request.context_ids == known
+        problem = _problem(request, limits, alike)
         if problem:
             problems.append(f"{name(request)}: {problem}")
+        elif isinstance(request, ScoreRequest):
+            known = request.context_ids
     if problems:
         raise listed(problems)
 
@@ -41,37 +55,38 @@ def listed(problems: list[str]) -> ConfigError:
     return ConfigError([*problems[:MAX_LISTED], *more])
 
 
-def _problem(request: Request, engine: Engine) -> str | None:
-    limit, page, vocab_size = engine.settings.max_model_len, engine.settings.block_size, engine.spec.vocab_size
+def _problem(request: Request, limits: Limits, known_context: bool) -> str | None:
+    """known_context: whether its context's token ids have been found to be in the vocabulary."""
+    limit = limits.max_model_len
     if isinstance(request, GenerateRequest):
         ids, fed = request.prompt_ids, len(request.prompt_ids)
         longest = min(fed + request.params.max_tokens - 1, limit)
         if fed >= limit:
             return f"the prompt has {fed} tokens, engine.max_model_len={limit} leaves no room for a new one"
-        if request.params.stop and engine.tokenizer is None:
+        if request.params.stop and not limits.has_tokenizer:
             return "stop strings need a tokenizer, and this model has none (model.tokenizer)"
-        if problem := _params_problem(request.params, vocab_size):
+        if problem := _params_problem(request.params, limits.vocab_size):
             return problem
+        if not ids:
+            return "the prompt is empty; give at least one token"
     else:
-        ids = request.context_ids + request.continuation_ids
-        longest = fed = len(ids) - 1
+        ids = request.continuation_ids if known_context else request.context_ids + request.continuation_ids
+        longest = fed = len(request.context_ids) + len(request.continuation_ids) - 1
         if not request.context_ids or not request.continuation_ids:
             return "the context and the continuation need at least one token each"
         if fed > limit:
             return f"context and continuation have {fed + 1} tokens, engine.max_model_len={limit}"
-        if request.logprobs > vocab_size:
-            return f"logprobs={request.logprobs}: the vocabulary has {vocab_size} tokens"
-    if not ids:
-        return "the prompt is empty; give at least one token"
+        if request.logprobs > limits.vocab_size:
+            return f"logprobs={request.logprobs}: the vocabulary has {limits.vocab_size} tokens"
     if not set(map(type, ids)) <= {int}:  # it was checked, but a list can be changed afterwards
         return "token ids must be integers; its list was changed after the request was made"
-    if not 0 <= min(ids) <= max(ids) < vocab_size:
-        return f"token ids must lie in 0 ... {vocab_size - 1} (the tokenizer may not belong to the model)"
-    pages = -(-longest // page)
-    if pages > engine.num_kv_blocks:
+    if not 0 <= min(ids) <= max(ids) < limits.vocab_size:
+        return f"token ids must lie in 0 ... {limits.vocab_size - 1} (the tokenizer may not belong to the model)"
+    pages = -(-longest // limits.block_size)
+    if pages > limits.num_kv_blocks:
         return (
-            f"{longest} tokens need {pages} KV pages of {page} tokens, the pool has {engine.num_kv_blocks}; "
-            "raise engine.num_kv_blocks, or leave it null"
+            f"{longest} tokens need {pages} KV pages of {limits.block_size} tokens, the pool has "
+            f"{limits.num_kv_blocks}; raise engine.num_kv_blocks, or leave it null"
         )
     return None
 
@@ -87,53 +102,56 @@ def _params_problem(params: SamplingParams, vocab_size: int) -> str | None:
     return None
 
 
-def to_sequences(requests: SequenceOf[Request], share_contexts: bool) -> list[Sequence]:
-    """Sequences in the order of the requests.
+def to_sequences(
+    requests: SequenceOf[Request], share_contexts: bool, generating: Callable[[GenerateRequest], Generating]
+) -> list[Sequence]:
+    """Sequences in the order of the requests; `generating` makes those that sample.
 
     Score requests with equal contexts become one group at its first member's place: all first tokens are read from one
     forward pass over the context, the rest follow through the prefix cache.
     """
     groups: dict[tuple[int, ...], list[PendingScore]] = {}
-    order: list[GenerateRequest | tuple[int, ...]] = []
+    order: list[GenerateRequest | list[PendingScore]] = []
+    group: list[PendingScore] = []
     for request in requests:
         if isinstance(request, GenerateRequest):
             order.append(request)
             continue
-        context = tuple(request.context_ids)
-        if context not in groups:
-            groups[context] = []
-            order.append(context)
-        groups[context].append(PendingScore(request))
+        if not group or group[0].request.context_ids != request.context_ids:  # choices mostly follow one another
+            group = groups.setdefault(tuple(request.context_ids), [])
+            if not group:
+                order.append(group)
+        group.append(PendingScore(request))
     sequences: list[Sequence] = []
     for item in order:
         if isinstance(item, GenerateRequest):
-            sequences.append(Sequence(list(item.prompt_ids), request=item))
+            sequences.append(generating(item))
         else:
-            sequences.extend(_score_group(groups[item], share_contexts))
+            sequences.extend(_score_group(item, share_contexts))
     return sequences
 
 
-def _score_group(group: list[PendingScore], share_context: bool) -> list[Sequence]:
+def _score_group(group: list[PendingScore], share_context: bool) -> list[Scoring]:
     # Without the prefix cache a longer continuation computes the context again anyway, so it keeps its first token.
     grouped = [len(group) > 1 and (share_context or len(_tokens(p)) == 1) for p in group]
     alone = [p for p, with_others in zip(group, grouped, strict=True) if not with_others]
     together = [p for p, with_others in zip(group, grouped, strict=True) if with_others]
-    sequences = [_scoring(p, range(len(_tokens(p)))) for p in alone]
+    sequences = [_scoring(p, 0) for p in alone]
     if together:
-        first = together[0].request
-        parent = Sequence(list(first.context_ids), targets={})
-        parent.targets[len(first.context_ids) - 1] = [Target(p, 0, _tokens(p)[0]) for p in together]
-        parent.then = [_scoring(p, range(1, len(_tokens(p)))) for p in together if len(_tokens(p)) > 1]
-        sequences.append(parent)
+        firsts = np.array([_tokens(p)[0] for p in together], dtype=np.int64)
+        rest = [_scoring(p, 1) for p in together if len(_tokens(p)) > 1]
+        context = list(together[0].request.context_ids)
+        sequences.append(Scoring(context, pending=together, targets=firsts, first_index=0, children=rest))
     return sequences
 
 
-def _scoring(pending: PendingScore, indices: range) -> Sequence:
-    """A sequence of context and continuation (its last token is predicted, never fed) that scores tokens `indices`."""
+def _scoring(pending: PendingScore, first_index: int) -> Scoring:
+    """A sequence of context and continuation (its last token is predicted, never fed) that scores the tokens from
+    number `first_index` on."""
     request = pending.request
-    before = len(request.context_ids) - 1
-    targets = {before + i: [Target(pending, i, request.continuation_ids[i])] for i in indices}
-    return Sequence(request.context_ids + request.continuation_ids[:-1], targets=targets)
+    targets = np.array(request.continuation_ids[first_index:], dtype=np.int64)
+    fed = request.context_ids + request.continuation_ids[:-1]
+    return Scoring(fed, pending=[pending], targets=targets, first_index=first_index)
 
 
 def _tokens(pending: PendingScore) -> list[int]:

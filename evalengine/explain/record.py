@@ -81,7 +81,7 @@ class Recorder:
             heard = self._heard(chunk, chunk in own, schedule, runner.block_size)
             self._rows.extend(heard)
             of = {row.computation.position: row.computation for row in heard}
-            positions = chunk.seq.wanted_positions(chunk.start, chunk.end)
+            positions = chunk.seq.wanted(chunk.start, chunk.end)
             if chunk in own:
                 self._add(row.computation for row in heard)
                 self._wanted.extend((wanted + number, of[p]) for number, p in enumerate(positions))
@@ -132,8 +132,7 @@ class Recorder:
     def _is_own(self, seq: EngineSequence) -> bool:
         """Whether the sequence serves the request, alone or with others (the choices of one context share it)."""
         if seq.seq_id not in self._owned:
-            served = {target.pending.request.request_id for group in seq.targets.values() for target in group}
-            self._owned[seq.seq_id] = self.request_id in (served if seq.request is None else {seq.request.request_id})
+            self._owned[seq.seq_id] = self.request_id in seq.request_ids
         return self._owned[seq.seq_id]
 
     def _shared(self, seq: EngineSequence) -> int:

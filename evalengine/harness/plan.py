@@ -86,7 +86,7 @@ def build_plan(config: Config, tasks: list[Task], llm: LLM) -> Plan:
     builder = RequestBuilder(llm.tokenizer, llm.settings.max_model_len, config.seed, config.long_prompts)
     requests = builder.build(chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans))
     names = {item.request.request_id: f"{item.key[0]}, document {item.key[1]}" for item in requests}
-    check_requests([item.request for item in requests], llm, lambda request: names[request.request_id])
+    check_requests([item.request for item in requests], llm.limits, lambda request: names[request.request_id])
     return Plan(plans, requests, special)
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from evalengine.layers.upload import upload
 
 
 @dataclass(frozen=True)
@@ -45,24 +47,18 @@ class AttentionMetadata:
         device: torch.device,
     ) -> AttentionMetadata:
         """From every sequence's number of new tokens, number of tokens and page ids."""
-
-        def tensor(values: list, dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
-        slots = [
-            table[p // block_size] * block_size + p % block_size
-            for table, queries, length in zip(pages, query_lens, kv_lens, strict=True)
-            for p in range(length - queries, length)
-        ]
+        new = np.array(query_lens, dtype=np.int64)
         width = max(-(-n // block_size) for n in kv_lens)
-        return cls(
-            slot_mapping=tensor(slots, torch.int64),
-            cu_seqlens_q=tensor([0, *accumulate(query_lens)], torch.int32),
-            seqlens_k=tensor(kv_lens, torch.int32),
-            block_table=tensor([table[:width] + [0] * (width - len(table)) for table in pages], torch.int32),
-            query_lens=query_lens,
-            kv_lens=kv_lens,
-        )
+        table = np.zeros((len(pages), width), dtype=np.int32)
+        for row, ids in zip(table, pages, strict=True):
+            row[: len(ids)] = ids[:width]
+        positions = token_positions(query_lens, kv_lens)
+        page = table[np.repeat(np.arange(len(new)), new), positions // block_size].astype(np.int64)
+        starts = np.concatenate([[0], new.cumsum()], dtype=np.int32)
+        lengths = np.array(kv_lens, dtype=np.int32)
+        arrays = [page * block_size + positions % block_size, starts, lengths, table]
+        slot_mapping, cu_seqlens_q, seqlens_k, block_table = upload(arrays, device)
+        return cls(slot_mapping, cu_seqlens_q, seqlens_k, block_table, query_lens, kv_lens)
 
     @cached_property
     def num_decodes(self) -> int:
@@ -94,3 +90,10 @@ class AttentionMetadata:
         Made on the device, once a step for all layers (a copy from the host would wait for it).
         """
         return F.pad(self.seqlens_k[self.num_decodes :].cumsum(0, dtype=torch.int32), (1, 0))
+
+
+def token_positions(query_lens: list[int], kv_lens: list[int]) -> np.ndarray:
+    """int64 [T]: the place of each new token in its sequence; they are its last ones."""
+    new, lengths = np.array(query_lens, dtype=np.int64), np.array(kv_lens, dtype=np.int64)
+    before = new.cumsum() - new  # rows of the sequences before
+    return np.repeat(lengths - new - before, new) + np.arange(new.sum())

@@ -23,6 +23,7 @@ from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint
 from evalengine.engine.model_runner import ModelRunner
+from evalengine.engine.read_out import NextToken, Scores
 from evalengine.engine.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
 from evalengine.layers.exact import ExactOps
@@ -110,8 +111,11 @@ def test_logprobs_that_depend_on_how_many_are_asked_for_are_caught(
     def results_of(self: ModelRunner, launched: Any) -> Any:
         results = real(self, launched)
         for result in results:
-            if result.top:
-                result.tokens = [(token, float(np.float32(value * (1 + 2**-22)))) for token, value in result.tokens]
+            moved = np.float32(1 + 2**-22)
+            if isinstance(result, Scores) and result.top:
+                result.logprobs = result.logprobs * moved
+            elif isinstance(result, NextToken) and result.top:
+                result.logprob = float(np.float32(result.logprob) * moved)
         return results
 
     monkeypatch.setattr(ModelRunner, "results", results_of)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from evalengine.engine.cuda_graphs import LARGEST_BATCH, DecodeGraphs, _Inputs, batch_sizes, kv_lengths
+from evalengine.engine.last_tokens import LastTokens
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.engine.scheduler import Chunk
-from evalengine.engine.sequence import Sequence
+from evalengine.engine.sequence import Generating
 from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal
 
@@ -31,7 +32,8 @@ def test_every_length_has_a_length(longest: int) -> None:
 
 
 def decoding(tokens: int, pages: list[int]) -> Chunk:
-    seq = Sequence(list(range(100, 100 + tokens)), request=GenerateRequest(0, [1]))
+    ids = list(range(100, 100 + tokens))
+    seq = Generating(ids, request=GenerateRequest(0, [1]), max_output_tokens=9, stop_ids=frozenset())
     seq.block_table = pages
     return Chunk(seq, tokens - 1, tokens)
 
@@ -62,16 +64,16 @@ def test_inputs_are_what_an_eager_step_builds() -> None:
 
 
 def test_a_token_that_is_not_known_yet_comes_from_its_row_of_the_last_step() -> None:
-    inputs = _Inputs(8, 5, 4, torch.device("cpu"))
+    inputs, last = _Inputs(8, 5, 4, torch.device("cpu")), LastTokens(8, 1024, torch.device("cpu"))
     a, b, c = decoding(4, [7]), decoding(9, [1, 2, 3]), decoding(1, [5])
     inputs.fill([a, b, c], 4)
-    inputs.last[:3] = torch.tensor([41, 1024, 43])  # b's row was not finite: its token is no token
-    ahead = [Chunk(b.seq, 9, 10), Chunk(c.seq, 1, 2)]
-    inputs.fill(ahead, 4)
-    assert inputs.input_ids(4, 1024).tolist() == [1023, 43, 0, 0]
+    last.put(torch.tensor([41, 1024, 43]))  # b's row was not finite: its token is no token
+    a.seq.device_row, b.seq.device_row, c.seq.device_row = 0, 1, 2
+    inputs.fill([Chunk(b.seq, 9, 10), Chunk(c.seq, 1, 2)], 4)
+    assert last.resolve(inputs.ids[:4]).tolist() == [1023, 43, 0, 0]
     c.seq.token_ids.append(77)
     inputs.fill([Chunk(c.seq, 1, 2)], 2)
-    assert inputs.input_ids(2, 1024).tolist() == [77, 0]
+    assert last.resolve(inputs.ids[:2]).tolist() == [77, 0]
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------

@@ -1,66 +1,29 @@
 """Steps launched before the last one's tokens are known: the bytes, pages and endings of steps that wait.
 
-On a CPU, with a stand-in for the CUDA graphs that computes eagerly and hands its tokens over late.
+On a CPU, where a step is done when it is launched; but the engine takes its results late, as it does from a GPU.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
+from torch import Tensor
 
-from evalengine.engine.cuda_graphs import Decoded, Unread
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint
-from evalengine.engine.model_runner import ModelRunner
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
-from evalengine.engine.scheduler import Chunk
+from evalengine.models.processors import LogitsProcessors
 from tests.bitwise import assert_bitwise_equal
 
 STOP_IDS = tuple(range(0, 900, 7))
 
 
-@dataclass(frozen=True)
-class Late(Unread):
-    """Tokens that are computed already, though nobody was told."""
-
-    tokens: list[tuple[int, float]] = field(default_factory=list)
-
-    def read(self) -> list[tuple[int, float]]:
-        return self.tokens
-
-
-class LateGraphs:
-    """`DecodeGraphs` without CUDA."""
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
-        self.last: dict[int, int] = {}  # sequence -> its token in the last step
-        self.ahead = 0  # sequences that were computed with a token that the engine did not know
-
-    def has(self, num_seqs: int, kv_len: int) -> bool:
-        return True
-
-    def run(self, chunks: Sequence[Chunk]) -> Decoded | None:
-        if any(c.end - c.start != 1 for c in chunks):
-            return None
-        ids = []
-        for c in chunks:
-            known = c.start < c.seq.num_tokens
-            self.ahead += not known
-            ids.append(c.seq.token_ids[c.start] if known else self.last[c.seq.seq_id])
-        runner, positions = self.runner, [c.start for c in chunks]
-        metadata = runner._metadata(list(chunks))
-        hidden = runner.model(torch.tensor(ids), torch.tensor(positions), runner.kv_caches, metadata)
-        logits = runner.model.compute_logits(hidden)
-        greedy, logprobs = runner.ops.read_out(logits, None, torch.full((len(ids),), -1))
-        self.last = {c.seq.seq_id: min(token, 1023) for c, token in zip(chunks, greedy.tolist(), strict=True)}
-        stage: Any = None
-        return Decoded(hidden, Late(len(ids), stage, list(zip(greedy.tolist(), logprobs.tolist(), strict=True))))
+def go_ahead(llm: LLM) -> None:
+    """Steps are launched before the last one's results are taken, as on a device that computes by itself."""
+    assert llm.runner is not None
+    llm.runner.is_asynchronous = True
 
 
 def requests(seed: int) -> list[Request]:
@@ -91,7 +54,7 @@ def run(llm: LLM, made: list[Request]) -> dict[int, RequestOutput]:
 
 
 def check(llm: LLM) -> None:
-    llm.block_manager.check([*llm.scheduler.running, *llm.scheduler.waiting])
+    llm.block_manager.check(llm.scheduler.sequences)
 
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "block_size": 16, "num_kv_blocks": 64, "max_model_len": 128}
@@ -117,7 +80,7 @@ def test_bytes_pages_and_endings_are_those_of_steps_that_wait(
     with LLM(small_checkpoint, **settings) as llm:
         expected = run(llm, made)
     with LLM(small_checkpoint, **settings) as llm:
-        graphs = with_late_graphs(llm)
+        go_ahead(llm)
         for _ in range(2):  # the second time over a warm prefix cache
             found = run(llm, made)
             assert found.keys() == expected.keys()
@@ -126,8 +89,7 @@ def test_bytes_pages_and_endings_are_those_of_steps_that_wait(
                 assert output.finish_reason == expected[key].finish_reason
                 assert_bitwise_equal(output.logprobs, expected[key].logprobs)
             assert llm.block_manager.num_free_blocks == llm.num_kv_blocks
-        few_at_once = schedule.get("max_num_batched_tokens") == 5
-        assert graphs.ahead > 0 or few_at_once, "no step was launched ahead: this test shows nothing"
+        assert llm.stats.num_steps_ahead > 0, "no step was launched ahead: this test shows nothing"
 
 
 def test_tokens_that_became_known_late_are_in_the_prefix_cache(small_checkpoint: Checkpoint) -> None:
@@ -136,7 +98,7 @@ def test_tokens_that_became_known_late_are_in_the_prefix_cache(small_checkpoint:
     for late in (False, True):
         with LLM(small_checkpoint, **{**SETTINGS, "block_size": 4}) as llm:
             if late:
-                with_late_graphs(llm)
+                go_ahead(llm)
             (answer,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=30, ignore_eos=True))
             assert (llm.stats.num_steps_ahead > 0) == late
             llm.generate([[5, 6, 7, *answer.token_ids, 9]], SamplingParams(max_tokens=1))
@@ -151,7 +113,7 @@ def test_no_step_is_launched_beyond_a_sequences_last_token(small_checkpoint: Che
         for late in (False, True):
             with LLM(small_checkpoint, **{**SETTINGS, **settings}) as llm:
                 if late:
-                    with_late_graphs(llm)
+                    go_ahead(llm)
                 llm.generate([[5, 6, 7], [9]], SamplingParams(ignore_eos=True, **params))
                 assert (llm.stats.num_steps_ahead > 0) == late
                 computed.append((llm.stats.num_computed_tokens, llm.stats.num_steps))
@@ -161,7 +123,7 @@ def test_no_step_is_launched_beyond_a_sequences_last_token(small_checkpoint: Che
 def test_an_iterator_whose_last_answer_was_taken_ends_though_the_engine_is_closed(small_checkpoint: Checkpoint) -> None:
     with LLM(small_checkpoint, **SETTINGS) as llm:
         (answer,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=9, ignore_eos=True))
-        with_late_graphs(llm)
+        go_ahead(llm)
         stop = SamplingParams(max_tokens=9, ignore_eos=False, stop_token_ids=(answer.token_ids[4],))
         iterator = llm.run([GenerateRequest(0, [5, 6, 7], stop)])
         assert next(iterator).finish_reason == "stop" and llm._in_flight is not None
@@ -178,25 +140,18 @@ def test_who_waits_is_admitted_when_somebody_ends(small_checkpoint: Checkpoint) 
         expected = llm.generate(made, SamplingParams(max_tokens=12, stop_token_ids=tuple(first.token_ids[5:])))
         waiting_steps = llm.stats.num_steps
         llm.reconfigure()
-        with_late_graphs(llm)
+        go_ahead(llm)
         llm.generate([made[0]], SamplingParams(max_tokens=12, ignore_eos=True))
         found = llm.generate(made, SamplingParams(max_tokens=12, stop_token_ids=tuple(first.token_ids[5:])))
         assert [o.token_ids for o in found] == [o.token_ids for o in expected]
         assert llm.stats.num_steps <= waiting_steps + len(made)  # a step in vain for each that ends
 
 
-def with_late_graphs(llm: LLM) -> LateGraphs:
-    assert llm.runner is not None
-    graphs: Any = LateGraphs(llm.runner)
-    llm.runner.graphs = graphs
-    return graphs  # type: ignore[no-any-return]
-
-
 def test_what_is_left_behind_by_an_abandoned_run_harms_no_other(small_checkpoint: Checkpoint) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     with LLM(small_checkpoint, **SETTINGS) as llm:
         expected = llm.generate([[5, 6, 7], [9]], params)
-        with_late_graphs(llm)
+        go_ahead(llm)
         for steps in range(1, 6):
             iterator = llm.run([GenerateRequest(0, [5, 6, 7], SamplingParams(max_tokens=steps, ignore_eos=True)),
                                 GenerateRequest(1, [9], params)])  # fmt: skip
@@ -209,25 +164,62 @@ def test_what_is_left_behind_by_an_abandoned_run_harms_no_other(small_checkpoint
                 assert_bitwise_equal(one.logprobs, other.logprobs)
 
 
-def test_a_sequence_that_is_not_finite_fails_alone(small_checkpoint: Checkpoint) -> None:
+def test_a_sequence_that_is_not_finite_fails_alone(
+    small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its NaN token is fed to the step that was launched ahead; the others go on."""
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     with LLM(small_checkpoint, **SETTINGS) as llm:
         expected = llm.generate([[9, 10]], params)[0]
-        graphs = with_late_graphs(llm)
-        real, calls = graphs.run, []
+        go_ahead(llm)
+        assert llm.runner is not None
+        real, calls = llm.runner.ops.read_out, []
 
-        def broken(chunks: Sequence[Chunk]) -> Any:
-            decoded = real(chunks)
-            if decoded is not None:
-                calls.append(len(chunks))
-                if len(calls) == 4:
-                    decoded.greedy.tokens[0] = (1024, float("nan"))
-            return decoded
+        def broken(logits: Tensor, *wanted: Any) -> tuple[Tensor, Tensor]:
+            greedy, logprobs = real(logits, *wanted)
+            calls.append(len(logits))
+            if len(calls) == 4:
+                greedy[0], logprobs[0] = logits.shape[1], float("nan")
+            return greedy, logprobs
 
-        graphs.run = broken
+        monkeypatch.setattr(llm.runner.ops, "read_out", broken)
         made = [GenerateRequest(0, [5, 6], params), GenerateRequest(1, [9, 10], params)]
         outputs = {output.request_id: output for output in llm.run(made)}
-        assert "not a finite number" in (outputs[0].error or "") and len(outputs[0].token_ids) < 12
+        assert "not a finite number" in (outputs[0].error or "") and len(outputs[0].token_ids) == 3
         assert outputs[1].error is None and outputs[1].token_ids == expected.token_ids
         assert_bitwise_equal(outputs[1].logprobs, expected.logprobs)
+
+
+def test_prompts_and_scores_go_ahead_too(small_checkpoint: Checkpoint) -> None:
+    """Every step but the first, and those behind a sequence whose next token the host must choose."""
+    made: list[Request] = [ScoreRequest(i, [7 * i + 3] * (20 + i), [5, 6, 7 + i]) for i in range(20)]
+    settings = {**SETTINGS, "max_num_batched_tokens": 16, "num_kv_blocks": 200}
+    with LLM(small_checkpoint, **settings) as llm:
+        expected = run(llm, made)
+        steps = llm.stats.num_steps
+        llm.reconfigure()
+        go_ahead(llm)
+        found = run(llm, made)
+        assert llm.stats.num_steps == steps and llm.stats.num_steps_ahead == steps - 1
+        for key, output in found.items():
+            assert_bitwise_equal(output.logprobs, expected[key].logprobs)
+        llm.reconfigure()
+        go_ahead(llm)
+        penalty = LogitsProcessors(repetition_penalty=1.3)
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=9, ignore_eos=True, processors=penalty))
+        assert llm.stats.num_steps_ahead == 0
+
+
+def test_samples_and_alternatives_go_ahead(small_checkpoint: Checkpoint) -> None:
+    prompts = [[5, 6, 7], [9], [11] * 20]
+    for params in ({"temperature": 1.0, "seed": 3, "top_k": 20}, {"logprobs": 3}, {"temperature": 0.7, "logprobs": 2}):
+        wanted = SamplingParams(max_tokens=20, ignore_eos=True, **params)  # type: ignore[arg-type]
+        with LLM(small_checkpoint, **SETTINGS) as llm:
+            expected = llm.generate(prompts, wanted)
+            llm.reconfigure()
+            go_ahead(llm)
+            found = llm.generate(prompts, wanted)
+            assert llm.stats.num_steps_ahead == llm.stats.num_steps - 1
+            for mine, theirs in zip(found, expected, strict=True):
+                assert mine.token_ids == theirs.token_ids and mine.top_logprobs == theirs.top_logprobs
+                assert_bitwise_equal(mine.logprobs, theirs.logprobs)

@@ -269,7 +269,7 @@ def test_noise_changes_from_position_to_position(llm):
 def test_many_wanted_rows_go_through_lm_head_in_slices(llm):
     pair = (list(range(1, 20)), list(range(30, 41)))
     whole = llm.score([pair])[0].logprobs
-    llm.runner.rows_per_slice = 2
+    llm.runner.read_out.rows_per_slice = 2
     np.testing.assert_allclose(llm.score([pair])[0].logprobs, whole, atol=1e-5)
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalengine.engine.block_manager import BlockManager
-from evalengine.engine.request import GenerateRequest, SamplingParams, ScoreRequest
+from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.scheduler import Schedule, Scheduler
-from evalengine.engine.sequence import Sequence
+from evalengine.engine.sequence import Generating, Scoring, Sequence, Status
 from evalengine.engine.submission import to_sequences
+
+STOPS = frozenset({2})  # ends a generation that does not ignore it
 
 
 @dataclass
@@ -26,6 +30,7 @@ class RememberingModel:
 
     num_blocks: int
     block_size: int
+    chosen: dict[int, int] = field(default_factory=dict)  # sequence -> its next token, which nobody else knows
     slots: list[list[tuple[int, ...] | None]] = field(init=False)
     computed: int = 0
 
@@ -39,53 +44,103 @@ class RememberingModel:
         for chunk in schedule.chunks:  # all of a step's KV is written before any is read
             for p in range(chunk.start, chunk.end):
                 page, offset = chunk.seq.block_table[p // self.block_size], p % self.block_size
-                self.slots[page][offset] = tuple(chunk.seq.token_ids[: p + 1])
+                self.slots[page][offset] = tuple(self.tokens(chunk.seq)[: p + 1])
         for chunk in schedule.chunks:
             self.computed += chunk.end - chunk.start
             for p in range(chunk.end):
                 page, offset = chunk.seq.block_table[p // self.block_size], p % self.block_size
-                assert self.slots[page][offset] == tuple(chunk.seq.token_ids[: p + 1]), (chunk, p)
+                assert self.slots[page][offset] == tuple(self.tokens(chunk.seq)[: p + 1]), (chunk, p)
+
+    def tokens(self, seq: Sequence) -> list[int]:
+        chosen = self.chosen.get(seq.seq_id)
+        return seq.token_ids if chosen is None else [*seq.token_ids, chosen]
 
 
-def drive(
-    sequences: list[Sequence],
-    num_blocks: int,
-    block_size: int,
-    max_num_seqs: int,
-    budget: int,
-    caching: bool,
-    seed: int = 0,
-) -> tuple[Scheduler, RememberingModel, dict[int, list[int]]]:
-    """Runs everything to its end, checking integrity after every step; returns what each position was asked for."""
-    manager = BlockManager(num_blocks, block_size, caching)
-    scheduler = Scheduler(manager, max_num_seqs, budget)
-    model = RememberingModel(num_blocks, block_size)
-    rng = random.Random(seed)
-    seen: dict[int, list[int]] = {}
-    for seq in sequences:
-        scheduler.add(seq)
-    while scheduler.has_work:
-        schedule = scheduler.schedule()
-        assert 0 < schedule.num_tokens <= budget
-        assert len(scheduler.running) <= max_num_seqs
-        model.execute(schedule)
+def as_sequences(requests: list[Request], share_contexts: bool) -> list[Sequence]:
+    def generating(request: GenerateRequest) -> Generating:
+        most, ends = request.params.max_tokens, frozenset() if request.params.ignore_eos else STOPS
+        return Generating(list(request.prompt_ids), request=request, max_output_tokens=most, stop_ids=ends)
+
+    return to_sequences(requests, share_contexts, generating)
+
+
+@dataclass
+class Driver:
+    """Runs sequences to their end, checking integrity after every step.
+
+    ahead: a step's results are taken once the next one is launched, wherever the scheduler offers one.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    budget: int
+    caching: bool
+    seed: int = 0
+    ahead: bool = False
+    seen: dict[int, list[int]] = field(default_factory=dict)  # what each position was asked for
+    num_ahead: int = 0
+
+    def __post_init__(self) -> None:
+        self.manager = BlockManager(self.num_blocks, self.block_size, self.caching)
+        self.scheduler = Scheduler(self.manager, self.max_num_seqs, self.budget)
+        self.model = RememberingModel(self.num_blocks, self.block_size)
+        self._rng = random.Random(self.seed)
+        self._in_flight: list[tuple[Sequence, range, int]] = []
+
+    def run(self, sequences: list[Sequence]) -> Driver:
+        for seq in sequences:
+            self.scheduler.add(seq)
+        while self.scheduler.has_work:
+            self.step()
+        assert self.manager.num_free_blocks == self.num_blocks
+        return self
+
+    def step(self) -> None:
+        schedule = self.scheduler.schedule_ahead() if self._in_flight else None
+        self.num_ahead += schedule is not None
+        if schedule is None:
+            self.take()
+            if not self.scheduler.has_work:
+                return
+            schedule = self.scheduler.schedule()
+        assert 0 < schedule.num_tokens <= self.budget
+        assert len(self.scheduler.running) <= self.max_num_seqs
+        self.model.execute(schedule)
+        launched = []
         for chunk in schedule.chunks:
-            manager.mark_computed(chunk.seq, chunk.start, chunk.end)
-        for chunk in schedule.chunks:
-            seq = chunk.seq
-            for p in seq.wanted_positions(chunk.start, chunk.end):
-                seen.setdefault(seq.seq_id, []).append(p)
-                if seq.request:
-                    seq.append(rng.randrange(3), 0.0, True, {})
-                else:
-                    for target in seq.targets.pop(p):
-                        target.pending.take(target.index, 0.0, True, {}, None)
-            done = len(seq.output_ids) == seq.request.params.max_tokens if seq.request else not seq.targets
+            positions = chunk.seq.wanted(chunk.start, chunk.end)
+            if positions:
+                launched.append((chunk.seq, positions, self._rng.randrange(3)))
+            self.scheduler.launched(chunk)
+        self.take()
+        self._in_flight = launched
+        self.model.chosen = {seq.seq_id: token for seq, _, token in launched if isinstance(seq, Generating)}
+        if not self.ahead:
+            self.take()
+        self.manager.check(self.scheduler.sequences)
+
+    def take(self) -> None:
+        results, self._in_flight, self.model.chosen = self._in_flight, [], {}
+        for seq, positions, token in results:
+            if seq.status is Status.FINISHED:
+                continue
+            self.seen.setdefault(seq.seq_id, []).extend(positions)
+            if isinstance(seq, Generating):
+                seq.append(token, 0.0, True, {})
+                self.manager.record_last(seq)
+                done = seq.is_complete()
+            elif isinstance(seq, Scoring):
+                wanted = seq.columns(positions)
+                seq.take(positions, wanted[:1], np.zeros(len(wanted), dtype=np.float32), [], None)
+                done = seq.is_complete()
             if done:
-                scheduler.finish(seq)
-        manager.check(scheduler.running)
-    assert manager.num_free_blocks == num_blocks
-    return scheduler, model, seen
+                self.scheduler.finish(seq)
+
+
+def drive(sequences: list[Sequence], *settings: Any, **more: Any) -> tuple[Scheduler, RememberingModel]:
+    driver = Driver(*settings, **more).run(sequences)
+    return driver.scheduler, driver.model
 
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)  # three tokens: long common prefixes are frequent
@@ -103,9 +158,16 @@ score = st.builds(lambda a, b: (a, b), tokens, st.lists(tokens, min_size=1, max_
     budget=st.integers(1, 70),
     caching=st.booleans(),
     seed=st.integers(0, 5),
+    ahead=st.booleans(),
+    stop=st.booleans(),
 )
-def test_every_read_finds_its_own_prefix(generates, scores, block_size, spare, max_num_seqs, budget, caching, seed):
-    requests: list = [GenerateRequest(i, ids, SamplingParams(max_tokens=n)) for i, (ids, n) in enumerate(generates)]
+def test_every_read_finds_its_own_prefix(
+    generates, scores, block_size, spare, max_num_seqs, budget, caching, seed, ahead, stop
+):
+    requests: list = [
+        GenerateRequest(i, ids, SamplingParams(max_tokens=n, ignore_eos=not stop))
+        for i, (ids, n) in enumerate(generates)
+    ]
     for context, continuations in scores:
         requests += [ScoreRequest(len(requests) + i, context, c) for i, c in enumerate(continuations)]
     longest = max(
@@ -118,38 +180,50 @@ def test_every_read_finds_its_own_prefix(generates, scores, block_size, spare, m
         default=1,
     )
     num_blocks = -(-longest // block_size) + spare
-    sequences = to_sequences(requests, share_contexts=caching)
+    sequences = as_sequences(requests, caching)
     everything = sequences + [child for seq in sequences for child in seq.then]
-    wanted = {s.seq_id: sorted(s.targets) for s in everything if not s.request}
-    _, _, seen = drive(sequences, num_blocks, block_size, max_num_seqs, budget, caching, seed)
+    wanted = {s.seq_id: list(s.wanted(0, s.num_tokens)) for s in everything if isinstance(s, Scoring)}
+    driver = Driver(num_blocks, block_size, max_num_seqs, budget, caching, seed, ahead).run(sequences)
     for seq in everything:
-        if seq.request:
-            assert len(seen[seq.seq_id]) == seq.request.params.max_tokens
+        if isinstance(seq, Generating):
+            ended = seq.token_ids[-1] in seq.stop_ids
+            assert ended or len(driver.seen[seq.seq_id]) == seq.request.params.max_tokens
+            assert not seq.stop_ids & set(seq.output_ids[:-1])
         else:
-            assert seen[seq.seq_id] == wanted[seq.seq_id]  # each wanted position once, in order, whatever was cached
+            assert driver.seen[seq.seq_id] == wanted[seq.seq_id]  # each once, in order, whatever was cached
+
+
+def test_steps_are_scheduled_before_the_last_ones_results_are_taken():
+    """All but the first, where there are pages for everything: whoever ends by number makes room at once."""
+    made = [GenerateRequest(i, [i % 3] * 5, SamplingParams(max_tokens=1 + i % 4, ignore_eos=True)) for i in range(12)]
+    waiting = Driver(100, 4, 3, 100, True).run(as_sequences(made, True))
+    ahead = Driver(100, 4, 3, 100, True, ahead=True).run(as_sequences(made, True))
+    assert waiting.num_ahead == 0 and ahead.num_ahead > 0
+    assert ahead.model.computed == waiting.model.computed, "nothing was computed in vain"
+    assert ahead.seen.keys() and len(ahead.seen) == len(waiting.seen) == 12
 
 
 def test_choices_compute_their_context_once():
     context = list(range(100))
     choices = [[200], [201], [202, 203, 204], [205, 206]]
     requests = [ScoreRequest(i, context, c) for i, c in enumerate(choices)]
-    _, model, _ = drive(to_sequences(requests, True), 100, 16, 8, 1000, True)
+    _, model = drive(as_sequences(requests, True), 100, 16, 8, 1000, True)
     assert model.computed == 100 + 2 + 1  # the context, then what longer choices feed: all but their last token
 
 
 def test_one_token_choices_cost_one_forward():
     requests = [ScoreRequest(i, [5, 6, 7], [i]) for i in range(4)]
     for caching in (True, False):
-        sequences = to_sequences(requests, caching)
+        sequences = as_sequences(requests, caching)
         assert len(sequences) == 1 and not sequences[0].then
-        _, model, _ = drive(sequences, 10, 4, 8, 100, caching)
+        _, model = drive(sequences, 10, 4, 8, 100, caching)
         assert model.computed == 3
 
 
 def test_a_hit_may_end_inside_a_page():
     first = GenerateRequest(0, [0] * 21, SamplingParams(max_tokens=1))
     second = GenerateRequest(1, [0] * 19 + [1] * 4, SamplingParams(max_tokens=1))
-    sequences = to_sequences([first, second], True)
+    sequences = as_sequences([first, second], True)
     drive(sequences, 10, 8, 1, 100, True)
     assert sequences[1].num_cached_tokens == 19  # two pages of 8, and 3 tokens of the copied third
 
@@ -157,7 +231,7 @@ def test_a_hit_may_end_inside_a_page():
 def test_choices_follow_their_context_while_it_is_in_the_pool():
     """Two contexts of which the pool holds one: the choices of the first come before the second."""
     requests = [ScoreRequest(4 * g + i, [g] * 16, [5, i, i]) for g in range(2) for i in range(3)]
-    _, model, _ = drive(to_sequences(requests, True), 6, 4, 1, 100, True)
+    _, model = drive(as_sequences(requests, True), 6, 4, 1, 100, True)
     assert model.computed == 2 * (16 + 3 * 2)  # each choice feeds two tokens, and both their logits are wanted
 
 
@@ -165,32 +239,33 @@ def test_a_prefix_outlives_its_tail():
     """Of a finished sequence's pages the last is handed out first."""
     first, other, again = [0] * 16, [1] * 8, [0] * 16
     requests = [GenerateRequest(i, ids, SamplingParams(max_tokens=1)) for i, ids in enumerate([first, other, again])]
-    sequences = to_sequences(requests, True)
+    sequences = as_sequences(requests, True)
     drive(sequences, 5, 4, 1, 100, True)
     assert sequences[2].num_cached_tokens == 12
 
 
 def test_a_prefix_in_the_same_step_is_shared():
     requests = [GenerateRequest(i, [0] * 32 + [i], SamplingParams(max_tokens=1)) for i in range(4)]
-    _, model, _ = drive(to_sequences(requests, True), 40, 16, 8, 1000, True)
+    _, model = drive(as_sequences(requests, True), 40, 16, 8, 1000, True)
     assert model.computed == 32 + 4
 
 
 def test_preemption_happens_and_ends():
-    requests = [GenerateRequest(i, [i] * 5, SamplingParams(max_tokens=20)) for i in range(4)]
-    scheduler, _, _ = drive(to_sequences(requests, False), 10, 4, 4, 100, False)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    requests = [GenerateRequest(i, [i] * 5, params) for i in range(4)]
+    scheduler, _ = drive(as_sequences(requests, False), 10, 4, 4, 100, False)
     assert scheduler.num_preemptions > 0
 
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_prefill_chunks_mix_with_decode(caching):
     requests = [
-        GenerateRequest(0, [0] * 3, SamplingParams(max_tokens=30)),
-        GenerateRequest(1, [1] * 50, SamplingParams(max_tokens=2)),
+        GenerateRequest(0, [0] * 3, SamplingParams(max_tokens=30, ignore_eos=True)),
+        GenerateRequest(1, [1] * 50, SamplingParams(max_tokens=2, ignore_eos=True)),
     ]
     manager = BlockManager(40, 4, caching)
     scheduler = Scheduler(manager, 4, 8)
-    for seq in to_sequences(requests, caching):
+    for seq in as_sequences(requests, caching):
         scheduler.add(seq)
     mixed = 0
     for _ in range(20):
@@ -198,7 +273,8 @@ def test_prefill_chunks_mix_with_decode(caching):
         sizes = sorted(c.end - c.start for c in schedule.chunks)
         mixed += len(sizes) == 2 and sizes[0] == 1 and sizes[1] > 1
         for chunk in schedule.chunks:
-            manager.mark_computed(chunk.seq, chunk.start, chunk.end)
-            if chunk.end == chunk.seq.num_tokens:
+            is_end = chunk.end == chunk.seq.num_tokens
+            scheduler.launched(chunk)
+            if is_end:
                 chunk.seq.append(7, 0.0, True, {})
     assert mixed >= 5

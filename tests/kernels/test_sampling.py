@@ -192,3 +192,19 @@ def test_argmax_takes_the_lowest_of_equals(vocab, device):
 def test_argmax_of_nan_is_out_of_range(device):
     assert sampling.argmax_lowest(torch.tensor([[0.0, float("nan"), 1.0]], device=device)).tolist() == [3]
     assert sampling.argmax_lowest(torch.empty(0, 5, device=device)).tolist() == []
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 129, 1009])
+@pytest.mark.parametrize("device", DEVICES)
+def test_top_is_a_stable_sort(vocab, device):
+    """Of values with many equals, both zeros, infinities, and NaN in another row."""
+    torch.manual_seed(vocab)
+    values = torch.randint(-3, 2, (7, vocab)).float() / 3
+    values[0, vocab // 2], values[1, 0], values[2] = float("-inf"), -0.0, -torch.rand(vocab) * 90
+    values[3, : vocab // 2] = 0.0
+    values[4], values[5, vocab - 1] = float("-inf"), float("nan")
+    rows = torch.tensor([0, 1, 2, 3, 4, 6])
+    expected = values[rows].sort(descending=True, stable=True, dim=-1)
+    for k in {1, min(2, vocab), min(20, vocab), vocab}:
+        ids, best = (x.cpu()[rows] for x in sampling.top(values.to(device), k))
+        assert torch.equal(ids, expected.indices[:, :k]) and torch.equal(best, expected.values[:, :k])

@@ -1,0 +1,26 @@
+"""The tokens that the last launched step chose, where the next one takes them: on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class LastTokens:
+    """A row for every sequence whose token the last step chooses (`Sequence.device_row`).
+
+    A step that is launched before those are known on the host refers to row r by the token id -1 - r.
+    """
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._vocab_size = vocab_size
+
+    def put(self, tokens: Tensor) -> None:
+        """int64 [n], of rows 0 ... n - 1."""
+        self.tokens[: len(tokens)].copy_(tokens)
+
+    def resolve(self, ids: Tensor) -> Tensor:
+        """int64 [T] of token ids and references -> of token ids. A row that was not finite has left `vocab_size`."""
+        found = torch.where(ids < 0, self.tokens[(-1 - ids).clamp_(min=0)], ids)
+        return found.clamp_(max=self._vocab_size - 1)
