@@ -37,6 +37,7 @@ SCHEDULE_FIELDS = (
     "block_size",
     "num_kv_blocks",
     "kv_cache_memory_fraction",
+    "gpu_memory_utilization",
     "enable_prefix_caching",
     "enforce_eager",
     "device",
@@ -71,6 +72,7 @@ class EngineConfig:
     block_size: Any = "auto"  # tokens in a KV page; auto: 256 with flash_attn, else 64
     num_kv_blocks: int | None = None  # pages in the pool; null: from the memory fraction
     kv_cache_memory_fraction: float = 0.5  # of the memory free after loading
+    gpu_memory_utilization: float | None = None  # or: of the GPU's whole memory, weights and all (vLLM's setting)
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # true: decode steps are launched kernel by kernel, not as CUDA graphs
     num_threads: int | None = None  # CPU threads; null: torch's default
@@ -259,6 +261,11 @@ def engine_problems(engine: EngineConfig) -> Iterator[str]:
     fraction = number(engine.kv_cache_memory_fraction)
     if fraction is None or not 0 < fraction <= 1:
         yield f"engine.kv_cache_memory_fraction={shown(engine.kv_cache_memory_fraction)}: must lie in (0, 1]"
+    share = engine.gpu_memory_utilization
+    if share is not None and ((value := number(share)) is None or not 0 < value <= 1):
+        yield f"engine.gpu_memory_utilization={shown(share)}: must lie in (0, 1], or be null"
+    elif share is not None and fraction != EngineConfig.kv_cache_memory_fraction:
+        yield "engine.gpu_memory_utilization: set it or engine.kv_cache_memory_fraction, not both"
     for name in ("enable_prefix_caching", "enforce_eager"):
         if not isinstance(getattr(engine, name), bool):
             yield f"engine.{name}={shown(getattr(engine, name))}: must be true or false"

@@ -1,36 +1,97 @@
-"""The engine's public face: `LLM.generate`, `LLM.score` and `LLM.score_rolling`, over `Engine.run`."""
+"""The engine's public face: `LLM.generate`, `chat`, `score` and `score_rolling`, over `Engine.run`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any
 
+from evalengine.config import TEMPLATE_DATE
+from evalengine.engine.chat_template import ChatTemplate, Wording
 from evalengine.engine.engine import Engine
-from evalengine.engine.prompts import Prompt, context_and_continuation, each, items, prompt_list, text_or_ids
+from evalengine.engine.prompts import (
+    Message,
+    Prompt,
+    context_and_continuation,
+    conversations,
+    each,
+    items,
+    prompt_list,
+    text_or_ids,
+)
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.engine.rolling import rolling_windows
 from evalengine.engine.text import encode, encode_pair, prefix_token_id
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import ConfigError
+
+OF_CHAT = Wording(
+    where="LLM.chat",
+    without_template="LLM.generate takes a text without one",
+    without_system="leave the system message out",
+    as_one_message="put all of it into one user message",
+)
 
 
 class LLM(Engine):
-    """An `Engine` that also takes text: prompts and texts are given as text or as token ids."""
+    """An `Engine` that also takes text: prompts and texts are given as text or as token ids.
+
+    A request that fails (a non-finite activation) does not fail the others: its output says why, in `error`.
+    """
 
     def generate(
         self,
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Continues every prompt (text or token ids); outputs in the prompts' order.
+        """Continues every prompt (text or token ids); an output for each, in the prompts' order.
 
-        Raises: ConfigError for requests that do not fit; EvalEngineError if one failed (non-finite activations).
+        With `SamplingParams.n`, `outputs` of each holds its n samples. Equal prompts with equal parameters are samples
+        of their own, too: the k-th of them is always the same one, whatever else is generated.
+
+        Raises: ConfigError for requests that do not fit.
         """
         batch = prompt_list(prompts)
         params = SamplingParams() if sampling_params is None else sampling_params
         own = [params] * len(batch) if isinstance(params, SamplingParams) else items(params, "sampling_params")
         if len(own) != len(batch):
             raise ConfigError(f"sampling_params: {len(own)} given for {len(batch)} prompts; give one, or one each")
-        return self._collect(each(batch, "prompt", lambda i, p: GenerateRequest(i, self._ids(p), own[i])))
+        met: Counter[tuple[tuple[int, ...], SamplingParams]] = Counter()
+
+        def samples(i: int, prompt: Any) -> list[GenerateRequest]:
+            ids = self._ids(prompt)
+            checked = GenerateRequest(i, ids, replace(own[i], n=1)) if isinstance(own[i], SamplingParams) else None
+            if checked is None:
+                raise ConfigError(f"sampling_params: {own[i]!r} is none")
+            key, count = (tuple(ids), checked.params), own[i].n
+            first = met[key]
+            met[key] += count
+            return [replace(checked, sample=first + k) for k in range(count)]
+
+        groups = each(batch, "prompt", samples)
+        flat = [replace(request, request_id=i) for i, request in enumerate(r for group in groups for r in group)]
+        outputs = iter(self._collect(flat))
+        found = [[next(outputs) for _ in group] for group in groups]
+        numbered = [[replace(output, request_id=i) for output in own] for i, own in enumerate(found)]
+        return [replace(first, others=others) for first, *others in numbered]
+
+    def chat(
+        self,
+        messages: SequenceOf[Message] | SequenceOf[SequenceOf[Message]],
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        *,
+        date: str = TEMPLATE_DATE,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or several: `{"role": ..., "content": ...}` messages, put into words by the model's
+        own chat template.
+
+        date: YYYY-MM-DD, what the template's clock shows; a fixed one, so that a prompt is the same on every day.
+
+        Raises: ConfigError for a model without a chat template, and for messages that it refuses.
+        """
+        template = ChatTemplate(self._text_tokenizer(), date, OF_CHAT)
+        prompts = each(conversations(messages), "conversation", lambda _, talk: template(talk))
+        return self.generate(prompts, sampling_params)
 
     def score(self, pairs: SequenceOf[tuple[Prompt, Prompt]], logprobs: int = 0) -> list[RequestOutput]:
         """Log-likelihood of each continuation after its context, given as text pairs or token-id pairs.
@@ -62,11 +123,7 @@ class LLM(Engine):
         return outputs
 
     def _collect(self, requests: SequenceOf[Request]) -> list[RequestOutput]:
-        outputs = sorted(self.run(requests), key=lambda o: o.request_id)
-        failed = [f"request {o.request_id}: {o.error}" for o in outputs if o.error]
-        if failed:
-            raise EvalEngineError("\n".join(failed))
-        return outputs
+        return sorted(self.run(requests), key=lambda output: output.request_id)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         prompt = text_or_ids(prompt)

@@ -65,7 +65,7 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
             )
         return config.num_kv_blocks
     one_sequence = -(-settings.max_model_len // settings.block_size)
-    budget = int(free * config.kv_cache_memory_fraction)
+    budget = _pool_bytes(config, settings.device, free)
     if settings.device.type == "cpu":
         budget = min(budget, max(CPU_POOL_BYTES, one_sequence * page))
     num_blocks = min(budget // page, one_sequence * config.max_num_seqs)
@@ -73,9 +73,24 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
         raise ConfigError(
             f"engine.max_model_len={settings.max_model_len}: one sequence needs {_gib(one_sequence * page)} of KV "
             f"cache, and {_gib(budget)} are to be had; lower engine.max_model_len, raise "
-            f"engine.kv_cache_memory_fraction (now {config.kv_cache_memory_fraction}) or set engine.num_kv_blocks"
+            f"{_share(config)} or set engine.num_kv_blocks"
         )
     return num_blocks
+
+
+def _pool_bytes(config: EngineConfig, device: torch.device, free: int) -> int:
+    """What the pool may take of what is free."""
+    if config.gpu_memory_utilization is None:
+        return int(free * config.kv_cache_memory_fraction)
+    total = torch.cuda.mem_get_info(device)[1]
+    return max(0, free - int(total * (1 - config.gpu_memory_utilization)))
+
+
+def _share(config: EngineConfig) -> str:
+    """The setting that bounds the pool, as it is."""
+    if config.gpu_memory_utilization is None:
+        return f"engine.kv_cache_memory_fraction (now {config.kv_cache_memory_fraction})"
+    return f"engine.gpu_memory_utilization (now {config.gpu_memory_utilization})"
 
 
 def check_weights_fit(spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:

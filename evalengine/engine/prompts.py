@@ -10,6 +10,7 @@ from evalengine.engine.submission import listed
 from evalengine.errors import ConfigError
 
 Prompt = str | list[int]
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
 T = TypeVar("T")
 
 
@@ -49,6 +50,25 @@ def context_and_continuation(pair: Any) -> tuple[Prompt, Prompt]:
     if isinstance(context, str) != isinstance(continuation, str):
         raise ConfigError("give both sides as text, or both as token ids")
     return context, continuation
+
+
+def conversations(messages: Any) -> list[list[dict[str, str]]]:
+    """A single list of messages is a batch of one. Raises ConfigError for anything but texts under role and content."""
+    batch = items(messages, "messages")
+    if batch and all(isinstance(message, Mapping) for message in batch):
+        batch = [batch]
+    return each(batch, "conversation", lambda _, talk: _conversation(talk))
+
+
+def _conversation(talk: Any) -> list[dict[str, str]]:
+    found = items(talk, "messages")
+    if not found:
+        raise ConfigError("it has no messages")
+    for message in found:
+        texts = isinstance(message, Mapping) and all(isinstance(v, str) and is_unicode(v) for v in message.values())
+        if not texts or set(message) != {"role", "content"}:
+            raise ConfigError(f"{shown(message)}: must be {{'role': ..., 'content': ...}}, both texts")
+    return [dict(message) for message in found]
 
 
 def each(values: Iterable[Any], what: str, make: Callable[[int, Any], T]) -> list[T]:

@@ -32,6 +32,7 @@ class SamplingParams:
     """
 
     max_tokens: int = 256
+    n: int = 1  # samples of a prompt (`LLM.generate`); a `GenerateRequest` is one of them
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
@@ -46,6 +47,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         read = Fields(self)
         read.integer("max_tokens", 1)
+        read.integer("n", 1)
         read.number(
             "temperature", MIN_TEMPERATURE, sys.float_info.max, f"0 (greedy), or at least {MIN_TEMPERATURE}", also=0.0
         )
@@ -65,6 +67,8 @@ class SamplingParams:
             read.take("noise_key", self.noise_key, good, "text (Unicode), or None")
         good = self.processors is None or isinstance(self.processors, LogitsProcessors)
         read.take("processors", self.processors, good, "LogitsProcessors, or None")
+        if not read.problems and self.n > 1 and self.temperature == 0:
+            read.problems.append(f"n={self.n}: at temperature=0 all samples are the same one; set a temperature")
         read.check()
 
 
@@ -72,18 +76,25 @@ class SamplingParams:
 class GenerateRequest:
     """Sample up to `params.max_tokens` tokens after `prompt_ids`, any sequence or array of integers.
 
+    `sample` tells requests apart that are equal in all else: each number has noise of its own.
+
     Raises: ConfigError that lists every field of another type.
     """
 
     request_id: int
     prompt_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
+    sample: int = 0
 
     def __post_init__(self) -> None:
         read = Fields(self)
         read.integer("request_id", -LARGEST - 1)
         read.token_ids("prompt_ids", TOKEN_IDS)
         read.take("params", self.params, isinstance(self.params, SamplingParams), "SamplingParams")
+        read.integer("sample", 0)
+        if not read.problems and self.params.n > 1:
+            read.problems.append(f"params: n={self.params.n}: a request is one sample; make {self.params.n} of them, "
+                                 "with sample=0, 1, ...")  # fmt: skip
         read.check()
 
 
@@ -129,6 +140,13 @@ class RequestOutput:
     error: str | None = (
         None  # why it failed (a non-finite activation): a score is then NaN, a generation ends before it
     )
+
+    others: list[RequestOutput] = field(default_factory=list)  # the prompt's further samples (`SamplingParams.n`)
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """All samples of the prompt, this one first."""
+        return [self, *self.others]
 
     @property
     def sum_logprob(self) -> float:

@@ -143,6 +143,8 @@ class Generating(Sequence):
         name = params.noise_key
         if name is None:
             name = "ids:" + ",".join(map(str, self.request.prompt_ids))
+        if self.request.sample:
+            name += f"\0sample {self.request.sample}"
         digest = hashlib.sha256(f"{params.seed}\0{name}".encode()).digest()
         return int.from_bytes(digest[:8], "little", signed=True)
 

@@ -86,6 +86,11 @@ def settings_problems(
     if device.type == "cuda":
         problems = list(_cuda_problems(device))
         yield from problems
+    elif config.gpu_memory_utilization is not None:
+        yield (
+            f"engine.gpu_memory_utilization={config.gpu_memory_utilization}: this run's device is the CPU; "
+            "engine.kv_cache_memory_fraction or engine.num_kv_blocks bound its pool"
+        )
     try:
         level = resolve_numerics(batch_invariant, numerics, device.type)
     except ConfigError as error:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 from evalengine.config import Config, template_date
+from evalengine.engine.chat_template import ChatTemplate
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import GenerateRequest
@@ -17,7 +18,6 @@ from evalengine.engine.settings import settings_problems
 from evalengine.engine.submission import check_requests
 from evalengine.engine.text import special_tokens
 from evalengine.errors import ConfigError
-from evalengine.harness.chat import ChatTemplate
 from evalengine.harness.rehearsal import rehearse
 from evalengine.harness.requests import HarnessRequest, RequestBuilder
 from evalengine.tasks.base import Instance, Task

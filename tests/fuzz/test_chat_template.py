@@ -9,9 +9,9 @@ import pytest
 import transformers.utils.chat_template_utils as theirs
 
 from evalengine.config import TEMPLATE_DATE
+from evalengine.engine import chat_template as chat
+from evalengine.engine.chat_template import ChatTemplate
 from evalengine.errors import ConfigError
-from evalengine.harness import chat
-from evalengine.harness.chat import ChatTemplate
 from tests.fuzz.cases import Case, cases
 
 SEEDS = (

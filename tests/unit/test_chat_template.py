@@ -14,10 +14,10 @@ import transformers.utils.chat_template_utils as theirs
 
 from evalengine.compose import compose_jobs
 from evalengine.config import TEMPLATE_DATE, template_date
+from evalengine.engine import chat_template as chat
+from evalengine.engine.chat_template import ChatTemplate
 from evalengine.engine.loader import resolve_checkpoint
 from evalengine.errors import ConfigError
-from evalengine.harness import chat
-from evalengine.harness.chat import ChatTemplate
 from evalengine.records.manifest import IDENTITY_KEYS, run_identity
 
 SYSTEM = {"role": "system", "content": "Be brief & exact.\n"}

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +24,44 @@ LIMITS = {"seconds": 10, "bytes": 1 << 30, "characters": 1 << 24}
 WORKER = Path(__file__).with_name("template_worker.py")
 # What must not change with the machine: the names of days and months, and the zone of a time.
 FIXED_ENVIRONMENT = {"TZ": "UTC", "LC_ALL": "C.UTF-8"}
-NONE = "apply_chat_template=false does without it"
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What a caller's errors name: where the template was asked for, and what its user can do instead."""
+
+    where: str
+    without_template: str
+    without_system: str
+    as_one_message: str
+
+
+OF_A_RUN = Wording(
+    where="apply_chat_template=true",
+    without_template="apply_chat_template=false does without it",
+    without_system="system_instruction=null and task.description=null send no system message",
+    as_one_message="fewshot_as_multiturn=false sends one user message",
+)
 
 
 class ChatTemplate:
     """Renders messages as transformers' `apply_chat_template(..., add_generation_prompt=True)` does."""
 
-    def __init__(self, tokenizer: Any, date: str) -> None:
+    def __init__(self, tokenizer: Any, date: str, wording: Wording = OF_A_RUN) -> None:
         """tokenizer: transformers'. date: what the template's clock shows, as YYYY-MM-DD.
 
         Raises ConfigError without a template, and for one that is no template; the process starts with the first call.
         """
         if tokenizer is None or not tokenizer.chat_template:
-            raise ConfigError("apply_chat_template=true: the model's tokenizer has no chat template")
+            raise ConfigError(f"{wording.where}: the model's tokenizer has no chat template")
         try:
             template = tokenizer.get_chat_template()
         except ValueError as error:  # several templates, and none of them is called "default"
-            raise ConfigError(f"apply_chat_template=true: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{wording.where}: {' '.join(str(error).split())}") from error
         if not isinstance(template, str):
-            raise ConfigError(f"apply_chat_template=true: the chat template is no text; {NONE}")
+            raise ConfigError(f"{wording.where}: the chat template is no text; {wording.without_template}")
         variables = {name: _plain(value) for name, value in tokenizer.special_tokens_map.items()}
+        self._wording = wording
         self._setup = {"template": template, "variables": variables, "date": date, "limits": LIMITS}
         self._worker: subprocess.Popen[bytes] | None = None
 
@@ -76,7 +95,7 @@ class ChatTemplate:
         if "error" not in answer:
             text: str = answer["text"]
             return text
-        raise ConfigError(_sentence(answer["error"], _short(answer["message"]), messages))
+        raise ConfigError(_sentence(answer["error"], _short(answer["message"]), messages, self._wording))
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -110,15 +129,16 @@ def _epitaph(code: int) -> str:
     return f"it ended the process that renders it (exit code {code}); it may need too much memory"
 
 
-def _sentence(kind: str, said: str, messages: list[dict[str, str]]) -> str:
+def _sentence(kind: str, said: str, messages: list[dict[str, str]], wording: Wording) -> str:
     cures = []
     if kind == "raised":
         if any(message["role"] == "system" for message in messages):
-            cures.append("system_instruction=null and task.description=null send no system message")
+            cures.append(wording.without_system)
         if sum(message["role"] != "system" for message in messages) > 1:
-            cures.append("fewshot_as_multiturn=false sends one user message")
+            cures.append(wording.as_one_message)
     what = {"raised": f"refuses the messages: {said}", "syntax": f"is not valid: {said}", "limit": f"fails: {said}"}
-    return f"the model's chat template {what.get(kind, f'fails: {said} ({kind})')}; {', '.join([*cures, NONE])}"
+    cures.append(wording.without_template)
+    return f"the model's chat template {what.get(kind, f'fails: {said} ({kind})')}; {', '.join(cures)}"
 
 
 def _plain(value: Any) -> Any:

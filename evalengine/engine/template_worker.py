@@ -1,7 +1,8 @@
 """Renders a chat template in a process of its own, whose time and memory end before the machine's do.
 
-`evalengine.harness.chat` starts this file by its path, so it imports the standard library and jinja2 only. It reads
-JSON lines and answers each with one: first {"template", "variables", "date", "limits"}, then {"messages"} a prompt.
+`evalengine.engine.chat_template` starts this file by its path, so it imports the standard library and jinja2 only. It
+reads JSON lines and answers each with one: first {"template", "variables", "date", "limits"}, then {"messages"} a
+prompt.
 
 The environment is that of transformers' `apply_chat_template` (tests/unit/test_chat_template.py compares the two),
 except for what gives another text each time: the clock shows the given date, random choices are refused.
