@@ -70,14 +70,14 @@ class BlockManager:
         for block_id in shared:
             self._hold(block_id)
         seq.block_table = list(shared)
-        seq.num_computed_tokens = len(shared) * self.block_size
+        seq.num_computed_tokens = seq.num_recorded_tokens = len(shared) * self.block_size
         copies = []
         if copy_from is not None:
             # the source may be the very page that is handed out, and is then copied onto itself: still right
             destination = self._allocate()
             seq.block_table.append(destination)
             seq.num_computed_tokens += num_copied
-            self._record_page(seq, len(shared), destination, seq.num_computed_tokens)
+            self._record(seq, len(shared) * self.block_size, seq.num_computed_tokens)
             copies.append((copy_from, destination))
         seq.num_cached_tokens = seq.num_computed_tokens
         return copies
@@ -85,34 +85,30 @@ class BlockManager:
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
         """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if it is full.
 
-        A token that is still being computed on the device (`Scheduler.schedule_ahead`) is recorded by `record_last`.
+        Generated tokens are recorded a page at a time, once the next page is asked for: they may not even be known yet,
+        and nothing but a sequence's own return is likely to ask for them.
         """
-        end = seq.num_computed_tokens + num_tokens
-        needed = self.blocks_for(end) - len(seq.block_table)
-        if needed > len(self.free):
-            return False
-        if needed > 0:
+        start = seq.num_computed_tokens
+        end, room = start + num_tokens, len(seq.block_table) * self.block_size
+        if end > room:
+            needed = self.blocks_for(end - room)
+            if needed > len(self.free):
+                return False
+            self._record_generated(seq)
             seq.block_table.extend(self._allocate() for _ in range(needed))
-        if end <= seq.num_tokens:
-            self._record(seq, seq.num_computed_tokens, end)
+        if start < seq.num_prompt_tokens:
+            self._record(seq, start, min(end, len(seq.token_ids)))
         return True
-
-    def record_last(self, seq: Sequence) -> None:
-        """The sequence's last token has become known; if room was made for it before, it is recorded now."""
-        if seq.num_computed_tokens >= seq.num_tokens:
-            self._record(seq, seq.num_tokens - 1, seq.num_tokens)
 
     def mark_computed(self, seq: Sequence, start: int, end: int) -> None:
         """The step is launched: the KV of tokens [start, end) is in the pool for whatever is launched after it."""
-        for index in range(start // self.block_size, self.blocks_for(end)):
-            block = self.blocks[seq.block_table[index]]
-            computed = min(end - index * self.block_size, self.block_size)
-            assert computed >= block.num_computed
-            block.num_computed = computed
         seq.num_computed_tokens = end
+        if start < seq.num_prompt_tokens:
+            self._mark(seq, start, end)
 
     def release(self, seq: Sequence) -> None:
         """Gives a sequence's pages back, the last first, so that a prefix outlives its tails."""
+        self._record_generated(seq)
         for block_id in reversed(seq.block_table):
             block = self.blocks[block_id]
             assert block.ref_count > 0
@@ -121,7 +117,7 @@ class BlockManager:
                 self._forget_uncomputed(block)
                 self.free[block_id] = None
         seq.block_table = []
-        seq.num_computed_tokens = 0
+        seq.num_computed_tokens = seq.num_recorded_tokens = 0
 
     # -- prefix cache ------------------------------------------------------------------------------------------------
 
@@ -158,7 +154,23 @@ class BlockManager:
                 best, length = block_id, min(_common_run(block.token_ids, rest), block.num_computed)
         return best, length
 
+    def _record_generated(self, seq: Sequence) -> None:
+        """The tokens after the prompt that are known and whose KV is in the pool."""
+        start, end = seq.num_recorded_tokens, min(seq.num_computed_tokens, len(seq.token_ids))
+        if start < end:
+            self._record(seq, start, end)
+            self._mark(seq, start, end)
+
+    def _mark(self, seq: Sequence, start: int, end: int) -> None:
+        """The KV of these tokens is in their pages."""
+        for index in range(start // self.block_size, self.blocks_for(end)):
+            block = self.blocks[seq.block_table[index]]
+            computed = min(end - index * self.block_size, self.block_size)
+            assert computed >= block.num_computed
+            block.num_computed = computed
+
     def _record(self, seq: Sequence, start: int, end: int) -> None:
+        seq.num_recorded_tokens = end
         if self.enable_prefix_caching:
             for index in range(start // self.block_size, self.blocks_for(end)):
                 self._record_page(seq, index, seq.block_table[index], end)

@@ -305,7 +305,6 @@ class Engine:
         seq = result.seq
         if result.error is None:
             seq.append(result.token, result.logprob, result.token == result.greedy_id, result.top)
-            self.block_manager.record_last(seq)
             self.stats.num_generated_tokens += 1
         else:
             seq.error, seq.all_greedy = result.error, False

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.sequence import Sequence, Status
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens [start, end) of a sequence, to be computed in this step."""
 
     seq: Sequence
@@ -76,7 +76,8 @@ class Scheduler:
         None if a sequence might have to be preempted (the step's results may free pages), or if there is nothing to do
         without the results. A sequence that turns out to have ended (EOS, a stop string) is computed once in vain.
         """
-        if sum(self._missing_blocks(seq) for seq in self.running) > self.block_manager.num_free_blocks:
+        free, most = self.block_manager.num_free_blocks, self.block_manager.blocks_for(self.max_num_batched_tokens)
+        if free < most + len(self.running) and free < sum(self._missing_blocks(seq) for seq in self.running):
             return None
         schedule = Schedule()
         preempted = self._schedule_running(schedule)

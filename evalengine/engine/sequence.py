@@ -45,7 +45,8 @@ class Sequence(ABC):
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of its full pages, as far as they were asked for
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # of those, how many the prefix cache gave when it was admitted last
+    num_recorded_tokens: int = 0  # how many the prefix cache knows of
+    num_cached_tokens: int = 0  # of those that are computed, how many the prefix cache gave when it was admitted last
     num_in_flight: int = 0  # tokens that launched steps will append, and that nobody on the host knows yet
     device_row: int = 0  # where the last launched step leaves its token on the device
     status: Status = Status.WAITING
@@ -131,9 +132,9 @@ class Generating(Sequence):
     def first_wanted_position(self) -> int:
         return self.num_tokens - 1
 
-    @property
+    @cached_property
     def takes_argmax(self) -> bool:
-        """Whether its next token is the raw model's most probable one."""
+        """Whether its next token is always the raw model's most probable one."""
         return self.processing is None and self.request.params.temperature == 0
 
     @cached_property

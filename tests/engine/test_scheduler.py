@@ -128,7 +128,6 @@ class Driver:
             self.seen.setdefault(seq.seq_id, []).extend(positions)
             if isinstance(seq, Generating):
                 seq.append(token, 0.0, True, {})
-                self.manager.record_last(seq)
                 done = seq.is_complete()
             elif isinstance(seq, Scoring):
                 wanted = seq.columns(positions)
