@@ -53,6 +53,34 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def in_prefix_order(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """The same sequences, those that begin with the same pages near each other, while these are in the pool; and
+        the first of each group ahead of those that follow the first of the group before it.
+
+        Otherwise they keep their order. Who comes a step after the first finds the common part of the last page, too.
+        """
+        order = list(sequences)
+        if not self.enable_prefix_caching:
+            return order
+        pages = {s: [self._hash(s, i) for i in range(s.first_wanted_position // self.block_size)] for s in order}
+        first: dict[bytes, int] = {}  # the hash of a prefix -> the place of the first sequence that has it
+        shared: set[bytes] = set()
+        places: dict[Sequence, list[int]] = {}
+        for place, seq in enumerate(order):
+            shared.update(digest for digest in pages[seq] if digest in first)
+            places[seq] = [*(first.setdefault(digest, place) for digest in pages[seq]), place]
+        found: list[Sequence] = []
+        followers: list[Sequence] = []
+        for seq in sorted(order, key=places.__getitem__):
+            *brought, own = places[seq]
+            if any(place == own and digest in shared for place, digest in zip(brought, pages[seq], strict=True)):
+                found.append(seq)
+                found += followers
+                followers = []
+            else:
+                followers.append(seq)
+        return found + followers
+
     # -- taking pages ------------------------------------------------------------------------------------------------
 
     def admit(self, seq: Sequence) -> list[tuple[int, int]] | None:
@@ -73,6 +101,8 @@ class BlockManager:
         seq.num_computed_tokens = seq.num_recorded_tokens = len(shared) * self.block_size
         copies = []
         if copy_from is not None:
+            if copy_from in self.free:
+                self.free.move_to_end(copy_from)  # it has just been used
             # the source may be the very page that is handed out, and is then copied onto itself: still right
             destination = self._allocate()
             seq.block_table.append(destination)
@@ -145,7 +175,9 @@ class BlockManager:
         for size in reversed(RUNS):
             if length or len(rest) < size:
                 continue
-            for block_id in islice(reversed(self.continuing.get((parent, tuple(rest[:size])), {})), CANDIDATES):
+            newest = reversed(self.continuing.get((parent, tuple(rest[:size])), {}))
+            computed = (b for b in newest if self.blocks[b].num_computed)  # not those of the step being scheduled
+            for block_id in islice(computed, CANDIDATES):
                 block, longer = self.blocks[block_id], length + 1
                 if longer > len(rest):
                     break

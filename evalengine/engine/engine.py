@@ -139,7 +139,8 @@ class Engine:
         with self._alone("run requests"):
             check_requests(batch, self.limits)
             try:
-                for seq in to_sequences(batch, self.config.enable_prefix_caching, self._generating):
+                sequences = to_sequences(batch, self.config.enable_prefix_caching, self._generating)
+                for seq in self.block_manager.in_prefix_order(sequences):
                     self.scheduler.add(seq)
                 while self.scheduler.has_work:  # without any, nobody wants the step in flight
                     outputs = self._step()
