@@ -25,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from evalengine.kernels.attention_hopper_kernel import prefill_kernel
 from evalengine.kernels.launch import Launch, launch
+from evalengine.kernels.pinned import to_device
 
 TILE = 128  # rows of a tile
 ROWS = 64  # of one consumer
@@ -55,7 +56,7 @@ def prefill(
     group = q.shape[1] // heads
     key = (__name__, group)
     if key not in batch.plans:
-        batch.plans[key] = _table(batch, group).to(q.device, non_blocking=True)
+        batch.plans[key] = to_device(_table(batch, group), q.device)
     table = batch.plans[key]
     tiles = table.shape[0]
     by_tma = ROWS % group == 0 and q.is_contiguous() and q.data_ptr() % 16 == 0

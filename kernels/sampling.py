@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import exact_math
+from evalengine.kernels.pinned import to_device
 
 _MASK32 = 0xFFFFFFFF
 _ROUNDS = 10
@@ -99,12 +100,13 @@ def sample(
     """
     device = logprobs.device
     inverse = torch.tensor([1.0 / t for t in temperatures.tolist()], dtype=torch.float64)
-    scaled = logprobs.double() * inverse.to(device, non_blocking=True)[:, None]
-    noise = gumbel_noise(keys.to(device, non_blocking=True), positions.to(device, non_blocking=True), scaled.shape[-1])
+    scaled = logprobs.double() * to_device(inverse, device)[:, None]
+    keys, positions = (x if x.is_cuda else to_device(x, device) for x in (keys, positions))
+    noise = gumbel_noise(keys, positions, scaled.shape[-1])
     top_k, top_p = top_k.cpu(), top_p.cpu()
     if not ((top_k != 0) | (top_p < 1.0)).any():
         return argmax_lowest(scaled.add_(noise))  # what follows, of a set that holds every token: no need to sort
-    top_k, top_p = (x.to(device, non_blocking=True)[:, None] for x in (top_k, top_p))
+    top_k, top_p = (to_device(x, device)[:, None] for x in (top_k, top_p))
     order = scaled.sort(dim=-1, descending=True, stable=True)  # stable: equals stay in id order
     rank = torch.arange(scaled.shape[-1], device=device)[None, :]
     keep = (rank < top_k) | (top_k == 0)

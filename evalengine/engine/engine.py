@@ -259,8 +259,8 @@ class Engine:
         """Schedule and launch a step, postprocess the one before it; returns the requests that finished.
 
         Where the device computes by itself, a step is launched before the last one's tokens are known: it takes them on
-        the device, and what they end is computed once in vain. The host waits where a sequence might be preempted, or
-        where logits processors must see the tokens.
+        the device, and what they end is computed once in vain. The host waits where a sequence might be preempted, and
+        for the tokens that logits processors must see.
         """
         with self._stepping:
             if self.runner is None:

@@ -10,12 +10,15 @@ import torch
 
 from evalengine.config import EngineConfig
 from evalengine.engine.cuda_graphs import graph_bytes, has_graphs
+from evalengine.engine.model_runner import rows_per_slice
+from evalengine.engine.read_out import SHARE
 from evalengine.engine.settings import Settings
 from evalengine.errors import ConfigError
 from evalengine.models.config import ModelSpec
 
 CPU_POOL_BYTES = 4 << 30  # unless one sequence or num_kv_blocks needs more: a CPU's memory is shared with all else
 BOOKKEEPING_BYTES = 400  # of Python objects a page (`Block` and its place in the free list)
+SAMPLING_BYTES = 88  # for each logit of a row that is sampled with top-k and top-p, measured
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -26,10 +29,9 @@ def memory_problems(config: EngineConfig, spec: ModelSpec, settings: Settings) -
     except ConfigError as error:
         yield from error.problems
     free = _free_bytes(settings.device)
-    activation = 4 if settings.numerics == "exact" else settings.dtype.itemsize
-    tokens = min(config.max_num_batched_tokens, config.max_num_seqs * settings.max_model_len)
-    step = tokens * activation * 2 * (spec.hidden_size + spec.intermediate_size)  # residual, its norm, gate and up
+    step = _activation_bytes(config, spec, settings)
     if step > free:
+        tokens = _most_tokens(config, settings)
         yield (
             f"engine.max_num_batched_tokens={config.max_num_batched_tokens}: a step of {tokens} tokens takes at least "
             f"{_gib(step)}, {_gib(free)} are free; lower it"
@@ -65,7 +67,7 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
             )
         return config.num_kv_blocks
     one_sequence = -(-settings.max_model_len // settings.block_size)
-    budget = _pool_bytes(config, settings.device, free)
+    budget = _pool_bytes(config, spec, settings, free)
     if settings.device.type == "cpu":
         budget = min(budget, max(CPU_POOL_BYTES, one_sequence * page))
     num_blocks = min(budget // page, one_sequence * config.max_num_seqs)
@@ -78,12 +80,29 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
     return num_blocks
 
 
-def _pool_bytes(config: EngineConfig, device: torch.device, free: int) -> int:
+def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free: int) -> int:
     """What the pool may take of what is free."""
     if config.gpu_memory_utilization is None:
         return int(free * config.kv_cache_memory_fraction)
-    total = torch.cuda.mem_get_info(device)[1]
-    return max(0, free - int(total * (1 - config.gpu_memory_utilization)))
+    others = int(torch.cuda.mem_get_info(settings.device)[1] * (1 - config.gpu_memory_utilization))
+    return max(0, free - others - _activation_bytes(config, spec, settings) - _logits_bytes(config, spec, settings))
+
+
+def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
+    """Of a step's tokens, at least: residual, its norm, gate and up."""
+    activation = 4 if settings.numerics == "exact" else settings.dtype.itemsize
+    return _most_tokens(config, settings) * activation * 2 * (spec.hidden_size + spec.intermediate_size)
+
+
+def _logits_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
+    """Of a slice's rows: float32 logits, their logprobs, a copy of either; and what sampling some of them takes."""
+    rows = min(rows_per_slice(spec.vocab_size, settings.device), _most_tokens(config, settings))
+    return rows * spec.vocab_size * (12 + SAMPLING_BYTES // SHARE)
+
+
+def _most_tokens(config: EngineConfig, settings: Settings) -> int:
+    """Tokens of a step."""
+    return min(config.max_num_batched_tokens, config.max_num_seqs * settings.max_model_len)
 
 
 def _share(config: EngineConfig) -> str:

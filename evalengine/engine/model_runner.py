@@ -96,8 +96,10 @@ class ModelRunner:
         stream = torch.cuda.current_stream(self.ops.device)
         if self._last_step is not None:
             stream.wait_event(self._last_step)
-        yield
-        self._last_step = stream.record_event(self._last_step)
+        try:
+            yield
+        finally:  # of a step that fails, too: what it began may be writing to pages
+            self._last_step = stream.record_event(self._last_step)
 
     def _launch(self, schedule: Schedule) -> Launched:
         self._copy_pages(schedule.copies)

@@ -25,7 +25,9 @@ from evalengine.layers.ops import GREEDY, Ops
 from evalengine.layers.upload import Download, upload
 from evalengine.models.decoder import DecoderForCausalLM
 
-TOP_SHARE = 4  # of a slice's rows are sorted for alternatives at once: their keys take twice the logits' bytes
+# Rows that are sampled, or whose best tokens are looked for, go through in parts of a slice: with top-k and top-p a
+# sample takes 88 bytes for each of a row's logits, and its 4 bytes are what slices are measured by.
+SHARE = 4
 
 
 @dataclass
@@ -112,11 +114,15 @@ class ReadOut:
     def __init__(self, model: DecoderForCausalLM, ops: Ops, rows_per_slice: int, last: LastTokens) -> None:
         self.model, self.ops, self.rows_per_slice, self._last = model, ops, rows_per_slice, last
 
+    @property
+    def _rows_at_once(self) -> int:
+        return max(1, self.rows_per_slice // SHARE)
+
     def launch(self, chunks: SequenceOf[Chunk], hidden: Tensor) -> Pending:
         """hidden [T, H]: the step's rows. The next tokens are left where the next step finds them on the device."""
         wanted = Wanted(chunks)
         if not wanted.parts:
-            return Pending(wanted, Download([]), [])
+            return Pending(wanted, Download([], self.ops.device), [])
         places = np.array([part.columns.start for part, _ in wanted.generating], dtype=np.int64)
         arrays = [wanted.rows, wanted.columns, wanted.row_of, places]
         rows, columns, row_of, generating = upload(arrays, self.ops.device)
@@ -131,7 +137,7 @@ class ReadOut:
             seq.device_row = row
         tops = [top for s in slices for top in s.tops]
         fetched = [greedy, logprobs, next_tokens, *(tensor for top in tops for tensor in (top.ids, top.values))]
-        return Pending(wanted, Download(fetched), [top.rows for top in tops])
+        return Pending(wanted, Download(fetched, self.ops.device), [top.rows for top in tops])
 
     def _slice(self, wanted: Wanted, part: slice, hidden: Tensor, columns: Tensor, row_of: Tensor) -> _Slice:
         """part: of the wanted rows, whose hidden states are given."""
@@ -142,7 +148,11 @@ class ReadOut:
             places = np.array([p.columns.start - low for p, _ in hot], dtype=np.int64)
             chosen = np.array([p.rows.start - part.start for p, _ in hot], dtype=np.int64)
             on_device = upload([places, chosen], self.ops.device)
-            own = own.index_put((on_device[0],), self._choose(hot, logits[on_device[1]]))
+            size = self._rows_at_once
+            tokens = [
+                self._choose(hot[i : i + size], logits[on_device[1][i : i + size]]) for i in range(0, len(hot), size)
+            ]
+            own = own.index_put((on_device[0],), torch.cat(tokens))
         greedy, logprobs = self.ops.read_out(logits, None if len(own) == len(logits) else rows, own)
         tokens = torch.where(own == GREEDY, greedy[rows], own)
         return _Slice((greedy, tokens, logprobs), self._tops(wanted, part, logits))
@@ -185,7 +195,7 @@ class ReadOut:
     def _tops(self, wanted: Wanted, part: slice, logits: Tensor) -> list[_Top]:
         """The best tokens of the slice's rows that want any, some rows at a time."""
         found = [row for row in wanted.with_alternatives if part.start <= row < part.stop]
-        size, tops = max(1, self.rows_per_slice // TOP_SHARE), []
+        size, tops = self._rows_at_once, []
         for rows in (found[i : i + size] for i in range(0, len(found), size)):
             (own,) = upload([np.array(rows, dtype=np.int64) - part.start], self.ops.device)
             most = max(wanted.with_alternatives[row] for row in rows)
@@ -216,9 +226,10 @@ class Pending:
 
     def results(self) -> list[Result]:
         """Of the sequences that have not finished meanwhile, by a token of the step before. Waits for the step."""
+        fetched = self.download.read()
         if not self.wanted.parts:
             return []
-        greedy, logprobs, tokens, *tops = self.download.read()
+        greedy, logprobs, tokens, *tops = fetched
         top = self._alternatives(tops)
         next_tokens = iter(tokens.tolist())
         results: list[Result] = []

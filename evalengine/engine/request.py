@@ -32,7 +32,6 @@ class SamplingParams:
     """
 
     max_tokens: int = 256
-    n: int = 1  # samples of a prompt (`LLM.generate`); a `GenerateRequest` is one of them
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
@@ -43,6 +42,7 @@ class SamplingParams:
     noise_key: str | None = None  # e.g. "task/document/repeat"; None: the prompt's token ids
     logprobs: int = 0  # alternatives reported per position, besides the chosen token
     processors: LogitsProcessors | None = None  # None: the model's; LogitsProcessors(): none
+    n: int = 1  # samples of a prompt (`LLM.generate`); a `GenerateRequest` is one of them
 
     def __post_init__(self) -> None:
         read = Fields(self)

@@ -33,15 +33,16 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 class Download:
     """Tensors on their way to the host, behind the work that computes them."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+        """device: theirs. Without tensors, reading waits for the work all the same."""
         self._event: torch.cuda.Event | None = None
         self._host = list(tensors)
-        if tensors and tensors[0].is_cuda:
+        if device.type == "cuda":
             self._host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
             for host, tensor in zip(self._host, tensors, strict=True):
                 host.copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(tensors[0].device))
+            self._event.record(torch.cuda.current_stream(device))
 
     def read(self) -> list[np.ndarray]:
         """Waits for them."""
