@@ -53,34 +53,6 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def in_prefix_order(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """The same sequences, those that begin with the same pages near each other, while these are in the pool; and
-        the first of each group ahead of those that follow the first of the group before it.
-
-        Otherwise they keep their order. Who comes a step after the first finds the common part of the last page, too.
-        """
-        order = list(sequences)
-        if not self.enable_prefix_caching:
-            return order
-        pages = {s: [self._hash(s, i) for i in range(s.first_wanted_position // self.block_size)] for s in order}
-        first: dict[bytes, int] = {}  # the hash of a prefix -> the place of the first sequence that has it
-        shared: set[bytes] = set()
-        places: dict[Sequence, list[int]] = {}
-        for place, seq in enumerate(order):
-            shared.update(digest for digest in pages[seq] if digest in first)
-            places[seq] = [*(first.setdefault(digest, place) for digest in pages[seq]), place]
-        found: list[Sequence] = []
-        followers: list[Sequence] = []
-        for seq in sorted(order, key=places.__getitem__):
-            *brought, own = places[seq]
-            if any(place == own and digest in shared for place, digest in zip(brought, pages[seq], strict=True)):
-                found.append(seq)
-                found += followers
-                followers = []
-            else:
-                followers.append(seq)
-        return found + followers
-
     # -- taking pages ------------------------------------------------------------------------------------------------
 
     def admit(self, seq: Sequence) -> list[tuple[int, int]] | None:
@@ -225,6 +197,10 @@ class BlockManager:
         if len(block.token_ids) == self.block_size:
             block.hash = self._hash(seq, index)
             self.by_hash.setdefault(block.hash, block_id)
+
+    def page_hashes(self, seq: Sequence) -> list[bytes]:
+        """Of the full pages that it may find in the cache."""
+        return [self._hash(seq, index) for index in range(seq.first_wanted_position // self.block_size)]
 
     def _hash(self, seq: Sequence, index: int) -> bytes:
         """SHA-256 of the sequence's tokens up to the end of its full page `index`."""

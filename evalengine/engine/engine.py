@@ -18,15 +18,16 @@ from evalengine.arguments import shown
 from evalengine.config import SCHEDULE_FIELDS, EngineConfig, ModelConfig
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.detokenizer import Detokenizer
+from evalengine.engine.generating import Generating
 from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.engine.memory import memory_problems, plan_num_kv_blocks
 from evalengine.engine.model_runner import Launched, ModelRunner
+from evalengine.engine.prefix_order import in_prefix_order
 from evalengine.engine.processing import Processing
 from evalengine.engine.prompts import items
 from evalengine.engine.read_out import NextToken, Scores
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.scheduler import Schedule, Scheduler
-from evalengine.engine.sequence import Generating
 from evalengine.engine.settings import Settings, engine_config, resolve_settings, settings_problems
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits, check_requests, to_sequences
@@ -140,7 +141,7 @@ class Engine:
             check_requests(batch, self.limits)
             try:
                 sequences = to_sequences(batch, self.config.enable_prefix_caching, self._generating)
-                for seq in self.block_manager.in_prefix_order(sequences):
+                for seq in in_prefix_order(sequences, self.block_manager):
                     self.scheduler.add(seq)
                 while self.scheduler.has_work:  # without any, nobody wants the step in flight
                     outputs = self._step()

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from evalengine.engine.cuda_graphs import DecodeGraphs, Unread
+from evalengine.engine.generating import Generating
 from evalengine.engine.last_tokens import LastTokens
 from evalengine.engine.read_out import NextToken, Pending, ReadOut, Result
 from evalengine.engine.scheduler import Chunk, Schedule
-from evalengine.engine.sequence import Generating, Status
+from evalengine.engine.sequence import Status
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions
 from evalengine.layers.ops import Ops

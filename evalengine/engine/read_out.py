@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evalengine.engine.generating import Generating
 from evalengine.engine.last_tokens import LastTokens
 from evalengine.engine.processing import NOTHING_LEFT, forbid, penalise
 from evalengine.engine.scheduler import Chunk
-from evalengine.engine.sequence import Generating, Scoring, Sequence, Status, Top
+from evalengine.engine.scoring import Scoring
+from evalengine.engine.sequence import Sequence, Status, Top
 from evalengine.kernels import sampling
 from evalengine.layers.ops import GREEDY, Ops
 from evalengine.layers.upload import Download, upload
@@ -149,10 +151,10 @@ class ReadOut:
             chosen = np.array([p.rows.start - part.start for p, _ in hot], dtype=np.int64)
             on_device = upload([places, chosen], self.ops.device)
             size = self._rows_at_once
-            tokens = [
+            picked = [
                 self._choose(hot[i : i + size], logits[on_device[1][i : i + size]]) for i in range(0, len(hot), size)
             ]
-            own = own.index_put((on_device[0],), torch.cat(tokens))
+            own = own.index_put((on_device[0],), torch.cat(picked))
         greedy, logprobs = self.ops.read_out(logits, None if len(own) == len(logits) else rows, own)
         tokens = torch.where(own == GREEDY, greedy[rows], own)
         return _Slice((greedy, tokens, logprobs), self._tops(wanted, part, logits))

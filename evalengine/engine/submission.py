@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalengine.arguments import shown
+from evalengine.engine.generating import Generating
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.engine.sequence import Generating, PendingScore, Scoring, Sequence
+from evalengine.engine.scoring import PendingScore, Scoring
+from evalengine.engine.sequence import Sequence
 from evalengine.errors import ConfigError
 
 MAX_LISTED = 10

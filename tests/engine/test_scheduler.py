@@ -16,9 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalengine.engine.block_manager import BlockManager
+from evalengine.engine.generating import Generating
+from evalengine.engine.prefix_order import in_prefix_order
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.scheduler import Schedule, Scheduler
-from evalengine.engine.sequence import Generating, Scoring, Sequence, Status
+from evalengine.engine.scoring import Scoring
+from evalengine.engine.sequence import Sequence, Status
 from evalengine.engine.submission import to_sequences
 
 STOPS = frozenset({2})  # ends a generation that does not ignore it
@@ -284,12 +287,12 @@ def test_groups_that_share_pages_are_brought_together_and_begun_a_step_early():
     made = [GenerateRequest(i, [*shared[i % 3], 10 + i], SamplingParams(max_tokens=1)) for i in range(9)]
     alone = [GenerateRequest(9 + i, [50 + i] * 9, SamplingParams(max_tokens=1)) for i in range(2)]
     manager = BlockManager(100, 4)
-    order = [seq.request.request_id for seq in manager.in_prefix_order(as_sequences([*made, *alone], True))]
+    order = [seq.request.request_id for seq in in_prefix_order(as_sequences([*made, *alone], True), manager)]
     assert order == [0, 1, 3, 6, 2, 4, 7, 5, 8, 9, 10]
     unshared = as_sequences(alone, True)
-    assert manager.in_prefix_order(unshared) == unshared
+    assert in_prefix_order(unshared, manager) == unshared
     sequences = as_sequences(made, False)
-    assert BlockManager(100, 4, enable_prefix_caching=False).in_prefix_order(sequences) == sequences
+    assert in_prefix_order(sequences, BlockManager(100, 4, enable_prefix_caching=False)) == sequences
 
 
 @pytest.mark.parametrize(("num_blocks", "budget"), [(1000, 60), (50, 60), (40, 30), (24, 30)])
@@ -302,7 +305,7 @@ def test_the_order_of_shared_prefixes_saves_tokens(num_blocks, budget):
     for ordered in (False, True):
         driver = Driver(num_blocks, 4, 16, budget, True)
         sequences = as_sequences(made, True)
-        driver.run(driver.manager.in_prefix_order(sequences) if ordered else sequences)
+        driver.run(in_prefix_order(sequences, driver.manager) if ordered else sequences)
         computed.append(driver.model.computed)
     fewest = 10 * 22 + 100 * 2
     assert fewest <= computed[1] < 1.4 * fewest, "whatever the pool"

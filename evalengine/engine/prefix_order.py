@@ -1,0 +1,37 @@
+"""The order in which sequences meet the pages that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from evalengine.engine.block_manager import BlockManager
+from evalengine.engine.sequence import Sequence
+
+
+def in_prefix_order(sequences: Iterable[Sequence], block_manager: BlockManager) -> list[Sequence]:
+    """The same sequences, those that begin with the same pages near each other, while these are in the pool; and the
+    first of each group ahead of those that follow the first of the group before it.
+
+    Otherwise they keep their order. Who comes a step after the first finds the common part of the last page, too, which
+    can be copied only once it is computed.
+    """
+    order = list(sequences)
+    if not block_manager.enable_prefix_caching:
+        return order
+    first: dict[bytes, int] = {}  # the hash of a prefix -> the place of the first sequence that has it
+    shared: set[bytes] = set()
+    places: dict[Sequence, list[int]] = {}  # of whoever had each page first, then its own
+    for place, seq in enumerate(order):
+        hashes = block_manager.page_hashes(seq)
+        shared.update(digest for digest in hashes if digest in first)
+        places[seq] = [*(first.setdefault(digest, place) for digest in hashes), place]
+    leaders = {first[digest] for digest in shared}
+    found: list[Sequence] = []
+    followers: list[Sequence] = []
+    for seq in sorted(order, key=places.__getitem__):
+        if places[seq][-1] in leaders:
+            found += [seq, *followers]
+            followers = []
+        else:
+            followers.append(seq)
+    return found + followers
