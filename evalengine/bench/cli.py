@@ -22,6 +22,7 @@ HELP = f"""\
 usage: python -m evalengine bench [{"|".join(BENCHES)}|all ...] [--output FOLDER] [--models NAME,...]
        python -m evalengine bench matmul --tune|--shapes ... [...]
        python -m evalengine bench throughput [...]
+       python -m evalengine bench host [...]
 
 Measures the kernels and whole forward steps on this machine's GPU, each beside its comparison in the same run, and
 writes the lines to FOLDER (default results/reference) as JSON and as a Markdown table. Without a name: all.
@@ -32,6 +33,7 @@ writes the lines to FOLDER (default results/reference) as JSON and as a Markdown
   forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native beside fast
   throughput  whole runs of the engine, both modes, beside the least time possible: a command of its own, which `all`
               does not include (options: bench throughput --help)
+  host        the host's share of such runs, on a CPU: likewise (options: bench host --help)
   --tune      makes the table of matmul schedules instead; --shapes times some (options: bench matmul --tune --help)
 
 Exit codes: 0 measured (a target that is missed is said in the table), 1 a result was wrong or a line could not be
@@ -46,6 +48,10 @@ def main(argv: Sequence[str]) -> int:
         from evalengine.bench import throughput_cli
 
         return throughput_cli.main(list(argv[1:]))
+    if list(argv[:1]) == ["host"]:
+        from evalengine.bench import host
+
+        return host.main(list(argv[1:]))
     arguments = _parse(argv)
     _need_gpu()
     return _run(arguments, ["python", "-m", "evalengine", "bench", *argv])

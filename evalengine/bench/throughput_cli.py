@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evalengine.bench.words import count, names
 from evalengine.command import Parser
 from evalengine.errors import ConfigError, readable
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     gc.freeze()  # the token lists of all workloads: the collector would walk them during each one's run
     about = environment(["python", "-m", "evalengine", "bench", "throughput", *_without_folders(argv)])
     measured = throughput.Measured(about, _settings(arguments))
-    all_models = arguments.models == _names(MODELS)  # else a file of its own: it replaces no whole one
+    all_models = arguments.models == names(MODELS)  # else a file of its own: it replaces no whole one
     name = "throughput" if all_models else f"throughput-{slug('-'.join(p.name for p in plan.presets))}"
 
     def save(row: Row | None) -> None:
@@ -79,36 +80,23 @@ def main(argv: Sequence[str]) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser("bench throughput", text=HELP)
-    parser.add_argument("--models", default=MODELS, type=_names)
-    parser.add_argument("--workloads", type=_names)
+    parser.add_argument("--models", default=MODELS, type=names)
+    parser.add_argument("--workloads", type=names)
     parser.add_argument("--files", type=Path)
-    parser.add_argument("--requests", type=_count)
-    parser.add_argument("--rounds", type=_count, default=1)
-    parser.add_argument("--modes", type=_names, default=["invariant", "fast"])
+    parser.add_argument("--requests", type=count)
+    parser.add_argument("--rounds", type=count, default=1)
+    parser.add_argument("--modes", type=names, default=["invariant", "fast"])
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--output", type=Path, default=Path("results/reference"))
-    parser.add_argument("--max-num-seqs", type=_count, default=256)
-    parser.add_argument("--max-num-batched-tokens", type=_count, default=8192)
-    parser.add_argument("--max-model-len", type=_count)
+    parser.add_argument("--max-num-seqs", type=count, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=count, default=8192)
+    parser.add_argument("--max-model-len", type=count)
     parser.add_argument("--one-by-one", action="store_true")
     parser.add_argument("--no-profile", action="store_true")
     arguments = parser.parse_args(argv)
     if unknown := [mode for mode in arguments.modes if mode not in ("invariant", "fast")]:
         parser.error(f"--modes {unknown[0]}: there are invariant and fast")
     return arguments
-
-
-def _names(text: str) -> list[str]:
-    names = list(dict.fromkeys(text.split(",")))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r}: give names with commas between them")
-    return names
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer of at least 1")
-    return int(text)
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

@@ -59,7 +59,7 @@ class Unread:
 
     def read(self) -> list[tuple[int, float]]:
         """(token id, its logprob) of each sequence, in the order of the chunks. Waits for the step."""
-        self.stage.event.synchronize()
+        self.stage.wait()
         ids, logprobs = (x[: self.count].tolist() for x in (self.stage.greedy_ids, self.stage.logprobs))
         return list(zip(ids, logprobs, strict=True))
 
@@ -261,7 +261,8 @@ class _Stage:
         """[n] each, behind the step that gives them."""
         self.greedy_ids[: len(greedy_ids)].copy_(greedy_ids, non_blocking=True)
         self.logprobs[: len(logprobs)].copy_(logprobs, non_blocking=True)
-        self.event.record(torch.cuda.current_stream(greedy_ids.device))  # the default is the current device's
+        if self.event is not None:
+            self.event.record(torch.cuda.current_stream(greedy_ids.device))  # the default is the current device's
 
 
 class _Inputs:

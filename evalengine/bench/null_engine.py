@@ -1,0 +1,78 @@
+"""An engine whose device takes no time: what is left of a run is the host's share.
+
+Scheduling, page tables, uploads, the CUDA graphs' inputs, read-out and results are the engine's own; the model, the
+logits and the graphs are stand-ins that return at once. On a GPU that work is done while the device computes, so it
+costs time only where it is longer than the device's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalengine.config import EngineConfig, ModelConfig
+from evalengine.engine.cuda_graphs import DecodeGraphs, _Captured
+from evalengine.engine.engine import Engine
+from evalengine.engine.loader import resolve_checkpoint
+
+CHOSEN = 5  # the token that every row finds most probable
+
+
+class NullEngine(Engine):
+    """Token ids of any vocabulary, on a CPU, of as many tokens a sequence as asked for."""
+
+    def __init__(self, vocab_size: int, max_model_len: int, num_kv_blocks: int, **settings: Any) -> None:
+        found = resolve_checkpoint(ModelConfig(name="null", path="asset:tinymath"))
+        spec = replace(found.spec, vocab_size=vocab_size, max_position_embeddings=max_model_len, num_layers=1)
+        config = EngineConfig(device="cpu", num_kv_blocks=num_kv_blocks, block_size=64, **settings)
+        super().__init__(replace(found, spec=spec, tokenizer=None), batch_invariant=False, engine=config)
+
+    def _load(self) -> None:
+        model: Any = _Model(self.spec)
+        ops: Any = _Ops(self.settings.dtype, self.settings.device)
+        self._build(model, ops)
+        assert self.runner is not None
+        runner = self.runner
+        runner.is_asynchronous = True
+        sizes = {"max_num_seqs": self.config.max_num_seqs, "max_model_len": self.settings.max_model_len}
+        runner.graphs = _Graphs(model, ops, [], runner.last_tokens, block_size=self.settings.block_size, **sizes)
+
+
+class _Model:
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+
+    def __call__(self, input_ids: Tensor, *_: Any) -> Tensor:
+        return torch.empty(len(input_ids), 1)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return hidden.expand(-1, self.spec.vocab_size)
+
+
+class _Ops:
+    capturable = True
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+
+    def verify_kernels(self, **_: Any) -> None:
+        return None
+
+    def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.full((len(logits),), CHOSEN), torch.full((len(columns),), -1.0)
+
+
+class _Graph:
+    def replay(self) -> None:
+        """What it would compute is there."""
+
+
+class _Graphs(DecodeGraphs):
+    def _capture(self, size: int, kv_len: int) -> _Captured:
+        graph: Any = _Graph()
+        found = torch.empty(size, 1), torch.full((size,), CHOSEN), torch.full((size,), -1.0)
+        captured = self._captured[size, kv_len] = _Captured(graph, self._inputs.metadata(size, kv_len), *found)
+        return captured
