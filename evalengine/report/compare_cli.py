@@ -11,7 +11,7 @@ from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.report.comparability import incomparable
 from evalengine.report.compare import LEVELS, Comparison, compare
 from evalengine.report.compare_json import comparison_json, matrix_json
-from evalengine.report.compare_tables import report
+from evalengine.report.compare_report import report
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import Page

@@ -49,7 +49,7 @@ class Distance:
     @property
     def outputs(self) -> int:
         """Whose tokens differ."""
-        return sum(difference.what == "output" for difference in self.comparison.differences)
+        return self.comparison.outputs
 
     @property
     def flips(self) -> int:

@@ -142,7 +142,7 @@ def test_runs_that_differ_by_what_is_not_repeated_are_told_so(cells: dict[str, R
     assert done.out.count("BUT the item's bytes are not those of the run's record") == 1
     assert "Run again here, both give the same bytes, yet the runs' records of this item differ." in done.out
     assert done.out.count("the run was interrupted after 2 requests, so its own batches were others") == 1
-    (line,) = [line for line in done.out.splitlines() if "libraries.torch: " in line]
+    (line,) = [line for line in done.out.splitlines() if "libraries.torch is " in line]
     assert "0.0.1" in line and verdict(done).startswith("verdict: NO DIFFERENCE in")
 
 
