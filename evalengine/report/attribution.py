@@ -8,7 +8,7 @@ what surrounds the runs is left (code, libraries, hardware; under fast numerics 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from functools import cached_property
 
 from evalengine.report.comparability import Finding, document_change, prompt_differs
 from evalengine.report.flips import SCORER
@@ -36,14 +36,16 @@ SAID = {
 NO_OUTPUTS = "a run holds no outputs, so that nothing says whether they changed or how they were scored"
 
 
-@dataclass
+Blame = tuple[str, str]  # what a thing is called, and the sentence that says how it differs
+
+
 class Attribution:
     """Names causes, and says what each name means: `why` holds the sentences of those that were named."""
 
-    a: Run
-    b: Run
-    findings: list[Finding]
-    why: dict[str, list[str]] = field(default_factory=dict)
+    def __init__(self, a: Run, b: Run, findings: list[Finding]) -> None:
+        self.a, self.b, self.findings = a, b, findings
+        self.why: dict[str, list[str]] = {}
+        self._of_settings: dict[tuple[str, bool], list[Blame]] = {}
 
     def of(self, x: Item, y: Item, computed: bool) -> str:
         """The cause of a difference between two records of one request.
@@ -52,8 +54,8 @@ class Attribution:
         """
         blamed = [*self._asked(x, y)]
         if computed:
-            settings = [*self._settings(x)]
-            blamed += settings or ([] if blamed else [*self._surroundings()])
+            settings = self._settings(x.task, x.kind == "generate_until")
+            blamed += settings or ([] if blamed else self._surroundings)
         return self._named(blamed)
 
     def scorer(self, task: str) -> str:
@@ -75,15 +77,15 @@ class Attribution:
         """What a cause that was named means; a sentence each, without its full stop."""
         return self.why.get(cause, [])
 
-    def _named(self, blamed: Iterable[tuple[str, str]]) -> str:
-        """`weights or dtype`, of (name, sentence)."""
+    def _named(self, blamed: Iterable[Blame]) -> str:
+        """`weights or dtype`."""
         found = [*dict.fromkeys(blamed)]
         cause = " or ".join(dict.fromkeys(name for name, _ in found))
         known = self.why.setdefault(cause, [])
         known += [text for _, text in found if text not in known]
         return cause
 
-    def _asked(self, x: Item, y: Item) -> Iterator[tuple[str, str]]:
+    def _asked(self, x: Item, y: Item) -> Iterator[Blame]:
         change = document_change(self.a, self.b, x.task, x.doc_id)
         if change in ("documents", "targets"):
             yield change, SAID[change]
@@ -92,26 +94,26 @@ class Attribution:
                 if finding.subject == "data" and finding.task == x.task and finding.names:
                     yield from ((name, finding.text if name != "prompts" else SAID[name]) for name in finding.names)
 
-    def _settings(self, x: Item) -> Iterator[tuple[str, str]]:
-        found = [f for f in self.findings if f.subject == "configuration" and f.task in (None, x.task)]
-        named = [(name, f.text) for f in found for name in f.names]
-        if x.kind != "generate_until":
-            named = [(name, text) for name, text in named if not name.startswith("generation setting")]
-        yield from named
-        if named and (lacking := unrecorded_weights(self.a, self.b)):
-            yield "unrecorded weights", lacking
+    def _settings(self, task: str, generated: bool) -> list[Blame]:
+        if (task, generated) not in self._of_settings:
+            found = [f for f in self.findings if f.subject == "configuration" and f.task in (None, task)]
+            named = [(name, f.text) for f in found for name in f.names]
+            if not generated:
+                named = [(name, text) for name, text in named if not name.startswith("generation setting")]
+            if named and (lacking := unrecorded_weights(self.a, self.b)):
+                named.append(("unrecorded weights", lacking))
+            self._of_settings[task, generated] = named
+        return self._of_settings[task, generated]
 
-    def _surroundings(self) -> Iterator[tuple[str, str]]:
+    @cached_property
+    def _surroundings(self) -> list[Blame]:
+        """Where no setting differs. The contract of other numerics than fast makes a schedule change no bit."""
         if lacking := unrecorded_weights(self.a, self.b):
-            yield "unknown", f"nothing that both runs recorded differs, but {lacking}"
-            return
+            return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
         fast = [run.manifest.get("numerics", run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
         found = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
-        if found:
-            yield from ((_place(path), text) for path, text in found)
-        else:
-            name = "batches" if all(fast) else "unknown"
-            yield name, SAID[name]
+        name = "batches" if all(fast) else "unknown"
+        return [(_place(path), text) for path, text in found] or [(name, SAID[name])]
 
 
 def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -136,9 +136,20 @@ def _content(run: Run) -> dict[str, Any]:
         "higher_is_better": [[*key, value] for key, value in sorted(run.higher_is_better.items())],
         "answers": [[*key, *_by_document(values, str)] for key, values in sorted(run.answers.items())],
         "choices": [[*key, *_by_document(values, int)] for key, values in sorted(run.choices.items())],
-        "weighted": [[*key, *_packed_pairs(values)] for key, values in sorted(run.weighted.items())],
         "hashes": {task: _packed_hashes(found) for task, found in hashes.items()},
+        **_some("weighted", [[*key, *_pairs(found)] for key, found in sorted(run.weighted.items())]),
     }
+
+
+def _some(name: str, value: Any) -> dict[str, Any]:
+    """Nothing for what is empty: files of runs without it stay as they were."""
+    return {name: value} if value else {}
+
+
+def _pairs(found: Mapping[int, tuple[float, float]]) -> tuple[int, Any, Any, Any]:
+    """(count, documents, log-likelihoods, weights)."""
+    docs = sorted(found)
+    return len(docs), fold(docs), *(pack_floats([found[doc][place] for doc in docs]) for place in (0, 1))
 
 
 def _columns(items: Sequence[Item]) -> dict[str, Any]:
@@ -186,7 +197,8 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
             for task, metric, name, count, docs, values in content.get("choices", ())
         },
         weighted={
-            (task, metric, name): _pairs(*columns) for task, metric, name, *columns in content.get("weighted", ())
+            (task, metric, name): dict(zip(unfold(docs, count), _weighted(count, *columns), strict=True))
+            for task, metric, name, count, docs, *columns in content.get("weighted", ())  # none in older files
         },
     )
 
@@ -206,16 +218,9 @@ def _choice(value: Any) -> int:
     return value
 
 
-def _packed_pairs(found: Mapping[int, tuple[float, float]]) -> tuple[int, Any, Any, Any]:
-    """(count, documents, log-likelihoods, weights)."""
-    docs = sorted(found)
-    sums, weights = ([found[doc][place] for doc in docs] for place in (0, 1))
-    return len(docs), fold(docs), pack_floats(sums), fold([pack_number(weight) for weight in weights])
-
-
-def _pairs(count: int, docs: Any, sums: Any, weights: Any) -> dict[int, tuple[float, float]]:
-    columns = (map(float, column) for column in (unpack_floats(sums, count), unfold(weights, count)))
-    return dict(zip(unfold(docs, count), zip(*columns, strict=True), strict=True))
+def _weighted(count: int, totals: Any, weights: Any) -> list[tuple[float, float]]:
+    columns = [unpack_floats(column, count) for column in (totals, weights)]
+    return [(float(total), float(weight)) for total, weight in zip(*columns, strict=True)]
 
 
 def _packed_hashes(found: Mapping[int, tuple[str, str, str]]) -> list[Any]:

@@ -186,7 +186,8 @@ def _settings(a: Run, b: Run) -> Iterator[Finding]:
         if top in NUMERIC_SETTINGS or (top == "model_args" and leaf not in MODEL_NAMES):
             yield Finding(difference, "configuration", False, names)
         elif top in SEEDS:
-            yield Finding(f"The seeds differ ({difference})", "configuration", sampled, names if sampled else ())
+            matters = sampled or a.by_lm_eval  # of lm-eval's models, which are many, any may draw by it
+            yield Finding(f"The seeds differ ({difference})", "configuration", sampled, names if matters else ())
         elif top in CONTENT:
             yield Finding(f"{CONTENT[top]} ({difference})", "configuration", True, names)
         else:

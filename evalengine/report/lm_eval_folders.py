@@ -18,7 +18,7 @@ from evalengine.errors import ConfigError
 from evalengine.plain_files import read_bytes
 from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
 from evalengine.report.chosen import choice_texts, choices_of
-from evalengine.report.lm_eval_samples import ROLLING, answer, number, responses, weighted_value
+from evalengine.report.lm_eval_samples import ROLLING, answer, number, responses, weighted_pair
 from evalengine.report.runs import Item, Key, Run, ScoreKey
 
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
@@ -120,7 +120,7 @@ def _outcome(
             for metric in row["metrics"]:
                 if (value := number(row.get(metric))) is not None:
                     scores[task, metric, name][doc] = value
-                elif kinds.get(task) == ROLLING and (pair := weighted_value(row.get(metric))) is not None:
+                elif kinds.get(task) == ROLLING and (pair := weighted_pair(row.get(metric))) is not None:
                     weighted[task, metric, name][doc] = pair
             if (text := answer(row, kinds.get(task))) is not None:
                 answers[task, name][doc] = text

@@ -27,12 +27,12 @@ def number(value: Any) -> float | None:
         return None
 
 
-def weighted_value(value: Any) -> tuple[float, float] | None:
-    """(log-likelihood, words or bytes) of a rolling document's perplexity; None for anything else."""
+def weighted_pair(value: Any) -> tuple[float, float] | None:
+    """(log-likelihood, weight) of a document, as perplexities by word or byte have it; None for anything else."""
     if not isinstance(value, list) or len(value) != 2:
         return None
-    total, weight = number(value[0]), number(value[1])
-    return None if total is None or weight is None else (total, weight)
+    total, weight = map(number, value)
+    return (total, weight) if total is not None and weight is not None and weight > 0 else None
 
 
 def answer(row: Mapping[str, Any], kind: str | None) -> str | None:

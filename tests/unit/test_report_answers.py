@@ -89,7 +89,7 @@ def test_an_older_baseline_says_that_it_does_not_know(
     file = tmp_path / "old.json"
     assert main(["baseline", str(a), "-o", str(file)]) == 0
     content = json.loads(file.read_text(encoding="utf-8"))
-    for name in ("choices", "weighted", "sha256"):
+    for name in ("choices", "sha256"):
         del content[name]
     content["sha256"] = content_sha256(content)
     file.write_text(json.dumps(content), encoding="utf-8")
