@@ -202,5 +202,7 @@ def _rescored(a: Run, b: Run, moved: set[str]) -> bool:
 
 
 def _greedy(run: Run, task: str) -> bool:
+    """Whether the likeliest token was taken, by the logprobs that the records hold: processors choose by others."""
     settings = run.identity.get("tasks", {}).get(task) or {}
-    return not (settings.get("generation") or {}).get("temperature")
+    processors = (run.manifest.get("model") or {}).get("processors")
+    return not processors and not (settings.get("generation") or {}).get("temperature")

@@ -9,7 +9,7 @@ from typing import Any
 
 from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare import LEVELS, Comparison
-from evalengine.report.divergence import NEAR_TIE, TIE_CEILING
+from evalengine.report.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
 from evalengine.report.flips import tally
 from evalengine.report.matrix import Matrix
 from evalengine.report.metric_deltas import MetricDelta
@@ -44,7 +44,7 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
         "tensors": c.tensors,
         "rescored": c.rescored,
         "differences": [{**_key(d.key), "what": d.what, "in": d.kinds, "cause": d.cause} for d in c.differences],
-        "logprobs": None if c.logprobs is None else asdict(c.logprobs),
+        "logprobs": None if c.logprobs is None else _logprobs(c.logprobs),
         "near_tie_nat": NEAR_TIE,
         "near_tie_ceiling": TIE_CEILING,
         "divergences": [{**_key(d.key), **{k: v for k, v in asdict(d).items() if k != "key"}} for d in c.divergences],
@@ -84,6 +84,14 @@ def run_json(run: Run) -> dict[str, Any]:
 
 def _key(key: Key) -> dict[str, Any]:
     return dict(zip(("task", "doc_id", "request_index", "repeat"), key, strict=True))
+
+
+def _logprobs(change: LogprobChange) -> dict[str, Any]:
+    """Distances are null where logprobs differ and none of them has one."""
+    content = asdict(change)
+    if change.differing and not change.measured:
+        content |= {"max_abs": None, "percentiles": None, "max_ulps": None, "percentile_ulps": None}
+    return content
 
 
 def _metric(metric: MetricDelta) -> dict[str, Any]:

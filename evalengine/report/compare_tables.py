@@ -62,8 +62,7 @@ def logprobs_table(change: LogprobChange) -> Table:
     """How far apart the logprobs of equal tokens are."""
     table = house_table(("Logprobs that differ", "Of", "|delta|", "p50", "p90", "p99", "max"), left=(2,))
     counts = [str(change.differing), str(change.compared)]
-    measured = change.differing > change.not_finite
-    nats = [f"{value:.3g}" if measured else "" for value in (*change.percentiles.values(), change.max_abs)]
+    nats = [f"{value:.3g}" if change.measured else "" for value in (*change.percentiles.values(), change.max_abs)]
     add(table, [*counts, "nat", *nats])
     return table
 

@@ -29,7 +29,7 @@ class Divergence:
     logprob_a: float | None  # of tokens_a[0], by A
     logprob_b: float | None  # of tokens_b[0], by B
     gap: float | None  # logprob_a - logprob_b, nat
-    near_tie: bool | None  # False: it was none. True: it may have been one. None: sampled, ended, or unlike prompts
+    near_tie: bool | None  # False: it was none. True: it may have been one. None: not judged (`divergence`)
     before: str  # text common to both, its end
     text_a: str
     text_b: str
@@ -49,18 +49,24 @@ class LogprobChange:
     percentile_ulps: dict[str, float]
 
     @property
+    def measured(self) -> int:
+        """How many of those that differ have a distance."""
+        return self.differing - self.not_finite
+
+    @property
     def largest(self) -> str:
         """The largest change for people: `0.1 nat`; or that there is none with a distance, or not for all."""
         if not self.not_finite:
             return f"{self.max_abs:.3g} nat"
         odd = f"NaN or infinite in {self.not_finite:,}"
-        return odd if self.not_finite == self.differing else f"{odd}, else {self.max_abs:.3g} nat"
+        return f"{odd}, else {self.max_abs:.3g} nat" if self.measured else odd
 
 
 def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
     """The first differing token of two requests; None if the outputs are equal or a run holds no tokens.
 
-    greedy: both runs took the likeliest token, after the same prompt.
+    greedy: both runs took the likeliest token, after the same prompt. Else, and where an output ends, no near-tie is
+    judged.
 
     Whether that was a near-tie, two candidates within e = NEAR_TIE of each other, needs the runner-up's logprob, which
     no record holds. What the chosen tokens' logprobs p = log P(a) in A and q = log P(b) in B tell is when it was none.

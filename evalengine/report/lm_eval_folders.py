@@ -141,7 +141,7 @@ def _outcome(
 def _choices(
     results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    tasks = [task for task in samples if kinds.get(task) == "loglikelihood"]
+    tasks = [task for task in samples if kinds.get(task) in ("loglikelihood", None)]  # None: an older file says none
     texts = {task: choice_texts(samples[task], _delimiter(results, task)) for task in tasks}
     choices = {(task, *key): found for task in tasks for key, found in choices_of(samples[task], texts[task]).items()}
     return {"choices": choices, "choice_texts": texts}

@@ -18,7 +18,9 @@ from evalengine.report.flips import changed_documents, flips, score_unchanged, t
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.noise_floor import noise_floor
 from evalengine.report.runs import Run, load_run
-from evalengine.report.sweep import Distance
+from evalengine.report.sweep import Cell, Distance, sweep
+from evalengine.report.sweep_tables import floor_table
+from evalengine.report.sweep_write import sweep_json
 from tests.report.written_run import write_choices
 from tests.unit.compared_runs import BASE, BIT, KEY, TASK, TOKEN, run
 
@@ -63,11 +65,17 @@ def test_another_wrong_choice_is_another_answer(
     assert "5 from one wrong answer to another" in said and '"wrong to wrong"' in said
 
 
-def test_the_noise_floor_and_the_sweep_count_it(folders: tuple[Path, Path]) -> None:
+def test_the_noise_floor_and_the_sweep_count_it(folders: tuple[Path, Path], tmp_path: Path) -> None:
     a, b = map(load_run, folders)
     floor = noise_floor(a, b)
     assert (floor.answers, floor.alone) == (6, "5 from one wrong answer to another")
-    assert Distance(compare(a, b)).flips == 6
+    distance = Distance(compare(a, b))
+    assert (distance.flips, distance.flips_alone) == (6, 5)
+    found = sweep("x", [Cell({"numerics": mode}, run_) for mode, run_ in (("exact", a), ("fast", b))])
+    rows = [str(cell) for column in floor_table(found).columns for cell in column.cells]
+    assert "6 (5 at an equal score)" in rows
+    floor_json = sweep_json(found, tmp_path)["noise_floor"][0]
+    assert floor_json["flipped_answers_by_change"] == {"wrong to right": 1, "wrong to wrong": 5}
 
 
 def test_a_baseline_carries_the_choices(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -16,8 +16,11 @@ from evalengine.report.compare_report import report
 from evalengine.report.compare_tables import verdict
 from evalengine.report.divergence import NEAR_TIE, TIE_CEILING, logprob_change
 from evalengine.report.html.comparison_page import comparison_page
+from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.lm_eval_samples import ROLLING
+from evalengine.report.matrix import matrix
 from evalengine.report.runs import Run
+from evalengine.report.sweep import Distance
 from tests.unit.compared_runs import BASE, BIT, FILTER, KEY, TASK, TOKEN, run
 
 
@@ -54,6 +57,14 @@ def test_a_likely_token_has_no_rival_nearby(a: float, b: float, possible: bool) 
     table = next(t for t in report(c) if isinstance(t, Table) and t.columns[0].header == "Item")
     cells = [[str(cell) for cell in column.cells] for column in table.columns]
     assert cells[-3] == [f"{a:.4f}", f"{b:.4f}"] and cells[-1][0] == ("possible" if possible else "no")
+
+
+def test_a_token_that_processors_chose_is_not_judged() -> None:
+    """A repetition penalty chooses by other numbers than the logprobs of the records."""
+    runs = [run({0: ([1, token], [-0.5, -1.0])}) for token in (2, 3)]
+    penalised = [replace(r, manifest={"model": {"processors": {"repetition_penalty": 1.1}}}) for r in runs]
+    assert compare(*runs).divergences[0].near_tie is True
+    assert compare(*penalised).divergences[0].near_tie is None
 
 
 def other_prompts(count: int, differing: int) -> tuple[Run, Run]:
@@ -105,8 +116,18 @@ def test_nan_against_a_number_is_a_difference_that_is_shown_as_such() -> None:
     page = comparison_page(c).render()
     assert "NaN or ∞" in page and 'Largest |Δ logprob|</p><p class="figure">0</p>' not in page
     assert "have no distance" in page
+    content = comparison_json(c)["logprobs"]
+    assert (content["differing"], content["not_finite"], content["max_abs"]) == (1, 1, None)
     some = compare(*(run({0: ([1, 2], values)}) for values in ([-1.0, -1.0], [-1.5, float("inf")])))
     assert some.logprobs is not None and some.logprobs.largest == "NaN or infinite in 1, else 0.5 nat"
+
+
+def test_nan_is_no_change_of_0_in_a_sweep_either() -> None:
+    a, b = nan_runs(-1.0, float("nan"))
+    distance = Distance(compare(a, b))
+    assert distance.largest == "NaN or infinite in 1" and Distance(compare(a, a)).largest == "0 nat"
+    page = matrix_page(matrix([a, b])).render()
+    assert "NaN or infinite in 1" in page and '<td class="number">0 nat</td>' not in page
 
 
 def test_nan_equals_nan_whatever_its_bits() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from evalengine.report.compare import Comparison
 from evalengine.report.compare_report import AGGREGATED
 from evalengine.report.compare_tables import evidence, near_ties, no_distance, scope
-from evalengine.report.flips import score_unchanged
+from evalengine.report.flips import CHANGES, score_unchanged, tally
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
@@ -41,7 +41,7 @@ def comparison_page(c: Comparison) -> Page:
     map_section(page, c)
     if c.flips:
         note = "Documents whose answer or score is another one in B; of given choices, under each metric."
-        page.section("flips", "Flips", flips_grid(page, c), note=note)
+        page.section("flips", "Flips", _changes(c), flips_grid(page, c), note=note)
     if parting(c):
         page.section("outputs", "Outputs that part", outputs_grid(page, c), note=" ".join(near_ties(c)) or None)
     if c.metrics:
@@ -59,16 +59,16 @@ def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
     yield from _first_metric(c)
     outside = c.only_a + c.only_b
     yield "Requests compared", f"{c.common:,}", f"{outside:,} only in one run" if outside else None
-    for kind in ("document", "prompt"):
+    for kind, of in (("document", "of the requests"), ("prompt", "of the requests"), ("text", "of the same tokens")):
         if c.kinds[kind]:
-            yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", "of the requests"
+            yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", of
     yield "Outputs that part", f"{c.outputs:,}", f"{c.outputs / c.common:.1%}" if c.outputs else None
     yield "Answers that flipped", f"{sum(c.answers.values()):,}", score_unchanged(c.flips) or None
     if (change := c.logprobs) is not None:
         yield "Logprobs that differ", f"{change.differing:,}", f"of {change.compared:,} in requests that differ"
-        if change.differing > change.not_finite:
+        if change.measured:
             odd = f"; {change.not_finite:,} more are NaN or infinite" if change.not_finite else ""
-            yield "Largest |Δ logprob|", f"{change.max_abs:.3g}", f"nat; {change.max_ulps:,} float32 ulps{odd}"
+            yield "Largest |Δ logprob|", f"{change.max_abs:.3g}", f"nat{odd}"
         elif change.not_finite:
             yield "Largest |Δ logprob|", "NaN or ∞", "no logprob that differs has a distance"
 
@@ -78,11 +78,12 @@ def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
     tested = [m for m in c.metrics if m.paired is not None and not m.nats]
     if tested and c.verdict == "DIFFERENT":
         metric = tested[0]
-        values = ["" if value is None else shown(value, ".4f") for value in metric.shown]
+        share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
+        values = ["" if v is None else shown(100 * v, ".1f") if share else shown(v, ".4g") for v in metric.shown]
         p, holm = p_values(metric)
         tests = sum(m.paired is not None for m in c.metrics)
         several = f", after Holm over {tests}: {holm}" if tests > 1 else ""
-        yield ", ".join(metric.key[:2]), " → ".join(values), f"p {p}{several}"
+        yield f"{' '.join(metric.key[:2])}{', %' if share else ''}", " → ".join(values), f"p {p}{several}"
 
 
 def _good(c: Comparison) -> bool | None:
@@ -144,7 +145,7 @@ def _attribution(c: Comparison) -> Iterator[Markup]:
     if (change := c.logprobs) is None:
         return
     yield from (tag("p", text) for text in no_distance(change))
-    if change.differing > change.not_finite:
+    if change.measured:
         rows = [
             ("nat", *(f"{value:.3g}" for value in (*change.percentiles.values(), change.max_abs))),
             ("float32 ulps", *(f"{value:,.0f}" for value in (*change.percentile_ulps.values(), change.max_ulps))),
@@ -156,6 +157,15 @@ def _attribution(c: Comparison) -> Iterator[Markup]:
 def _sentence(text: str) -> Markup:
     """A cell of words, which a narrow screen must not press into a column of letters."""
     return tag("span", text, class_="words")
+
+
+def _changes(c: Comparison) -> Markup:
+    """How many answers changed under each metric, and in which way."""
+    found = tally(c.flips)
+    changes = [change for change in CHANGES if any(change in counts for counts in found.values())]
+    rows = [[", ".join(key), *(f"{counts.get(change, 0):,}" for change in changes)]
+            for key, counts in sorted(found.items())]  # fmt: skip
+    return table(("Metric", *changes), rows, numbers=range(1, 1 + len(changes)))
 
 
 def _statistics(c: Comparison) -> Iterator[Markup]:

@@ -143,7 +143,8 @@ def _flip_cells(c: Comparison, flip: Flip, name: str, divergence: Divergence | N
     higher = c.a.higher_is_better.get(key, c.b.higher_is_better.get(key))
     changed = old is not None and new is not None and old != new and higher is not None
     better = (new > old) == higher if changed and old is not None and new is not None else None
-    score = f"{old:g} → {new:g}" if old is not None and new is not None else None
+    values = (flip.value_a, flip.value_b)
+    score = " → ".join(shown(value, "g") for value in values if value is not None) if None not in values else None
     answers = [None if text is None else beginning(text, cell)[:CELL] for text in (flip.answer_a, flip.answer_b)]
     place = (None, None) if divergence is None else (divergence.position, divergence.near_tie)
     return [name, flip.filter, flip.metric, *answers, score, better, flip.change, *place, flip.cause]
@@ -170,7 +171,7 @@ def _sums(c: Comparison) -> dict[tuple[str, int], list[list[Any]]]:
     for key, x in c.a.items.items():
         y = c.b.items.get(key)
         if y is not None and key[:2] in flipped and x.kind != "generate_until":
-            found.setdefault(key[:2], []).append([key[2], finite(x.sum_logprob), finite(y.sum_logprob)])
+            found.setdefault(key[:2], []).append([key[2], _number(x.sum_logprob), _number(y.sum_logprob)])
     return found
 
 

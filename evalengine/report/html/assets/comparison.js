@@ -51,10 +51,11 @@
 
   function choices(rows) {
     if (!rows.length) return [];
-    const cell = (value, digits) => make("td", "number", value === null ? "" : number(value, digits));
+    const cell = (value, digits) => make("td", "number", value === null ? "" : typeof value === "string" ? value : number(value, digits));
+    const known = (value) => typeof value === "number";
     const head = ["Request", "A", "B", "B − A"].map((title, i) => make("th", i ? "number" : "", title));
     const body = rows.map(([index, a, b]) => make("tr", "", make("td", "", String(index)), cell(a, 6), cell(b, 6),
-      make("td", "number", a === null || b === null ? "" : (b - a).toExponential(2))));
+      make("td", "number", known(a) && known(b) ? (b - a).toExponential(2) : "")));
     return [make("h3", "", "Log-likelihoods of the document's requests, nat"),
       make("div", "scroll", make("table", "", make("thead", "", make("tr", "", head)), make("tbody", "", body)))];
   }
