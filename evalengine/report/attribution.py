@@ -90,9 +90,13 @@ class Attribution:
         if change in ("documents", "targets"):
             yield change, SAID[change]
         if change != "documents" and prompt_differs(self.a, self.b, x, y):
-            for finding in self.findings:
-                if finding.subject == "data" and finding.task == x.task and finding.names:
-                    yield from ((name, finding.text if name != "prompts" else SAID[name]) for name in finding.names)
+            yield from self._prompts(x.task)
+
+    def _prompts(self, task: str) -> list[Blame]:
+        """What shapes a task's prompts and differs."""
+        found = [f for f in self.findings if f.subject == "data" and f.task == task]
+        named = [(name, f.text) for f in found for name in f.names if name != "prompts"]
+        return named or [("prompts", SAID["prompts"])]
 
     def _settings(self, task: str, generated: bool) -> list[Blame]:
         if (task, generated) not in self._of_settings:

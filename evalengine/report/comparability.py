@@ -142,7 +142,8 @@ def _contents(a: Run, b: Run) -> Iterator[Finding]:
                 )
         old, new = (section(run, "datasets").get(task, {}).get("sha256") for run in (a, b))
         if not shared and old and new and old != new:
-            yield Finding(f"{task}: the dataset's rows differ ({said(('sha256',), old, new)})", "data", True)
+            text = f"{task}: the dataset's rows differ ({said(('sha256',), old, new)})"
+            yield Finding(text, "data", True, ("documents",), task)
 
 
 def _prompts(a: Run, b: Run) -> Iterator[Finding]:

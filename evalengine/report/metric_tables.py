@@ -12,6 +12,7 @@ from evalengine.report.metric_deltas import MetricDelta
 from evalengine.report.numbers import shown
 from evalengine.report.statistics import PairedResult
 
+LARGE = 1e6  # from which on a value has no place after the point that says anything
 MDE = "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
 
 
@@ -22,7 +23,7 @@ def metrics_table(metrics: Sequence[MetricDelta]) -> Table:
     for metric in metrics:
         task, name, filter_name = metric.key
         arrow = {True: "↑", False: "↓", None: ""}[metric.higher_is_better]
-        values = ["" if value is None else shown(value, ".4f") for value in metric.shown]
+        values = ["" if v is None else value_text(v) for v in metric.shown]
         cells = [delta(metric), *[""] * 6]
         if (p := metric.paired) is not None:
             between = interval(p, ", ")
@@ -32,9 +33,14 @@ def metrics_table(metrics: Sequence[MetricDelta]) -> Table:
     return table
 
 
+def value_text(number: float, sign: str = "") -> str:
+    """A metric's value: four places after the point, six digits of a large one (the perplexity of a weak model)."""
+    return shown(number, f"{sign}.4f" if not abs(number) >= LARGE else f"{sign}.6g")
+
+
 def delta(metric: MetricDelta) -> str:
     """B - A of the same documents; "" where there is none."""
-    return "" if metric.difference is None else shown(metric.difference, "+.4f")
+    return "" if metric.difference is None else value_text(metric.difference, "+")
 
 
 def p_values(metric: MetricDelta) -> tuple[str, str]:
@@ -75,7 +81,7 @@ def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
         if metric.apart:
             yield f"{name}: no difference is given: {metric.apart}."
         elif metric.shown != (metric.value_a, metric.value_b) and metric.unit == "document":
-            reported = " and ".join("none" if v is None else shown(v, ".4f") for v in (metric.value_a, metric.value_b))
+            reported = " and ".join("none" if v is None else value_text(v) for v in (metric.value_a, metric.value_b))
             yield f"{name}: over the documents of both runs; as reported, over all of each: {reported}."
         if metric.unit == "window" and metric.paired is not None:
             of = f"{metric.paired.n} windows of {metric.paired.clusters} documents"

@@ -90,6 +90,14 @@ def test_other_documents_and_targets_are_named() -> None:
         assert said(a, b)[0] == {cause: 3}
 
 
+def test_rows_that_no_hash_of_documents_tells_apart_are_told_by_the_datasets() -> None:
+    """A baseline of ours holds no hashes of documents."""
+    datasets = {TASK: {"sha256": "e" * 64, "fewshot_sha256": None}}
+    a, b = (replace(r, hashes={}) for r in (run(BASE), run(TOKEN, asks={0: [9, 9]}, datasets=datasets)))
+    causes, (line,) = said(a, b)
+    assert causes == {"documents": 1} and "the dataset's rows differ (sha256 is dddddddddddd... in A" in line
+
+
 def as_lm_eval(r: Run, **identity: Any) -> Run:
     """What an lm-eval folder tells: no hash of a local model's weights."""
     lean: dict[str, Any] = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}

@@ -19,6 +19,7 @@ from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.lm_eval_samples import ROLLING
 from evalengine.report.matrix import matrix
+from evalengine.report.metric_tables import value_text
 from evalengine.report.runs import Run
 from evalengine.report.sweep import Distance
 from tests.unit.compared_runs import BASE, BIT, FILTER, KEY, TASK, TOKEN, run
@@ -154,6 +155,14 @@ def test_the_terminal_shows_no_ulps_no_infinities_and_no_negative_zero() -> None
     assert "ulp" not in shown and "-0.0000" not in shown
     assert re.search(r"\b(inf|nan)\b", shown) is None
     assert f"digest {run(BASE).digest}"[:19] + "...)" in shown and str(run(BASE).digest) not in shown
+
+
+@pytest.mark.parametrize(
+    ("number", "sign", "text"),
+    [(0.77, "", "0.7700"), (-1e-9, "+", "0.0000"), (122352891515.7528, "", "1.22353e+11"), (math.inf, "", "∞")],
+)
+def test_values_are_short_whatever_their_size(number: float, sign: str, text: str) -> None:
+    assert value_text(number, sign) == text and value_text(math.nan) == "NaN"
 
 
 def _printed(c: Comparison) -> str:

@@ -18,7 +18,7 @@ from evalengine.report.html.parts import details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
 from evalengine.report.item_differences import KINDS
 from evalengine.report.metric_deltas import MetricDelta
-from evalengine.report.metric_tables import MDE, delta, effect, p_values, p_words, pairing_notes, units
+from evalengine.report.metric_tables import MDE, delta, effect, p_values, p_words, pairing_notes, units, value_text
 from evalengine.report.metric_tables import interval as interval_text
 from evalengine.report.numbers import shown
 from evalengine.report.runs import Run
@@ -190,7 +190,7 @@ def _metric(metric: MetricDelta, reach: float) -> list[str | Markup | None]:
     direction = {True: "up", False: "down", None: None}[metric.higher_is_better]
     p = metric.paired
     named = join(tag("span", name, class_=direction), tag("span", f"{task}, {filter_name}", class_="under"))
-    first = [named, *("" if v is None else shown(v, ".4f") for v in metric.shown), delta(metric)]
+    first = [named, *("" if v is None else value_text(v) for v in metric.shown), delta(metric)]
     if p is None:
         return [*first, None, *[""] * 5]
     drawn = None
