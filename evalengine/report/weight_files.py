@@ -11,7 +11,7 @@ from evalengine.report.identities import short
 from evalengine.report.runs import Run
 from evalengine.report.weight_tensors import in_words, weights_difference
 
-AT_MOST = 4_000_000_000  # bytes of one run's weights that `compare` reads, twice: seconds
+AT_MOST = 2_000_000_000  # bytes of one run's weights that `compare` reads, twice: half a minute for two such
 INDEX = "model.safetensors.index.json"
 
 
