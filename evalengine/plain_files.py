@@ -6,10 +6,12 @@ named pipe, and expand YAML aliases until the memory ends (nine lines of nine al
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+CHUNK = 1 << 22  # bytes read at once
 MAX_YAML_NODES = 100_000  # after aliases are expanded; our longest file has fewer than 1,000
 MAX_YAML_DEPTH = 100
 MAX_JSON_DEPTH = 200  # what walks a value calls itself once a level, and Python ends at 1,000 calls
@@ -108,3 +110,15 @@ def _expanded_size(root: Any) -> int:
         return sizes[id(node)]
 
     return size(root, 0)
+
+
+def fingerprint(files: list[Path]) -> str:
+    """SHA-256 (hex) over (name, content) of the files, in name order."""
+    digest = hashlib.sha256()
+    for file in sorted(files, key=lambda f: f.name):
+        content = hashlib.sha256()
+        with file.open("rb") as stream:
+            while chunk := stream.read(CHUNK):
+                content.update(chunk)
+        digest.update(file.name.encode() + b"\0" + content.digest())
+    return digest.hexdigest()

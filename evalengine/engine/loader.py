@@ -23,13 +23,14 @@ from evalengine.engine.locate import CONFIG_FILES, Absent, locate, locate_model
 from evalengine.engine.memory import check_weights_fit
 from evalengine.engine.shards import DTYPES, StoredTensor, listing, read_tensors, weight_files
 from evalengine.engine.tokenizer import load_tokenizer
-from evalengine.engine.weights import dummy_tensors, fingerprint
+from evalengine.engine.weights import dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
 from evalengine.models.config import SUPPORTED_DTYPES, ModelSpec, dtype_name, plain, spec_problems
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.registry import get_model_class
+from evalengine.plain_files import fingerprint
 
 Format = Literal["safetensors", "gguf", "dummy"]
 

@@ -1,16 +1,14 @@
-"""Seeded dummy weights, and the fingerprint of weight files."""
+"""Seeded dummy weights."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 DUMMY_STD = 0.02  # of dummy weights: transformers' usual initializer_range
-CHUNK = 1 << 22  # bytes read at once
 HASHED_AT_ONCE = 1 << 20  # elements of a dummy tensor: 8 MB of int64, which fits a cache
 
 
@@ -42,15 +40,3 @@ def _uniform(name: str, start: int, count: int, device: torch.device) -> Tensor:
             x ^= x >> 16
             x *= 0x45D9F3B
     return ((x >> 8) & 0xFFFFFF).float().mul_(2.0**-24).sub_(0.5).mul_(DUMMY_STD * 12**0.5)
-
-
-def fingerprint(files: list[Path]) -> str:
-    """SHA-256 (hex) over (name, content) of the files, in name order."""
-    digest = hashlib.sha256()
-    for file in sorted(files, key=lambda f: f.name):
-        content = hashlib.sha256()
-        with file.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
-                content.update(chunk)
-        digest.update(file.name.encode() + b"\0" + content.digest())
-    return digest.hexdigest()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from evalengine.command import Parser
 from evalengine.errors import ConfigError, readable
@@ -14,12 +15,16 @@ from evalengine.explain.align import Explanation, check_prompts, explain
 from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
 from evalengine.explain.table import as_json, report
 from evalengine.explain.trace import Trace
+from evalengine.explain.weights import differing_weights
 from evalengine.records.schema import RecordKey
 from evalengine.report.compare import compare
 from evalengine.report.compare_tables import bullets, item_name
 from evalengine.report.printing import print_findings
 from evalengine.report.runs import Run, load_run, merkle_differences
 from evalengine.report.unchecked import UNBOUND
+
+if TYPE_CHECKING:  # it brings the engine, which two files do not need
+    from evalengine.explain.rerun import Side
 
 NUMERIC = ("batch_invariant=", "numerics=", "engine.", "model.")  # settings that change how numbers are computed
 PLACES = ("data_dir=", "model.", "tasks.", "engine.device=", "engine.num_kv_blocks=", "engine.num_threads=")
@@ -51,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
         again = [source.trace(key, arguments, instead, found.lacking) for source, instead in sides]
         found = explain(*again)
     notes = [*_unbound(sources), *_nothing_found(found, sources, key)]
-    print_findings("explain", report(found, notes), as_json(found, notes), arguments.json)
+    weights = differing_weights(found, [source.side(arguments, instead) for source, instead in sides])
+    print_findings("explain", report(found, notes, weights), as_json(found, notes, weights), arguments.json)
     return 0 if found.first is None else 1
 
 
@@ -87,12 +93,21 @@ class _Source:
         self, key: RecordKey, arguments: argparse.Namespace, instead: tuple[str, ...] = (), keep: Sequence[int] = ()
     ) -> Trace:
         """keep: token positions whose outputs are wanted whatever room they take (a file holds what it holds)."""
-        if self.run is None:
+        side = self.side(arguments, instead)
+        if side is None:
             assert self.file is not None
             return self.file
-        from evalengine.explain.rerun import Side, rerun
+        from evalengine.explain.rerun import rerun
 
-        return rerun(Side(self.run, instead, tuple(arguments.places), arguments.alone), key, keep)
+        return rerun(side, key, keep)
+
+    def side(self, arguments: argparse.Namespace, instead: tuple[str, ...] = ()) -> Side | None:
+        """What is run again; None for a file."""
+        if self.run is None:
+            return None
+        from evalengine.explain.rerun import Side
+
+        return Side(self.run, instead, tuple(arguments.places), arguments.alone)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ import torch
 from evalengine.compose import read_config
 from evalengine.config import Config
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import weights_fingerprint
+from evalengine.engine.loader import resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import Request, RequestOutput
+from evalengine.engine.shards import weight_files
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.record import Recorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
@@ -60,8 +62,8 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
     """
     config = _configuration(side)
     checkpoint, tasks = prepare(config)
-    same_model = not _names(side.instead, "model.")
-    if same_model and weights_fingerprint(checkpoint) != side.run.identity["weights"]:
+    same_model, weights = not _names(side.instead, "model."), weights_fingerprint(checkpoint)
+    if same_model and weights != side.run.identity["weights"]:
         raise ConfigError(
             f"{checkpoint.source}: these are not the weights of {side.run.name}; name them by --with model.path=..."
         )
@@ -80,7 +82,16 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
         item = next(one for one in plan.requests if one.key == key)
         recorder = Recorder(item.request, keep)
         output = _run(llm, plan, item, recorder, side, config.progress)
-        return _trace(side, llm, item, recorder, output, len(plan.requests), config.seed)
+        settings = {**engine_settings(llm), "seed": config.seed, "weights": weights}
+        return _trace(side, item, recorder, output, len(plan.requests), settings)
+
+
+def weight_files_of(side: Side) -> list[Path]:
+    """The weights that a side is run again with; none for dummy weights, which lie in no file."""
+    checkpoint = resolve_checkpoint(_configuration(side).model)
+    if checkpoint.format == "safetensors":
+        return weight_files(checkpoint.path)
+    return [checkpoint.path] if checkpoint.format == "gguf" else []
 
 
 def _model_changes(run: Run, now: Mapping[str, Any]) -> Iterator[str]:
@@ -125,13 +136,17 @@ def _answers(llm: LLM, requests: Sequence[Request], label: str, progress: bool) 
 
 
 def _trace(
-    side: Side, llm: LLM, item: HarnessRequest, recorder: Recorder, output: RequestOutput, num_requests: int, seed: int
+    side: Side,
+    item: HarnessRequest,
+    recorder: Recorder,
+    output: RequestOutput,
+    num_requests: int,
+    settings: dict[str, Any],
 ) -> Trace:
     computations = sorted(recorder.computations, key=lambda one: one.position)  # stable: in time's order
     token_ids = [*item.prompt_ids, *output.token_ids]
     assert {one.position for one in computations} == {*range(len(token_ids) - 1)}, "every token was computed by someone"
     _add_logprobs(computations, len(item.prompt_ids) - 1, output.logprobs)
-    settings = {**engine_settings(llm), "seed": seed}
     return Trace(
         label=side.label,
         key=item.key,

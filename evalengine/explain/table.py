@@ -11,20 +11,23 @@ from rich.table import Table
 
 from evalengine.explain.align import Explanation, First, OpDifference, Size
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace, in_words, place
-from evalengine.report.comparability import differing, said
 from evalengine.report.compare_tables import add, bullets, house_table, item_name
+from evalengine.report.identities import differing, said
+from evalengine.report.numbers import shown
 
 STREAM = "input_layernorm.residual"  # what a layer was given: all that the layers before it have added up
 BAR = 24  # characters of the longest bar
 DECADES = 2.0  # that the longest bar stands for at least: a scale that magnifies nothing into something
 
 
-def report(e: Explanation, notes: Sequence[str] = ()) -> Iterator[Table | str]:
-    """Everything to print, in order; a string is one line. `notes` come before the verdict."""
+def report(e: Explanation, notes: Sequence[str] = (), weights: Sequence[str] = ()) -> Iterator[Table | str]:
+    """Everything to print, in order; a string is one line. `notes` come before the verdict, `weights` (which of them
+    differ) before the ops: other weights are no op's doing."""
     for label, trace in (("A", e.a), ("B", e.b)):
         yield f"{label}: {trace.label}"
         yield f"   ran again: {trace.extent}{REPRODUCED[trace.reproduced]}"
     yield f"item: {item_name(e.a.key)}, {e.a.prompt_tokens} prompt tokens; {_tokens(e)}"
+    yield from bullets("Weights that differ", weights)
     yield from bullets("Settings that differ", settings(e))
     yield from bullets("Machines and versions that differ", machines(e))
     yield ""
@@ -57,7 +60,7 @@ def verdict(e: Explanation) -> str:
 
 def settings(e: Explanation) -> list[str]:
     """The engine's settings, as resolved, and the seed, where the two sides do not share them."""
-    return [said(path, x, y) for path, x, y in differing(e.a.settings, e.b.settings)]
+    return [said(path, x, y) for path, x, y in differing(e.a.settings, e.b.settings) if path != ("weights",)]
 
 
 def machines(e: Explanation) -> list[str]:
@@ -74,7 +77,9 @@ def growth_table(e: Explanation) -> Table:
     for row, bar in zip(rows, bars, strict=True):
         layer, name = place(row.op)
         size = (
-            [f"{row.size.differing} of {row.size.elements}", f"{row.size.max_relative:.2g}"] if row.size else ["", ""]
+            [f"{row.size.differing} of {row.size.elements}", shown(row.size.max_relative, ".2g")]
+            if row.size
+            else ["", ""]
         )
         add(table, [layer if layer != above else "", name, f"{row.differing} of {row.compared}", *size, bar])
         above = layer
@@ -92,12 +97,13 @@ def _shown(e: Explanation) -> Iterator[OpDifference]:
             yield row
 
 
-def as_json(e: Explanation, notes: Sequence[str] = ()) -> dict[str, Any]:
+def as_json(e: Explanation, notes: Sequence[str] = (), weights: Sequence[str] = ()) -> dict[str, Any]:
     """Everything, as plain JSON values."""
     return {
         "verdict": verdict(e),
         "item": list(e.a.key),
         "sides": [_side(trace) for trace in (e.a, e.b)],
+        "weights": list(weights),
         "settings": settings(e),
         "machines": machines(e),
         "common_tokens": e.common,
@@ -147,7 +153,7 @@ def _first(first: First, until: int) -> Iterator[str]:
     else:
         yield (
             f"  {s.differing} of {s.elements} elements differ, by at most {s.max_abs:.3g} "
-            f"({s.max_relative:.2g} of the largest; {s.max_ulps} {s.unit} ulp{'' if s.max_ulps == 1 else 's'})."
+            f"({shown(s.max_relative, '.2g')} of the largest; {_count(s.max_ulps, f'{s.unit} ulp')})."
         )
     yield f"  A computed it in {_step(first.a)}, B in {_step(first.b)}."
 

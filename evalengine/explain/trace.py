@@ -50,7 +50,7 @@ class Trace:
     token_ids: list[int]  # the prompt's and the output's
     ops: dict[str, str]  # op -> dtype of its output, in the order in which they run
     computations: list[Computation]  # by position, then by time
-    settings: dict[str, Any]  # the engine's, as resolved
+    settings: dict[str, Any]  # the engine's, as resolved; the seed; `weights`: their hash, which older files lack
     machine: dict[str, Any]  # hardware, libraries and code of the re-run
     extent: str  # what was run again
     reproduced: bool | None  # whether the re-run gave the bytes of the run's record; None: it is no run's configuration

@@ -1,9 +1,10 @@
 """`evalengine baseline RUN -o FILE`: what of a run a later one is held against, small enough for git.
 
 A baseline is JSON with sorted keys: the run's digest and task digests, its manifest, and per request the digest leaf,
-the hashes of prompt and output ids and the summed log-probability; per document scores and answers; results. Token
-ids, single log-probabilities and texts stay out; so do lm-eval's hashes of documents where the manifest has those of
-datasets and prompts. 1319 generated items (gsm8k) take 0.2 MB.
+the hashes of prompt and output ids and the summed log-probability; per document scores, answers, the choices that were
+taken (which older files lack) and what perplexities are made of; results. Token ids, single log-probabilities and texts
+stay out; so do lm-eval's hashes of documents where the manifest has those of datasets and prompts. 1319 generated items
+(gsm8k) take 0.2 MB.
 
 The file carries its own hash (`records.sealed`), and the leaves must give the digest as well.
 """
@@ -134,8 +135,21 @@ def _content(run: Run) -> dict[str, Any]:
         "results": [[*key, *map(pack_number, pair)] for key, pair in sorted(run.results.items())],
         "higher_is_better": [[*key, value] for key, value in sorted(run.higher_is_better.items())],
         "answers": [[*key, *_by_document(values, str)] for key, values in sorted(run.answers.items())],
+        "choices": [[*key, *_by_document(values, int)] for key, values in sorted(run.choices.items())],
         "hashes": {task: _packed_hashes(found) for task, found in hashes.items()},
+        **_some("weighted", [[*key, *_pairs(found)] for key, found in sorted(run.weighted.items())]),
     }
+
+
+def _some(name: str, value: Any) -> dict[str, Any]:
+    """Nothing for what is empty: files of runs without it stay as they were."""
+    return {name: value} if value else {}
+
+
+def _pairs(found: Mapping[int, tuple[float, float]]) -> tuple[int, Any, Any, Any]:
+    """(count, documents, log-likelihoods, weights)."""
+    docs = sorted(found)
+    return len(docs), fold(docs), *(pack_floats([found[doc][place] for doc in docs]) for place in (0, 1))
 
 
 def _columns(items: Sequence[Item]) -> dict[str, Any]:
@@ -178,6 +192,14 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
             for task, name, count, docs, values in content["answers"]
         },
         hashes={task: _hashes(*columns) for task, columns in content["hashes"].items()},
+        choices={
+            (task, metric, name): dict(zip(unfold(docs, count), map(_choice, unfold(values, count)), strict=True))
+            for task, metric, name, count, docs, values in content.get("choices", ())
+        },
+        weighted={
+            (task, metric, name): dict(zip(unfold(docs, count), _weighted(count, *columns), strict=True))
+            for task, metric, name, count, docs, *columns in content.get("weighted", ())  # none in older files
+        },
     )
 
 
@@ -188,6 +210,17 @@ def _items(task: str, columns: Mapping[str, Any]) -> list[Item]:
     table["sum_logprob"] = unpack_floats(columns["sum_logprob"], count)
     rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
     return [Item(task=task, output_ids=None, logprobs=None, text=None, **row) for row in rows]
+
+
+def _choice(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"choice {str(value)[:20]} is no number of a choice")
+    return value
+
+
+def _weighted(count: int, totals: Any, weights: Any) -> list[tuple[float, float]]:
+    columns = [unpack_floats(column, count) for column in (totals, weights)]
+    return [(float(total), float(weight)) for total, weight in zip(*columns, strict=True)]
 
 
 def _packed_hashes(found: Mapping[int, tuple[str, str, str]]) -> list[Any]:

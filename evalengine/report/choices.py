@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from evalengine.report.chosen import continuations, target_index
 from evalengine.report.run_data import RunData
 
 
@@ -50,24 +50,6 @@ def choices(data: RunData, task: str) -> list[Choice]:
             continue
         found.append(_choice(doc, np.array(sums, dtype=np.float64), target_index(row, texts)))
     return found
-
-
-def continuations(row: Mapping[str, Any]) -> list[str]:
-    """The text of each choice of a sample; those without their context (acc_mutual_info's second half) left out."""
-    arguments = row.get("arguments")
-    arguments = arguments if isinstance(arguments, Mapping) else {}
-    texts = [str(value.get("arg_1", "")) for value in arguments.values() if isinstance(value, Mapping)]
-    return texts[: len(texts) // 2] if "acc_mutual_info" in row["metrics"] else texts
-
-
-def target_index(row: Mapping[str, Any], texts: Sequence[str]) -> int | None:
-    """Which choice is right: the target is its number, or its text. None where it could be either (choices that are
-    numbers themselves): lm-eval's files do not say which."""
-    target = str(row.get("target", "")).strip()
-    found = {place for place, text in enumerate(texts) if text.strip() == target}
-    if target.isascii() and target.isdigit() and int(target) < len(texts):
-        found.add(int(target))
-    return found.pop() if len(found) == 1 else None
 
 
 def reliability(found: Sequence[Choice], bins: int = 10) -> list[Bin]:

@@ -1,49 +1,33 @@
 """Two runs side by side: a verdict, the items that differ, and what each difference comes from.
 
-IDENTICAL: every request that both runs hold has the same digest leaf, and every score is the same. SAME TOKENS: the
-outputs are equal, logprobs are not (or, in lm-eval's files, cannot be compared). DIFFERENT: outputs, answers or scores
-differ. Runs of unlike inputs are compared on what they share; `comparability.incomparable` says whether that is wise.
+IDENTICAL: every request that both runs hold has the same digest leaf, and every answer and score is the same. SAME
+TOKENS: the outputs are equal, logprobs are not (or, in lm-eval's files, cannot be compared). DIFFERENT: prompts,
+outputs, answers or scores differ. Runs of unlike inputs are compared on what they share;
+`comparability.incomparable` says whether that is wise.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from evalengine.report.comparability import (
-    NUMERIC_SETTINGS,
-    Finding,
-    data_differs,
-    differing,
-    findings,
-    short,
-)
+from evalengine.report.attribution import Attribution, surroundings
+from evalengine.report.comparability import Finding, findings
 from evalengine.report.divergence import Divergence, LogprobChange, divergence, logprob_change
-from evalengine.report.flips import Cause, Flip, flips
+from evalengine.report.flips import OF_ANSWER, SCORER, Change, Flip, changed_documents, flips
+from evalengine.report.item_differences import KINDS, ItemDifference, item_differences, outputs_known, pairs
 from evalengine.report.metric_deltas import MetricDelta, metric_deltas
 from evalengine.report.numbers import same_number
 from evalengine.report.rolling import aligned
-from evalengine.report.runs import Item, Key, Run, merkle_differences
+from evalengine.report.runs import Key, Run
 from evalengine.report.unchecked import unchecked
 
 Verdict = Literal["IDENTICAL", "SAME TOKENS", "DIFFERENT"]
 Level = Literal["bitwise", "tokens", "answers"]
 LEVELS: tuple[Level, ...] = ("bitwise", "tokens", "answers")
-# Of the manifest, outside the identity.
-SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")
-SUMS = 1e-15  # relative: as far apart as rounding puts equal sums of sums (a baseline's windows, `rolling`)
-
-
-@dataclass(frozen=True)
-class ItemDifference:
-    """One request whose records differ."""
-
-    key: Key
-    what: Literal["prompt", "output", "logprobs"]  # the first of them that differs
-    cause: Cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +49,8 @@ class Comparison:
     metrics: list[MetricDelta]
     rescored: bool  # other aggregated results, of outputs or scores that are equal
     surroundings: list[str]  # machine, schedule and versions: outside the identity, and different
+    why: dict[str, list[str]] = field(default_factory=dict)  # cause -> what it means, a sentence each
+    tensors: list[str] = field(default_factory=list)  # which weights differ, where they were looked at
 
     @property
     def partial(self) -> bool:
@@ -92,12 +78,39 @@ class Comparison:
         return self.a.digest == self.b.digest if self.a.digest and self.b.digest else None
 
     @property
+    def other_prompts(self) -> set[Key]:
+        """Requests that were asked in other words, so that their tokens do not stand side by side."""
+        return {difference.key for difference in self.differences if "prompt" in difference.kinds}
+
+    @property
+    def outputs(self) -> int:
+        """How many requests have another output, whatever else differs."""
+        return sum("output" in difference.kinds for difference in self.differences)
+
+    @property
+    def answers(self) -> dict[Change, int]:
+        """How many documents have another answer or score, by what changed; each counts once."""
+        return changed_documents(self.flips)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Every kind of difference: requests whose document, prompt, output, logprobs or text differ, each as often as
+        it applies; documents whose score, and whose answer alone, differ; requests that are missing from a run."""
+        counts = Counter(kind for difference in self.differences for kind in difference.kinds)
+        answers = self.answers
+        alone = sum(answers.get(change, 0) for change in OF_ANSWER)
+        more = {"score": sum(answers.values()) - alone, "answer": alone, "missing": self.only_a + self.only_b}
+        return {**{kind: counts[kind] for kind in KINDS}, **more}
+
+    @property
     def causes(self) -> dict[str, int]:
-        """How many items, and for the scorer documents, each cause accounts for."""
+        """How many items, and for what no item explains documents, each cause accounts for."""
         counts = Counter(difference.cause for difference in self.differences)
-        for cause in ("scorer", "unknown"):
-            scored = {(flip.task, flip.doc_id) for flip in self.flips if flip.cause == cause}
-            counts[cause] = max(len(scored), int(self.rescored and cause == "scorer"))
+        scored = {flip.cause for flip in self.flips} - counts.keys()
+        for cause in scored:
+            counts[cause] = len({(flip.task, flip.doc_id) for flip in self.flips if flip.cause == cause})
+        if self.rescored and not scored:
+            counts[SCORER] = 1
         return {cause: count for cause, count in sorted(counts.items()) if count}
 
     def within(self, level: Level) -> bool:
@@ -111,14 +124,15 @@ def compare(a: Run, b: Run) -> Comparison:
     """The evidence on two runs, over the requests and documents that both hold."""
     a, b = aligned(a, b)
     found = findings(a, b)
+    blame = Attribution(a, b, found)
     common = a.items.keys() & b.items.keys()
-    elsewhere: Cause = "configuration" if any(f.subject == "configuration" for f in found) else "numerics"
-    differences = [_difference(a, b, key, elsewhere) for key in _differing_keys(a, b) if key in common]
-    moved = _moved(a, b, differences)
-    flipped = list(flips(a, b, moved))
+    differences = item_differences(a, b, blame)
+    moved = _moved(a, b, differences, blame)
+    flipped = [_blamed(flip, blame) for flip in flips(a, b, moved)]
     rescored = _rescored(a, b, {task for task, _ in moved})
-    pairs = [(a.items[d.key], b.items[d.key]) for d in differences if d.what != "prompt"]
-    parted = (divergence(x, y, _greedy(a, x.task) and _greedy(b, y.task)) for x, y in pairs)
+    if rescored:
+        blame.scorer("")
+    asked_alike = [d.key for d in differences if "prompt" not in d.kinds]
     return Comparison(
         a=a,
         b=b,
@@ -129,33 +143,48 @@ def compare(a: Run, b: Run) -> Comparison:
         findings=found,
         unchecked=unchecked(a, b),
         differences=differences,
-        logprobs=logprob_change(pairs),
-        divergences=[d for d in parted if d is not None],
+        logprobs=logprob_change((a.items[key], b.items[key]) for key in asked_alike),
+        divergences=_divergences(a, b, [d.key for d in differences], {*asked_alike}),
         flips=flipped,
         metrics=metric_deltas(a, b),
         rescored=rescored,
-        surroundings=list(_surroundings(a, b)),
+        surroundings=[text for _, text in surroundings(a, b)],
+        why=blame.why,
     )
 
 
+def _divergences(a: Run, b: Run, keys: Sequence[Key], asked_alike: Collection[Key]) -> list[Divergence]:
+    """Where the outputs of these requests part. A choice after another prompt was no near-tie nor none."""
+    greedy = {task: _greedy(a, task) and _greedy(b, task) for task in {key[0] for key in keys}}
+    found = (divergence(a.items[key], b.items[key], greedy[key[0]] and key in asked_alike) for key in keys)
+    return [d for d in found if d is not None]
+
+
+def _blamed(flip: Flip, blame: Attribution) -> Flip:
+    """A flip that no output explains comes from the document, or from how it was scored."""
+    if flip.cause != SCORER:
+        return flip
+    return replace(flip, cause=blame.document(flip.task, flip.doc_id) or blame.scorer(flip.task))
+
+
 def _verdict(a: Run, b: Run, differences: list[ItemDifference], flipped: list[Flip]) -> Verdict:
-    if flipped or any(d.what != "logprobs" for d in differences):
+    if flipped or any({"document", "prompt", "output"} & {*d.kinds} for d in differences):
         return "DIFFERENT"
-    bits = all(x.leaf and y.leaf for x, y in _pairs(a, b))
+    bits = all(x.leaf and y.leaf for x, y in pairs(a, b))
     return "IDENTICAL" if bits and not differences else "SAME TOKENS"
 
 
-def _moved(a: Run, b: Run, differences: list[ItemDifference]) -> dict[tuple[str, int], Cause]:
+def _moved(a: Run, b: Run, differences: list[ItemDifference], blame: Attribution) -> Mapping[tuple[str, int], str]:
     """Documents whose answer may be another one for what the requests gave, and why.
 
     Logprobs make the answer where given texts are scored. A generated answer is made of its tokens alone: where those
     are equal, whoever scored them is left.
     """
-    why = [d for d in differences if d.what != "logprobs" or a.items[d.key].kind != "generate_until"]
-    moved: dict[tuple[str, int], Cause] = {d.key[:2]: d.cause for d in reversed(why)}
-    for x, y in _pairs(a, b):
-        if not _outputs_known(x, y):
-            moved.setdefault((x.task, x.doc_id), "unknown")
+    why = [d for d in differences if {*d.kinds} != {"logprobs"} or a.items[d.key].kind != "generate_until"]
+    moved: dict[tuple[str, int], str] = {d.key[:2]: d.cause for d in reversed(why)}
+    for x, y in pairs(a, b):
+        if not outputs_known(x, y) and (x.task, x.doc_id) not in moved:
+            moved[x.task, x.doc_id] = blame.unknown()
     return moved
 
 
@@ -172,54 +201,8 @@ def _rescored(a: Run, b: Run, moved: set[str]) -> bool:
     return any(not same_number(x, y) and not math.isclose(x, y, rel_tol=1e-12) for x, y in pairs)
 
 
-def _differing_keys(a: Run, b: Run) -> Iterator[Key]:
-    """By Merkle descent where both runs have leaves; item by item where one has none."""
-    if all(x.leaf and y.leaf for x, y in _pairs(a, b)):
-        yield from merkle_differences(a, b)
-    else:
-        yield from (x.key for x, y in _pairs(a, b) if data_differs(a, b, x, y) or not _equal_as_far_as_known(x, y))
-
-
-def _pairs(a: Run, b: Run) -> Iterator[tuple[Item, Item]]:
-    return ((item, b.items[key]) for key, item in a.items.items() if key in b.items)
-
-
-def _equal_as_far_as_known(x: Item, y: Item) -> bool:
-    if x.sum_logprob is None or y.sum_logprob is None or same_number(x.sum_logprob, y.sum_logprob):
-        return _same_output(x, y)
-    return _same_output(x, y) and math.isclose(x.sum_logprob, y.sum_logprob, rel_tol=SUMS)
-
-
-def _same_output(x: Item, y: Item) -> bool:
-    """By token ids where both runs have their hash, else by text; scored text is part of the request."""
-    if x.output_sha256 and y.output_sha256:
-        return x.output_sha256 == y.output_sha256
-    return x.kind != "generate_until" or x.text is None or y.text is None or x.text == y.text
-
-
-def _outputs_known(x: Item, y: Item) -> bool:
-    """Whether `_same_output` has anything to go by."""
-    hashes = bool(x.output_sha256 and y.output_sha256)
-    return hashes or x.kind != "generate_until" or (x.text is not None and y.text is not None)
-
-
-def _difference(a: Run, b: Run, key: Key, elsewhere: Cause) -> ItemDifference:
-    """What differs first in a request that both runs hold, and why."""
-    x, y = a.items[key], b.items[key]
-    if data_differs(a, b, x, y):
-        prompts = x.prompt_sha256 != y.prompt_sha256 if x.prompt_sha256 and y.prompt_sha256 else True
-        return ItemDifference(key, "prompt" if prompts or _same_output(x, y) else "output", "data")
-    return ItemDifference(key, "logprobs" if _same_output(x, y) else "output", elsewhere)
-
-
-def _surroundings(a: Run, b: Run) -> Iterator[str]:
-    if a.manifest and b.manifest:
-        for name in SURROUNDINGS:
-            for path, old, new in differing(a.manifest.get(name), b.manifest.get(name), (name,)):
-                if path[:2] != ("engine", "stats") and path[-1] not in NUMERIC_SETTINGS:  # those are findings
-                    yield f"{'.'.join(path)}: {short(old)} and {short(new)}"
-
-
 def _greedy(run: Run, task: str) -> bool:
+    """Whether the likeliest token was taken, by the logprobs that the records hold: processors choose by others."""
     settings = run.identity.get("tasks", {}).get(task) or {}
-    return not (settings.get("generation") or {}).get("temperature")
+    processors = (run.manifest.get("model") or {}).get("processors")
+    return not processors and not (settings.get("generation") or {}).get("temperature")

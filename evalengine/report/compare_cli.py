@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from evalengine.command import Parser
@@ -11,13 +12,14 @@ from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.report.comparability import incomparable
 from evalengine.report.compare import LEVELS, Comparison, compare
 from evalengine.report.compare_json import comparison_json, matrix_json
-from evalengine.report.compare_tables import report
+from evalengine.report.compare_report import report
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import Page
 from evalengine.report.matrix import matrix, matrix_report
 from evalengine.report.printing import print_findings
 from evalengine.report.runs import Run, load_run, named_runs
+from evalengine.report.weight_files import differing_weights
 
 ABOUT = "Says whether runs are the same; if not, where they differ, why, and whether it matters."
 EXIT_CODES = "Exit codes: 0 the same at --level, 1 different, 2 not comparable or bad usage."
@@ -49,13 +51,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def compared(a: Run, b: Run, allow: bool) -> Comparison:
-    """Two runs compared. Raises `ConfigError` for unlike runs (unless `allow`), and for runs that share no request."""
+    """Two runs compared, and their weights where they differ and can be read.
+
+    Raises `ConfigError` for unlike runs (unless `allow`), and for runs that share no request.
+    """
     why = incomparable(a, b)
     if not a.items.keys() & b.items.keys():
         raise ConfigError(_refusal(a, b, why, "They have no request in common."))
     if why and not allow:
         raise ConfigError(_refusal(a, b, why, "--allow compares them on the requests that they share."))
-    return compare(a, b)
+    return replace(compare(a, b), tensors=differing_weights(a, b))
 
 
 def _two(a: Run, b: Run, arguments: argparse.Namespace) -> int:

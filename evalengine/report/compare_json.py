@@ -9,14 +9,14 @@ from typing import Any
 
 from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare import LEVELS, Comparison
-from evalengine.report.divergence import NEAR_TIE
-from evalengine.report.flips import Flip
+from evalengine.report.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
+from evalengine.report.flips import tally
 from evalengine.report.matrix import Matrix
 from evalengine.report.metric_deltas import MetricDelta
 from evalengine.report.runs import Key, Run
 
 FORMAT = "evalengine.compare"
-VERSION = 1  # rises when a name below changes its meaning or goes
+VERSION = 2  # rises when a name below changes its meaning or goes
 
 
 def comparison_json(c: Comparison) -> dict[str, Any]:
@@ -33,13 +33,22 @@ def comparison_json(c: Comparison) -> dict[str, Any]:
         "settings": c.settings,
         "surroundings": c.surroundings,
         "unchecked": c.unchecked,
+        "differing_in": c.kinds,
+        "answers": c.answers,
+        "answers_by_metric": [
+            {**dict(zip(("task", "metric", "filter"), key, strict=True)), **counts}
+            for key, counts in sorted(tally(c.flips).items())
+        ],
         "causes": c.causes,
+        "causes_explained": {cause: c.why.get(cause, []) for cause in c.causes},
+        "tensors": c.tensors,
         "rescored": c.rescored,
-        "differences": [{**_key(d.key), "what": d.what, "cause": d.cause} for d in c.differences],
-        "logprobs": None if c.logprobs is None else asdict(c.logprobs),
+        "differences": [{**_key(d.key), "what": d.what, "in": d.kinds, "cause": d.cause} for d in c.differences],
+        "logprobs": None if c.logprobs is None else _logprobs(c.logprobs),
         "near_tie_nat": NEAR_TIE,
+        "near_tie_ceiling": TIE_CEILING,
         "divergences": [{**_key(d.key), **{k: v for k, v in asdict(d).items() if k != "key"}} for d in c.divergences],
-        "flips": [_flip(flip) for flip in c.flips],
+        "flips": [asdict(flip) for flip in c.flips],
         "metrics": [_metric(metric) for metric in c.metrics],
     }
     plain: dict[str, Any] = _finite(content)
@@ -77,21 +86,28 @@ def _key(key: Key) -> dict[str, Any]:
     return dict(zip(("task", "doc_id", "request_index", "repeat"), key, strict=True))
 
 
-def _flip(flip: Flip) -> dict[str, Any]:
-    return asdict(flip)
+def _logprobs(change: LogprobChange) -> dict[str, Any]:
+    """Distances are null where logprobs differ and none of them has one."""
+    content = asdict(change)
+    if change.differing and not change.measured:
+        content |= {"max_abs": None, "percentiles": None, "max_ulps": None, "percentile_ulps": None}
+    return content
 
 
 def _metric(metric: MetricDelta) -> dict[str, Any]:
     task, name, filter_name = metric.key
-    both = metric.value_a is not None and metric.value_b is not None
     return {
         "task": task,
         "metric": name,
         "filter": filter_name,
         "a": metric.value_a,
         "b": metric.value_b,
-        "delta": metric.value_b - metric.value_a if both else None,  # type: ignore[operator]
+        "common_a": metric.common_a,
+        "common_b": metric.common_b,
+        "delta": metric.difference,
+        "no_delta_because": metric.apart or None,
         "paired": None if metric.paired is None else metric.paired.to_json(),
+        "p_holm": metric.p_holm,
         "unit": metric.unit,
         "left_out": metric.left_out,
     }

@@ -1,8 +1,7 @@
-"""A comparison on the terminal: plain sentences, tables in lm-eval's style, and the verdict as the last line."""
+"""The sentences and tables of a comparison on the terminal, in lm-eval's style."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -10,49 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from evalengine.report.compare import Comparison
-from evalengine.report.divergence import NEAR_TIE, LogprobChange
-from evalengine.report.metric_deltas import MetricDelta
+from evalengine.report.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
+from evalengine.report.flips import CHANGES, score_unchanged, tally
+from evalengine.report.numbers import shown
 from evalengine.report.runs import Key
 
 ROWS = 10  # of a table: the rest is in --json
-CAUSES = {
-    "configuration": "settings that change numbers differ between the runs, or one was interrupted under fast numerics",
-    "data": "documents, targets or prompts differ between the runs",
-    "scorer": "the same outputs were scored in another way",
-    "numerics": "the same inputs and settings gave other bits",
-    "unknown": "a run holds no outputs, so that nothing says whether they changed or how they were scored",
-}
-
-
-def report(comparison: Comparison) -> Iterator[Table | str]:
-    """Everything to print, in order; a string is one line."""
-    c = comparison
-    for label, run in (("A", c.a), ("B", c.b)):
-        yield f"{label}: {run.source}" + (f" (digest {run.digest})" if run.digest else " (no digest)")
-    yield from bullets("Compared although they are unlike", c.unlike)
-    yield from bullets("Settings that may change bits", c.settings)
-    if c.verdict != "IDENTICAL":
-        yield from bullets("Also different around the runs", c.surroundings)
-    yield from bullets("Not known", c.unchecked)
-    yield ""
-    yield from _summary(c)
-    if c.logprobs is not None and c.logprobs.differing:
-        yield logprobs_table(c.logprobs)
-    if c.divergences:
-        yield divergence_table(c)
-        yield from _rest(len(c.divergences), "diverging outputs")
-        yield from near_ties(c)
-    if c.flips:
-        yield flips_table(c)
-        yield from _rest(len(c.flips), "changed answers")
-    if c.verdict != "IDENTICAL" and c.metrics:
-        yield metrics_table(c)
-        yield (
-            f"W/L/T: {units(c.metrics)} on which B is better, worse and equal. "
-            "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
-        )
-        yield from pairing_notes(c.metrics)
-    yield f"verdict: {verdict(c)}"
+TIES = {True: "possible", False: "no", None: ""}
 
 
 def verdict(c: Comparison) -> str:
@@ -70,27 +33,47 @@ def evidence(c: Comparison) -> str:
     if c.verdict == "IDENTICAL":
         return f"every bit of {c.common} outputs and their logprobs"
     if c.verdict == "SAME TOKENS":
-        if c.logprobs is not None:
-            return f"{c.logprobs.differing} of {_total(c)} logprobs differ"
         if not c.differences:
             return "texts, log-likelihoods and scores; lm-eval's files hold no bits to compare"
-        return f"{len(c.differences)} of {c.common} requests differ in logprobs"
-    outputs = sum(d.what == "output" for d in c.differences)
-    documents = len({(flip.task, flip.doc_id) for flip in c.flips})
+        texts = f"{c.kinds['text']} texts of the same tokens" if c.kinds["text"] else ""
+        logprobs = f"{c.kinds['logprobs']} of {c.common} requests differ in logprobs" if c.kinds["logprobs"] else ""
+        if c.logprobs is not None and c.logprobs.differing:
+            logprobs = f"{c.logprobs.differing} of {_total(c)} logprobs differ"
+        return "; ".join(part for part in (logprobs, f"{texts} differ" if texts else "") if part)
+    asked = [f"{c.kinds[kind]} of {c.common} {kind}s" for kind in ("document", "prompt") if c.kinds[kind]]
+    documents = sum(c.answers.values())
     answers = f"{documents} answer{'' if documents == 1 else 's'}"
+    counts = " and ".join(part for part in (", ".join([*asked, f"{c.outputs} of {c.common} outputs"]), answers))
     also = "; results were aggregated in another way" if c.rescored and not c.flips else ""
-    return f"{outputs} of {c.common} outputs and {answers} differ{also}"
+    return f"{counts} differ{_alone(c)}{also}"
+
+
+def answers_table(c: Comparison) -> Table:
+    """How many answers changed under each metric, and in which way."""
+    found = tally(c.flips)
+    changes = [change for change in CHANGES if any(change in counts for counts in found.values())]
+    table = house_table(("Changed answers", "Filter", "Metric", *changes), left=(0, 1, 2))
+    for (task, metric, name), counts in sorted(found.items()):
+        add(table, [task, name, metric, *(str(counts.get(change, 0)) for change in changes)])
+    return table
 
 
 def logprobs_table(change: LogprobChange) -> Table:
     """How far apart the logprobs of equal tokens are."""
     table = house_table(("Logprobs that differ", "Of", "|delta|", "p50", "p90", "p99", "max"), left=(2,))
     counts = [str(change.differing), str(change.compared)]
-    nats = [f"{value:.3g}" for value in (*change.percentiles.values(), change.max_abs)]
-    steps = [f"{value:.0f}" for value in (*change.percentile_ulps.values(), change.max_ulps)]
+    nats = [f"{value:.3g}" if change.measured else "" for value in (*change.percentiles.values(), change.max_abs)]
     add(table, [*counts, "nat", *nats])
-    add(table, ["", "", "float32 ulps", *steps])
     return table
+
+
+def no_distance(change: LogprobChange) -> Iterator[str]:
+    """How many logprobs differ without a distance, if any do."""
+    if change.not_finite:
+        yield (
+            f"{change.not_finite} of the {change.differing} logprobs that differ have no distance: a run has NaN or "
+            "infinity there."
+        )
 
 
 def divergence_table(c: Comparison) -> Table:
@@ -98,49 +81,28 @@ def divergence_table(c: Comparison) -> Table:
     headings = ("Item", "Token", "", "Goes on with", "Token ids", "Logprob", "Gap", "Near-tie")
     table = house_table(headings, left=(0, 2, 3, 4, 7))
     for d in c.divergences[:ROWS]:
-        gap = "" if d.gap is None else f"{d.gap:+.4f}"
-        tie = {True: "yes", False: "no", None: ""}[d.near_tie]
+        gap = "" if d.gap is None else shown(d.gap, "+.4f")
         for label, ids, logprob, text in (
             ("A", d.tokens_a, d.logprob_a, d.text_a),
             ("B", d.tokens_b, d.logprob_b, d.text_b),
         ):
             first = [item_name(d.key), str(d.position)] if label == "A" else ["", ""]
             said = f"{d.before}|{text}" if text or d.before else ""
-            number = "" if logprob is None else f"{logprob:.4f}"
-            last = [gap, tie] if label == "A" else ["", ""]
+            number = "" if logprob is None else shown(logprob, ".4f")
+            last = [gap, TIES[d.near_tie]] if label == "A" else ["", ""]
             add(table, [*first, label, said, " ".join(map(str, ids[:4])) or "(ends)", number, *last])
     return table
 
 
 def flips_table(c: Comparison) -> Table:
     """Documents whose answer or score changed."""
-    headings = ("Task", "Filter", "Doc", "Answer A", "Answer B", "Metric", "A", "B", "Cause")
-    table = house_table(headings, left=(0, 1, 3, 4, 5, 8))
+    headings = ("Task", "Filter", "Doc", "Answer A", "Answer B", "Metric", "A", "B", "Change", "Cause")
+    table = house_table(headings, left=(0, 1, 3, 4, 5, 8, 9))
     for flip in c.flips[:ROWS]:
         answers = ["" if text is None else printable(text)[:40] for text in (flip.answer_a, flip.answer_b)]
-        values = ["" if value is None else f"{value:g}" for value in (flip.value_a, flip.value_b)]
-        add(table, [flip.task, flip.filter, str(flip.doc_id), *answers, flip.metric or "", *values, flip.cause])
-    return table
-
-
-def metrics_table(c: Comparison) -> Table:
-    """Each metric of both runs with the statistics of its pairs."""
-    headings = ("Task", "Filter", "Metric", "", "A", "B", "B - A", "95% interval", "W/L/T", "p", "Test", "MDE")
-    table = house_table(headings, left=(0, 1, 2, 3, 10))
-    for metric in c.metrics:
-        task, name, filter_name = metric.key
-        arrow = {True: "↑", False: "↓", None: ""}[metric.higher_is_better]
-        both = [metric.value_a, metric.value_b]
-        if metric.paired is not None and c.partial:  # what is reported covers other documents
-            both = [metric.paired.mean_a, metric.paired.mean_b]
-        values = ["" if value is None else f"{value:.4f}" for value in both]
-        cells = [f"{both[1] - both[0]:+.4f}" if both[0] is not None and both[1] is not None else "", *[""] * 5]
-        if (p := metric.paired) is not None:
-            interval = f"[{p.ci_low:+.4f}, {p.ci_high:+.4f}]"
-            counts = f"{p.wins}/{p.losses}/{p.ties}"
-            cells = [f"{p.difference:+.4f}", interval, counts, f"{p.p_value:.3g}", p.test]
-            cells.append(f"{p.minimum_detectable_effect:.4f}")
-        add(table, [task, filter_name, name, arrow, *values, *cells])
+        values = ["" if value is None else shown(value, "g") for value in (flip.value_a, flip.value_b)]
+        last = [flip.metric or "", *values, flip.change, flip.cause]
+        add(table, [flip.task, flip.filter, str(flip.doc_id), *answers, *last])
     return table
 
 
@@ -175,50 +137,22 @@ def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
         yield from (f"  - {line}" for line in lines)
 
 
-def _summary(c: Comparison) -> Iterator[str]:
-    whats = Counter(difference.what for difference in c.differences)
-    parts = [f"{whats[what]} in {what}" for what in ("prompt", "output", "logprobs") if whats[what]]
-    counts = f"{len(c.differences)} of {c.common} requests differ" + (f": {', '.join(parts)}" if parts else "")
-    yield f"{counts}."
-    if c.partial:
-        yield f"{c.only_a} requests are only in A and {c.only_b} only in B; they were left out."
-    for cause, number in c.causes.items():
-        yield f"Cause: {cause} ({number}): {CAUSES[cause]}."
-    if c.rescored and not c.flips:
-        yield "No document's score changed, yet the reported results did: they were aggregated in another way."
-
-
-def units(metrics: Sequence[MetricDelta]) -> str:
-    """What the statistics pair: `documents`, or `documents (of log-likelihoods per window: windows)`."""
-    windows = any(metric.unit == "window" for metric in metrics)
-    return "documents (of log-likelihoods per window: windows)" if windows else "documents"
-
-
-def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
-    """What a metric's statistics rest on, where that is not all of its documents, each by itself."""
-    for metric in metrics:
-        name = ", ".join(metric.key)
-        if metric.unit == "window" and metric.paired is not None:
-            of = f"{metric.paired.n} windows of {metric.paired.clusters} documents"
-            yield f"{name}: {of}; interval, p and MDE take each document as one (clustered)."
-        if metric.left_out:
-            what = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
-            yield f"{name}: {metric.left_out} {metric.unit}s without a finite {what} are left out of the statistics."
-
-
 def near_ties(c: Comparison) -> Iterator[str]:
-    """How many outputs parted at a near-tie, if any can be judged."""
+    """How many outputs can have parted at a near-tie, if any can be judged."""
     judged = [d.near_tie for d in c.divergences if d.near_tie is not None]
     if judged:
+        others = "" if all(judged) else " The others cannot have."
         yield (
-            f"{sum(judged)} of {len(judged)} diverging outputs parted at a near-tie (|gap| < {NEAR_TIE} nat). "
-            "Gap: the logprob of A's token in A less that of B's token in B."
+            f"{sum(judged)} of {len(judged)} diverging outputs may have parted at a near-tie (two candidates within "
+            f"{NEAR_TIE} nat): both logprobs are at most {TIE_CEILING:.3f} and no further apart than that.{others} "
+            "Gap: the logprob of A's token in A less that of B's token in B; the runner-up's is not recorded."
         )
 
 
-def _rest(number: int, what: str) -> Iterator[str]:
-    if number > ROWS:
-        yield f"The first {ROWS} of {number} {what}; --json FILE holds them all."
+def _alone(c: Comparison) -> str:
+    """Of the changed answers, those whose score did not change."""
+    found = score_unchanged(c.flips)
+    return f", {found}" if found else ""
 
 
 def _total(c: Comparison) -> int:

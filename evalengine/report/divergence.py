@@ -11,7 +11,8 @@ import numpy as np
 
 from evalengine.report.runs import Item, Key
 
-NEAR_TIE = 0.05  # nat: chosen tokens whose logprobs lie closer than this were nearly as likely as each other
+NEAR_TIE = 0.05  # nat: candidates whose logprobs lie no further apart than this are nearly as likely as each other
+TIE_CEILING = -math.log1p(math.exp(-NEAR_TIE))  # -0.668 nat: the logprob that neither of two such candidates exceeds
 TOKENS_SHOWN = 8  # of either continuation, from the first that differs
 TEXT_BEFORE, TEXT_AFTER = 24, 40  # characters shown around the place where the texts part
 PERCENTILES = (50, 90, 99)
@@ -28,7 +29,7 @@ class Divergence:
     logprob_a: float | None  # of tokens_a[0], by A
     logprob_b: float | None  # of tokens_b[0], by B
     gap: float | None  # logprob_a - logprob_b, nat
-    near_tie: bool | None  # |gap| < NEAR_TIE; None where tokens were sampled, or one output just ends
+    near_tie: bool | None  # False: it was none. True: it may have been one. None: not judged (`divergence`)
     before: str  # text common to both, its end
     text_a: str
     text_b: str
@@ -36,23 +37,44 @@ class Divergence:
 
 @dataclass(frozen=True)
 class LogprobChange:
-    """Logprobs of equal tokens after equal tokens, bit by bit. Percentiles are over those that differ."""
+    """Logprobs of equal tokens after equal tokens, bit by bit; NaN equals NaN. Percentiles are over those that differ
+    and have a distance."""
 
     compared: int
     differing: int
     not_finite: int  # differing ones that have no distance: one of them is NaN or infinite
-    max_abs: float  # nat
+    max_abs: float  # nat, of those that have a distance
     percentiles: dict[str, float]  # "p50" -> |delta|, nat
     max_ulps: int  # float32 values between the two
     percentile_ulps: dict[str, float]
+
+    @property
+    def measured(self) -> int:
+        """How many of those that differ have a distance."""
+        return self.differing - self.not_finite
+
+    @property
+    def largest(self) -> str:
+        """The largest change for people: `0.1 nat`; or that there is none with a distance, or not for all."""
+        if not self.not_finite:
+            return f"{self.max_abs:.3g} nat"
+        odd = f"NaN or infinite in {self.not_finite:,}"
+        return f"{odd}, else {self.max_abs:.3g} nat" if self.measured else odd
 
 
 def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
     """The first differing token of two requests; None if the outputs are equal or a run holds no tokens.
 
-    The gap stands for the distance between the two likeliest tokens, whose logprobs a record does not hold. Up to here
-    both runs saw the same tokens. If no logprob differs by more than e between the runs, then with greedy decoding
-    logprob_a - e <= (A's choice in B) <= logprob_b, and the same the other way round: |gap| <= e.
+    greedy: both runs took the likeliest token, after the same prompt. Else, and where an output ends, no near-tie is
+    judged.
+
+    Whether that was a near-tie, two candidates within e = NEAR_TIE of each other, needs the runner-up's logprob, which
+    no record holds. What the chosen tokens' logprobs p = log P(a) in A and q = log P(b) in B tell is when it was none.
+    Two candidates of one distribution have P(a) + P(b) <= 1; if log P(b) >= log P(a) - e, then
+    P(a) (1 + exp(-e)) <= 1, so that p <= log(1 / (1 + exp(-e))) = TIE_CEILING, and in B likewise for q: a token that is
+    likelier has no rival that near. And if no logprob moved by more than e between the runs, the likeliest of A lies
+    within e of the likeliest of B: |p - q| <= e. So a near-tie is possible only if p and q are both at most TIE_CEILING
+    and no further apart than e. That it was one does not follow.
     """
     if x.output_ids is None or y.output_ids is None or x.output_ids == y.output_ids:
         return None
@@ -60,6 +82,7 @@ def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
     logprobs = [None if i.logprobs is None or at >= len(i.logprobs) else float(i.logprobs[at]) for i in (x, y)]
     left, right = logprobs
     gap = left - right if left is not None and right is not None and math.isfinite(left - right) else None
+    possible = left is not None and right is not None and max(left, right) <= TIE_CEILING
     text_a, text_b = x.text or "", y.text or ""
     parting = shared_text(text_a, text_b)
     return Divergence(
@@ -70,7 +93,7 @@ def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
         logprob_a=left,
         logprob_b=right,
         gap=gap,
-        near_tie=abs(gap) < NEAR_TIE if gap is not None and greedy else None,
+        near_tie=possible and abs(gap) <= NEAR_TIE if gap is not None and greedy else None,
         before=text_a[max(0, parting - TEXT_BEFORE) : parting],
         text_a=text_a[parting : parting + TEXT_AFTER],
         text_b=text_b[parting : parting + TEXT_AFTER],
@@ -106,7 +129,7 @@ def logprob_change(pairs: Iterable[tuple[Item, Item]]) -> LogprobChange | None:
     if not left:
         return None
     a, b = np.concatenate(left), np.concatenate(right)
-    changed = a.view(np.int32) != b.view(np.int32)
+    changed = changed_bits(a, b)
     a, b = a[changed], b[changed]
     finite = np.isfinite(a) & np.isfinite(b)
     delta = np.abs(a[finite].astype(np.float64) - b[finite])
@@ -120,6 +143,12 @@ def logprob_change(pairs: Iterable[tuple[Item, Item]]) -> LogprobChange | None:
         max_ulps=int(steps.max(initial=0)),
         percentile_ulps=_percentiles(steps),
     )
+
+
+def changed_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where two float32 arrays of one shape differ in their bits, bool; NaN equals NaN, whatever its bits."""
+    unlike: np.ndarray = a.view(np.int32) != b.view(np.int32)
+    return unlike & ~(np.isnan(a) & np.isnan(b))
 
 
 def ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from evalengine.report.compare import Comparison
+from evalengine.report.divergence import changed_bits
 from evalengine.report.runs import Item, Key
 
 LIMITS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # nat: |delta| below the first is level 1, from the last on level 7
@@ -28,15 +29,17 @@ class MapRow:
 
 def divergence_map(c: Comparison) -> list[MapRow]:
     """A row for each request that both runs hold with its tokens, and whose prompts are equal, in key order."""
-    changed = {difference.key: difference.what for difference in c.differences}
+    changed = {difference.key for difference in c.differences}
     parted = {divergence.key: divergence.position for divergence in c.divergences}
-    return list(_rows(c, changed, parted))
+    return list(_rows(c, changed, parted, c.other_prompts))
 
 
-def _rows(c: Comparison, changed: Mapping[Key, str], parted: Mapping[Key, int]) -> Iterator[MapRow]:
+def _rows(
+    c: Comparison, changed: Collection[Key], parted: Mapping[Key, int], left_out: Collection[Key]
+) -> Iterator[MapRow]:
     for key, x in c.a.items.items():
         y = c.b.items.get(key)
-        if y is None or x.output_ids is None or y.output_ids is None or changed.get(key) == "prompt":
+        if y is None or x.output_ids is None or y.output_ids is None or key in left_out:
             continue
         at = parted.get(key)
         levels = _levels(x, y, len(x.output_ids) if at is None else at) if key in changed else ""
@@ -53,5 +56,5 @@ def _levels(x: Item, y: Item, shared: int) -> str:
         delta = np.abs(a.astype(np.float64) - b)
     level = np.searchsorted(LIMITS, delta, side="right") + 1
     level[~np.isfinite(delta)] = NO_DISTANCE
-    level[a.view(np.int32) == b.view(np.int32)] = 0
+    level[~changed_bits(a, b)] = 0
     return (level + ord("0")).astype(np.uint8).tobytes().decode("ascii").rstrip("0")

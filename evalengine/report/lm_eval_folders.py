@@ -17,7 +17,8 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_bytes
 from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
-from evalengine.report.lm_eval_samples import answer, number, responses
+from evalengine.report.chosen import choice_texts, choices_of
+from evalengine.report.lm_eval_samples import ROLLING, answer, number, responses, weighted_pair
 from evalengine.report.runs import Item, Key, Run, ScoreKey
 
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
@@ -52,7 +53,7 @@ def load_lm_eval(path: Path) -> Run:
 
 
 def read_outcome(path: Path, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """`Run`'s scores, results, higher_is_better, answers and hashes, from the newest results and their samples.
+    """`Run`'s scores, results, answers, hashes and what else hangs on them, from the newest results and their samples.
 
     kinds: task -> kind of request.
     """
@@ -109,6 +110,7 @@ def _outcome(
     results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
 ) -> dict[str, Any]:
     scores: dict[ScoreKey, dict[int, float]] = defaultdict(dict)
+    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = defaultdict(dict)
     answers: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     hashes: dict[str, dict[int, tuple[str, str, str]]] = defaultdict(dict)
     for task, rows in samples.items():
@@ -118,6 +120,8 @@ def _outcome(
             for metric in row["metrics"]:
                 if (value := number(row.get(metric))) is not None:
                     scores[task, metric, name][doc] = value
+                elif kinds.get(task) == ROLLING and (pair := weighted_pair(row.get(metric))) is not None:
+                    weighted[task, metric, name][doc] = pair
             if (text := answer(row, kinds.get(task))) is not None:
                 answers[task, name][doc] = text
     aggregated = dict(_aggregated(results))
@@ -129,7 +133,28 @@ def _outcome(
         "higher_is_better": {key: value for key, value in sorted(directions.items()) if isinstance(value, bool)},
         "answers": dict(answers),
         "hashes": dict(hashes),
+        "weighted": dict(weighted),
+        **_choices(results, samples, kinds),
     }
+
+
+def _choices(
+    results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
+) -> dict[str, Any]:
+    tasks = [task for task in samples if kinds.get(task) in ("loglikelihood", None)]  # None: an older file says none
+    texts = {task: choice_texts(samples[task], _delimiter(results, task)) for task in tasks}
+    choices = {(task, *key): found for task in tasks for key, found in choices_of(samples[task], texts[task]).items()}
+    return {"choices": choices, "choice_texts": texts}
+
+
+def _delimiter(results: Mapping[str, Any], task: str) -> str | None:
+    """What lm-eval puts before each choice; None where the results do not say. Under a chat template it is nothing,
+    unless a prefix of the answer stands before it that does not end in white space (`construct_requests`)."""
+    config = results["configs"].get(task) or {}
+    said, prefix = config.get("target_delimiter"), config.get("gen_prefix")
+    if results.get("chat_template_sha") and not (isinstance(prefix, str) and prefix and not prefix[-1].isspace()):
+        return ""
+    return said if isinstance(said, str) else None
 
 
 def _aggregated(results: Mapping[str, Any]) -> Iterator[tuple[ScoreKey, tuple[float, float | None]]]:

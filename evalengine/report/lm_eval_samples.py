@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from evalengine.report.runs import Item
 
 ROLLING = "loglikelihood_rolling"
@@ -25,6 +27,14 @@ def number(value: Any) -> float | None:
         return None
 
 
+def weighted_pair(value: Any) -> tuple[float, float] | None:
+    """(log-likelihood, weight) of a document, as perplexities by word or byte have it; None for anything else."""
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    total, weight = map(number, value)
+    return (total, weight) if total is not None and weight is not None and weight > 0 else None
+
+
 def answer(row: Mapping[str, Any], kind: str | None) -> str | None:
     """What the filter made of the document, as text that may flip; None where there is nothing but a number.
 
@@ -34,7 +44,7 @@ def answer(row: Mapping[str, Any], kind: str | None) -> str | None:
     filtered = row["filtered_resps"]
     if kind == ROLLING or not isinstance(filtered, list) or not filtered:
         return None
-    pairs = [_pair(response) for response in filtered]
+    pairs = [scored_pair(response) for response in filtered]
     if kind == "generate_until" or None in pairs:
         if len(filtered) == 1:
             return filtered[0] if isinstance(filtered[0], str) else json.dumps(filtered[0], ensure_ascii=False)
@@ -44,7 +54,7 @@ def answer(row: Mapping[str, Any], kind: str | None) -> str | None:
         return str(scored[0][0][1])
     if "acc_mutual_info" in row["metrics"]:  # its second half: the choices without their context
         scored = scored[: len(scored) // 2]
-    best = max(range(len(scored)), key=lambda place: (scored[place][0][0], -place))
+    best = int(np.argmax([pair[0] for pair, _ in scored]))
     return f"{best}: {scored[best][1].strip()}"
 
 
@@ -52,7 +62,7 @@ def responses(task: str, row: Mapping[str, Any], kind: str | None) -> Iterator[I
     """The document's requests, without tokens: lm-eval records none."""
     for index, repeats in enumerate(row["resps"]):
         for repeat, response in enumerate(repeats if isinstance(repeats, list) else [repeats]):
-            pair = None if kind == "generate_until" else _pair(response)
+            pair = None if kind == "generate_until" else scored_pair(response)
             value = number(response) if kind == ROLLING else pair[0] if pair else None
             yield Item(
                 task=task,
@@ -71,7 +81,7 @@ def responses(task: str, row: Mapping[str, Any], kind: str | None) -> Iterator[I
             )
 
 
-def _pair(response: Any) -> tuple[float, bool] | None:
+def scored_pair(response: Any) -> tuple[float, bool] | None:
     """(log-likelihood, is_greedy), or None if the response is no such pair."""
     if not isinstance(response, list) or len(response) != 2 or str(response[1]) not in ("True", "False"):
         return None

@@ -10,9 +10,10 @@ from typing import Any
 from rich.table import Table
 
 from evalengine.records.manifest import resumed_fast
-from evalengine.report.comparability import differing, incomparable, resumed_words
+from evalengine.report.comparability import incomparable, resumed_words
 from evalengine.report.compare import Comparison, Level, compare
 from evalengine.report.compare_tables import add, bullets, house_table
+from evalengine.report.identities import differing
 from evalengine.report.runs import Run
 from evalengine.report.unchecked import UNBOUND
 

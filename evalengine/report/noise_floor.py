@@ -16,7 +16,7 @@ from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_file import missing_for_page
 from evalengine.report.comparability import incomparable
 from evalengine.report.divergence import LogprobChange, logprob_change
-from evalengine.report.flips import flips
+from evalengine.report.flips import changed_documents, flips, score_unchanged
 from evalengine.report.runs import SWEEP_PLACE, Run, ScoreKey, load_run, merkle_differences
 
 SIBLINGS = 200  # newest run folders looked at
@@ -45,6 +45,7 @@ class NoiseFloor:
     differing: int  # requests whose bits differ
     outputs: int  # of those, whose tokens differ
     answers: int  # documents that flip: another answer or another score under some filter (`flips`)
+    alone: str  # how many of those have the score that they had, in words; "" if none has
     documents: int
     compared: int  # logprobs of tokens that both runs share
     logprobs: LogprobChange | None  # over those of the requests that differ; None if none does
@@ -68,13 +69,15 @@ def noise_floor(a: Run, b: Run) -> NoiseFloor:
     differing = {*keys}
     equal = (i.logprobs for key, i in fast.items.items() if key in invariant.items and key not in differing)
     common = invariant.results.keys() & fast.results.keys()
+    flipped = [*flips(invariant, fast, {})]
     return NoiseFloor(
         invariant=invariant,
         fast=fast,
         requests=len(invariant.items.keys() & fast.items.keys()),
         differing=len(keys),
         outputs=sum(x.output_sha256 != y.output_sha256 for x, y in pairs),
-        answers=len({(flip.task, flip.doc_id) for flip in flips(invariant, fast, {})}),
+        answers=sum(changed_documents(flipped).values()),
+        alone=score_unchanged(flipped),
         documents=len({key[:2] for key in invariant.items} & {key[:2] for key in fast.items}),
         compared=sum(map(_length, equal)) + (change.compared if change else 0),
         logprobs=change,

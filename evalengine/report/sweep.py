@@ -49,12 +49,17 @@ class Distance:
     @property
     def outputs(self) -> int:
         """Whose tokens differ."""
-        return sum(difference.what == "output" for difference in self.comparison.differences)
+        return self.comparison.outputs
 
     @property
     def flips(self) -> int:
         """Documents whose answer or 0/1 score differs under some filter."""
-        return len({(flip.task, flip.doc_id) for flip in self.comparison.flips})
+        return sum(self.comparison.answers.values())
+
+    @property
+    def flips_alone(self) -> int:
+        """Of those, the documents whose score is what it was: another wrong answer, for instance."""
+        return self.comparison.kinds["answer"]
 
     @property
     def logprobs(self) -> tuple[int, int]:
@@ -66,8 +71,13 @@ class Distance:
 
     @property
     def largest_change(self) -> float:
-        """Of a logprob of the same token after the same tokens, nat."""
+        """Of a logprob of the same token after the same tokens, nat; of those that have a distance."""
         return 0.0 if self.comparison.logprobs is None else self.comparison.logprobs.max_abs
+
+    @property
+    def largest(self) -> str:
+        """`largest_change` for people, and how many logprobs have no distance: NaN is no change of 0."""
+        return "0 nat" if self.comparison.logprobs is None else self.comparison.logprobs.largest
 
 
 @dataclass(frozen=True, eq=False)

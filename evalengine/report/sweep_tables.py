@@ -88,7 +88,9 @@ def most(found: Sweep) -> str:
     documents = max(len({key[:2] for key in distance.comparison.a.items}) for distance in distances)
     flips, change = max(d.flips for d in distances), max(d.largest_change for d in distances)
     flipped = f"up to {flips}" if flips else "none"
-    return f"fast flips {flipped} of {documents} answers and moves a logprob by up to {change:.2g} nat"
+    odd = sum(d.comparison.logprobs.not_finite for d in distances if d.comparison.logprobs is not None)
+    moved = f"moves a logprob by up to {change:.2g} nat{f' ({odd} are NaN or infinite)' if odd else ''}"
+    return f"fast flips {flipped} of {documents} answers and {moved}"
 
 
 def share(distance: Distance) -> str:
@@ -109,9 +111,9 @@ def _moved(distance: Distance) -> Iterator[str]:
     common = distance.comparison.common
     yield f"{distance.requests} of {common}"
     yield str(distance.outputs)
-    yield str(distance.flips)
+    yield f"{distance.flips}{f' ({distance.flips_alone} at an equal score)' if distance.flips_alone else ''}"
     yield share(distance)
-    yield f"{distance.largest_change:.3g} nat"
+    yield distance.largest
 
 
 def _count(number: int, noun: str) -> str:

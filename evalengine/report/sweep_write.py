@@ -81,6 +81,7 @@ def _distance(distance: Distance) -> dict[str, Any]:
         "differing_requests": distance.requests,
         "differing_outputs": distance.outputs,
         "flipped_answers": distance.flips,
+        "flipped_answers_by_change": distance.comparison.answers,
         "logprobs": {"compared": compared, "differing": differing, "largest_change_nat": distance.largest_change},
         "change": None if change is None else asdict(change),
     }

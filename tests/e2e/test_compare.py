@@ -41,7 +41,7 @@ def test_fast_arithmetic_is_told_apart_and_why(cells: dict[str, Run]) -> None:
     done = compared(cells["batch"].folder, cells["fast"].folder, "--json", "-")
     assert done.code == 1
     found = json.loads(done.out)
-    assert found["verdict"] in ("SAME TOKENS", "DIFFERENT") and found["causes"] == {"configuration": DOCUMENTS}
+    assert found["verdict"] in ("SAME TOKENS", "DIFFERENT") and found["causes"] == {"numerics level": DOCUMENTS}
     assert found["settings"] == [
         'attention_backend is none in A and "sdpa" in B',
         'numerics is "exact" in A and "fast" in B',

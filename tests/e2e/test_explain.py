@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+import evalengine
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.schema import RequestRecord, write_records
 from tests.e2e.command import Outcome, Run, call, finished
@@ -93,6 +97,33 @@ def test_outputs_without_room_are_run_for_once_more(cells: dict[str, Run], monke
     assert json.loads(roomy.out)["first"]["size"] is not None
 
 
+def test_other_weights_are_named_before_any_op(cells: dict[str, Run], tmp_path: Path) -> None:
+    """One bit of one weight of layer 3, by a model beside the run's own and by a run of its own."""
+    model = tmp_path / "model"
+    shutil.copytree(Path(evalengine.__file__).parent / "assets" / "tinymath", model)
+    weights = load_file(model / "model.safetensors")
+    name = "model.layers.3.mlp.down_proj.weight"
+    weights[name].view(torch.int16)[5, 7] ^= 1 << 10
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    run = cells["exact 8"].folder
+    done = explained(run, "--item", ITEM, "--against", f"model.path={model}")
+    lines = done.out.splitlines()
+    said = lines.index("Weights that differ:")
+    assert done.code == 1 and lines[said + 1] == "  - 1 of 57 tensors differs"
+    assert lines[said + 2].startswith(f"  - {name}: 1 of 131,072 elements, by at most ")
+    first = next(i for i, line in enumerate(lines) if line.startswith("First difference: layer 3, mlp.down_proj"))
+    assert first > said
+    other = finished(tmp_path / "run", *SETTINGS, f"model.path={model}", "engine.max_num_seqs=8")
+    found = json.loads(explained(run, other.folder, "--item", ITEM, "--json", "-").out)
+    assert found["weights"] == [line.removeprefix("  - ") for line in lines[said + 1 : said + 3]]
+    assert (found["first"]["layer"], found["first"]["op"]) == ("3", "mlp.down_proj")
+    assert not any("weights" in line for line in found["settings"])
+    for name, folder in (("a", run), ("b", other.folder)):
+        assert explained(folder, "--item", f"arithmetic/{ITEM}", "--write", tmp_path / name).code == 0
+    (line,) = json.loads(explained(tmp_path / "a", tmp_path / "b", "--json", "-").out)["weights"]
+    assert line.startswith("their hashes are 3af1282d213b... in A and ") and line.endswith("are not in a file")
+
+
 def test_files_say_what_the_runs_say(cells: dict[str, Run], tmp_path: Path) -> None:
     a, b = cells["fast 1"], cells["fast 8"]
     document = parted(a, b)[0]
@@ -142,7 +173,7 @@ def test_runs_that_differ_by_what_is_not_repeated_are_told_so(cells: dict[str, R
     assert done.out.count("BUT the item's bytes are not those of the run's record") == 1
     assert "Run again here, both give the same bytes, yet the runs' records of this item differ." in done.out
     assert done.out.count("the run was interrupted after 2 requests, so its own batches were others") == 1
-    (line,) = [line for line in done.out.splitlines() if "libraries.torch: " in line]
+    (line,) = [line for line in done.out.splitlines() if "libraries.torch is " in line]
     assert "0.0.1" in line and verdict(done).startswith("verdict: NO DIFFERENCE in")
 
 
@@ -202,8 +233,6 @@ def test_a_device_that_is_not_here_asks_for_a_file(cells: dict[str, Run], tmp_pa
     copy = rewritten(run, run.records, tmp_path / "copy")
     bind_again(copy, engine={**run.manifest["engine"], "device": "cuda"})
     done = explained(run.folder, copy, "--item", ITEM)
-    import torch
-
     if torch.cuda.is_available():
         assert done.code in (0, 1)
     else:

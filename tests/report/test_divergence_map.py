@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,12 +72,23 @@ def test_runs_without_tokens_have_no_map_and_the_page_says_so() -> None:
     assert divergence_map(c) == []
     page = Page("x")
     map_section(page, c)
-    assert "There is no map" in page.render()
+    assert "There is no map: it needs the tokens of both runs, and B holds none." in page.render()
 
 
-def test_other_prompts_have_no_map() -> None:
+def test_other_prompts_have_no_map_and_the_page_says_why() -> None:
+    def said(asks: dict[int, list[int]], other: Any = TOKEN) -> str:
+        page = Page("x")
+        map_section(page, compare(run(BASE), run(other, asks=asks)))  # type: ignore[arg-type]
+        return page.render()
+
     c = compare(run(BASE), run(BASE, asks={0: [9, 9]}))
     assert [row.key[1] for row in divergence_map(c)] == [1, 2]
+    every = "the prompts of all 3 requests differ, so that their tokens do not stand side by side."
+    assert f"There is no map: {every}" in said({0: [9, 9], 1: [9, 8], 2: [9, 7]})
+    assert "One output parts, at token 2." in said({1: [9, 8]})
+    assert "1 more request has another prompt and no line here." in said({1: [9, 8]})
+    equal = "what was asked alike (1 request) is equal to the bit, and 2 requests have other prompts."
+    assert f"There is no map: {equal}" in said({0: [9, 9], 1: [9, 8]})
 
 
 def test_a_map_without_a_difference_is_left_out() -> None:

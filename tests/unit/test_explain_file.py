@@ -106,3 +106,22 @@ def test_edits_that_renew_the_hash_still_meet_each_other(file: Path, change: Any
     file.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ConfigError, match=words):
         read_trace(file)
+
+
+def test_other_weights_are_said_before_the_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files hold the weights' hash and no tensors; those that were written without it say nothing of them."""
+    planted, common = moved(OPS[3], 1), {"numerics": "fast", "max_num_seqs": 1}
+    for name, weights in (("a", "a" * 64), ("b", "b" * 64)):
+        write_trace(
+            tmp_path / name, trace(planted if name == "b" else None, settings={**common, "weights": weights}), []
+        )
+    write_trace(tmp_path / "old", trace(planted, settings=common), [])
+    assert main(["explain", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    said = lines.index("Weights that differ:")
+    hashes = f"their hashes are {'a' * 12}... in A and {'b' * 12}... in B; the tensors are not in a file"
+    assert lines[said + 1] == f"  - {hashes}"
+    assert said < next(i for i, line in enumerate(lines) if line.startswith("First difference: "))
+    assert "Settings that differ:" not in lines
+    assert main(["explain", str(tmp_path / "a"), str(tmp_path / "old")]) == 1
+    assert "eights" not in capsys.readouterr().out

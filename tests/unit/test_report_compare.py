@@ -10,7 +10,8 @@ import pytest
 
 from evalengine.report.compare import Comparison, compare
 from evalengine.report.compare_json import comparison_json, matrix_json
-from evalengine.report.compare_tables import report, verdict
+from evalengine.report.compare_report import report
+from evalengine.report.compare_tables import verdict
 from evalengine.report.divergence import logprob_change, ulps
 from evalengine.report.matrix import matrix, matrix_report, matrix_table
 from evalengine.report.runs import Run
@@ -31,7 +32,7 @@ def test_equal_runs_are_identical() -> None:
 def test_one_bit_of_one_logprob_is_found_and_measured() -> None:
     c = compare(run(BASE), run(BIT))
     assert c.verdict == "SAME TOKENS" and levels(c) == [False, True, True]
-    assert [(d.key, d.what, d.cause) for d in c.differences] == [((TASK, 0, 0, 0), "logprobs", "numerics")]
+    assert [(d.key, d.what, d.cause) for d in c.differences] == [((TASK, 0, 0, 0), "logprobs", "unknown")]
     assert c.logprobs is not None and c.digests_equal is False
     assert (c.logprobs.compared, c.logprobs.differing, c.logprobs.max_ulps) == (3, 1, 1)
     assert c.logprobs.max_abs == abs(NEXT + 0.25) == c.logprobs.percentiles["p50"]
@@ -64,24 +65,24 @@ def test_an_output_that_just_ends_has_no_gap() -> None:
 
 
 def test_causes() -> None:
-    assert compare(run(BASE), run(BIT, numerics="fast")).causes == {"configuration": 1}
-    assert compare(run(BASE), run(BIT)).causes == {"numerics": 1}
-    assert compare(run(BASE), run(BASE, asks={1: [9]})).causes == {"data": 1}
+    assert compare(run(BASE), run(BIT, numerics="fast")).causes == {"numerics level": 1}
+    assert compare(run(BASE), run(BIT)).causes == {"unknown": 1}
+    assert compare(run(BASE), run(BASE, asks={1: [9]})).causes == {"prompts": 1}
     scorer = compare(run(BASE), run(BASE, scores={2: 0.0}))
     assert scorer.causes == {"scorer": 1} and scorer.digests_equal
     assert scorer.verdict == "DIFFERENT" and levels(scorer) == [False, False, False]
     both = compare(run(BASE), run(TOKEN, scores={0: 0.0, 2: 0.0}))
-    assert both.causes == {"numerics": 1, "scorer": 1}
-    assert {flip.doc_id: flip.cause for flip in both.flips} == {0: "numerics", 2: "scorer"}
+    assert both.causes == {"unknown": 1, "scorer": 1}
+    assert {flip.doc_id: flip.cause for flip in both.flips} == {0: "unknown", 2: "scorer"}
 
 
-@pytest.mark.parametrize(("kind", "cause"), [("generate_until", "scorer"), ("loglikelihood", "configuration")])
+@pytest.mark.parametrize(("kind", "cause"), [("generate_until", "scorer"), ("loglikelihood", "numerics level")])
 def test_logprobs_change_answers_only_where_given_texts_are_scored(kind: str, cause: str) -> None:
     """The tokens are equal: a generated answer is another one for how it was scored."""
     a, b = run(BASE, kind=kind), run(BIT, kind=kind, scores={0: 0.0}, answers={0: "[invalid]"}, numerics="fast")
     c = compare(a, b)
     assert [(flip.doc_id, flip.cause) for flip in c.flips] == [(0, cause)] and c.verdict == "DIFFERENT"
-    assert c.causes == {"configuration": 1} | ({"scorer": 1} if cause == "scorer" else {})
+    assert c.causes == {"numerics level": 1} | ({"scorer": 1} if cause == "scorer" else {})
 
 
 def test_results_of_equal_tokens_are_rescored_whatever_the_logprobs() -> None:
@@ -237,9 +238,9 @@ def test_a_fast_run_that_was_resumed_is_named_as_the_cause() -> None:
     whole = run(BASE, numerics="fast")
     c = compare(whole, resumed(2))
     said = "B was interrupted and resumed under fast numerics (2 of 3 requests kept), so its batches"
-    assert any(line.startswith(said) for line in c.settings) and c.causes == {"configuration": 1}
+    assert any(line.startswith(said) for line in c.settings) and c.causes == {"resumed": 1}
     assert any(said in line for line in report(c) if isinstance(line, str))
-    assert not compare(whole, resumed(0)).settings and compare(whole, resumed(0)).causes == {"numerics": 1}
+    assert not compare(whole, resumed(0)).settings and compare(whole, resumed(0)).causes == {"batches": 1}
     exact = run(BIT)
     exact.manifest.update(numerics="exact", counts={"resumed_requests": 2})
     assert not compare(run(BASE), exact).settings, "exact numerics do not depend on the batch"

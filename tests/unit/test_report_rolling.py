@@ -12,7 +12,7 @@ import pytest
 from evalengine.report.comparability import incomparable
 from evalengine.report.compare import compare
 from evalengine.report.compare_json import comparison_json
-from evalengine.report.compare_tables import report
+from evalengine.report.compare_report import report
 from evalengine.report.gate import gate
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.lm_eval_samples import ROLLING

@@ -7,17 +7,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from evalengine.report.compare import Comparison
-from evalengine.report.compare_tables import CAUSES, evidence, near_ties, pairing_notes, scope, units
+from evalengine.report.compare_report import AGGREGATED
+from evalengine.report.compare_tables import evidence, near_ties, no_distance, scope
+from evalengine.report.flips import CHANGES, score_unchanged, tally
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
+from evalengine.report.item_differences import KINDS
 from evalengine.report.metric_deltas import MetricDelta
+from evalengine.report.metric_tables import MDE, delta, effect, p_values, p_words, pairing_notes, units, value_text
+from evalengine.report.metric_tables import interval as interval_text
+from evalengine.report.numbers import shown
 from evalengine.report.runs import Run
 from evalengine.report.statistics import PairedResult
 
+LEVEL = 0.05  # of the adjusted p-values, from which on a worse metric colours the verdict
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
 TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation"}
 
@@ -27,13 +34,14 @@ def comparison_page(c: Comparison) -> Page:
     page = Page(title(c.a, "Two"), eyebrow="Comparison", scripts=("comparison.js", "map_picture.js", "map.js"))
     found = evidence(c)
     sentence = f"{found[0].upper()}{found[1:]}."
-    page.lead(verdict(f"{c.verdict}{scope(c)}", sentence, GOOD[c.verdict]), tiles(_figures(c)), _runs(c))
+    page.lead(verdict(f"{c.verdict}{scope(c)}", sentence, _good(c)), tiles(_figures(c)), _runs(c))
     page.section("comparability", "Comparability", *_comparability(c))
     if c.causes:
         page.section("attribution", "Attribution", *_attribution(c))
     map_section(page, c)
     if c.flips:
-        page.section("flips", "Flips", flips_grid(page, c), note="Documents whose answer or score is another one in B.")
+        note = "Documents whose answer or score is another one in B; of given choices, under each metric."
+        page.section("flips", "Flips", _changes(c), flips_grid(page, c), note=note)
     if parting(c):
         page.section("outputs", "Outputs that part", outputs_grid(page, c), note=" ".join(near_ties(c)) or None)
     if c.metrics:
@@ -48,15 +56,48 @@ def title(run: Run, count: str) -> str:
 
 
 def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
+    yield from _first_metric(c)
     outside = c.only_a + c.only_b
     yield "Requests compared", f"{c.common:,}", f"{outside:,} only in one run" if outside else None
-    outputs = len(parting(c))
-    yield "Outputs that part", f"{outputs:,}", f"{outputs / c.common:.1%}" if outputs else None
-    documents = {(flip.task, flip.doc_id) for flip in c.flips}
-    yield "Answers that flipped", f"{len(documents):,}", None
+    for kind, of in (("document", "of the requests"), ("prompt", "of the requests"), ("text", "of the same tokens")):
+        if c.kinds[kind]:
+            yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", of
+    yield "Outputs that part", f"{c.outputs:,}", f"{c.outputs / c.common:.1%}" if c.outputs else None
+    yield "Answers that flipped", f"{sum(c.answers.values()):,}", score_unchanged(c.flips) or None
     if (change := c.logprobs) is not None:
         yield "Logprobs that differ", f"{change.differing:,}", f"of {change.compared:,} in requests that differ"
-        yield "Largest |Δ logprob|", f"{change.max_abs:.3g}", f"nat; {change.max_ulps:,} float32 ulps"
+        if change.measured:
+            odd = f"; {change.not_finite:,} more are NaN or infinite" if change.not_finite else ""
+            yield "Largest |Δ logprob|", f"{change.max_abs:.3g}", f"nat{odd}"
+        elif change.not_finite:
+            yield "Largest |Δ logprob|", "NaN or ∞", "no logprob that differs has a distance"
+
+
+def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
+    """The first metric that was tested: what it was, what it is, and how likely chance alone gives as much."""
+    tested = [m for m in c.metrics if m.paired is not None and not m.nats]
+    if tested and c.verdict == "DIFFERENT":
+        metric = tested[0]
+        share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
+        values = ["" if v is None else shown(100 * v, ".1f") if share else shown(v, ".4g") for v in metric.shown]
+        p, holm = p_values(metric)
+        tests = sum(m.paired is not None for m in c.metrics)
+        several = f", after Holm over {tests}: {holm}" if tests > 1 else ""
+        yield f"{' '.join(metric.key[:2])}{', %' if share else ''}", " → ".join(values), f"p {p}{several}"
+
+
+def _good(c: Comparison) -> bool | None:
+    """Differences are bad news where a metric got worse by more than chance explains, or where nothing is tested."""
+    tests = [m for m in c.metrics if m.paired is not None and m.p_holm is not None and not m.nats]
+    if c.verdict != "DIFFERENT" or not tests:
+        return GOOD[c.verdict]
+    worse = [m for m in tests if m.p_holm is not None and m.p_holm <= LEVEL and _worse(m)]
+    return False if worse else None
+
+
+def _worse(m: MetricDelta) -> bool:
+    change = m.difference or 0.0
+    return change != 0 and (change < 0) == (m.higher_is_better is not False)
 
 
 def _runs(c: Comparison) -> Markup:
@@ -83,23 +124,28 @@ def _comparability(c: Comparison) -> Iterator[Markup]:
 
 
 def _attribution(c: Comparison) -> Iterator[Markup]:
-    whats = {cause: Counter(d.what for d in c.differences if d.cause == cause) for cause in c.causes}
-    head = ("Cause", "Items", "Prompt", "Output", "Logprobs", "What it means")
+    whats = {c_: Counter(kind for d in c.differences if d.cause == c_ for kind in d.kinds) for c_ in c.causes}
+    kinds = [kind for kind in KINDS if c.kinds[kind] or kind in ("output", "logprobs")]
+    head = ("Cause", "Items", *(kind.capitalize() for kind in kinds), "What it means")
     rows = [
         (
             cause,
             f"{count:,}",
-            *(f"{whats[cause][what]:,}" for what in ("prompt", "output", "logprobs")),
-            _sentence(CAUSES[cause]),
+            *(f"{whats[cause][kind]:,}" for kind in kinds),
+            _sentence("; ".join(c.why.get(cause, []))),
         )
         for cause, count in c.causes.items()
     ]
-    yield table(head, rows, numbers=(1, 2, 3, 4))
+    yield table(head, rows, numbers=range(1, 2 + len(kinds)))
+    if c.tensors:
+        yield tag("p", "Weights that differ:")
+        yield listed(c.tensors)
     if c.rescored and not c.flips:
-        yield tag(
-            "p", "No document's score changed, yet the reported results did: they were aggregated in another way."
-        )
-    if (change := c.logprobs) is not None and change.differing:
+        yield tag("p", AGGREGATED)
+    if (change := c.logprobs) is None:
+        return
+    yield from (tag("p", text) for text in no_distance(change))
+    if change.measured:
         rows = [
             ("nat", *(f"{value:.3g}" for value in (*change.percentiles.values(), change.max_abs))),
             ("float32 ulps", *(f"{value:,.0f}" for value in (*change.percentile_ulps.values(), change.max_ulps))),
@@ -113,15 +159,23 @@ def _sentence(text: str) -> Markup:
     return tag("span", text, class_="words")
 
 
+def _changes(c: Comparison) -> Markup:
+    """How many answers changed under each metric, and in which way."""
+    found = tally(c.flips)
+    changes = [change for change in CHANGES if any(change in counts for counts in found.values())]
+    rows = [[", ".join(key), *(f"{counts.get(change, 0):,}" for change in changes)]
+            for key, counts in sorted(found.items())]  # fmt: skip
+    return table(("Metric", *changes), rows, numbers=range(1, 1 + len(changes)))
+
+
 def _statistics(c: Comparison) -> Iterator[Markup]:
     pairs = [m.paired for m in c.metrics if m.paired is not None]
     reach = {nats: _reach(m.paired for m in c.metrics if m.paired and m.nats is nats) for nats in (False, True)}
-    head = ("Metric", "A", "B", "B − A", "", "95 % interval", "Won / lost / equal", "p", "MDE")
-    yield table(head, [_metric(c, m, reach[m.nats]) for m in c.metrics], numbers=(1, 2, 3, 5, 6, 7, 8))
+    head = ("Metric", "A", "B", "B − A", "", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "MDE")
+    yield table(head, [_metric(m, reach[m.nats]) for m in c.metrics], numbers=(1, 2, 3, 5, 6, 7, 8, 9))
     tests = sorted({TESTS[p.test] for p in pairs})
     yield tag("p", f"Won, lost, equal: {units(c.metrics)} on which B is better, worse and equal. "
-                   f"p: two-sided, {' or '.join(tests) or 'no test'}. "
-                   "MDE: the smallest true difference found 4 times in 5 at the 5 % level.", class_="note")  # fmt: skip
+                   f"Tests: {' and '.join(tests) or 'none'}. {p_words(c.metrics)} {MDE}", class_="note")  # fmt: skip
     yield from (tag("p", note, class_="note") for note in pairing_notes(c.metrics))
 
 
@@ -131,32 +185,19 @@ def _reach(pairs: Iterable[PairedResult]) -> float:
     return max(ends, default=0.0) or 1.0
 
 
-def _metric(c: Comparison, metric: MetricDelta, reach: float) -> list[str | Markup | None]:
+def _metric(metric: MetricDelta, reach: float) -> list[str | Markup | None]:
     task, name, filter_name = metric.key
     direction = {True: "up", False: "down", None: None}[metric.higher_is_better]
-    values = [metric.value_a, metric.value_b]
     p = metric.paired
-    if p is not None and c.partial:  # what is reported covers other documents
-        values = [p.mean_a, p.mean_b]
     named = join(tag("span", name, class_=direction), tag("span", f"{task}, {filter_name}", class_="under"))
-    first = [named, *("" if v is None else f"{v:.4f}" for v in values)]
+    first = [named, *("" if v is None else value_text(v) for v in metric.shown), delta(metric)]
     if p is None:
-        delta = f"{values[1] - values[0]:+.4f}" if values[0] is not None and values[1] is not None else ""
-        return [*first, delta, None, "", "", "", ""]
+        return [*first, None, *[""] * 5]
     drawn = None
-    if math.isfinite(p.ci_low) and math.isfinite(p.ci_high):
+    if between := interval_text(p, " … "):
         drawn = interval(p.difference, p.ci_low, p.ci_high, (-reach, reach), rule=0)
-    between = f"{p.ci_low:+.4f} … {p.ci_high:+.4f}"
     counts = f"{p.wins:,} / {p.losses:,} / {p.ties:,}"
-    return [
-        *first,
-        f"{p.difference:+.4f}",
-        drawn,
-        between,
-        counts,
-        f"{p.p_value:.3g}",
-        f"{p.minimum_detectable_effect:.4f}",
-    ]
+    return [*first, drawn, between or "none", counts, *p_values(metric), effect(p)]
 
 
 def listed(lines: Sequence[str]) -> Markup:

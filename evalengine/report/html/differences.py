@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from evalengine.report.compare import Comparison, ItemDifference
@@ -11,6 +12,7 @@ from evalengine.report.flips import Flip
 from evalengine.report.html.markup import Markup
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, beginning, grid
+from evalengine.report.numbers import shown
 from evalengine.report.runs import Key
 
 TEXT_BYTES = 10_000_000  # of all texts in UTF-8: packed, they then stay below 15 MB of the file, however random
@@ -18,14 +20,14 @@ ITEM_BYTES = 12_000  # of one item's texts
 CELL = 160  # characters of a text that a row shows, at most
 CELL_BYTES = 4_000_000  # of all rows' texts
 CHANGE = Column("Change", "mark", "8ch", marks=("better", "worse"))
-TIE = Column("Near-tie", "mark", "10ch", phone=False)
-CAUSE = Column("Cause", "text", "13ch", phone=False, choose=True)
+TIE = Column("Near-tie", "mark", "10ch", phone=False, marks=("possible", "no"))
+CAUSE = Column("Cause", "text", "minmax(9ch, 18ch)", phone=False, choose=True)
 
 
 def parting(c: Comparison) -> list[tuple[Key, Divergence | None]]:
     """Requests whose outputs differ, in key order; None where a run holds no tokens to say where."""
     found = {divergence.key: divergence for divergence in c.divergences}
-    outputs = {d.key for d in c.differences if d.what == "output"} | found.keys()
+    outputs = {d.key for d in c.differences if "output" in d.kinds} | found.keys()
     return [(key, found.get(key)) for key in sorted(outputs)]
 
 
@@ -75,10 +77,12 @@ def flips_grid(page: Page, c: Comparison) -> Markup:
     columns = [
         Column("Item", "text", "minmax(13ch, 1fr)"),
         Column("Filter", "text", "16ch", phone=False, choose=True),
+        Column("Metric", "text", "12ch", phone=False, choose=True),
         Column("Answer A", "text", "minmax(6ch, 1fr)"),
         Column("Answer B", "text", "minmax(6ch, 1fr)"),
         Column("Score", "text", "11ch", phone=False),
         CHANGE,
+        Column("What changed", "text", "15ch", phone=False, choose=True),
         Column("Token", "number", "7ch", phone=False),
         TIE,
         CAUSE,
@@ -94,10 +98,10 @@ def _rooms(count: int) -> tuple[int, int]:
 
 
 def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column], list[list[Any]]]:
-    """Without the columns that say nothing here: no token where choices are scored, one filter for all."""
+    """Without the columns that say nothing here: no token where choices are scored, one filter or metric for all."""
     values = {column.title: {row[i] for row in rows} for i, column in enumerate(columns)}
     silent = {title for title, found in values.items() if found == {None}}
-    silent |= {"Filter"} if len(values["Filter"]) == 1 else set()
+    silent |= {title for title in ("Filter", "Metric", "What changed") if len(values[title]) == 1}
     kept = [i for i, column in enumerate(columns) if column.title not in silent]
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
@@ -120,8 +124,8 @@ def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -
         "cut_b": at + len(b) < len(y),
         "ids_a": None if d is None else d.tokens_a,
         "ids_b": None if d is None else d.tokens_b,
-        "logprob_a": None if d is None else finite(d.logprob_a),
-        "logprob_b": None if d is None else finite(d.logprob_b),
+        "logprob_a": None if d is None else _number(d.logprob_a),
+        "logprob_b": None if d is None else _number(d.logprob_b),
         "gap": None if d is None else d.gap,
         "near_tie": None if d is None else d.near_tie,
     }
@@ -139,10 +143,11 @@ def _flip_cells(c: Comparison, flip: Flip, name: str, divergence: Divergence | N
     higher = c.a.higher_is_better.get(key, c.b.higher_is_better.get(key))
     changed = old is not None and new is not None and old != new and higher is not None
     better = (new > old) == higher if changed and old is not None and new is not None else None
-    score = f"{old:g} → {new:g}" if old is not None and new is not None else None
+    values = (flip.value_a, flip.value_b)
+    score = " → ".join(shown(value, "g") for value in values if value is not None) if None not in values else None
     answers = [None if text is None else beginning(text, cell)[:CELL] for text in (flip.answer_a, flip.answer_b)]
     place = (None, None) if divergence is None else (divergence.position, divergence.near_tie)
-    return [name, flip.filter, *answers, score, better, *place, flip.cause]
+    return [name, flip.filter, flip.metric, *answers, score, better, flip.change, *place, flip.cause]
 
 
 def _flip(flip: Flip, room: int) -> dict[str, Any]:
@@ -150,6 +155,7 @@ def _flip(flip: Flip, room: int) -> dict[str, Any]:
     return {
         "filter": flip.filter,
         "cause": flip.cause,
+        "change": flip.change,
         "a": answers[0],
         "b": answers[1],
         "metric": flip.metric,
@@ -165,13 +171,18 @@ def _sums(c: Comparison) -> dict[tuple[str, int], list[list[Any]]]:
     for key, x in c.a.items.items():
         y = c.b.items.get(key)
         if y is not None and key[:2] in flipped and x.kind != "generate_until":
-            found.setdefault(key[:2], []).append([key[2], finite(x.sum_logprob), finite(y.sum_logprob)])
+            found.setdefault(key[:2], []).append([key[2], _number(x.sum_logprob), _number(y.sum_logprob)])
     return found
 
 
 def finite(value: float | None) -> float | None:
     """None for what JSON cannot hold."""
     return value if value is not None and abs(value) < float("inf") else None
+
+
+def _number(value: float | None) -> float | str | None:
+    """A logprob for the page: in words where JSON cannot hold it; None if it is not known."""
+    return value if value is None or math.isfinite(value) else shown(value, "g")
 
 
 def _end(text: str, room: int) -> str:

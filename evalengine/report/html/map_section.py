@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -12,6 +12,7 @@ from evalengine.report.divergence_map import LIMITS, NO_DISTANCE, MapRow, diverg
 from evalengine.report.html.differences import parting
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page
+from evalengine.report.html.parts import counted
 
 PARTS, AFTER = 9, 10  # states beside the levels of a `MapRow`: the first token that differs, and what follows it
 
@@ -24,10 +25,32 @@ def map_section(page: Page, c: Comparison) -> None:
         page.data("map", [[item_name(r.key), r.tokens, r.parts_at, r.first, places.get(r.key)] for r in rows])
         page.blocks("map", [row.levels for row in rows])
         off = tag("p", "Scripts are off: the map needs them.", class_="note")
-        page.section("map", "Divergence map", _legend(rows), tag("div", off, data_map=True), note=_summary(rows))
-    elif not rows and c.verdict != "IDENTICAL":
-        note = "There is no map: it needs the tokens of both runs, and one of them holds none."
-        page.section("map", "Divergence map", note=note)
+        note = " ".join([_summary(rows), *_left_out(c)])
+        page.section("map", "Divergence map", _legend(rows), tag("div", off, data_map=True), note=note)
+    elif c.verdict != "IDENTICAL" and (why := _no_map(c, rows)):
+        page.section("map", "Divergence map", note=f"There is no map: {why}.")
+
+
+def _no_map(c: Comparison, rows: Sequence[MapRow]) -> str:
+    """Why no output is shown token by token; "" if all that can be shown are equal to the bit, and none is left out."""
+    asked = len(c.other_prompts)
+    if rows:
+        equal = f"what was asked alike ({counted(len(rows), 'request')}) is equal to the bit"
+        others = f"{counted(asked, 'request')} {'have' if asked > 1 else 'has'} other prompts"
+        return f"{equal}, and {others}" if asked else ""
+    lacking = [
+        label
+        for label, run in (("A", c.a), ("B", c.b))
+        if all(item.output_ids is None for key, item in run.items.items() if key in c.a.items and key in c.b.items)
+    ]
+    if lacking:
+        return f"it needs the tokens of both runs, and {' and '.join(lacking)} hold{'s' * (len(lacking) == 1)} none"
+    return f"the prompts of all {asked:,} requests differ, so that their tokens do not stand side by side"
+
+
+def _left_out(c: Comparison) -> Iterator[str]:
+    if asked := len(c.other_prompts):
+        yield f"{asked:,} more {'requests have' if asked > 1 else 'request has'} another prompt and no line here."
 
 
 def _summary(rows: Sequence[MapRow]) -> str:

@@ -91,10 +91,8 @@ def _groups(m: Matrix) -> Iterator[Markup]:
 
 
 def _pair(pair: tuple[int, int], c: Comparison) -> list[str]:
-    outputs = sum(d.what == "output" for d in c.differences)
-    answers = len({(flip.task, flip.doc_id) for flip in c.flips})
-    largest = "" if c.logprobs is None else f"{c.logprobs.max_abs:.3g} nat"
-    numbers = [f"{len(c.differences):,}", f"{outputs:,}", f"{answers:,}", largest]
+    largest = "" if c.logprobs is None else c.logprobs.largest
+    numbers = [f"{len(c.differences):,}", f"{c.outputs:,}", f"{sum(c.answers.values()):,}", largest]
     return [f"{pair[0]}\u00a0and\u00a0{pair[1]}", WORDS[c.verdict], *numbers, ", ".join(c.causes)]
 
 

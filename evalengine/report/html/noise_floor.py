@@ -19,13 +19,17 @@ def noise_floor_section(page: Page, found: NoiseFloor) -> None:
     figures: list[tuple[str, Child, Child]] = [
         ("Requests whose bits differ", f"{found.differing:,}", f"of {found.requests:,}"),
         ("Outputs that part", f"{found.outputs:,}", f"of {found.requests:,}"),
-        ("Answers that flipped", f"{found.answers:,}", f"of {found.documents:,} documents"),
+        (
+            "Answers that flipped",
+            f"{found.answers:,}",
+            f"of {found.documents:,} documents{f'; {found.alone}' * bool(found.alone)}",
+        ),
     ]
     if found.compared:
-        differing, largest, unknown = (change.differing, change.max_abs, change.not_finite) if change else (0, 0.0, 0)
+        differing, unknown = (change.differing, change.not_finite) if change else (0, 0)
         share = f"{percent(differing / found.compared)} of {found.compared:,} logprobs differ"
         share += f"; {unknown:,} have no distance: NaN or infinite" if unknown else ""
-        figures.append(("Largest logprob change", f"{largest:.3g} nat", share))
+        figures.append(("Largest logprob change", change.largest if change else "0 nat", share))
     several = len({m.key[0] for m in found.metrics}) > 1
     rows: list[list[Child]] = [
         [

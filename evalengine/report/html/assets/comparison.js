@@ -2,7 +2,7 @@
 // The panel of a flip or of an output that parts: both answers, both outputs around the first differing token.
 (() => {
   const { make, number } = report;
-  const nat = (value) => (value === null ? "not known" : `${number(value, 4)} nat`);
+  const nat = (value) => (value === null ? "not known" : typeof value === "string" ? value : `${number(value, 4)} nat`);
 
   report.details.output = (row, item) => make("div", "", make("h2", "", item.name), ...output(item), ...answers(item.flips));
 
@@ -13,7 +13,7 @@
 
   function answers(flips) {
     return flips.flatMap((flip) => [
-      make("h3", "", `Answer under ${flip.filter}, changed by ${flip.cause}`),
+      make("h3", "", `Answer under ${[flip.metric, flip.filter].filter(Boolean).join(", ")}: ${flip.change}; cause: ${flip.cause}`),
       pair(flip.a, flip.b, (answer) => [answer === null ? make("span", "soft", "no answer") : make("span", "text", answer)],
         (side) => flip.metric === null ? null : `${flip.metric} ${side === "A" ? number(flip.score_a) : number(flip.score_b)}`),
     ]);
@@ -24,7 +24,7 @@
     const parts = [make("h3", "", where)];
     if (item.a === null) return [...parts, make("p", "note", "One of the runs holds no text of its outputs.")];
     if (item.gap !== null) {
-      const tie = item.near_tie === null ? "" : item.near_tie ? ": a near-tie" : ": no near-tie";
+      const tie = item.near_tie === null ? "" : item.near_tie ? ": a near-tie is possible" : ": no near-tie";
       parts.push(make("p", "note", `Gap ${number(item.gap, 4)} nat${tie}.`));
     }
     parts.push(pair(item.a, item.b, (text, side) => [
@@ -51,10 +51,11 @@
 
   function choices(rows) {
     if (!rows.length) return [];
-    const cell = (value, digits) => make("td", "number", value === null ? "" : number(value, digits));
+    const cell = (value, digits) => make("td", "number", value === null ? "" : typeof value === "string" ? value : number(value, digits));
+    const known = (value) => typeof value === "number";
     const head = ["Request", "A", "B", "B − A"].map((title, i) => make("th", i ? "number" : "", title));
     const body = rows.map(([index, a, b]) => make("tr", "", make("td", "", String(index)), cell(a, 6), cell(b, 6),
-      make("td", "number", a === null || b === null ? "" : (b - a).toExponential(2))));
+      make("td", "number", known(a) && known(b) ? (b - a).toExponential(2) : "")));
     return [make("h3", "", "Log-likelihoods of the document's requests, nat"),
       make("div", "scroll", make("table", "", make("thead", "", make("tr", "", head)), make("tbody", "", body)))];
   }
