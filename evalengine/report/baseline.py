@@ -135,7 +135,20 @@ def _content(run: Run) -> dict[str, Any]:
         "higher_is_better": [[*key, value] for key, value in sorted(run.higher_is_better.items())],
         "answers": [[*key, *_by_document(values, str)] for key, values in sorted(run.answers.items())],
         "hashes": {task: _packed_hashes(found) for task, found in hashes.items()},
+        **_some("weighted", [[*key, *_pairs(found)] for key, found in sorted(run.weighted.items())]),
+        **_some("clusters", {task: _by_document(names, str) for task, names in sorted(run.clusters.items())}),
     }
+
+
+def _some(name: str, value: Any) -> dict[str, Any]:
+    """Nothing for what is empty: files of runs without it stay as they were."""
+    return {name: value} if value else {}
+
+
+def _pairs(found: Mapping[int, tuple[float, float]]) -> tuple[int, Any, Any, Any]:
+    """(count, documents, log-likelihoods, weights)."""
+    docs = sorted(found)
+    return len(docs), fold(docs), *(pack_floats([found[doc][place] for doc in docs]) for place in (0, 1))
 
 
 def _columns(items: Sequence[Item]) -> dict[str, Any]:
@@ -178,7 +191,20 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
             for task, name, count, docs, values in content["answers"]
         },
         hashes={task: _hashes(*columns) for task, columns in content["hashes"].items()},
+        weighted={
+            (task, metric, name): dict(zip(unfold(docs, count), _weighted(count, *columns), strict=True))
+            for task, metric, name, count, docs, *columns in content.get("weighted", ())  # none in older files
+        },
+        clusters={
+            task: dict(zip(unfold(docs, count), map(str, unfold(names, count)), strict=True))
+            for task, (count, docs, names) in content.get("clusters", {}).items()
+        },
     )
+
+
+def _weighted(count: int, totals: Any, weights: Any) -> list[tuple[float, float]]:
+    columns = [unpack_floats(column, count) for column in (totals, weights)]
+    return [(float(total), float(weight)) for total, weight in zip(*columns, strict=True)]
 
 
 def _items(task: str, columns: Mapping[str, Any]) -> list[Item]:

@@ -17,7 +17,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_bytes
 from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
-from evalengine.report.lm_eval_samples import answer, number, responses
+from evalengine.report.lm_eval_samples import answer, number, responses, weighted_pair
 from evalengine.report.runs import Item, Key, Run, ScoreKey
 
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
@@ -52,7 +52,8 @@ def load_lm_eval(path: Path) -> Run:
 
 
 def read_outcome(path: Path, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """`Run`'s scores, results, higher_is_better, answers and hashes, from the newest results and their samples.
+    """`Run`'s scores, results, higher_is_better, answers, hashes, weighted and clusters, from the newest results and
+    their samples.
 
     kinds: task -> kind of request.
     """
@@ -111,6 +112,8 @@ def _outcome(
     scores: dict[ScoreKey, dict[int, float]] = defaultdict(dict)
     answers: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     hashes: dict[str, dict[int, tuple[str, str, str]]] = defaultdict(dict)
+    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = defaultdict(dict)
+    clusters: dict[str, dict[int, str]] = defaultdict(dict)
     for task, rows in samples.items():
         for row in rows:
             doc, name = row["doc_id"], row["filter"]
@@ -118,8 +121,12 @@ def _outcome(
             for metric in row["metrics"]:
                 if (value := number(row.get(metric))) is not None:
                     scores[task, metric, name][doc] = value
+                elif (pair := weighted_pair(row.get(metric))) is not None:
+                    weighted[task, metric, name][doc] = pair
             if (text := answer(row, kinds.get(task))) is not None:
                 answers[task, name][doc] = text
+            if row.get("doc_cluster") is not None:
+                clusters[task][doc] = row["doc_cluster"]
     aggregated = dict(_aggregated(results))
     better = results["higher_is_better"]
     directions = {key: (better.get(key[0]) or {}).get(key[1]) for key in {*scores, *aggregated}}
@@ -129,6 +136,8 @@ def _outcome(
         "higher_is_better": {key: value for key, value in sorted(directions.items()) if isinstance(value, bool)},
         "answers": dict(answers),
         "hashes": dict(hashes),
+        "weighted": dict(weighted),
+        "clusters": dict(clusters),
     }
 
 

@@ -25,6 +25,14 @@ def number(value: Any) -> float | None:
         return None
 
 
+def weighted_pair(value: Any) -> tuple[float, float] | None:
+    """(log-likelihood, weight) of a document, as perplexities by word or byte have it; None for anything else."""
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    total, weight = map(number, value)
+    return (total, weight) if total is not None and weight is not None and weight > 0 else None
+
+
 def answer(row: Mapping[str, Any], kind: str | None) -> str | None:
     """What the filter made of the document, as text that may flip; None where there is nothing but a number.
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from evalengine.report.clusters import cluster_names
 from evalengine.report.lm_eval_samples import ROLLING
 from evalengine.report.runs import Key, Run, ScoreKey
 from evalengine.report.statistics import PairedResult, paired
@@ -37,13 +38,14 @@ def metric_deltas(a: Run, b: Run) -> list[MetricDelta]:
 
 
 def _metric(a: Run, b: Run, key: ScoreKey) -> MetricDelta:
-    """Documents are taken as unrelated: each is its own cluster."""
+    """Documents that the task's `cluster` column does not relate are each their own cluster."""
     better = a.higher_is_better.get(key, b.higher_is_better.get(key))
     left, right = a.scores.get(key, {}), b.scores.get(key, {})
     docs = [doc for doc in sorted(left.keys() & right.keys()) if _finite(left[doc], right[doc])]
     result = None
     if len(docs) > 1:
-        result = paired(*_columns(left, right, docs), higher_is_better=better is not False)
+        clusters = cluster_names(a, b, key[0], docs)
+        result = paired(*_columns(left, right, docs), clusters=clusters, higher_is_better=better is not False)
     values = [run.results.get(key, (None, None))[0] for run in (a, b)]
     return MetricDelta(key, values[0], values[1], result, len(left.keys() & right.keys()) - len(docs), better)
 
@@ -58,7 +60,9 @@ def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
         keys = [key for key in sorted(common) if _finite(left[key], right[key]) and _same_tokens(a, b, key)]
         result = None
         if len(keys) > 1:
-            result = paired(*_columns(left, right, keys), clusters=[key[1] for key in keys])
+            documents = [key[1] for key in keys]
+            clusters = cluster_names(a, b, task, documents) or documents
+            result = paired(*_columns(left, right, keys), clusters=clusters)
         name = (task, f"loglikelihood per {unit}", "none")
         yield MetricDelta(name, _mean(left), _mean(right), result, len(common) - len(keys), True, unit, nats=True)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +67,9 @@ class Run:
     higher_is_better: dict[ScoreKey, bool]  # absent where the source does not say
     answers: dict[tuple[str, str], dict[int, str]]  # (task, filter) -> doc_id -> filtered answer as text
     hashes: dict[str, dict[int, tuple[str, str, str]]]  # task -> doc_id -> (doc_hash, prompt_hash, target_hash)
+    # (log-likelihood, weight) of each document, for metrics that are made of those sums: perplexities by word or byte
+    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    clusters: dict[str, dict[int, str]] = field(default_factory=dict)  # task -> doc_id -> what related documents share
 
     @property
     def by_lm_eval(self) -> bool:
