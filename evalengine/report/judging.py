@@ -119,7 +119,8 @@ def _rules_out(evidence: Evidence, alpha: float) -> str:
     if not math.isfinite(evidence.bound.error) or evidence.bound.bound == evidence.bound.most:
         return f"{evidence.what} rule out no loss"
     worst = _said(max(0.0, evidence.unit.shown(evidence.bound.bound)), evidence)
-    return f"{evidence.what} rule out losses of more than {worst} (confidence {1 - alpha:g}, whatever flips)"
+    assumed = ", whatever flips" if evidence.unit is POINTS else ""
+    return f"{evidence.what} rule out losses of more than {worst} (confidence {1 - alpha:g}{assumed})"
 
 
 def _detects(evidence: Evidence, limits: Limits) -> str:
