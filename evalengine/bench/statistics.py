@@ -170,7 +170,7 @@ def _perplexities(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
     _, power, _ = _shares(rng, draws, lambda rng: draw(rng, math.log(1.009)))
     yield Figure(group, "losses found by the test", f"0.9 % worse, {case}", power, draws, at_least=0.9)
     case = "pages between 2.4 and 3.6 nats a word"
-    yield Figure(group, "coverage of one run's 95 % interval", case, covered, draws, 0.93, 0.97)
+    yield Figure(group, "coverage of one run's 95 % interval", case, covered, draws, 0.91, 0.97)
 
 
 def _coverage(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
