@@ -11,6 +11,10 @@ from evalengine.errors import ConfigError
 from evalengine.report.runs import Run, load_run
 
 
+class NoBaseline(ConfigError):
+    """There is none, here or there: a first run."""
+
+
 def load_from_base(file: Path, revision: str) -> tuple[Run, tuple[str, ...]]:
     """(the baseline, what a reviewer must know of it) for a baseline file in a git checkout.
 
@@ -32,7 +36,7 @@ def load_from_base(file: Path, revision: str) -> tuple[Run, tuple[str, ...]]:
     theirs = _git(folder, "cat-file", "blob", name)
     if theirs is None:
         if not file.exists():
-            raise ConfigError(f"{file}: neither here nor in {revision} ({short}); write one from a run that is good, "
+            raise NoBaseline(f"{file}: neither here nor in {revision} ({short}); write one from a run that is good, "
                               f"and commit it: python -m evalengine baseline RUN -o {file}")  # fmt: skip
         return load_run(file), (f"the baseline is new in this pull request: {revision} ({short}) has no {file}",)
     with tempfile.TemporaryDirectory() as place:

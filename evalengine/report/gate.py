@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.report.base_branch import load_from_base
+from evalengine.report.base_branch import NoBaseline, load_from_base
 from evalengine.report.checks import DECIDED
 from evalengine.report.comparability import findings, incomparable
 from evalengine.report.gate_report import Report, Verdict
@@ -17,6 +17,7 @@ from evalengine.report.runs import Run, load_run
 from evalengine.report.unchecked import UNBOUND
 
 SHOWN_PROBLEMS = 20
+NO_BASELINE = "no baseline yet"
 BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read", "the run cannot be read"
 VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "blind": "inconclusive"}
 
@@ -36,6 +37,8 @@ def gate(baseline: str | Path, run: str | Path, policy: str = "bitwise", base: s
         b, trouble = load_run(run), "not comparable"
         notes, trouble = _comparable(chosen, a, b), "the policy does not fit the baseline"
         return _judge(chosen, a, b, notes, warnings)
+    except NoBaseline as error:
+        return could_not_judge(chosen, baseline, run, NO_BASELINE, error.problems)
     except EvalEngineError as error:
         missing = _missing(baseline, run, base) if trouble in (BAD_BASELINE, BAD_RUN) else None
         return could_not_judge(chosen, baseline, run, *(missing or (trouble, problems_of(error))))
@@ -48,6 +51,8 @@ def unready(baseline: str | Path, policy: str, base: str | None = None) -> Repor
         chosen, trouble = load_policy(policy), BAD_BASELINE
         _baseline(baseline, base)
         return None
+    except NoBaseline as error:
+        return could_not_judge(chosen, baseline, "not made", NO_BASELINE, error.problems)
     except EvalEngineError as error:
         missing = _missing(baseline, None, base) if trouble == BAD_BASELINE else None
         return could_not_judge(chosen, baseline, "not made", *(missing or (trouble, problems_of(error))))
@@ -71,7 +76,7 @@ def _missing(baseline: str | Path, run: str | Path | None, base: str | None) -> 
     """(title, problems) if there is nothing to read: a gate's first run has no baseline, and a failed one no run."""
     problems, titles = [], []
     if base is None and not os.path.exists(baseline):
-        titles.append("no baseline yet")
+        titles.append(NO_BASELINE)
         problems.append(
             f"{baseline}: there is no such baseline; write one from a run that is good, and commit it: "
             f"python -m evalengine baseline RUN -o {baseline}"

@@ -121,6 +121,12 @@ def test_a_first_run_has_no_baseline_and_is_told_so(runs: tuple[Path, Path], tmp
     assert "ERROR (no baseline yet)" in summary.read_text()
 
 
+def test_a_first_run_beside_a_base_without_one_is_told_so_too(project: Path, runs: tuple[Path, Path]) -> None:
+    found = gate(project.with_name("none.json"), runs[0], base="main")
+    assert found.trouble == "no baseline yet" and "neither here nor in main" in found.problems[0]
+    assert main(["gate", str(project.with_name("none.json")), "--base", "main", "--", "limit=1"]) == 2
+
+
 def test_missing_and_damaged_files_have_titles_of_their_own(runs: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "kept.json"
     write_baseline(load_run(runs[0]), file)
