@@ -38,11 +38,11 @@ HELP = """\
 usage: python -m evalengine [run] [setting=value ...] [-m] [--cfg] [--help] [--version]
        python -m evalengine compare RUN RUN [RUN ...] [...]
        python -m evalengine baseline RUN -o FILE
-       python -m evalengine gate BASELINE RUN --policy POLICY [...]
+       python -m evalengine gate BASELINE RUN|-- SETTINGS --policy POLICY [...]
        python -m evalengine report RUN [RUN ...] [-o FILE]
        python -m evalengine explain RUN RUN --item ITEM [...]
        python -m evalengine verify [engine|kernels] [setting=value ...] [...]
-       python -m evalengine bench [matmul|attention|rows|forward|all ...|throughput] [...]
+       python -m evalengine bench [matmul|attention|rows|forward|all ...|throughput|statistics] [...]
 
 Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
 
@@ -66,13 +66,13 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
 
   compare RUN RUN               are two runs the same; if not, where, and why (compare --help)
   baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
-  gate BASELINE RUN             may this change be merged: exit code 0 or 1 (gate --help)
+  gate BASELINE RUN             may this change be merged: exit code 0, 1 or 3 (gate --help)
   report RUN [RUN ...]          a run, or several compared, as one HTML file (report --help)
   explain RUN RUN --item ITEM   the first layer and op where they part (explain --help)
   verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
   bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
 
-Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration."""
+Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration, 3 gate: inconclusive."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -117,6 +117,7 @@ class TaskConfig:
     fewshot_file: str | None = None  # exemplars from a file (.jsonl or .yaml) that the user names
     num_fewshot: int | None = None
     description: str | None = None
+    cluster: str | None = None  # the column that names what rows share (a passage, a video): statistics count those
     generation: GenerationConfig = field(default_factory=GenerationConfig)
 
 

@@ -16,7 +16,7 @@ from evalengine.config import TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.dataset import load_rows, text_lines
 from evalengine.tasks.fewshot import Chat, Sampler, Turn, join_system, read_exemplars, render
-from evalengine.tasks.rows import Rows, content_hash
+from evalengine.tasks.rows import Rows, cluster_names, content_hash
 
 Doc = dict[str, Any]
 TEXT = (str, int, float)  # a number is a text as Python writes it
@@ -104,6 +104,7 @@ class Task(ABC):
         self.version = config.version
         self.num_fewshot = config.num_fewshot or 0
         self.docs: list[Doc] = []
+        self.clusters: list[str] | None = None  # of each document; None: documents are unrelated
         self._data_dir = data_dir
         self._fewshot_seed = fewshot_seed
         self._chat = chat
@@ -145,6 +146,8 @@ class Task(ABC):
         self.docs = self._documents(self._rows, self.columns)
         for row, doc in enumerate(self.docs):
             self._checked(self._ask, doc, self._rows, row)
+        if self.config.cluster is not None:
+            self.clusters = cluster_names(self._rows, self.config.cluster, f"tasks.{self.name}.cluster")
         if self.num_fewshot == 0:
             return
         self._exemplar_rows = self._load_exemplars()
@@ -255,6 +258,8 @@ class Task(ABC):
             "source": self._rows.source,
             "rows": len(evaluated),
             "sha256": content_hash(evaluated),
+            "cluster": self.config.cluster,
+            "clusters": None if self.clusters is None else len(set(self.clusters[:limit])),
             "fewshot_source": exemplars.source if exemplars else None,
             "fewshot_rows": len(exemplars.rows) if exemplars else 0,
             "fewshot_sha256": content_hash(exemplars.rows) if exemplars else None,

@@ -52,6 +52,27 @@ def check_rows(rows: Rows, *, thorough: bool = False) -> Rows:
     return rows
 
 
+def cluster_names(rows: Rows, column: str, setting: str) -> list[str]:
+    """What `column` says of each row, as text: rows of one name are related (questions about one passage, say).
+
+    Raises ConfigError that names the setting and each row where it is missing, null, or neither text nor number.
+    """
+    names, problems = [], []
+    for number, row in enumerate(rows.rows):
+        value = row.get(column)
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            names.append(str(value))
+            continue
+        what = "no" if value is None else f"{json.dumps(value, default=str)[:40]}, neither text nor number, as its"
+        problems.append(f"{setting}={column}: {rows.place(number)} has {what} {column!r}")
+    if problems:
+        there = ", ".join(repr(name) for name in rows.rows[0])
+        more = [f"... and {len(problems) - SHOWN} more rows"] if len(problems) > SHOWN else []
+        cure = f"the first row has {there}; name a column that every row has, or set {setting}=null: all rows unrelated"
+        raise ConfigError([*problems[:SHOWN], *more, cure])
+    return names
+
+
 def content_hash(rows: Iterable[Row]) -> str:
     """SHA-256 over the rows in order. Key order does not count, so the Hub's rows and a local copy of them agree."""
     digest = hashlib.sha256()

@@ -23,6 +23,7 @@ usage: python -m evalengine bench [{"|".join(BENCHES)}|all ...] [--output FOLDER
        python -m evalengine bench matmul --tune|--shapes ... [...]
        python -m evalengine bench throughput [...]
        python -m evalengine bench host [...]
+       python -m evalengine bench statistics [...]
 
 Measures the kernels and whole forward steps on this machine's GPU, each beside its comparison in the same run, and
 writes the lines to FOLDER (default results/reference) as JSON and as a Markdown table. Without a name: all.
@@ -34,6 +35,7 @@ writes the lines to FOLDER (default results/reference) as JSON and as a Markdown
   throughput  whole runs of the engine, both modes, beside the least time possible: a command of its own, which `all`
               does not include (options: bench throughput --help)
   host        the host's share of such runs, on a CPU: likewise (options: bench host --help)
+  statistics  how often the statistics of gate and compare are wrong: a command of its own, without a GPU
   --tune      makes the table of matmul schedules instead; --shapes times some (options: bench matmul --tune --help)
 
 Exit codes: 0 measured (a target that is missed is said in the table), 1 a result was wrong or a line could not be
@@ -44,6 +46,10 @@ def main(argv: Sequence[str]) -> int:
     """Runs `bench` with the words after it; returns the exit code."""
     if list(argv[:1]) == ["matmul"] and MATMUL_OPTIONS & {word.partition("=")[0] for word in argv}:
         return _matmul_command(list(argv[1:]))
+    if list(argv[:1]) == ["statistics"]:
+        from evalengine.bench import statistics_cli
+
+        return statistics_cli.main(list(argv[1:]))
     if list(argv[:1]) == ["throughput"]:
         from evalengine.bench import throughput_cli
 

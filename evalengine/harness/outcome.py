@@ -14,7 +14,7 @@ from evalengine.harness.metrics import summarize
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.schema import RecordKey, RequestRecord
-from evalengine.tasks.base import Doc, Instance, MetricKey, MetricValue, Response
+from evalengine.tasks.base import Instance, MetricKey, MetricValue, Response, Task
 
 Answers = Mapping[RecordKey, JournalEntry]
 
@@ -76,7 +76,7 @@ def _task_result(plan: TaskPlan, entries: Mapping[Instance, list[JournalEntry]])
         for name, filtered in task.filtered(doc, answers).items():
             values = {metric: value for (metric, where), value in per_doc[-1].items() if where == name}
             samples[name].append(
-                _sample(doc_id, doc, task.target(doc), instances, answers, name, filtered, values, hashes[-1])
+                _sample(task, doc_id, instances, answers, name, filtered, values, hashes[-1])
             )
     return TaskResult(
         name=task.name,
@@ -93,9 +93,8 @@ def _task_result(plan: TaskPlan, entries: Mapping[Instance, list[JournalEntry]])
 
 
 def _sample(
+    task: Task,
     doc_id: int,
-    doc: Doc,
-    target: str | int,
     instances: list[Instance],
     answers: list[Response],
     filter_name: str,
@@ -109,8 +108,8 @@ def _sample(
     first = {instance.index: instance for instance in reversed(instances)}
     return Sample(
         doc_id=doc_id,
-        doc=doc,
-        target=target,
+        doc=task.docs[doc_id],
+        target=task.target(task.docs[doc_id]),
         arguments=[_arguments(first[index]) for index in by_index],
         resps=list(by_index.values()),
         filtered_resps=filtered,
@@ -119,6 +118,7 @@ def _sample(
         doc_hash=hashes.doc,
         prompt_hash=hashes.prompt,
         target_hash=hashes.target,
+        cluster=None if task.clusters is None else task.clusters[doc_id],
     )
 
 

@@ -35,6 +35,7 @@ class Sample:
     doc_hash: str
     prompt_hash: str
     target_hash: str
+    cluster: str | None = None  # what the document shares with related ones; None: unrelated
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         "doc_hash": sample.doc_hash,
         "prompt_hash": sample.prompt_hash,
         "target_hash": sample.target_hash,
+        **({} if sample.cluster is None else {"doc_cluster": sample.cluster}),
         **sample.metrics,
     }
 

@@ -37,6 +37,7 @@ _SAMPLE = {
     "doc_hash": ascii_text,
     "prompt_hash": ascii_text,
     "target_hash": ascii_text,
+    "doc_cluster?": text,
     "doc?": Each(anything),
     "arguments?": Each(Each(anything)),
 }

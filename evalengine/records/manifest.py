@@ -55,7 +55,8 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
 
     extra: what stands for files, by content, at least `IDENTITY_KEYS`: fingerprints of weights, tokenizer, chat
     template, dataset rows and prompts, the resolved model spec, numerics level and dtype, and `FAST_IDENTITY_KEYS`
-    where that level is `fast`. Where a model or dataset lies is no part of the identity.
+    where that level is `fast`. Where a model or dataset lies is no part of the identity, nor which rows are related:
+    that changes how sure a result is, not the result.
     """
     needed = (*IDENTITY_KEYS, *(FAST_IDENTITY_KEYS if extra.get("numerics") == "fast" else ()))
     missing = [name for name in needed if name not in extra]
@@ -66,7 +67,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     for name in (*SCHEDULE_FIELDS, "dtype", *FAST_IDENTITY_KEYS):
         del settings["engine"][name]
     for task in settings["tasks"].values():
-        del task["dataset"], task["fewshot_file"]
+        del task["dataset"], task["fewshot_file"], task["cluster"]
     identity = {"contract_version": evalengine.CONTRACT_VERSION, **settings, **extra}
     plain: dict[str, Any] = json.loads(canonical(identity))
     return plain

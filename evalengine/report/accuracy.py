@@ -3,43 +3,69 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-
-import numpy as np
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from evalengine.errors import ConfigError
-from evalengine.report.checks import SHOWN, Check
-from evalengine.report.gate_power import Detectable, detectable_loss
+from evalengine.report.averages import average_keys
+from evalengine.report.checks import DECIDED, SHOWN, Check
+from evalengine.report.evidence import Evidence, of_average, of_documents, of_ratio
+from evalengine.report.judging import judged, without_spread
+from evalengine.report.perplexity import ratios
 from evalengine.report.policies import AccuracyRule, Limits
 from evalengine.report.runs import Run, ScoreKey
-from evalengine.report.statistics import PairedResult, compare_many, paired
+from evalengine.report.statistics import holm
 
 
 def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
-    """A check per task and metric. Raises `ConfigError` for a task without a metric that could be tested, and if the
-    policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an any_of.
+    """A check per task and metric, and per average. Raises `ConfigError` for a task without a metric that could be
+    tested, and if the policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an
+    any_of.
     """
     known = sorted({*a.scores, *a.results})
     _check_names(rule, known)
     limits = {key: rule.of(*key) for key in known}
-    checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in known if limits[key].skip]
     kept = [key for key in known if not limits[key].skip]
-    if known and not kept:
+    if known and not kept and not rule.averages:
         raise ConfigError(_all_skipped(known))
-    broken = {key: _broken(key, a, b) for key in kept if key in a.scores}
-    checks += [Check("accuracy", *_names(key), "fail", why) for key, why in broken.items() if why]
-    sound = [key for key, why in broken.items() if not why]
-    count = sum(limits[key].alpha is not None for key in sound)
-    pairs = {key: _paired(key, a, b, limits[key], count) for key in sound}
-    tested = {key: pairs[key][0] for key in sound if limits[key].alpha is not None}
-    adjusted = compare_many(tested, one_sided=True)
-    checks += [_paired_check(key, a, b, limits[key], *pairs[key], adjusted.get(key), count) for key in sound]
-    checks += [_aggregated_check(key, a, b, limits[key]) for key in kept if key not in a.scores]
-    blind = {key[0] for key in kept} - {check.task for check in checks if check.status in ("pass", "fail")}
+    checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in known if limits[key].skip]
+    broken = {key: _broken(key, a, b) for key in a.scores}
+    checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in kept if broken.get(key)]
+    whole = [key for key in kept if key not in a.scores and ratios((a, b), key) is None]
+    checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
+    averages = {name: average_keys(name, average, a) for name, average in rule.averages.items()}
+    for name in [name for name, keys in averages.items() if any(broken[key] for key in keys)]:
+        why = [f"{key[0]}: {broken[key]}" for key in averages.pop(name) if broken[key]]
+        checks.append(Check("accuracy", f"average {name}", "", "fail", "; ".join(why[:SHOWN])))
+    tested = {key: limits[key] for key in kept if key not in whole and not broken.get(key)}
+    checks += _tested(rule, a, b, tested, averages)
+    blind = {key[0] for key in kept} - {check.task for check in checks if check.status in DECIDED}
     if blind or not checks:
         what = ", ".join(sorted(blind)) or str(a.source)
-        raise ConfigError(f"{what}: no metric could be tested; set max_regression_percent, or skip: true for the task")
+        cure = "set margin_percent or max_regression_percent, or skip: true for the task"
+        raise ConfigError(f"{what}: no metric could be tested; {cure}")
     return sorted(checks, key=lambda check: (check.task, check.name))
+
+
+def _tested(
+    rule: AccuracyRule, a: Run, b: Run, limits: Mapping[ScoreKey, Limits], averages: Mapping[str, Sequence[ScoreKey]]
+) -> Iterator[Check]:
+    """What has a spread, so that it can be tested: its p-values are one family for Holm's correction."""
+    family = [own.alpha for own in limits.values()] + [rule.averages[name].limits.alpha for name in averages]
+    count = sum(alpha is not None for alpha in family)
+    found: list[tuple[Evidence, Limits, tuple[str, ...]]] = []
+    for key, own in limits.items():
+        higher = _higher(key, a, own)
+        evidence = (of_documents if key in a.scores else of_ratio)(key, a, b, own, higher, count)
+        found.append((evidence, own, tuple(_lost(key, a, b, 1 if higher else -1))))
+    for name, keys in averages.items():
+        average = rule.averages[name]
+        directions = {key: _higher(key, a, average.limits) for key in keys}
+        found.append((of_average(name, average, keys, a, b, directions, count), average.limits, ()))
+    adjusted = iter(holm([evidence.p for evidence, own, _ in found if own.alpha is not None]))
+    for evidence, own, lost in found:
+        check = judged(evidence, own, None if own.alpha is None else next(adjusted), count)
+        yield replace(check, details=lost) if check.status in ("fail", "blind") else check
 
 
 def _all_skipped(known: Iterable[ScoreKey]) -> str:
@@ -47,70 +73,6 @@ def _all_skipped(known: Iterable[ScoreKey]) -> str:
     left = ", ".join(tasks[:SHOWN]) + (f" and {len(tasks) - SHOWN} more" if len(tasks) > SHOWN else "")
     what = f"accuracy: no metric is tested: the policy skips all that the baseline has (tasks: {left})"
     return f"{what}; set skip: false for one, or leave the rule out"
-
-
-def _paired(key: ScoreKey, a: Run, b: Run, limits: Limits, count: int) -> tuple[PairedResult, Detectable]:
-    """The pairs' statistics, and what they can detect in Holm's first and hardest step, at alpha / count."""
-    documents = sorted(a.scores[key])
-    x, y = (np.array([run.scores[key][doc] for doc in documents], dtype=np.float64) for run in (a, b))
-    higher, alpha = _higher(key, a, limits), 0.05 if limits.alpha is None else limits.alpha
-    result = paired(x, y, higher_is_better=higher, alpha=alpha / max(count, 1), power=limits.power)
-    return result, detectable_loss(x, y, result, higher, alpha, limits.power, count)
-
-
-def _paired_check(
-    key: ScoreKey, a: Run, b: Run, limits: Limits, result: PairedResult, least: Detectable, p: float | None, count: int
-) -> Check:
-    """Fails for a loss that is significant, larger than allowed, or (require_power) too small to be seen."""
-    sign = 1 if _higher(key, a, limits) else -1
-    loss = sign * (result.mean_a - result.mean_b) * 100
-    message = (
-        f"{result.mean_a:.4f} -> {result.mean_b:.4f} ({result.difference * 100 + 0.0:+.2f} points), "
-        f"{result.wins} better, {result.losses} worse of {result.n} documents"
-    )
-    reasons, detects = [], "no test (alpha: null)"
-    if p is not None:
-        assert limits.alpha is not None
-        message += f"; one-sided p {result.p_one_sided:.3g} ({result.test})"
-        message += f", {p:.3g} after Holm over {count}" if count > 1 else ""
-        if p <= limits.alpha:
-            reasons.append(f"the loss is no noise: p is {p:.3g}, alpha {limits.alpha:g}")
-        detects = _detects(least, limits, result.n)
-        if limits.require_power and limits.max_regression is not None and not least.loss * 100 <= limits.max_regression:
-            cure = "raise max_regression" if math.isfinite(least.loss) else "set require_power: false for the task"
-            reasons.append(
-                f"the gate is blind: the policy asks for losses of {limits.max_regression:g} points, {detects}; "
-                f"run more documents, or {cure}"
-            )
-    if limits.max_regression is not None and loss > limits.max_regression + 1e-9:
-        reasons.append(f"{loss:.2f} points lost, {limits.max_regression:g} allowed")
-    if not reasons:
-        return Check("accuracy", *_names(key), "pass", message, (), detects)
-    details = tuple(_lost(key, a, b, sign))
-    return Check("accuracy", *_names(key), "fail", f"{'; '.join(reasons)}: {message}", details, detects)
-
-
-def _detects(least: Detectable, limits: Limits, n: int) -> str:
-    if not math.isfinite(least.loss):
-        return f"{n} documents cannot show any loss: {least.why}"
-    return f"{n} documents show a loss of {least.loss * 100:.2f} points or more with probability {limits.power:g}"
-
-
-def _aggregated_check(key: ScoreKey, a: Run, b: Run, limits: Limits) -> Check:
-    """For metrics that only exist over a whole task, such as a corpus' perplexity."""
-    allowed = limits.max_regression_percent
-    if allowed is None:
-        text = "has no value per document, and the policy sets no max_regression_percent: not tested"
-        return Check("accuracy", *_names(key), "skip", text)
-    if key not in b.results:
-        return Check("accuracy", *_names(key), "fail", "missing from the run")
-    old, new = a.results[key][0], b.results[key][0]
-    loss = (1 if _higher(key, a, limits) else -1) * (old - new)
-    message = f"{old:.6g} -> {new:.6g}"
-    detects = f"a loss of more than {allowed:g} % of the baseline's value (no test: one value, no spread)"
-    if old == new or loss <= abs(old) * allowed / 100 + 1e-12:  # a NaN on either side is no pass
-        return Check("accuracy", *_names(key), "pass", message, (), detects)
-    return Check("accuracy", *_names(key), "fail", f"worse by more than {allowed:g} %: {message}", (), detects)
 
 
 def _broken(key: ScoreKey, a: Run, b: Run) -> str:
@@ -128,7 +90,8 @@ def _broken(key: ScoreKey, a: Run, b: Run) -> str:
 def _lost(key: ScoreKey, a: Run, b: Run, sign: int) -> Iterator[str]:
     """The first documents that got worse, with both answers where they are known."""
     task, _, filter_name = key
-    worse = [doc for doc in sorted(a.scores[key]) if sign * (a.scores[key][doc] - b.scores[key][doc]) > 0]
+    scores = a.scores.get(key, {})
+    worse = [doc for doc in sorted(scores) if sign * (scores[doc] - b.scores[key][doc]) > 0]
     answers = [run.answers.get((task, filter_name), {}) for run in (a, b)]
     for doc in worse[:SHOWN]:
         said = [answer[doc][:80] for answer in answers if doc in answer]

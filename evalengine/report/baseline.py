@@ -138,6 +138,7 @@ def _content(run: Run) -> dict[str, Any]:
         "choices": [[*key, *_by_document(values, int)] for key, values in sorted(run.choices.items())],
         "hashes": {task: _packed_hashes(found) for task, found in hashes.items()},
         **_some("weighted", [[*key, *_pairs(found)] for key, found in sorted(run.weighted.items())]),
+        **_some("clusters", {task: _by_document(names, str) for task, names in sorted(run.clusters.items())}),
     }
 
 
@@ -199,6 +200,10 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
         weighted={
             (task, metric, name): dict(zip(unfold(docs, count), _weighted(count, *columns), strict=True))
             for task, metric, name, count, docs, *columns in content.get("weighted", ())  # none in older files
+        },
+        clusters={
+            task: dict(zip(unfold(docs, count), map(str, unfold(names, count)), strict=True))
+            for task, (count, docs, names) in content.get("clusters", {}).items()
         },
     )
 

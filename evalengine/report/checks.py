@@ -9,7 +9,9 @@ from typing import Literal
 from evalengine.report.runs import Key
 
 SHOWN = 5  # requests or documents named in a check's details
-Status = Literal["pass", "fail", "skip", "excused"]  # excused: failed, but another rule of an any_of passed
+# blind: could not see the loss that the policy names. excused: failed or blind, but another rule of an any_of decides
+Status = Literal["pass", "fail", "blind", "skip", "excused"]
+DECIDED: tuple[Status, ...] = ("pass", "fail", "blind")  # what was judged
 
 
 @dataclass(frozen=True)

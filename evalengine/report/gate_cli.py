@@ -1,7 +1,8 @@
 """`evalengine gate BASELINE RUN --policy ...`: may this change be merged?
 
 Exit codes: 0 the policy holds, 1 it does not, 2 the gate could not judge (runs that are not comparable, a bad policy, a
-damaged baseline, bad usage). All of them reach the reports that were asked for.
+damaged baseline, bad usage), 3 inconclusive: nothing failed, but some check could not see the loss that the policy
+names (the policy's `inconclusive` makes that 0 or 1). All of them reach the reports that were asked for.
 """
 
 from __future__ import annotations
@@ -16,27 +17,36 @@ from rich.console import Console
 from rich.text import Text
 
 from evalengine.command import Parser
-from evalengine.errors import ConfigError
-from evalengine.report.ci import Report, error_lines, headline, junit, markdown, plain, to_json, write
-from evalengine.report.gate import gate
-from evalengine.report.policies import available
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.report.ci import junit, workflow_commands, write
+from evalengine.report.gate import could_not_judge, gate, problems_of, unready
+from evalengine.report.gate_markdown import markdown
+from evalengine.report.gate_report import STYLES, Report, headline, to_json
+from evalengine.report.gate_run import made_run
+from evalengine.report.plain_text import plain
+from evalengine.report.policy_files import available, load_policy
 
 EPILOG = """\
 policies: bitwise   every bit as in the baseline: for changes that mean to touch no arithmetic
           tokens    the same tokens, logprobs within epsilon
-          accuracy  no metric worse than chance explains (one-sided exact McNemar or permutation test, Holm)
-          FILE      your own; conf/gate/accuracy.yaml shows every setting
+          accuracy  no metric worse by more than a margin, as far as the documents can show (non-inferiority)
+          FILE      your own, which may say `extends: accuracy`; conf/gate/accuracy.yaml shows every setting
+
+`gate BASELINE -- SETTINGS` makes the run first, as `python -m evalengine SETTINGS` would, in a new folder.
 
 On GitHub Actions (GITHUB_ACTIONS=true) annotations are on, and the summary goes to $GITHUB_STEP_SUMMARY, unless
 --no-annotations or --summary say otherwise. A summary is appended to its file.
 
-exit codes: 0 the policy holds, 1 it does not, 2 not comparable, bad policy, damaged baseline or bad usage"""
+exit codes: 0 the policy holds, 1 it does not, 2 not comparable, no baseline, bad policy or bad usage, 3 inconclusive:
+nothing failed, but a check could not see the loss that the policy names (`inconclusive: fail` or `pass` in the policy
+make that 1 or 0)"""
+CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "blind": STYLES["inconclusive"]}
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the gate, writes its reports and returns the exit code."""
     arguments = _parse(argv)
-    report = gate(arguments.baseline, arguments.run, arguments.policy)
+    report = _report(arguments)
     try:
         _deliver(report, arguments)
     except OSError as error:
@@ -44,21 +54,50 @@ def main(argv: Sequence[str]) -> int:
     return report.exit_code
 
 
+def _report(arguments: argparse.Namespace) -> Report:
+    asked = (arguments.policy, arguments.base)
+    if arguments.run is not None:
+        return gate(arguments.baseline, arguments.run, *asked)
+    if (problem := unready(arguments.baseline, *asked)) is not None:  # before minutes are spent on a run
+        return problem
+    try:
+        with made_run(arguments.settings, arguments.keep) as folder:
+            return gate(arguments.baseline, folder, *asked)
+    except ConfigError:
+        raise
+    except EvalEngineError as error:
+        policy = load_policy(arguments.policy)
+        return could_not_judge(policy, arguments.baseline, "none", "the run failed", problems_of(error))
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    words, settings = list(argv), None
+    if "--" in words:
+        words, settings = words[: words.index("--")], words[words.index("--") + 1 :]
     parser = Parser(
         "gate",
+        usage="%(prog)s BASELINE RUN [options], or %(prog)s BASELINE [options] -- SETTINGS",
         description="Judges RUN against BASELINE (run folders, or a file of `evalengine baseline`).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("baseline", metavar="BASELINE")
-    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("run", metavar="RUN", nargs="?")
     parser.add_argument("--policy", default="bitwise", metavar="NAME|FILE", help=f"{', '.join(available())}, or a file")
+    parser.add_argument("--base", metavar="REVISION", help="takes BASELINE from this git revision (origin/main), and "
+                        "says if it has changed here")  # fmt: skip
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where a run of `-- SETTINGS` stays (a new folder "
+                        "in it)")  # fmt: skip
     parser.add_argument("--junit", type=Path, metavar="FILE", help="JUnit XML")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="Markdown, appended")
     parser.add_argument("--json", metavar="FILE", help="JSON; - for standard output, which then holds nothing else")
     parser.add_argument("--annotations", action=argparse.BooleanOptionalAction, help="::error lines for GitHub")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
+    arguments.settings = settings
+    if (arguments.run is None) == (settings is None):
+        parser.error("give RUN, or -- and the settings of a run to make; not both")
+    if arguments.keep is not None and settings is None:
+        parser.error("--keep is for a run that the gate makes: gate BASELINE --keep FOLDER -- SETTINGS")
     if arguments.annotations is None:
         arguments.annotations = os.environ.get("GITHUB_ACTIONS") == "true"
     if arguments.summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
@@ -75,9 +114,9 @@ def _deliver(report: Report, arguments: argparse.Namespace) -> None:
     for problem in report.problems:
         print(f"evalengine: {plain(problem)}", file=sys.stderr)
     if arguments.annotations:
-        for command in error_lines(report):
+        for command in workflow_commands(report):
             print(command, file=out)
-    console.print(Text(headline(report), style="bold green" if report.verdict == "pass" else "bold red"))
+    console.print(Text(headline(report), style=STYLES[report.verdict]))
     if arguments.junit:
         write(arguments.junit, junit(report))
     if arguments.summary:
@@ -90,9 +129,8 @@ def _deliver(report: Report, arguments: argparse.Namespace) -> None:
 
 def _lines(report: Report) -> Iterator[Text]:
     """A line per check, its details below. No line begins with text from outside, which GitHub might obey."""
-    styles = {"pass": "green", "fail": "bold red"}
     for check in report.checks:
-        status = Text(f"{check.status.upper():<8}", style=styles.get(check.status, "yellow"))
+        status = Text(f"{check.status.upper():<8}", style=CHECK_STYLES.get(check.status, "dim"))
         yield status + Text(f"{plain(check.label)}: {plain(check.message)}", style="default")
         for detail in check.details:
             yield Text(f"        - {plain(detail)}")
@@ -100,3 +138,5 @@ def _lines(report: Report) -> Iterator[Text]:
             yield Text(f"        can detect: {plain(check.detects)}", style="dim")
     for note in report.notes:
         yield Text(f"allowed to differ: {plain(note)}")
+    for warning in report.warnings:
+        yield Text(f"WARNING {plain(warning)}", style=STYLES["inconclusive"])

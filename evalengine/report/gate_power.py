@@ -25,19 +25,20 @@ class Detectable:
 
 def detectable_loss(
     a: NDArray[np.float64], b: NDArray[np.float64], result: PairedResult, higher_is_better: bool, alpha: float,
-    power: float, metrics: int = 1,
+    power: float, metrics: int = 1, codes: NDArray[np.intp] | None = None,
 ) -> Detectable:  # fmt: skip
     """What `paired`'s result on baseline `a` [n] and run `b` [n] could have shown with probability `power`.
 
     `alpha` is shared among `metrics`, as Holm's first and hardest step does. No loss has a lower p than that of
     everything the baseline has, without a win: if that p is above alpha, none can be shown. If not, that loss is found
     with probability 1, so the least detectable one is at most as large, whatever an approximation says so near the
-    border. Scores outside [0, 1] have no bound that is known here: every document may lose any amount.
+    border. Scores outside [0, 1] have no bound that is known here: every document may lose any amount. `codes` [n] are
+    the documents' clusters, as `paired` had them: related documents are one coin.
     """
     level, binary = alpha / max(metrics, 1), result.test == "mcnemar-exact"
     shares = min(a.min(), b.min()) >= 0 and max(a.max(), b.max()) <= 1
     room = (a if higher_is_better else 1 - a) if shares else np.full(len(a), math.inf)
-    losing = int(np.count_nonzero(room > 0))
+    losing = int(np.count_nonzero(room > 0)) if codes is None else len(np.unique(codes[room > 0]))
     least_p = _p_of_losses_alone(losing, binary)
     if least_p > level:
         return Detectable(math.inf, _why(losing, binary and higher_is_better, least_p, alpha, metrics))

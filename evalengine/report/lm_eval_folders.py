@@ -110,9 +110,10 @@ def _outcome(
     results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
 ) -> dict[str, Any]:
     scores: dict[ScoreKey, dict[int, float]] = defaultdict(dict)
-    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = defaultdict(dict)
     answers: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     hashes: dict[str, dict[int, tuple[str, str, str]]] = defaultdict(dict)
+    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = defaultdict(dict)
+    clusters: dict[str, dict[int, str]] = defaultdict(dict)
     for task, rows in samples.items():
         for row in rows:
             doc, name = row["doc_id"], row["filter"]
@@ -124,6 +125,8 @@ def _outcome(
                     weighted[task, metric, name][doc] = pair
             if (text := answer(row, kinds.get(task))) is not None:
                 answers[task, name][doc] = text
+            if row.get("doc_cluster") is not None:
+                clusters[task][doc] = row["doc_cluster"]
     aggregated = dict(_aggregated(results))
     better = results["higher_is_better"]
     directions = {key: (better.get(key[0]) or {}).get(key[1]) for key in {*scores, *aggregated}}
@@ -135,6 +138,7 @@ def _outcome(
         "hashes": dict(hashes),
         "weighted": dict(weighted),
         **_choices(results, samples, kinds),
+        "clusters": dict(clusters),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from evalengine.report.clusters import cluster_names
 from evalengine.report.comparability import document_change
 from evalengine.report.lm_eval_samples import ROLLING
 from evalengine.report.numbers import exact_sum, same_number
@@ -65,14 +66,15 @@ def metric_deltas(a: Run, b: Run) -> list[MetricDelta]:
 
 
 def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
-    """Documents are taken as unrelated: each is its own cluster."""
+    """Documents that the task's `cluster` column does not relate are each their own cluster."""
     better = a.higher_is_better.get(key, b.higher_is_better.get(key))
     left, right = a.scores.get(key, {}), b.scores.get(key, {})
     shared = left.keys() & right.keys()
     docs = [doc for doc in sorted(shared) if _finite(left[doc], right[doc])]
     result = None
     if len(docs) > 1:
-        result = paired(*_columns(left, right, docs), higher_is_better=better is not False)
+        clusters = cluster_names(a, b, key[0], docs)
+        result = paired(*_columns(left, right, docs), clusters=clusters, higher_is_better=better is not False)
     value_a, value_b = (run.results.get(key, (None, None))[0] for run in (a, b))
     made = MetricDelta(key, value_a, value_b, None, 0, better)
     if not shared:
@@ -132,7 +134,9 @@ def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
         keys = [key for key in sorted(common) if _finite(left[key], right[key]) and _same_tokens(a, b, key)]
         result = None
         if len(keys) > 1:
-            result = paired(*_columns(left, right, keys), clusters=[key[1] for key in keys])
+            documents = [key[1] for key in keys]
+            clusters = cluster_names(a, b, task, documents) or documents
+            result = paired(*_columns(left, right, keys), clusters=clusters)
         means = [_mean([values[key] for key in keys]) for values in (left, right)]
         key = (task, f"loglikelihood per {unit}", "none")
         made = MetricDelta(key, _mean([*left.values()]), _mean([*right.values()]), result, 0, True, unit, nats=True)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from evalengine.errors import ConfigError
 from evalengine.report.accuracy import accuracy
-from evalengine.report.checks import Check, first
+from evalengine.report.checks import DECIDED, Check, first
 from evalengine.report.numbers import same_number
 from evalengine.report.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
 from evalengine.report.runs import Item, Run, merkle_differences
 
 
 def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
-    """The checks of `rule`; it holds if none of them has the status "fail"."""
+    """The checks of `rule`: it does not hold if one has the status "fail", and is undecided if one is "blind"."""
     if isinstance(rule, DigestRule):
         return _digest(a, b)
     if isinstance(rule, TokensRule):
@@ -28,15 +29,30 @@ def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
         return accuracy(rule, a, b)
     branches = [evaluate(part, a, b) for part in rule.rules]
     checks = [check for branch in branches for check in branch]
-    if isinstance(rule, AnyOf) and any(_holds(branch) for branch in branches):
-        checks = [replace(check, status="excused") if check.status == "fail" else check for check in checks]
+    return _any_of(branches) if isinstance(rule, AnyOf) else checks
+
+
+def _any_of(branches: Sequence[Sequence[Check]]) -> list[Check]:
+    """The logic of true, false and unknown (Kleene's): one branch that holds excuses what failed or was blind in the
+    others; if none holds, one that is undecided excuses those that fail, and stays blind itself."""
+    standings = [standing(branch) for branch in branches]
+    best = next((each for each in ("pass", "blind") if each in standings), "fail")
+    checks = []
+    for branch, own in zip(branches, standings, strict=True):
+        excused = own != best and best != "fail"
+        checks += [
+            replace(check, status="excused") if excused and check.status in ("fail", "blind") else check
+            for check in branch
+        ]
     return checks
 
 
-def _holds(checks: Sequence[Check]) -> bool:
-    """Whether a branch may excuse the others: something was tested, and nothing failed."""
+def standing(checks: Sequence[Check]) -> Literal["pass", "fail", "blind"]:
+    """What checks come to together. Where nothing was tested nothing holds, and nothing is excused by it."""
     statuses = {check.status for check in checks}
-    return "pass" in statuses and "fail" not in statuses
+    if "fail" in statuses or not statuses & set(DECIDED):
+        return "fail"
+    return "blind" if "blind" in statuses else "pass"
 
 
 def level(policy: Policy, a: Run, b: Run) -> Run:

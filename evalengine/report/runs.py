@@ -69,7 +69,9 @@ class Run:
     hashes: dict[str, dict[int, tuple[str, str, str]]]  # task -> doc_id -> (doc_hash, prompt_hash, target_hash)
     choices: dict[ScoreKey, dict[int, int]] = field(default_factory=dict)  # `chosen`: doc_id -> what a metric chose
     choice_texts: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict)  # task -> doc_id -> what there is
-    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = field(default_factory=dict)  # log-likelihood, words
+    # (log-likelihood, weight) of each document, for metrics that are made of those sums: perplexities by word or byte
+    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    clusters: dict[str, dict[int, str]] = field(default_factory=dict)  # task -> doc_id -> what related documents share
 
     @property
     def by_lm_eval(self) -> bool:

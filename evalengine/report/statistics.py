@@ -82,7 +82,7 @@ def paired(
     a, b = _scores("a", a), _scores("b", b)
     if len(a) != len(b):
         raise ValueError(f"a has {len(a)} scores and b has {len(b)}: pairs need the same items")
-    codes = _codes(clusters, len(a))
+    codes = cluster_codes(clusters, len(a))
     difference = b - a
     ups, downs = int(np.count_nonzero(difference > 0)), int(np.count_nonzero(difference < 0))
     wins, losses = (ups, downs) if higher_is_better else (downs, ups)
@@ -92,7 +92,7 @@ def paired(
     if binary and codes.max() + 1 == len(a):
         inferred = _infer_binary(ups, downs, len(a), higher_is_better, confidence, levels)
     else:
-        scale = 1.0 if binary else _scale(a, b)
+        scale = 1.0 if binary else score_scale(a, b)
         inferred = _infer_mean(difference, codes, stderr, scale, higher_is_better, confidence, levels, seed)
     return PairedResult(
         n=len(a), wins=wins, losses=losses, ties=len(a) - ups - downs, mean_a=_mean(a),
@@ -229,8 +229,8 @@ def _scores(name: str, values: ArrayLike) -> Floats:
     return scores
 
 
-def _codes(clusters: ArrayLike | None, count: int) -> NDArray[np.intp]:
-    """Each item's cluster as a number in 0..G-1; without clusters every item is its own."""
+def cluster_codes(clusters: ArrayLike | None, count: int) -> NDArray[np.intp]:
+    """Each item's cluster as a number in 0..G-1; without clusters every item is its own. Raises `ValueError`."""
     if clusters is None:
         return np.arange(count)
     names = np.asarray(clusters)
@@ -239,7 +239,7 @@ def _codes(clusters: ArrayLike | None, count: int) -> NDArray[np.intp]:
     return np.unique(names, return_inverse=True)[1]
 
 
-def _scale(a: Floats, b: Floats) -> float:
+def score_scale(a: Floats, b: Floats) -> float:
     """How far apart scores can be, for all that was seen: their range, or their size where all are equal."""
     both = np.concatenate((a, b))
     return float(np.ptp(both)) or float(np.max(np.abs(both)))

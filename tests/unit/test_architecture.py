@@ -34,7 +34,7 @@ ARROWS: dict[str, set[str]] = {
     | {"compose", "config", "command", "errors", "plain_files"},
     "explain": {"harness", "engine", "layers", "records", "report", "compose", "config", "command", "errors"}
     | {"plain_files"},
-    "bench": {"certify", "engine", "models", "layers", "kernels", "records"}
+    "bench": {"certify", "engine", "models", "layers", "kernels", "records", "report"}
     | {"config", "command", "errors", "plain_files"},
     "assets": set(),
     "__init__": {"engine", "invariant"},

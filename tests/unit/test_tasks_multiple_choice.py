@@ -20,6 +20,7 @@ SWAG: dict[str, Any] = {
     "ctx_a": "[header] How to boil [title] Fill a pot.",
     "ctx_b": "the Cook",
     "endings": ["sings  .", "aa", "boils [substeps] water.", " stirs "],
+    "source_id": "wikihow~4",
     "label": "2",
 }
 ARC_ROW: dict[str, Any] = {

@@ -13,7 +13,7 @@ from evalengine.report.html.markup import Child, Markup, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval, percent
-from evalengine.report.mean_interval import mean_interval
+from evalengine.report.metric_interval import metric_interval
 from evalengine.report.run_data import RunData
 from evalengine.report.runs import Run, ScoreKey
 from evalengine.report.unchecked import UNBOUND
@@ -56,7 +56,8 @@ def metrics_section(page: Page, data: RunData) -> None:
     kept = [place for place in range(len(head)) if any(row[place] != "" for row in rows)]  # lm-eval's may lack some
     rows, head = [[row[place] for place in kept] for row in rows], [head[place] for place in kept]
     right = [place for place, name in enumerate(head) if name in ("Value", "Stderr", "Documents", "n-shot")]
-    about = "Intervals are over documents: Wilson's for 0/1 scores, Student's t for others. Stderr is lm-eval's."
+    about = ("Intervals are over documents, or clusters of related ones: Wilson's for 0/1 scores, Student's t for "
+             "others; of perplexities by way of the nats by word or byte. Stderr is lm-eval's.")  # fmt: skip
     note = about if "95 % interval" in head else "No intervals: they need scores of several documents that differ."
     page.section("metrics", "Metrics", table(head, rows, numbers=right), note=note)
 
@@ -173,12 +174,7 @@ def _interval_words(data: RunData, key: ScoreKey, error: float | None) -> str | 
 
 
 def _bounds(data: RunData, key: ScoreKey) -> tuple[float, float] | None:
-    """The interval of a metric that is the mean of its documents' scores; None for corpus metrics."""
-    scores = list(data.run.scores.get(key, {}).values())
-    value = data.run.results[key][0]
-    if not scores or abs(sum(scores) / len(scores) - value) > 1e-6 * max(1.0, abs(value)):
-        return None
-    return mean_interval(scores)
+    return metric_interval(data.run, key)
 
 
 def _schedule(manifest: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[tuple[str, Child]]:

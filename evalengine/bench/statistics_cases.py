@@ -1,0 +1,83 @@
+"""Cases with a known truth for the statistics of gate and compare, and how often a bound is wrong in them.
+
+Shares that can be counted are counted (`passing`: a sum over all outcomes); the others are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from evalengine.report.intervals import bonett_price, clustered_stderr
+from evalengine.report.loss_bound import LossBound, loss_bound, stratum
+
+Floats = NDArray[np.float64]
+Bound = Callable[[int, int, int], float]  # of losses, wins and documents
+ALPHA = 0.05
+TAIL = 1e-7  # of the wins that a count leaves out
+
+
+def passing(bound: Bound, count: int, margin: float, loss: float, win: float) -> float:
+    """Probability that `bound` lies within `margin`, if each of `count` documents is lost with probability `loss` and
+    won with `win`: counted. `bound` grows with losses."""
+    total = 0.0
+    for wins in range(int(stats.binom.isf(TAIL, count, win)) + 1):
+        low, high = -1, count - wins  # the most losses that pass, by bisection
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if bound(middle, wins, count) <= margin else (low, middle - 1)
+        if low >= 0:
+            total += float(stats.binom.pmf(wins, count, win) * stats.binom.cdf(low, count - wins, loss / (1 - win)))
+    return total
+
+
+def gate_bound(losses: int, wins: int, count: int) -> float:
+    """The gate's bound for 0/1 scores of unrelated documents: `loss_bound` by the counts alone."""
+    mean, variance = (losses - wins) / count, (losses + wins) / count - ((losses - wins) / count) ** 2
+    quantile = float(_t_quantile(count - 1))
+    shift = (float(stats.norm.isf(ALPHA)) ** 2 + 2) / 3
+    return LossBound(mean, (variance / (count - 1)) ** 0.5, 1 / count, shift, quantile, count).bound
+
+
+def bonett_price_bound(losses: int, wins: int, count: int) -> float:
+    """The end of Bonett and Price's two-sided interval, at twice alpha."""
+    return -bonett_price(wins, losses, count, 1 - 2 * ALPHA)[0]
+
+
+def bounds_of(losses: Floats, codes: NDArray[np.intp]) -> tuple[float, float, float]:
+    """(the gate's bound with clusters, without them, and a plain t bound with clusters)."""
+    alone = np.arange(len(losses))
+    ours, unrelated = (loss_bound([stratum(losses, each)], 1.0, ALPHA).bound for each in (codes, alone))
+    groups = int(codes.max()) + 1
+    plain = float(losses.mean() + _t_quantile(groups - 1) * clustered_stderr(losses, codes))
+    return ours, unrelated, plain
+
+
+def unequal_groups(rng: np.random.Generator, groups: int, largest: int) -> NDArray[np.intp]:
+    """The cluster of each document: clusters of 1 to `largest`."""
+    return np.repeat(np.arange(groups), rng.integers(1, largest + 1, groups))
+
+
+def related_flips(rng: np.random.Generator, codes: NDArray[np.intp], hit: float, share: float, lost: float) -> Floats:
+    """Losses (1), wins (-1) and ties: a cluster is touched with probability `hit`, then each of its documents flips
+    with `share`, all the same way: a loss with probability `lost`. The true loss is hit * share * (2 lost - 1)."""
+    groups = int(codes.max()) + 1
+    touched = (rng.random(groups) < hit) * np.where(rng.random(groups) < lost, 1.0, -1.0)
+    return np.asarray(touched[codes] * (rng.random(len(codes)) < share), dtype=np.float64)
+
+
+def flips(rng: np.random.Generator, count: int, loss: float, win: float) -> Floats:
+    """Losses (1), wins (-1) and ties (0) of unrelated documents."""
+    return rng.choice([1.0, -1.0, 0.0], size=count, p=[loss, win, 1 - loss - win])
+
+
+_QUANTILES: dict[int, float] = {}
+
+
+def _t_quantile(freedom: int) -> float:
+    if freedom not in _QUANTILES:
+        _QUANTILES[freedom] = float(stats.t.isf(ALPHA, freedom))
+    return _QUANTILES[freedom]

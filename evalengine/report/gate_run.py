@@ -1,0 +1,47 @@
+"""A gate that makes its run itself: `gate BASELINE -- task=... limit=...`, in a process and a folder of its own."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from evalengine.errors import ConfigError, EvalEngineError, readable
+
+OURS = ("output_dir", "resume")  # settings that the gate makes itself
+
+
+@contextmanager
+def made_run(settings: Sequence[str], keep: Path | None) -> Iterator[Path]:
+    """The folder of a run with these settings: a new one below `keep`, or one that is gone afterwards. What earlier
+    runs left is never judged.
+
+    Raises `ConfigError` for settings that the gate makes itself, `EvalEngineError` if the run fails.
+    """
+    for word in settings:
+        if word.partition("=")[0].lstrip("+~") in OURS or word in ("-m", "--multirun"):
+            raise ConfigError(
+                f"gate: {word}: the gate makes one new run in a folder of its own; --keep FOLDER keeps it"
+            )
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="evalengine-gate-") as folder:
+            yield _run(settings, Path(folder))
+        return
+    with readable(f"gate: --keep {keep}"):
+        keep.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix=f"gate-{datetime.now():%Y%m%dT%H%M%S}-", dir=keep)
+    yield _run(settings, Path(folder))
+
+
+def _run(settings: Sequence[str], folder: Path) -> Path:
+    command = ["-m", "evalengine", *settings]
+    done = subprocess.run([sys.executable, *command, f"output_dir={folder}"], stdout=2, check=False)  # 2: stderr
+    if done.returncode != 0:
+        said = shlex.join(["python", *command])
+        raise EvalEngineError(f"{said}: the run failed with exit code {done.returncode}; what it printed says why")
+    return folder
