@@ -10,6 +10,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.averages import average_keys
 from evalengine.report.checks import DECIDED, SHOWN, Check
 from evalengine.report.evidence import Evidence, of_average, of_documents, of_ratio
+from evalengine.report.flips import answer_of
 from evalengine.report.judging import judged, without_spread
 from evalengine.report.perplexity import ratios
 from evalengine.report.policies import AccuracyRule, Limits
@@ -89,12 +90,10 @@ def _broken(key: ScoreKey, a: Run, b: Run) -> str:
 
 def _lost(key: ScoreKey, a: Run, b: Run, sign: int) -> Iterator[str]:
     """The first documents that got worse, with both answers where they are known."""
-    task, _, filter_name = key
     scores = a.scores.get(key, {})
     worse = [doc for doc in sorted(scores) if sign * (scores[doc] - b.scores[key][doc]) > 0]
-    answers = [run.answers.get((task, filter_name), {}) for run in (a, b)]
     for doc in worse[:SHOWN]:
-        said = [answer[doc][:80] for answer in answers if doc in answer]
+        said = [answer[:80] for run in (a, b) if (answer := answer_of(run, key, doc)) is not None]
         yield f"document {doc} got worse" + (f": was {said[0]!r}, is {said[1]!r}" if len(said) == 2 else "")
     if len(worse) > SHOWN:
         yield f"and {len(worse) - SHOWN} more"
