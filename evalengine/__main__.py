@@ -72,6 +72,8 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
   bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
 
+A RUN is a run's folder; or `latest` (the newest in results/), FOLDER:latest, or SWEEP:3 (run 3 of an experiment).
+
 Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration."""
 
 
