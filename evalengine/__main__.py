@@ -106,8 +106,8 @@ def _main(argv: list[str]) -> int:
         return 0
     if name := experiment_name(arguments.overrides):
         _quiet_threads()
-        return run_experiment(name, jobs, _run)
-    return _run_all(jobs)
+        return run_experiment(name, jobs, partial(_run, command=argv))
+    return _run_all(jobs, argv)
 
 
 def _command(words: list[str]) -> int:
@@ -152,23 +152,23 @@ def _wrapped(names: list[str]) -> str:
     return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _run_all(jobs: list[Job]) -> int:
+def _run_all(jobs: list[Job], words: list[str]) -> int:
     codes = []
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
-        codes.append(exit_code(partial(_run, job.config)))  # a failure becomes a code: the sweep goes on
+        codes.append(exit_code(partial(_run, job.config, words)))  # a failure becomes a code: the sweep goes on
     return max(codes)
 
 
-def _run(config: Config) -> int:
-    """One run, its report, table and digest."""
+def _run(config: Config, command: Sequence[str]) -> int:
+    """One run, its report, table and digest. command: the words that asked for it."""
     _quiet_threads()
     from evalengine.harness.runner import run
     from evalengine.report.report_cli import leave_report
     from evalengine.report.table import print_report
 
-    print_report(run(config, leave_report).folder)
+    print_report(run(config, leave_report, command).folder)
     return 0
 
 
