@@ -67,7 +67,7 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   compare RUN RUN               are two runs the same; if not, where, and why (compare --help)
   baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
   gate BASELINE RUN             may this change be merged: exit code 0 or 1 (gate --help)
-  report RUN [RUN ...]          a run, or several compared, as one HTML file (report --help)
+  report RUN [RUN ...]          a run, several compared, or a folder's list of runs, as one HTML file (report --help)
   explain RUN RUN --item ITEM   the first layer and op where they part (explain --help)
   verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
   bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
@@ -165,10 +165,12 @@ def _run(config: Config, command: Sequence[str]) -> int:
     """One run, its report, table and digest. command: the words that asked for it."""
     _quiet_threads()
     from evalengine.harness.runner import run
-    from evalengine.report.report_cli import leave_report
+    from evalengine.report.report_cli import leave_list, leave_report
     from evalengine.report.table import print_report
 
-    print_report(run(config, leave_report, command).folder)
+    folder = run(config, leave_report, command).folder
+    leave_list(folder)
+    print_report(folder)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m evalengine report`: one run, or several compared, as one HTML file that needs nothing else."""
+"""`python -m evalengine report`: a run, several compared, or the list of a folder's runs, as one HTML file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from pathlib import Path
 from evalengine.command import Parser
 from evalengine.errors import ConfigError, EvalEngineError, readable
 
-ABOUT = "Writes one self-contained HTML file: of one run everything it left, of several their comparison."
+ABOUT = (
+    "Writes one self-contained HTML file: of one run everything it left, of several their comparison (of different "
+    "models: which is better), of a folder of runs the list of them."
+)
 EXIT_CODES = "Exit codes: 0 written, 1 the disk refused, 2 a run cannot be read or compared, or bad usage."
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs `report` with the words after it; returns the exit code."""
     parser = Parser("report", description=ABOUT, epilog=EXIT_CODES)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an experiment's folder (its runs) or an "
-                        "lm-eval output folder; of several also baselines")  # fmt: skip
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an experiment's folder (its runs), an "
+                        "lm-eval output folder, or the folder that holds runs; of several also baselines")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE", help="the file (one run: report.html in its folder; several: "
-                        "comparison.html here)")  # fmt: skip
+                        "comparison.html here; a folder of runs: index.html in it)")  # fmt: skip
     parser.add_argument("--allow", action="store_true", help="compare unlike runs on the requests that they share")
     arguments = parser.parse_intermixed_args(list(argv))
     target = Path(arguments.output) if arguments.output else None
@@ -29,6 +32,12 @@ def main(argv: Sequence[str]) -> int:
     from evalengine.report.runs import named_runs
 
     runs = named_runs(arguments.runs)
+    if len(runs) == 1 and holds_runs(Path(runs[0])):
+        from evalengine.report.html.index_page import write_index
+
+        path, count = write_index(Path(runs[0]), target)
+        print(f"{path}: {count} run{'' if count == 1 else 's'}")
+        return 0
     if len(runs) == 1:
         from evalengine.report.html.run_page import write_run_report
 
@@ -38,6 +47,27 @@ def main(argv: Sequence[str]) -> int:
         size = _write_comparison(runs, path, arguments.allow)
     print(f"{path}: {size / 1e6:.1f} MB")
     return 0
+
+
+def holds_runs(path: Path) -> bool:
+    """Whether this is a folder of runs and none itself. A single output of lm-eval in it stands for itself."""
+    from evalengine.records.lm_eval_file import results_files
+    from evalengine.report.folders import is_run_folder
+    from evalengine.report.run_names import runs_below
+
+    with readable(path):
+        if not path.is_dir() or is_run_folder(path) or results_files(path):
+            return False
+        foreign = [child for child in path.iterdir() if child.is_dir() and results_files(child)]
+        return bool(runs_below(path)) or len(foreign) > 1
+
+
+def leave_list(folder: Path) -> None:
+    """The list of all runs beside a finished one, anew."""
+    from evalengine.report.html.index_page import leave_index
+    from evalengine.report.run_names import root_of
+
+    leave_index(root_of(folder))
 
 
 def leave_report(folder: Path) -> None:
