@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evalengine.records.manifest import resumed_fast
+from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.markup import Child, Markup, tag
+from evalengine.report.html.origin import origin_facts
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval, percent
@@ -28,6 +30,7 @@ def summary_lead(page: Page, data: RunData) -> None:
     if run.digest:
         text = ("digest ", tag("code", run.digest), " (checked against the records; equal digests mean equal bits)")
         page.lead(tag("p", *text, class_="digest"))
+    page.lead(tag("div", facts(origin_facts(run)), class_="origin"))
     several = len(data.tasks) > 1
     large = []
     for key in _foremost(data):
@@ -57,7 +60,7 @@ def metrics_section(page: Page, data: RunData) -> None:
     rows, head = [[row[place] for place in kept] for row in rows], [head[place] for place in kept]
     right = [place for place, name in enumerate(head) if name in ("Value", "Stderr", "Documents", "n-shot")]
     about = "Intervals are over documents: Wilson's for 0/1 scores, Student's t for others. Stderr is lm-eval's."
-    note = about if "95 % interval" in head else "No intervals: they need scores of several documents that differ."
+    note = interval_note(data, {key: _bounds(data, key) is not None for key in data.run.results}, about)
     page.section("metrics", "Metrics", table(head, rows, numbers=right), note=note)
 
 
