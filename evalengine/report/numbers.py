@@ -1,4 +1,4 @@
-"""Sums and comparisons of numbers that need not be finite, as runs may hold them."""
+"""Sums, comparisons and words for numbers that need not be finite, as runs may hold them."""
 
 from __future__ import annotations
 
@@ -17,3 +17,15 @@ def exact_sum(values: Iterable[float]) -> float:
 def same_number(x: float, y: float) -> bool:
     """Equality under which NaN equals NaN."""
     return x == y or (math.isnan(x) and math.isnan(y))
+
+
+def shown(value: float, spec: str) -> str:
+    """A number for people: never "nan", "inf" or "-0.0000". spec: of `format`, such as ".4f" or "+.4f"."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "-∞" if value < 0 else "∞"
+    text = format(value, spec)
+    if text.lstrip("+-").strip("0.,") == "":  # a zero has no sign
+        return text.replace("-", "").replace("+", "")
+    return text
