@@ -47,7 +47,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--level", choices=LEVELS,
                         help="what must be the same for exit code 0: every bit (default), every output token, or every "
                         "answer and 0/1 score")  # fmt: skip
-    parser.add_argument("--allow", action="store_true", help="compare unlike runs on the requests that they share")
+    parser.add_argument("--allow", action="store_true", help="compare unlike runs, different models too, on the "
+                        "requests that they share")  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write everything found there; - for standard output")
     parser.add_argument("--html", metavar="FILE", help="write it as a page: one file that needs nothing else")
     parser.add_argument("--matrix", action="store_true", help="a table of all pairs (always so for more than two runs)")

@@ -24,7 +24,8 @@ def main(argv: Sequence[str]) -> int:
                         "lm-eval output folder, or the folder that holds runs; of several also baselines")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE", help="the file (one run: report.html in its folder; several: "
                         "comparison.html here; a folder of runs: index.html in it)")  # fmt: skip
-    parser.add_argument("--allow", action="store_true", help="compare unlike runs on the requests that they share")
+    parser.add_argument("--allow", action="store_true", help="compare unlike runs, different models too, on the "
+                        "requests that they share")  # fmt: skip
     arguments = parser.parse_intermixed_args(list(argv))
     target = Path(arguments.output) if arguments.output else None
     if target is not None:
@@ -87,14 +88,21 @@ def leave_report(folder: Path) -> None:
 
 
 def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
-    """The comparison's page; two runs of unlike modes show their noise floor too."""
+    """The comparison's page, of different models as `compare` has it; two runs of unlike modes show their noise floor
+    too."""
     from evalengine.report.compare_cli import compared
     from evalengine.report.html.comparison_page import comparison_page
     from evalengine.report.html.noise_floor import noise_floor_section
+    from evalengine.report.leaderboard.models import are_models
     from evalengine.report.noise_floor import is_pair, noise_floor
     from evalengine.report.runs import load_run
 
     runs = [load_run(name) for name in names]
+    if not allow and are_models(runs):
+        from evalengine.report.html.leaderboard_page import leaderboard_page
+        from evalengine.report.leaderboard.compose import board
+
+        return leaderboard_page(board(runs)).write(path)
     if len(runs) > 2:
         from evalengine.report.html.matrix_page import matrix_page
         from evalengine.report.matrix import matrix

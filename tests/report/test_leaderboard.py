@@ -60,6 +60,14 @@ def test_what_was_asked_for_decides(made: Made, tmp_path: Path, capsys: pytest.C
     assert "give either" in capsys.readouterr().err
 
 
+def test_report_of_models_is_their_page(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, names = tmp_path / "c.html", [made("good"), made("poor")]
+    assert main(["report", *names, "-o", str(page)]) == 0
+    assert "<h1>2 models on sums, sums by subject</h1>" in page.read_text(encoding="utf-8")
+    assert main(["report", *names, "-o", str(page), "--allow"]) == 0
+    assert "<h1>Two runs of sums</h1>" in page.read_text(encoding="utf-8")
+
+
 def test_subjects_have_a_table_with_both_means(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", made("good"), made("poor"), "--models"]) == 0
     table = capsys.readouterr().out.split("sums by subject: exact_match strict-match, %")[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -205,6 +206,19 @@ def test_what_has_no_interval_says_why(tmp_path: Path) -> None:
         items = {k: replace(item, kind=kind) for k, item in data.run.items.items()}
         odd = replace(data, run=replace(data.run, items=items, scores={}, results={key: (20.0, None)}))
         assert f"No interval for word_perplexity: it is {said}" in interval_note(odd, {key: False}, "about")
+
+
+def test_pass_at_k_stands_beside_its_metric_with_its_own_interval(tmp_path: Path) -> None:
+    data = load_run_data(write_generations(tmp_path / "run", [Doc("a"), Doc("b", score=0.5), Doc("c", score=0.0)]))
+    items = {(*key[:2], n, n): replace(item, request_index=n, repeat=n) for key, item in data.run.items.items()
+             for n in range(2)}  # fmt: skip
+    text = run_page(replace(data, run=replace(data.run, items=items))).render()
+    table = text.split('<section id="metrics">')[1].split("</section>")[0]
+    rows = [re.sub(r"<[^>]*>", " ", row).split() for row in re.findall(r"<tr>.*?</tr>", table)]
+    assert [row[0] for row in rows[1:]] == ["exact_match", "pass@2"]
+    low, high = wilson(2, 3)
+    assert rows[2][2:6] == ["0.6667", f"{low:.4f}", "to", f"{high:.4f}"]
+    assert '"title":"pass@2"' not in text, "a sample's columns are its metrics"
 
 
 def _page(folder: Path) -> str:
