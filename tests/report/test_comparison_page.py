@@ -190,6 +190,12 @@ def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> No
     assert "<span>−3.3 points</span>" in text and "<span>+3.3 points</span>" in text, "a row against a column"
     assert '<span class="setting">exact</span>' in text and '<span class="setting">fast</span>' in text
     assert "numerics exact → fast" in words(page), "the pair names what differs"
+    named = [replace(run_, manifest={**run_.manifest, "command": ["limit=60"]}) for run_ in (scored(50), scored(48))]
+    said = words(matrix_page(matrix(named)))
+    assert said.count("python -m evalengine limit=60") == 1, "a sweep's command is said once"
+    named[1].manifest["command"] = ["limit=61"]
+    said = words(matrix_page(matrix(named)))
+    assert said.count("python -m evalengine limit=60") == said.count("python -m evalengine limit=61") == 1
     odd = [replace(scored(50), results={}), scored(48)]
     assert '<span class="cell">·</span>' in matrix_page(matrix(odd)).render(), "no metric that both report"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from evalengine.report.compare import Comparison
 from evalengine.report.html.comparison_page import GOOD, listed, title
 from evalengine.report.html.markup import Child, Markup, join, tag
-from evalengine.report.html.origin import origin_line
+from evalengine.report.html.origin import common_command, origin_line
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import table, tiles, verdict
 from evalengine.report.matrix import Matrix, Pair, evidence, run_notes, told_apart
@@ -31,7 +31,10 @@ def matrix_page(m: Matrix) -> Page:
     page.lead(verdict(m.verdict, _sentence(m), _good(m)), tiles(_figures(m)))
     if notes := run_notes(m.runs):
         page.lead(tag("ul", *(tag("li", note) for note in notes), class_="warnings"))
-    page.section("runs", "Runs", _runs(m), note="With the settings in which they are not all alike, and their scores.")
+    command = common_command(m.runs)
+    about = "With the settings in which they are not all alike, and their scores."
+    note = about if command is None else join(f"{about} All by ", tag("code", command), ".")
+    page.section("runs", "Runs", _runs(m, command is None), note=note)
     page.section("matrix", "Run by run", _matrix(m), note=" ".join(_explained(m)))
     if groups := list(_groups(m)):
         page.section("digests", "Digests", listed(groups), note="Equal digests mean equal bits.")
@@ -72,21 +75,26 @@ def _figures(m: Matrix) -> Iterator[tuple[str, Child, Child]]:
         yield "Not comparable", f"{len(m.refused):,}", "pairs"
 
 
-def _runs(m: Matrix) -> Markup:
+def _runs(m: Matrix, commands: bool) -> Markup:
+    """commands: whether each run is given its own."""
     names, values = told_apart(m.runs)
     metrics = leading_metrics(m.runs)
     titles = [metric_name(key, len(metrics) > 1) for key in metrics]
     rows = [
         [
             str(number),
-            join(run.source.name, tag("code", (run.digest or "no digest")[:16], class_="under"), origin_line(run)),
+            join(
+                run.source.name,
+                tag("code", (run.digest or "no digest")[:16], class_="under"),
+                origin_line(run, commands),
+            ),
             *settings,
             *(score_text(run, key) for key in metrics),
         ]
         for number, (run, settings) in enumerate(zip(m.runs, values, strict=True), 1)
     ]
     right = range(2 + len(names), 2 + len(names) + len(metrics))
-    return table(("", "Folder, digest, command", *names, *titles), rows, numbers=right)
+    return table(("", "Run", *names, *titles), rows, numbers=right)
 
 
 def _matrix(m: Matrix) -> Markup:
