@@ -206,6 +206,19 @@ def test_the_average_of_tasks_by_hand() -> None:
     assert found.family == 3 + 2, "three tasks and two means; the parts of a mean are not tested a second time"
 
 
+def test_of_many_tasks_the_averages_are_tested() -> None:
+    """As of MMLU's 57: with a test each, the correction would hide what their mean shows."""
+    tasks = {f"mmlu_{n}": GOOD for n in range(11)}
+    found = board([model("a", tasks), model("b", dict.fromkeys(tasks, MIDDLE))])
+    (group,) = found.groups
+    assert not found.contests and found.family == 1 and len(group.parts) == 11
+    few = board([model("a", {"t": GOOD, "u": GOOD}), model("b", {"t": BAD, "u": GOOD})])
+    assert len(few.contests) == 2 and few.family == 3
+    mixed = [replace(one, results={**one.results, ("pages", "ppl", "none"): (9.0, None)},
+                     hashes={**one.hashes, "pages": {0: ("d", "p", "t")}}) for one in found.runs]  # fmt: skip
+    assert [one.key[0] for one in board(mixed).contests] == ["pages"], "what is in no average stays by itself"
+
+
 def test_parts_of_one_size_have_one_mean() -> None:
     found = board([model(name, {"t": values, "u": values}) for name, values in (("a", GOOD), ("b", MIDDLE))])
     (mean,) = found.groups[0].means

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -68,9 +68,10 @@ class Contest:
         return (test.result.difference > 0) == (test.nats or self.higher_is_better is True)
 
 
-def contests(runs: Sequence[Run], shared: Shared) -> Iterator[Contest]:
-    """A task's metrics, in the first run's order."""
-    keys = dict.fromkeys(key for place in shared.runs for key in runs[place].results if key[0] == shared.task)
+def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey] = ()) -> Iterator[Contest]:
+    """A task's metrics, in the first run's order, but for those that are said elsewhere."""
+    mine = (key for place in shared.runs for key in runs[place].results if key[0] == shared.task)
+    keys = dict.fromkeys(key for key in mine if key not in leave_out)
     rolling = any(item.kind == ROLLING for key, item in runs[shared.runs[0]].items.items() if key[0] == shared.task)
     tested = False
     for key in keys:

@@ -17,6 +17,7 @@ from evalengine.report.runs import Run
 from evalengine.report.statistics import holm
 from evalengine.report.unchecked import UNBOUND
 
+FEW = 10  # tasks that are each tested beside their average; of more, the averages alone, with the tasks as their parts
 EXPECTED = tuple(text for name, text in CONTENT.items() if name != "contract_version")  # other models differ in these
 
 
@@ -62,14 +63,25 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     parts = {task: list(_parts(runs, shared[task])) for task in tasks}
     members = group_tasks(runs, tasks)
     grouped = {task for names_ in members.values() for task in names_}
-    single = [one for task in tasks if task not in grouped for one in contests(runs, shared[task])]
     groups = [*_groups(members, parts, len(runs)), *_subjects(runs, shared, parts, by)]
     alone = {task: parts[task] for task in tasks if task not in grouped}
-    if len(averaged := list(average_parts(alone))) > 1:
-        groups.append(group(f"average of {len(averaged)} tasks", averaged, len(runs)))
+    groups += _averages(alone, len(runs))
+    listed = {key for one in groups for key in one.untested} if len(alone) > FEW else set()
+    single = [one for task in alone for one in contests(runs, shared[task], listed)]
     notes = [note for task in tasks for note in pairing_notes(shared[task], called)]
     notes += [*_unmeasured(single), *_asked(runs, called, shared), *_unbound(runs, called)]
     return _adjusted(Board(runs, called, steps(runs, called), single, groups, notes))
+
+
+def _averages(parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group]:
+    """Of a few tasks, the mean of each one's first metric; of many, the mean of each metric that several have."""
+    chosen = [list(average_parts(parts))]
+    if len(parts) > FEW:
+        names = dict.fromkeys(part.key[1:] for mine in parts.values() for part in mine)
+        chosen = [[part for mine in parts.values() for part in mine if part.key[1:] == name] for name in names]
+    for found in chosen:
+        if len(found) > 1:
+            yield group(f"average of {len(found)} tasks", found, count)
 
 
 def _adjusted(found: Board) -> Board:

@@ -27,9 +27,8 @@ class Group:
     name: str
     parts: list[Contest]
     means: list[Contest]  # macro and micro; one of them where all parts are of one size
-    whole: list[Contest] = field(
-        default_factory=list
-    )  # of a task's subjects, the micro mean: it is the task's own value
+    untested: tuple[ScoreKey, ...] = ()  # the metrics of the parts, where those are tasks
+    whole: list[Contest] = field(default_factory=list)  # of a task's subjects, the micro mean: the task's own value
 
 
 def group(name: str, parts: Sequence[Part], count: int, of_one_task: bool = False) -> Group:
@@ -47,8 +46,8 @@ def group(name: str, parts: Sequence[Part], count: int, of_one_task: bool = Fals
     sizes = [len(part.columns[whole[0]]) for part in parts] if whole else []
     means = [_mean((name, metric, filter_name), kind, parts, single, whole) for kind in _kinds(sizes)]
     if of_one_task and len(means) > 1:
-        return Group(name, single, means[:1], [replace(means[1], tests=[])])
-    return Group(name, single, means)
+        return Group(name, single, means[:1], whole=[replace(means[1], tests=[])])
+    return Group(name, single, means, () if of_one_task else tuple(part.key for part in parts))
 
 
 def _kinds(sizes: Sequence[int]) -> list[str]:
