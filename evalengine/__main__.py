@@ -67,10 +67,12 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   compare RUN RUN               are two runs the same; if not, where, and why (compare --help)
   baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
   gate BASELINE RUN             may this change be merged: exit code 0, 1 or 3 (gate --help)
-  report RUN [RUN ...]          a run, or several compared, as one HTML file (report --help)
+  report RUN [RUN ...]          a run, several compared, or a folder's list of runs, as one HTML file (report --help)
   explain RUN RUN --item ITEM   the first layer and op where they part (explain --help)
   verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
   bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
+
+A RUN is a run's folder; or `latest` (the newest in results/), FOLDER:latest, or SWEEP:3 (run 3 of an experiment).
 
 Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration, 3 gate: inconclusive."""
 
@@ -104,8 +106,8 @@ def _main(argv: list[str]) -> int:
         return 0
     if name := experiment_name(arguments.overrides):
         _quiet_threads()
-        return run_experiment(name, jobs, _run)
-    return _run_all(jobs)
+        return run_experiment(name, jobs, partial(_run, command=argv))
+    return _run_all(jobs, argv)
 
 
 def _command(words: list[str]) -> int:
@@ -150,23 +152,25 @@ def _wrapped(names: list[str]) -> str:
     return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _run_all(jobs: list[Job]) -> int:
+def _run_all(jobs: list[Job], words: list[str]) -> int:
     codes = []
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
-        codes.append(exit_code(partial(_run, job.config)))  # a failure becomes a code: the sweep goes on
+        codes.append(exit_code(partial(_run, job.config, words)))  # a failure becomes a code: the sweep goes on
     return max(codes)
 
 
-def _run(config: Config) -> int:
-    """One run, its report, table and digest."""
+def _run(config: Config, command: Sequence[str]) -> int:
+    """One run, its report, table and digest. command: the words that asked for it."""
     _quiet_threads()
     from evalengine.harness.runner import run
-    from evalengine.report.report_cli import leave_report
+    from evalengine.report.report_cli import leave_list, leave_report
     from evalengine.report.table import print_report
 
-    print_report(run(config, leave_report).folder)
+    folder = run(config, leave_report, command).folder
+    leave_list(folder)
+    print_report(folder)
     return 0
 
 

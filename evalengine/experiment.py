@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,10 @@ from evalengine.command import exit_code
 from evalengine.compose import Job
 from evalengine.config import OUTPUT_FIELDS, Config
 from evalengine.errors import ConfigError
+from evalengine.harness.time_left import duration
+from evalengine.plain_files import read_json
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
+from evalengine.records.manifest import MANIFEST
 
 SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they load no other model or rows
 
@@ -39,16 +42,48 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
     folder = _open(name, jobs)
     places = [folder / sanitise(f"{number}-{label(job)}") for number, job in enumerate(jobs, 1)]
     codes = []
+    kept = {number for number, place in enumerate(places, 1) if finished_run(place) is not None}
+    took = {number: seconds for number in kept if (seconds := _seconds(places[number - 1])) is not None}
     for number, (job, place) in enumerate(zip(jobs, places, strict=True), 1):
-        kept = finished_run(place) is not None
-        said = f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{': kept, it is finished' if kept else ''}"
-        print(said, file=sys.stderr, flush=True)
-        if not kept:
+        left = [other for other in range(number, len(jobs) + 1) if other not in kept]
+        said = ": kept, it is finished" if number in kept else _time_left(jobs, took, left)
+        print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{said}", file=sys.stderr, flush=True)
+        if number not in kept:
+            begin = time.monotonic()
             codes.append(exit_code(partial(run, replace(job.config, output_dir=str(place)))))
+            took |= {number: time.monotonic() - begin} if codes[-1] == 0 else {}
     if failed := sum(code != 0 for code in codes):
         print(f"evalengine: {failed} of {len(jobs)} runs failed; the same command runs those again", file=sys.stderr)
         return max(codes)
     return _report(name, folder, jobs, places)
+
+
+def expected_seconds(jobs: Sequence[Job], took: Mapping[int, float], job: int) -> float:
+    """How long a job will take, by the finished ones that share most of its settings (their mean), or all of them.
+
+    Jobs are numbered from 1; took: seconds of the finished ones, at least one.
+    """
+    mine = set(jobs[job - 1].overrides)
+    alike = {number: len(mine & set(jobs[number - 1].overrides)) for number in took}
+    nearest = [took[number] for number in took if alike[number] == max(alike.values())]
+    return sum(nearest) / len(nearest)
+
+
+def _time_left(jobs: Sequence[Job], took: Mapping[int, float], left: Sequence[int]) -> str:
+    """What of the whole sweep is left, in words; "" before a run has finished."""
+    if not took:
+        return ""
+    seconds = sum(expected_seconds(jobs, took, job) for job in left)
+    return f" (about {duration(seconds)} left for {len(left)} run{'' if len(left) == 1 else 's'})"
+
+
+def _seconds(place: Path) -> float | None:
+    """How long a job's finished run took, as its manifest says."""
+    folder = finished_run(place)
+    try:
+        return float(read_json(folder / MANIFEST)["timings"]["total_seconds"]) if folder else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def label(job: Job) -> str:

@@ -33,14 +33,16 @@ def execute(
         if journal.finished and llm.settings.numerics == "fast":
             _warn_of_mixing(len(journal.finished), len(plan.requests))
         failed = []
-        with RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress) as bar:
+        limits = {request_id: _most_tokens(item, llm) for request_id, item in todo.items()}
+        tokens = sum(limits.values()) + sum(len(item.prompt_ids) for item in todo.values())
+        with RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress, tokens) as bar:
             for output in llm.run([item.request for item in todo.values()], bar.step):
                 item = todo[output.request_id]
                 if output.error:
                     failed.append(f"{item.key[0]}, document {item.key[1]}, request {item.key[2]}: {output.error}")
                 else:
                     journal.append(_entry(item, output))
-                bar.finished()
+                bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
         if failed:
             more = [f"... and {len(failed) - MAX_LISTED} more"] if len(failed) > MAX_LISTED else []
             raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *failed[:MAX_LISTED], *more]))
@@ -52,13 +54,21 @@ def _asked(item: HarnessRequest, llm: LLM) -> Asked:
     request, prompt, vocabulary = item.request, ids_sha256(item.prompt_ids), llm.spec.vocab_size
     if not isinstance(request, GenerateRequest):
         return Asked(prompt, vocabulary, scored=list(request.continuation_ids))
-    params, room = request.params, llm.settings.max_model_len - len(request.prompt_ids)
+    params = request.params
     return Asked(
         prompt,
         vocabulary,
-        room=min(params.max_tokens, room),
+        room=_most_tokens(item, llm),
         said=lambda ids: Detokenizer(llm.tokenizer, params).text(ids),
     )
+
+
+def _most_tokens(item: HarnessRequest, llm: LLM) -> int:
+    """How many tokens the request may add to its prompt: generated at most, or scored."""
+    request = item.request
+    if not isinstance(request, GenerateRequest):
+        return len(request.continuation_ids)
+    return min(request.params.max_tokens, llm.settings.max_model_len - len(request.prompt_ids))
 
 
 def _warn_of_mixing(kept: int, requests: int) -> None:

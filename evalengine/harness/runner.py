@@ -62,11 +62,14 @@ class _Clock:
         return RunTimings(self.loaded - self.begin, self.executed - self.loaded, now - self.begin)
 
 
-def run(config: Config, leave: Callable[[Path], None] = lambda folder: None) -> RunResult:
+def run(
+    config: Config, leave: Callable[[Path], None] = lambda folder: None, command: Sequence[str] | None = None
+) -> RunResult:
     """Runs the configured tasks on the configured model.
 
     leave: what is to be left beside the evidence, such as a page; called with the finished run's folder. A run that is
     killed before that is over is taken up by the same command, which then computes nothing and only leaves it.
+    command: the words of the command line that asked for it, for the manifest.
 
     Raises:
         ConfigError: settings, rows or prompts that cannot be honoured; nothing has been written then.
@@ -87,7 +90,7 @@ def run(config: Config, leave: Callable[[Path], None] = lambda folder: None) -> 
                 answers, ran = execute(plan, llm, folder, "+".join(config.tasks), config.progress)
                 clock = _Clock(started, begin, loaded, time.perf_counter())
                 rows = records(plan, answers)
-                _write(config, plan, llm, folder, facts, rows, task_results(plan, answers), ran, clock)
+                _write(config, plan, llm, folder, facts, rows, task_results(plan, answers), ran, clock, command)
             manifest = _own_manifest(folder)
             leave(folder.path)
             folder.tidy()
@@ -118,6 +121,7 @@ def _write(
     results: Sequence[TaskResult],
     ran: set[RecordKey],
     clock: _Clock,
+    command: Sequence[str] | None,
 ) -> None:
     """All files of a finished run: the manifest after those whose hashes it holds, the digest last."""
     digest = run_digest(rows)
@@ -137,6 +141,8 @@ def _write(
         timings=timings,
         digest=digest,
         task_digests=task_digests(rows),
+        started=clock.started,
+        command=command,
     )
     write_lm_eval(
         folder, results, _model_info(config, llm, facts.identity), _invocation(config, clock, timings), datetime.now()

@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -116,11 +117,18 @@ def build_manifest(
     timings: RunTimings,
     digest: str,
     task_digests: Mapping[str, str],
+    started: float,
+    command: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """`manifest.json`. The mappings are plain JSON values; `engine` holds the resolved settings. No environment
-    variables, user or host names go in."""
+    variables, user or host names go in.
+
+    started: UNIX seconds. command: the words after `python -m evalengine`; None for a run that Python code started.
+    """
     return {
         "run_id": run_id,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "command": None if command is None else list(command),
         "digest": digest,
         "task_digests": dict(task_digests),
         "contract_version": evalengine.CONTRACT_VERSION,

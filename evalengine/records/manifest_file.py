@@ -23,6 +23,9 @@ _MANIFEST = {
     "digest": sha256,
     "task_digests": Each(sha256),
     "identity": _IDENTITY,
+    "run_id?": text,
+    "started?": text,  # "2026-01-02T03:04:05Z"; as the command, not in the manifests of older versions
+    "command?": [text],
     "numerics?": text,
     "model?": {"name?": text},
     "engine?": Each(anything),

@@ -14,6 +14,7 @@ from evalengine.report.comparability import incomparable, resumed_words
 from evalengine.report.compare import Comparison, Level, compare
 from evalengine.report.compare_tables import add, bullets, house_table
 from evalengine.report.identities import differing
+from evalengine.report.matrix_scores import leading_metrics, metric_name, score_text
 from evalengine.report.runs import Run
 from evalengine.report.unchecked import UNBOUND
 
@@ -88,7 +89,7 @@ def matrix_report(m: Matrix) -> Iterator[Table | str]:
     yield matrix_table(m)
     for digest, members in m.groups():
         runs = ", ".join(map(str, members))
-        yield f"{'Runs' if len(members) > 1 else 'Run'} {runs}: digest {digest}"
+        yield f"{'Runs' if len(members) > 1 else 'Run'} {runs}: digest {digest[:12]}"
     yield from bullets("Runs that no command repeats, or whose files may have been edited", run_notes(m.runs))
     for (i, j), why in m.unlike.items():
         yield from bullets(f"Runs {i} (A) and {j} (B) were compared although they are unlike", why)
@@ -127,11 +128,14 @@ def matrix_table(m: Matrix) -> Table:
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Numbers, folders, and the settings in which the runs are not all alike."""
+    """Numbers, folders, the settings in which the runs are not all alike, and their scores."""
     names, rows = told_apart(runs)
-    table = house_table(("Run", "Folder", *names, "Digest"), left=(1, len(names) + 2))
+    metrics = leading_metrics(runs)
+    titles = [metric_name(key, len(metrics) > 1) for key in metrics]
+    table = house_table(("Run", "Folder", *names, *titles, "Digest"), left=(1, len(names) + len(metrics) + 2))
     for number, (run, values) in enumerate(zip(runs, rows, strict=True), 1):
-        add(table, [str(number), run.source.name, *values, (run.digest or "none")[:12]])
+        scores = [score_text(run, key) for key in metrics]
+        add(table, [str(number), run.source.name, *values, *scores, (run.digest or "none")[:12]])
     return table
 
 

@@ -17,7 +17,8 @@ from evalengine.records.manifest_file import missing_for_page
 from evalengine.report.comparability import incomparable
 from evalengine.report.divergence import LogprobChange, logprob_change
 from evalengine.report.flips import changed_documents, flips, score_unchanged
-from evalengine.report.runs import SWEEP_PLACE, Run, ScoreKey, load_run, merkle_differences
+from evalengine.report.run_names import SWEEP_PLACE
+from evalengine.report.runs import Run, ScoreKey, load_run, merkle_differences
 
 SIBLINGS = 200  # newest run folders looked at
 SCHEDULE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "num_threads", "device")

@@ -1,4 +1,4 @@
-"""`python -m evalengine report`: one run, or several compared, as one HTML file that needs nothing else."""
+"""`python -m evalengine report`: a run, several compared, or the list of a folder's runs, as one HTML file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from pathlib import Path
 from evalengine.command import Parser
 from evalengine.errors import ConfigError, EvalEngineError, readable
 
-ABOUT = "Writes one self-contained HTML file: of one run everything it left, of several their comparison."
+ABOUT = (
+    "Writes one self-contained HTML file: of one run everything it left, of several their comparison (of different "
+    "models: which is better), of a folder of runs the list of them."
+)
 EXIT_CODES = "Exit codes: 0 written, 1 the disk refused, 2 a run cannot be read or compared, or bad usage."
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs `report` with the words after it; returns the exit code."""
     parser = Parser("report", description=ABOUT, epilog=EXIT_CODES)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an experiment's folder (its runs) or an "
-                        "lm-eval output folder; of several also baselines")  # fmt: skip
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an experiment's folder (its runs), an "
+                        "lm-eval output folder, or the folder that holds runs; of several also baselines")  # fmt: skip
     parser.add_argument("-o", "--output", metavar="FILE", help="the file (one run: report.html in its folder; several: "
-                        "comparison.html here)")  # fmt: skip
-    parser.add_argument("--allow", action="store_true", help="compare unlike runs on the requests that they share")
+                        "comparison.html here; a folder of runs: index.html in it)")  # fmt: skip
+    parser.add_argument("--allow", action="store_true", help="compare unlike runs, different models too, on the "
+                        "requests that they share")  # fmt: skip
     arguments = parser.parse_intermixed_args(list(argv))
     target = Path(arguments.output) if arguments.output else None
     if target is not None:
@@ -29,6 +33,12 @@ def main(argv: Sequence[str]) -> int:
     from evalengine.report.runs import named_runs
 
     runs = named_runs(arguments.runs)
+    if len(runs) == 1 and holds_runs(Path(runs[0])):
+        from evalengine.report.html.index_page import write_index
+
+        path, count = write_index(Path(runs[0]), target)
+        print(f"{path}: {count} run{'' if count == 1 else 's'}")
+        return 0
     if len(runs) == 1:
         from evalengine.report.html.run_page import write_run_report
 
@@ -38,6 +48,27 @@ def main(argv: Sequence[str]) -> int:
         size = _write_comparison(runs, path, arguments.allow)
     print(f"{path}: {size / 1e6:.1f} MB")
     return 0
+
+
+def holds_runs(path: Path) -> bool:
+    """Whether this is a folder of runs and none itself. A single output of lm-eval in it stands for itself."""
+    from evalengine.records.lm_eval_file import results_files
+    from evalengine.report.folders import is_run_folder
+    from evalengine.report.run_names import runs_below
+
+    with readable(path):
+        if not path.is_dir() or is_run_folder(path) or results_files(path):
+            return False
+        foreign = [child for child in path.iterdir() if child.is_dir() and results_files(child)]
+        return bool(runs_below(path)) or len(foreign) > 1
+
+
+def leave_list(folder: Path) -> None:
+    """The list of all runs beside a finished one, anew."""
+    from evalengine.report.html.index_page import leave_index
+    from evalengine.report.run_names import root_of
+
+    leave_index(root_of(folder))
 
 
 def leave_report(folder: Path) -> None:
@@ -57,14 +88,21 @@ def leave_report(folder: Path) -> None:
 
 
 def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
-    """The comparison's page; two runs of unlike modes show their noise floor too."""
+    """The comparison's page, of different models as `compare` has it; two runs of unlike modes show their noise floor
+    too."""
     from evalengine.report.compare_cli import compared
     from evalengine.report.html.comparison_page import comparison_page
     from evalengine.report.html.noise_floor import noise_floor_section
+    from evalengine.report.leaderboard.models import are_models
     from evalengine.report.noise_floor import is_pair, noise_floor
     from evalengine.report.runs import load_run
 
     runs = [load_run(name) for name in names]
+    if not allow and are_models(runs):
+        from evalengine.report.html.leaderboard_page import leaderboard_page
+        from evalengine.report.leaderboard.compose import board
+
+        return leaderboard_page(board(runs)).write(path)
     if len(runs) > 2:
         from evalengine.report.html.matrix_page import matrix_page
         from evalengine.report.matrix import matrix

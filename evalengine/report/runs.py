@@ -4,7 +4,6 @@ folder of lm-evaluation-harness, or a baseline file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +18,12 @@ from evalengine.records.evidence import file_sha256, is_bound
 from evalengine.records.lm_eval_file import results_files
 from evalengine.records.sealed import sha256_of
 from evalengine.records.shapes import text, wrong
+from evalengine.report.run_names import INDEX, SWEEP_PLACE, stands_for
 
 Key = tuple[str, int, int, int]  # task, document, request index, repeat
 ScoreKey = tuple[str, str, str]  # task, metric, filter
 
 SWEEP_FORMAT = "evalengine.sweep"  # of the file that an experiment ends with
-SWEEP_PLACE = re.compile(r"\d+-.*")  # an experiment's folder for one of its runs: `<number>-<settings>/<run>`
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ class Run:
 
 
 def load_run(path: str | Path, page: bool = True) -> Run:
-    """A run folder, an lm-eval output folder (or its results file), or a baseline file.
+    """A run folder, an lm-eval output folder (or its results file), or a baseline file; or a name of `run_names`.
 
     page: whether an edited `report.html` of a run folder counts.
 
@@ -93,7 +92,7 @@ def load_run(path: str | Path, page: bool = True) -> Run:
     edited.
     """
     with readable(path):
-        return _load(Path(path), page)
+        return _load(Path(stands_for(path)), page)
 
 
 def _load(path: Path, page: bool) -> Run:
@@ -118,14 +117,16 @@ def _load(path: Path, page: bool) -> Run:
 
 
 def named_runs(names: Iterable[str]) -> list[str]:
-    """What a command's words name: a finished experiment's folder stands for its runs, all else for itself.
+    """What a command's words name: a finished experiment's folder stands for its runs, `latest` and `SWEEP:3` for one
+    (`run_names`), the index of a folder of runs for none, all else for itself.
 
     Raises `ConfigError` for the folder of an unfinished one, and for what cannot be read.
     """
-    found = []
-    for name in names:
+    found, given = [], list(names)
+    for name in map(str, map(stands_for, given)):
         with readable(name):
-            found += _experiment_runs(Path(name)) or [name]
+            listed = Path(name).name == INDEX and len(given) > 1  # as `results/*` names it too
+            found += _experiment_runs(Path(name)) or ([] if listed else [name])
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from evalengine.report.html.markup import Markup, tag
+from evalengine.report.matrix_scores import leading_metrics, score_text
 from evalengine.report.sweep import Distance, Sweep
 from evalengine.report.sweep_tables import most, share, verdict
 
 WIDTH, HEIGHT, GAP, TOP = 86, 46, 3, 84  # of a cell, between cells, above the matrix: pixels
 LETTER = 7.6  # pixels of a character of the labels, at most
-LEGEND = "Requests that differ between two runs, and the share of logprobs"
+LEGEND = "Requests that differ between two runs, and the share of logprobs; on the diagonal each run's score"
 STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; fill: #1b2126; }
 .title { font-size: 16px; font-weight: 600; } .soft { fill: #56616b; } .small { font-size: 11px; }
@@ -82,7 +83,9 @@ def _row(found: Sweep, row: int, label: str, left: int) -> Markup:
 def _cell(found: Sweep, row: int, column: int) -> tuple[str, str, str]:
     """(its class, the large text, the small one)."""
     if row == column:
-        return "self", "", ""
+        run = found.cells[row - 1].run
+        metrics = leading_metrics([cell.run for cell in found.cells])
+        return "self", score_text(run, metrics[0]) if metrics else "", ""
     comparison = found.matrix.pairs.get((min(row, column), max(row, column)))
     if comparison is None:
         return "self", "unlike", ""

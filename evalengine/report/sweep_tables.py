@@ -13,6 +13,7 @@ from rich.text import Text
 from evalengine.report.compare import MetricDelta
 from evalengine.report.compare_tables import add, house_table, printable
 from evalengine.report.matrix import matrix_table, run_notes
+from evalengine.report.numbers import shown
 from evalengine.report.printing import WIDTH
 from evalengine.report.sweep import Distance, Sweep
 
@@ -103,8 +104,8 @@ def _metric(metric: MetricDelta, several_tasks: bool) -> Iterator[str]:
     task, name, filter_name = metric.key
     yield f"{f'{task} ' if several_tasks else ''}{name} ({filter_name})"
     a, b = metric.value_a, metric.value_b
-    yield from ("" if value is None else f"{value:.4f}" for value in (a, b))
-    yield "" if a is None or b is None else f"{b - a:+.4f}"
+    yield from ("" if value is None else shown(value, ".4f") for value in (a, b))
+    yield "" if a is None or b is None else shown(b - a, "+.4f")
 
 
 def _moved(distance: Distance) -> Iterator[str]:

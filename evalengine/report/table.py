@@ -15,6 +15,7 @@ from rich.text import Text
 from evalengine.records.evidence import open_run
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import resumed_fast
+from evalengine.report.numbers import shown
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # lm-eval's
 NARROWEST = 100  # columns: a pipe has no width, and a wrapped table cannot be searched
@@ -98,4 +99,4 @@ def _metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return shown(value, ".4f") if isinstance(value, float) else str(value)

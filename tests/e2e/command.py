@@ -95,7 +95,7 @@ def finish(process: subprocess.Popen[str], timeout: float = 600) -> Outcome:
 
 def runs(output_dir: Path) -> list[Run]:
     """The runs below `output_dir`, by name; none if it does not exist."""
-    return [Run(folder) for folder in sorted(output_dir.glob("*"))]
+    return [Run(folder) for folder in sorted(output_dir.glob("*")) if folder.is_dir()]
 
 
 def finished(output_dir: Path, *settings: str) -> Run:

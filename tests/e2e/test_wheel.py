@@ -80,7 +80,9 @@ def test_installed_run_equals_the_checkouts(site: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         digests.append(done.stdout.splitlines()[-1])
         assert [entry.name for entry in folder.iterdir()] == ["results"]
-        (run,) = (folder / "results").iterdir()
+        (run,) = (path for path in (folder / "results").iterdir() if path.is_dir())
+        short = (run / "digest.txt").read_text(encoding="utf-8")[:10]
+        assert short in (folder / "results" / "index.html").read_text(encoding="utf-8"), "the list of runs"
         assert (run / "report.html").stat().st_size > 10_000, "its style and scripts are package data"
         assert digests[-1] == f"digest: {(run / 'digest.txt').read_text().strip()}"
     assert digests[0] == digests[1]

@@ -160,12 +160,44 @@ def test_a_matrix_shows_groups_counts_and_refusals() -> None:
     page = matrix_page(matrix(runs))
     text = page.render()
     assert text.count('<span class="cell same">identical</span>') == 2  # runs 1 and 2, both ways
-    assert text.count('<span class="cell other"><b>1 / 3 </b>different</span>') == 4
+    assert text.count('<span class="cell some"><b>1 / 3 </b>different</span>') == 4
     assert text.count('<span class="cell refused">not comparable</span>') == 6
     assert "Runs 1, 2: " in words(page) and "they share 1 (limit is none in A and 1 in B)" in words(page)
     assert '<div class="verdict plain">' in text  # what was refused is neither good nor bad
     assert '<div class="verdict good">' in matrix_page(matrix(runs[:2])).render()
-    assert '<div class="verdict bad">' in matrix_page(matrix(runs[:3])).render()
+    calm = matrix_page(matrix(runs[:3]))
+    assert '<div class="verdict plain">' in calm.render() and "No metric changed by more than" in words(calm)
+
+
+def scored(right: int, **identity: Any) -> Run:
+    """A run of 60 documents, the first of them right; where it is wrong, its output is another one."""
+    outputs = {doc: ([1 if doc < right else 2, doc], [-0.5, -0.5]) for doc in range(60)}
+    return run(outputs, scores={doc: float(doc < right) for doc in range(60)}, **identity)
+
+
+def test_a_matrix_colours_by_what_a_difference_means() -> None:
+    """Two flips of 60 are not 40: the one is chance, the other is not."""
+    few, many = (matrix_page(matrix([scored(50), scored(right, numerics="fast")])) for right in (48, 10))
+    assert few.render().count('<span class="cell some">') == 2 and '<div class="verdict plain">' in few.render()
+    assert many.render().count('<span class="cell other">') == 2 and '<div class="verdict bad">' in many.render()
+    assert "Yellow: results differ" in words(few) and "Red: a metric differs" in words(many)
+
+
+def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> None:
+    page = matrix_page(matrix([scored(50), scored(48, numerics="fast")]))
+    text = page.render()
+    assert '<span class="cell"><b>83.3 %</b></span>' in text and '<span class="cell"><b>80.0 %</b></span>' in text
+    assert "<span>−3.3 points</span>" in text and "<span>+3.3 points</span>" in text, "a row against a column"
+    assert '<span class="setting">exact</span>' in text and '<span class="setting">fast</span>' in text
+    assert "numerics exact → fast" in words(page), "the pair names what differs"
+    named = [replace(run_, manifest={**run_.manifest, "command": ["limit=60"]}) for run_ in (scored(50), scored(48))]
+    said = words(matrix_page(matrix(named)))
+    assert said.count("python -m evalengine limit=60") == 1, "a sweep's command is said once"
+    named[1].manifest["command"] = ["limit=61"]
+    said = words(matrix_page(matrix(named)))
+    assert said.count("python -m evalengine limit=60") == said.count("python -m evalengine limit=61") == 1
+    odd = [replace(scored(50), results={}), scored(48)]
+    assert '<span class="cell">·</span>' in matrix_page(matrix(odd)).render(), "no metric that both report"
 
 
 def test_a_matrix_lists_what_is_unlike_and_how_much_was_shared() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from evalengine.report.choices import Bin, choices, expected_calibration_error, 
 from evalengine.report.compare import compare
 from evalengine.report.html import samples
 from evalengine.report.html.distributions import edges
+from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.parts import beginning
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import mark_title
@@ -187,6 +189,36 @@ def test_a_manifest_that_lacks_a_part_is_said_and_makes_no_pair(tmp_path: Path) 
     assert 'id="noise"' not in _page(exact)
     with pytest.raises(ConfigError, match=r"manifest\.json: counts is null, not an object; run its command again"):
         write_run_report(fast)
+
+
+def test_what_has_no_interval_says_why(tmp_path: Path) -> None:
+    """One document, scores that are all alike, and a metric that is no mean; nothing where all have one."""
+    alone = _page(write_generations(tmp_path / "alone", [Doc("a")]))
+    assert "No interval for exact_match: one document says nothing of others." in alone
+    assert "Intervals are over documents" not in alone
+    alike = _page(write_generations(tmp_path / "alike", [Doc("a", score=0.5), Doc("b", score=0.5)]))
+    assert "No interval for exact_match: all documents have the same number." in alike
+    both = _page(write_generations(tmp_path / "both", [Doc("a"), Doc("b", score=0.0)]))
+    assert "Intervals are over documents" in both and "No interval" not in both
+    data = load_run_data(tmp_path / "both")
+    for kind, said in ("loglikelihood_rolling", "a ratio of sums over all documents"), ("generate_until", "no mean of"):
+        key = ("sums", "word_perplexity", "none")
+        items = {k: replace(item, kind=kind) for k, item in data.run.items.items()}
+        odd = replace(data, run=replace(data.run, items=items, scores={}, results={key: (20.0, None)}))
+        assert f"No interval for word_perplexity: it is {said}" in interval_note(odd, {key: False}, "about")
+
+
+def test_pass_at_k_stands_beside_its_metric_with_its_own_interval(tmp_path: Path) -> None:
+    data = load_run_data(write_generations(tmp_path / "run", [Doc("a"), Doc("b", score=0.5), Doc("c", score=0.0)]))
+    items = {(*key[:2], n, n): replace(item, request_index=n, repeat=n) for key, item in data.run.items.items()
+             for n in range(2)}  # fmt: skip
+    text = run_page(replace(data, run=replace(data.run, items=items))).render()
+    table = text.split('<section id="metrics">')[1].split("</section>")[0]
+    rows = [re.sub(r"<[^>]*>", " ", row).split() for row in re.findall(r"<tr>.*?</tr>", table)]
+    assert [row[0] for row in rows[1:]] == ["exact_match", "pass@2"]
+    low, high = wilson(2, 3)
+    assert rows[2][2:6] == ["0.6667", f"{low:.4f}", "to", f"{high:.4f}"]
+    assert '"title":"pass@2"' not in text, "a sample's columns are its metrics"
 
 
 def _page(folder: Path) -> str:

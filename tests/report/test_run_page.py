@@ -20,6 +20,7 @@ from evalengine.report.run_data import load_run_data
 from tests.browser import Browser, Tab
 from tests.report.test_pages import HOSTILE, quiet
 from tests.report.written_run import ISO, Doc, write_choices, write_generations
+from tests.unit.run_double import bind_again
 
 ROWS = "[...document.querySelectorAll('.grid-row')]"
 
@@ -128,6 +129,58 @@ def test_the_panel_of_a_sample(browser: Browser, run: Path) -> None:
     tab.close()
 
 
+def test_a_page_says_when_by_what_and_under_which_id(browser: Browser, run: Path, tmp_path: Path) -> None:
+    tab = opened(browser, run)
+    facts = "[...document.querySelectorAll('.origin .facts > div')].map(d => [...d.children].map(c => c.textContent))"
+    assert tab.evaluate(facts) == [
+        ["Date", "2026-01-02 03:04 UTC"],
+        ["Run", "00000000"],
+        ["Command", "python -m evalengine task=sums 'output_dir=my results'"],
+    ]
+    tab.close()
+    for changes, said in ({"command": None}, "started from Python"), ({"command": None, "started": None}, "older run"):
+        folder = write_generations(tmp_path / said.replace(" ", "_"), [Doc("a"), Doc("b")])
+        bind_again(folder, **changes)
+        assert said in write_run_report(folder)[0].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("row", "look", "answer"), [(4, "wrong", "4"), (5, "right", "5")])
+def test_a_sample_shows_the_answer_beside_its_target(
+    row: int, look: str, answer: str, browser: Browser, run: Path
+) -> None:
+    tab = opened(browser, run)
+    tab.evaluate(f"report.openRow('samples', {row})")
+    tab.wait("document.querySelector('dialog[open] .judged')")
+    marks = tab.evaluate("[...document.querySelectorAll('.judged mark')].map(m => [m.className, m.textContent])")
+    assert marks == [[look, answer], ["right", f"#### {answer}"]]
+    assert f"Answer: {look}" in tab.evaluate("document.querySelector('.judged').innerText")
+    said = tab.evaluate("[...document.querySelectorAll('.tokens .said')].map(s => [s.className, s.textContent])")
+    assert said == [[f"said {look}", answer]], "where the output says it"
+    assert tab.evaluate("document.querySelector('dialog code').className") == look
+    tab.evaluate("report.openRow('samples', 7)")
+    tab.wait("document.querySelector('dialog').innerText.includes('document 7')")
+    assert tab.evaluate("document.querySelectorAll('.tokens .said').length") == 0, "its output does not say its answer"
+    quiet(tab)
+    tab.close()
+
+
+def test_plots_are_folded_on_a_phone(browser: Browser, run: Path) -> None:
+    tab = opened(browser, run)
+    states = "[...document.querySelectorAll('details.fold')].map(d => d.open)"
+    assert tab.evaluate(states) == [True]
+    assert tab.evaluate("document.querySelector('details.fold > summary').offsetHeight") == 0, "alone it needs no name"
+    tab.close()
+    tab = opened(browser, run, width=390, height=844)
+    assert tab.evaluate(states) == [False]
+    folded = tab.evaluate("document.documentElement.scrollHeight")
+    tab.click("details.fold > summary")
+    tab.wait("document.querySelector('details.fold').open")
+    assert tab.evaluate("document.documentElement.scrollHeight") - folded > 600, "four plots, one below the other"
+    assert "sums: 4 plots" in tab.evaluate("document.querySelector('details.fold > summary').innerText")
+    quiet(tab)
+    tab.close()
+
+
 def test_hostile_outputs_are_inert(browser: Browser, tmp_path: Path) -> None:
     texts = [*HOSTILE.values(), "x" * 1_000_000, "<b>" * 100_000]
     made = [Doc(t, t, t, t, 0.0, [t], fields={t: t, "__proto__": t, "constructor": [t]}) for t in texts]
@@ -199,7 +252,7 @@ def test_choices_have_calibration_and_margins(browser: Browser, tmp_path: Path) 
     tab.evaluate("report.openRow('samples', 1)")
     tab.wait("document.querySelector('dialog[open] .choice')")
     rows = tab.evaluate("[...document.querySelectorAll('.choice')].map(c => [c.className, c.innerText])")
-    assert [name for name, _ in rows] == ["choice", "choice chosen", "choice target"]
+    assert [name for name, _ in rows] == ["choice", "choice chosen wrong", "choice target"]
     assert "92.4 %" in rows[1][1]  # 1 / (1 + e^-2.5 + e^-7.5)
     quiet(tab)
     tab.close()

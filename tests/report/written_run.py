@@ -38,16 +38,23 @@ class Doc:
 
 
 def write_generations(
-    path: Path, docs: Sequence[Doc], task: str = "sums", numerics: str = "exact", shift: float = 0.0
+    path: Path,
+    docs: Sequence[Doc],
+    task: str = "sums",
+    numerics: str = "exact",
+    shift: float = 0.0,
+    model: str = "tiny",
+    weights: str = "a" * 64,
 ) -> Path:
-    """A finished run of one generating task. shift: added to every logprob, as other numerics would."""
+    """A finished run of one generating task. shift: added to every logprob, as other numerics would. model, weights:
+    whose run it is."""
     vocabulary: dict[str, int] = {}
     records = [_record(task, number, doc, vocabulary, shift) for number, doc in enumerate(docs)]
     samples = [_sample(task, number, doc) for number, doc in enumerate(docs)]
     mean = float(np.mean([doc.score for doc in docs]))
     metrics: dict[str, Any] = {"exact_match,strict-match": mean, "exact_match_stderr,strict-match": 0.01}
     pieces = {token: text.encode("utf-8", "replace") for text, token in vocabulary.items()}
-    return _write(path, task, records, samples, metrics, {"exact_match": True}, pieces, numerics)
+    return _write(path, task, records, samples, metrics, {"exact_match": True}, pieces, numerics, model, weights)
 
 
 def write_choices(
@@ -106,6 +113,8 @@ def _write(
     better: dict[str, bool],
     pieces: dict[int, bytes],
     numerics: str,
+    named: str = "tiny",
+    weights: str = "a" * 64,
 ) -> Path:
     path.mkdir(parents=True)
     write_records(path / "records.parquet", records)
@@ -119,17 +128,20 @@ def _write(
     results = results_dict([result], model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
     digest = run_digest(records)
-    manifest = bind(_manifest(task, records, digest, numerics), path, digest)
+    manifest = bind(_manifest(task, records, digest, numerics, named, weights), path, digest)
     (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")
     return path
 
 
-def _manifest(task: str, records: list[RequestRecord], digest: str, numerics: str) -> dict[str, Any]:
+def _manifest(
+    task: str, records: list[RequestRecord], digest: str, numerics: str, named: str, weights: str
+) -> dict[str, Any]:
     stats = {"num_steps": 3, "num_computed_tokens": 10, "num_cached_tokens": 2, "num_preemptions": 0}
     stats |= {"largest_batch": 2, "largest_step": 8}
     model = {
-        "name": "tiny",
+        "name": named,
+        "source": f"models/{named}",
         "architecture": "Tiny",
         "num_parameters": 1,
         "format": "safetensors",
@@ -137,7 +149,7 @@ def _manifest(task: str, records: list[RequestRecord], digest: str, numerics: st
     }
     return build_manifest(
         run_id="0" * 8,
-        identity={**IDENTITY, "numerics": numerics},
+        identity={**IDENTITY, "numerics": numerics, "weights": weights},
         model=model,
         tokenizer={"sha256": "b"},
         datasets={task: {"dataset": "made", "name": None, "split": "test", "rows": 2, "sha256": "d" * 64}},
@@ -147,4 +159,6 @@ def _manifest(task: str, records: list[RequestRecord], digest: str, numerics: st
         timings=RunTimings(0.1, 2.0 if numerics == "fast" else 4.0, 4.5),
         digest=digest,
         task_digests=task_digests(records),
+        started=1767323045.0,
+        command=["task=" + task, "output_dir=my results"],
     )

@@ -196,6 +196,8 @@ def manifest(resumed: int = 0, truncated: int = 0) -> dict[str, Any]:
         timings=RunTimings(1.0, 4.0, 5.0),
         digest="ab" * 32,
         task_digests=task_digests([]),
+        started=1767323045.9,
+        command=["limit=2"],
     )
 
 
@@ -207,6 +209,7 @@ def test_manifest_tells_what_ran_and_keeps_secrets(monkeypatch: pytest.MonkeyPat
     assert data["libraries"]["torch"] and data["hardware"]["cpu"] and data["hardware"]["gpus"] == []
     assert data["identity"]["contract_version"] == data["contract_version"]
     assert set(data["code"]) == {"version", "commit", "dirty"}
+    assert (data["started"], data["command"]) == ("2026-01-02T03:04:05Z", ["limit=2"])
 
 
 def test_code_version_ignores_a_checkout_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from evalengine.report.compare_json import comparison_json, matrix_json
 from evalengine.report.compare_report import report
 from evalengine.report.compare_tables import verdict
 from evalengine.report.divergence import logprob_change, ulps
-from evalengine.report.matrix import matrix, matrix_report, matrix_table
+from evalengine.report.matrix import matrix, matrix_report, matrix_table, runs_table
 from evalengine.report.runs import Run
 from tests.unit.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOKEN, run
 
@@ -189,6 +189,14 @@ def test_lm_eval_folders_are_compared_by_text_and_never_called_identical() -> No
     other = compare(as_lm_eval(a), as_lm_eval(run(TOKEN)))
     assert other.verdict == "DIFFERENT" and [d.what for d in other.differences] == ["output"]
     assert other.divergences == [] and other.logprobs is None
+
+
+def test_the_table_of_runs_has_their_scores_and_short_digests() -> None:
+    m = matrix([run(BASE), run(TOKEN, scores={0: 0.0})])
+    cells = [[str(cell) for cell in column.cells] for column in runs_table(m.runs).columns]
+    assert ["100.0 %", "66.7 %"] in cells
+    digests = [line for line in matrix_report(m) if isinstance(line, str) and "digest" in line]
+    assert digests[0] == f"Run 1: digest {(m.runs[0].digest or '')[:12]}"
 
 
 def test_a_matrix_groups_equal_digests() -> None:

@@ -115,6 +115,15 @@ def test_runs_that_are_not_comparable_are_no_pair() -> None:
     assert verdict(found) == "1 invariant run: 1 digest; 1 fast run: 1 digest", "nothing is claimed of one run"
 
 
+def test_the_picture_and_the_table_hold_the_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    found = swept(BIT, TOKEN, scores={0: 0.0})
+    drawn = picture(found)
+    assert drawn.count(">100.0 %<") == 2 and drawn.count(">66.7 %<") == 2 and "on the diagonal each run" in drawn
+    print_sweep(swept(BIT), [])
+    out = capsys.readouterr().out
+    assert "0.0000" in out and not re.search(r"[+-]0\.0000", out), "no change has no sign"
+
+
 def test_the_picture_is_as_wide_as_its_longest_line() -> None:
     widths = [
         int(

@@ -13,6 +13,7 @@ from evalengine.report.flips import CHANGES, score_unchanged, tally
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
+from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
@@ -101,8 +102,9 @@ def _worse(m: MetricDelta) -> bool:
 
 
 def _runs(c: Comparison) -> Markup:
-    return facts((label, join(str(run.source), tag("code", run.digest or "no digest", class_="under")))
-                 for label, run in (("A", c.a), ("B", c.b)))  # fmt: skip
+    digests = [tag("code", run.digest or "no digest", class_="under") for run in (c.a, c.b)]
+    return facts((label, join(str(run.source), digest, origin_line(run)))
+                 for label, run, digest in zip("AB", (c.a, c.b), digests, strict=True))  # fmt: skip
 
 
 def _comparability(c: Comparison) -> Iterator[Markup]:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from evalengine.report.choices import Choice, choices, expected_calibration_error, margins, reliability
-from evalengine.report.html.markup import Markup, join, tag
+from evalengine.report.html.markup import Markup, join
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, figure, row_of
+from evalengine.report.html.parts import counted, figure, fold, row_of
 from evalengine.report.html.plots import Series, bars, calibration, histogram, legend
 from evalengine.report.mean_interval import wilson
 from evalengine.report.run_data import RunData
@@ -23,13 +23,10 @@ WORDS = {"stop": "a stop string or end token", "length": "the length limit"}
 
 def distributions_section(page: Page, data: RunData) -> None:
     """Lengths, endings, truncation and logprobs of every task; nothing for a run without tokens and texts."""
-    parts: list[Markup] = []
-    for task in data.tasks:
-        figures = list(_figures(data, task))
-        if figures:
-            parts += [tag("h3", task)] if len(data.tasks) > 1 else []
-            parts.append(row_of(*figures))
-    if parts:
+    drawn = {task: figures for task in data.tasks if (figures := list(_figures(data, task)))}
+    if drawn:
+        parts = [fold(_plots(task, len(figures)), row_of(*figures), alone=len(drawn) == 1)
+                 for task, figures in drawn.items()]  # fmt: skip
         page.section("distributions", "Lengths, endings and logprobs", *parts)
 
 
@@ -37,16 +34,17 @@ def likelihood_section(page: Page, data: RunData) -> None:
     """Calibration and margins of the multiple-choice tasks."""
     found = {task: choices(data, task) for task in data.tasks}
     known = {task: [c for c in listed if c.target is not None] for task, listed in found.items()}
-    parts: list[Markup] = []
-    for task, listed in known.items():
-        if listed:
-            parts += [tag("h3", task)] if sum(map(bool, known.values())) > 1 else []
-            parts.append(row_of(_calibration(listed), _margins(listed)))
-    if parts:
+    drawn = {task: row_of(_calibration(listed), _margins(listed)) for task, listed in known.items() if listed}
+    if drawn:
+        parts = [fold(_plots(task, 2), row, alone=len(drawn) == 1) for task, row in drawn.items()]
         note = (
             "Each choice's probability is the softmax of the choices' summed log-likelihoods; the likeliest is chosen."
         )
         page.section("likelihood", "Calibration and margins", *parts, note=note)
+
+
+def _plots(task: str, count: int) -> str:
+    return f"{task}: {counted(count, 'plot')}"
 
 
 def edges(values: Sequence[float], whole: bool) -> list[float]:

@@ -7,9 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from evalengine.report.compare import Comparison
 from evalengine.report.html.comparison_page import GOOD, listed, title
 from evalengine.report.html.markup import Child, Markup, join, tag
+from evalengine.report.html.origin import common_command, origin_line
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import table, tiles, verdict
 from evalengine.report.matrix import Matrix, Pair, evidence, run_notes, told_apart
+from evalengine.report.matrix_scores import (
+    change_text,
+    leading_metrics,
+    metric_name,
+    moved,
+    score_text,
+    setting_changes,
+    setting_words,
+)
 
 WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "different"}
 LOOKS = {"IDENTICAL": "same", "SAME TOKENS": "tokens", "DIFFERENT": "other"}  # classes of page.css
@@ -18,19 +28,22 @@ LOOKS = {"IDENTICAL": "same", "SAME TOKENS": "tokens", "DIFFERENT": "other"}  # 
 def matrix_page(m: Matrix) -> Page:
     """Everything that `compare --matrix` found, the verdict first."""
     page = Page(title(m.runs[0], str(len(m.runs))), eyebrow="Comparison")
-    good = None if m.refused else GOOD.get(m.verdict)
-    page.lead(verdict(m.verdict, f"{evidence(m)}.", good), tiles(_figures(m)))
+    page.lead(verdict(m.verdict, _sentence(m), _good(m)), tiles(_figures(m)))
     if notes := run_notes(m.runs):
         page.lead(tag("ul", *(tag("li", note) for note in notes), class_="warnings"))
-    page.section("runs", "Runs", _runs(m), note="With the settings in which they are not all alike.")
+    command = common_command(m.runs)
+    about = "With the settings in which they are not all alike, and their scores."
+    note = about if command is None else join(f"{about} All by ", tag("code", command), ".")
+    page.section("runs", "Runs", _runs(m, command is None), note=note)
     page.section("matrix", "Run by run", _matrix(m), note=" ".join(_explained(m)))
     if groups := list(_groups(m)):
         page.section("digests", "Digests", listed(groups), note="Equal digests mean equal bits.")
     unequal = {pair: c for pair, c in sorted(m.pairs.items()) if c.verdict != "IDENTICAL"}
     if unequal:
-        rows = [_pair(pair, c) for pair, c in unequal.items()]
-        head = ("Pair", "Verdict", "Requests", "Outputs", "Answers", "Largest |Δ logprob|", "Cause")
-        page.section("pairs", "Pairs that are not identical", table(head, rows, numbers=(2, 3, 4, 5)))
+        apart = told_apart(m.runs)
+        rows = [_pair(pair, c, *apart) for pair, c in unequal.items()]
+        head = ("Pair", "Settings", "Verdict", "Requests", "Outputs", "Answers", "Largest |Δ logprob|", "Cause")
+        page.section("pairs", "Pairs that are not identical", table(head, rows, numbers=(3, 4, 5, 6)))
     if m.unlike:
         page.section("unlike", "Compared although they are unlike", *_why(m.unlike))
     if m.refused:
@@ -40,7 +53,12 @@ def matrix_page(m: Matrix) -> Page:
 
 def _explained(m: Matrix) -> Iterator[str]:
     """What the numbers in the cells are."""
-    yield "Requests that differ, of those that both runs hold."
+    yield "Requests that differ, of those that both runs hold. On the diagonal: each run's score; beside it its change."
+    looks = {_look(c) for c in m.pairs.values()}
+    if "some" in looks:
+        yield "Yellow: results differ, but no metric by more than chance explains (paired tests, Holm, 5 %)."
+    if "other" in looks:
+        yield "Red: a metric differs by more than that, or no test can tell."
     if any(c.partial for c in m.pairs.values()):
         yield "On: the requests that both runs hold, of the larger one's; the others were left out."
 
@@ -57,31 +75,70 @@ def _figures(m: Matrix) -> Iterator[tuple[str, Child, Child]]:
         yield "Not comparable", f"{len(m.refused):,}", "pairs"
 
 
-def _runs(m: Matrix) -> Markup:
+def _runs(m: Matrix, commands: bool) -> Markup:
+    """commands: whether each run is given its own."""
     names, values = told_apart(m.runs)
+    metrics = leading_metrics(m.runs)
+    titles = [metric_name(key, len(metrics) > 1) for key in metrics]
     rows = [
-        [str(number), join(run.source.name, tag("code", (run.digest or "no digest")[:16], class_="under")), *settings]
+        [
+            str(number),
+            join(
+                run.source.name,
+                tag("code", (run.digest or "no digest")[:16], class_="under"),
+                origin_line(run, commands),
+            ),
+            *settings,
+            *(score_text(run, key) for key in metrics),
+        ]
         for number, (run, settings) in enumerate(zip(m.runs, values, strict=True), 1)
     ]
-    return table(("", "Folder and digest", *names), rows)
+    right = range(2 + len(names), 2 + len(names) + len(metrics))
+    return table(("", "Run", *names, *titles), rows, numbers=right)
 
 
 def _matrix(m: Matrix) -> Markup:
     numbers = range(1, len(m.runs) + 1)
-    rows = [[str(i), *(_cell(m, i, j) for j in numbers)] for i in numbers]
+    names, values = told_apart(m.runs)
+    labels = [tag("span", setting_words(names, mine), class_="setting") for mine in values]
+    rows = [[join(str(i), labels[i - 1]), *(_cell(m, i, j) for j in numbers)] for i in numbers]
     return table(("", *map(str, numbers)), rows, class_="matrix")
 
 
 def _cell(m: Matrix, i: int, j: int) -> Markup:
+    key = next(iter(leading_metrics(m.runs)), None)
     if i == j:
-        return tag("span", "·", class_="cell")
+        return tag("span", tag("b", score_text(m.runs[i - 1], key)) if key else "·", class_="cell")
     c = m.pairs.get((min(i, j), max(i, j)))
     if c is None:
         return tag("span", "not comparable", class_="cell refused")
     count = None if c.verdict == "IDENTICAL" else tag("b", f"{len(c.differences):,} / {c.common:,} ")
     scope = tag("span", f"on {c.common:,} / {c.larger:,}") if c.partial else None  # a line of its own
-    look = "tokens" if c.partial and c.verdict == "IDENTICAL" else LOOKS[c.verdict]  # less than identical runs
-    return tag("span", count, WORDS[c.verdict], scope, class_=f"cell {look}")
+    change = change_text(m.runs[j - 1], m.runs[i - 1], key) if key and not c.partial else ""  # a row against a column
+    return tag(
+        "span", count, WORDS[c.verdict], scope, tag("span", change) if change else None, class_=f"cell {_look(c)}"
+    )
+
+
+def _look(c: Comparison) -> str:
+    """A class of page.css, by what the verdict means."""
+    if c.partial and c.verdict == "IDENTICAL":
+        return "tokens"  # less than identical runs
+    tested = any(metric.paired is not None for metric in c.metrics)
+    return "some" if c.verdict == "DIFFERENT" and tested and not moved(c) else LOOKS[c.verdict]
+
+
+def _sentence(m: Matrix) -> str:
+    """The numbers behind the verdict, and what they mean for the metrics."""
+    calm = m.verdict == "DIFFERENT" and not any(_look(c) == "other" for c in m.pairs.values())
+    return f"{evidence(m)}.{' No metric changed by more than chance explains.' if calm else ''}"
+
+
+def _good(m: Matrix) -> bool | None:
+    """Bad news is a metric that changed by more than chance explains, or differences that no test can judge."""
+    if m.refused or m.verdict != "DIFFERENT":
+        return None if m.refused else GOOD.get(m.verdict)
+    return False if any(_look(c) == "other" for c in m.pairs.values()) else None
 
 
 def _groups(m: Matrix) -> Iterator[Markup]:
@@ -90,10 +147,11 @@ def _groups(m: Matrix) -> Iterator[Markup]:
         yield join(runs, tag("code", digest))
 
 
-def _pair(pair: tuple[int, int], c: Comparison) -> list[str]:
+def _pair(pair: Pair, c: Comparison, names: Sequence[str], values: Sequence[Sequence[str]]) -> list[str]:
+    settings = setting_changes(names, *(values[number - 1] for number in pair)) or "the same"
     largest = "" if c.logprobs is None else c.logprobs.largest
     numbers = [f"{len(c.differences):,}", f"{c.outputs:,}", f"{sum(c.answers.values()):,}", largest]
-    return [f"{pair[0]}\u00a0and\u00a0{pair[1]}", WORDS[c.verdict], *numbers, ", ".join(c.causes)]
+    return [f"{pair[0]}\u00a0and\u00a0{pair[1]}", settings, WORDS[c.verdict], *numbers, ", ".join(c.causes)]
 
 
 def _why(pairs: Mapping[Pair, Sequence[str]]) -> Iterator[Markup]:

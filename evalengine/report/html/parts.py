@@ -83,6 +83,13 @@ def details(summary: Child, *children: Child) -> Markup:
     return tag("details", tag("summary", summary), *children)
 
 
+def fold(summary: str, *children: Child, alone: bool = False) -> Markup:
+    """Open on a wide screen and folded on a narrow one, where plots one under the other would hide what follows.
+
+    alone: the only one of its section, which has a title: a wide screen shows no summary."""
+    return tag("details", tag("summary", summary), *children, class_="fold alone" if alone else "fold", open=True)
+
+
 def grid(
     page: Page,
     name: str,

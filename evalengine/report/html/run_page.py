@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from evalengine.records.evidence import PAGE
@@ -11,6 +12,7 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.samples import samples_section
 from evalengine.report.html.summary import cost_section, manifest_section, metrics_section, summary_lead
 from evalengine.report.noise_floor import noise_floor, sibling
+from evalengine.report.pass_at_k import with_pass_at_k
 from evalengine.report.run_data import RunData, load_run_data
 from evalengine.report.runs import Run
 
@@ -30,8 +32,9 @@ def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Pa
 def run_page(data: RunData, other: Run | None = None) -> Page:
     """The page of one run. other: the run in the other kind of numerics that its noise floor is measured against."""
     page = Page(_title(data), scripts=("samples.js",))
-    summary_lead(page, data)
-    metrics_section(page, data)
+    scored = replace(data, run=with_pass_at_k(data.run))
+    summary_lead(page, scored)
+    metrics_section(page, scored)
     if other is not None:
         noise_floor_section(page, noise_floor(data.run, other))
     distributions_section(page, data)

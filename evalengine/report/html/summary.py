@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evalengine.records.manifest import resumed_fast
+from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.markup import Child, Markup, tag
+from evalengine.report.html.origin import origin_facts
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval, percent
@@ -28,6 +30,7 @@ def summary_lead(page: Page, data: RunData) -> None:
     if run.digest:
         text = ("digest ", tag("code", run.digest), " (checked against the records; equal digests mean equal bits)")
         page.lead(tag("p", *text, class_="digest"))
+    page.lead(tag("div", facts(origin_facts(run)), class_="origin"))
     several = len(data.tasks) > 1
     large = []
     for key in _foremost(data):
@@ -43,7 +46,7 @@ def metrics_section(page: Page, data: RunData) -> None:
     rows: list[list[Child]] = []
     for key, (value, error) in data.run.results.items():
         arrow = {True: "up", False: "down", None: None}[data.run.higher_is_better.get(key)]
-        bounds = _bounds(data, key)
+        bounds = metric_interval(data.run, key)
         drawn = interval(value, *bounds, (0.0, 1.0)) if bounds and data.binary(key) else ""
         shots, count = data.results.get("n-shot", {}).get(key[0], ""), len(data.samples.get(key[0], {}))
         rows.append([
@@ -58,7 +61,7 @@ def metrics_section(page: Page, data: RunData) -> None:
     right = [place for place, name in enumerate(head) if name in ("Value", "Stderr", "Documents", "n-shot")]
     about = ("Intervals are over documents, or clusters of related ones: Wilson's for 0/1 scores, Student's t for "
              "others; of perplexities by way of the nats by word or byte. Stderr is lm-eval's.")  # fmt: skip
-    note = about if "95 % interval" in head else "No intervals: they need scores of several documents that differ."
+    note = interval_note(data, {key: metric_interval(data.run, key) is not None for key in data.run.results}, about)
     page.section("metrics", "Metrics", table(head, rows, numbers=right), note=note)
 
 
@@ -165,16 +168,12 @@ def _value(value: float, key: ScoreKey, data: RunData) -> str:
 
 
 def _interval_words(data: RunData, key: ScoreKey, error: float | None) -> str | None:
-    bounds = _bounds(data, key)
+    bounds = metric_interval(data.run, key)
     if bounds is None:
         return None if error is None else f"± {error:.4g} stderr"
     if data.binary(key):
         return f"95 %: {bounds[0] * 100:.1f} to {bounds[1] * 100:.1f}"
     return f"95 %: {bounds[0]:.4g} to {bounds[1]:.4g}"
-
-
-def _bounds(data: RunData, key: ScoreKey) -> tuple[float, float] | None:
-    return metric_interval(data.run, key)
 
 
 def _schedule(manifest: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[tuple[str, Child]]:

@@ -71,6 +71,7 @@ const report = (() => {
 })();
 
 document.addEventListener("DOMContentLoaded", () => {
+  if (matchMedia("(max-width: 640px)").matches) for (const fold of document.querySelectorAll("details.fold")) fold.open = false;
   for (const work of report.start) work();
   const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.getAttribute("href").slice(1), a]));
   const watcher = new IntersectionObserver((entries) => {

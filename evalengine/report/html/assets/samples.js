@@ -51,14 +51,43 @@
 
   const scale = () => make("p", "readout", make("span", "", "certain", make("i", "scale"), "surprising"), make("span", "", "point at a token for its logprob"));
 
+  /** Whether a filter's answer is right by its first metric: true, false, or null for what is neither 0 nor 1. */
+  function judged([, , scores]) {
+    const value = scores.length ? Number(scores[0][1]) : NaN;
+    return value === 1 ? true : value === 0 ? false : null;
+  }
+
+  const mood = (right) => right === null ? "" : right ? "right" : "wrong";
+
+  /** The answer beside what it should have been; the last line of a worked solution is its end. */
+  function verdict(found, target) {
+    const filter = found.find((one) => typeof one[1] === "string" && judged(one) !== null);
+    if (!filter || typeof target !== "string") return [];
+    const right = judged(filter), wanted = target.trim().split("\n").pop();
+    const box = (title, text, look) => make("div", "", make("p", "badge", title), make("pre", "", make("mark", look, text || "(nothing)")));
+    return [make("div", "pair judged", box(right ? "Answer: right" : "Answer: wrong", filter[1], mood(right)), box("Target", wanted, "right"))];
+  }
+
+  /** Marks the tokens that hold the answer where the output says it last. */
+  function point(line, texts, answer, right) {
+    const whole = texts.join(""), from = answer ? whole.lastIndexOf(answer) : -1;
+    if (from < 0) return;
+    let at = 0;
+    texts.forEach((text, i) => {
+      if (at < from + answer.length && at + text.length > from) line.children[i].classList.add("said", mood(right) || "neither");
+      at += text.length;
+    });
+  }
+
   /** One request's output: generated (the i-th of several samples), or scored (the i-th window of a long text). */
-  function output(request, i, all) {
+  function output(request, i, all, filter) {
     const { kind, text, sum, facts, texts } = request;
     const name = kind === "generate_until" ? "Output" : kind === "loglikelihood" ? "Scored text" : "Scored window";
     const nodes = [make("h3", "", all.length > 1 ? `${name} ${i + 1} of ${all.length}` : name)];
     if (texts.length) {
-      const readout = scale();
-      nodes.push(tokens(request, readout), readout);
+      const readout = scale(), line = tokens(request, readout);
+      if (filter && all.length === 1) point(line, texts, filter[1], judged(filter));
+      nodes.push(line, readout);
     } else if (text !== null) nodes.push(make("pre", "", long(text)));
     const said = facts.map(([name, value]) => `${name} ${value}`);
     if (sum !== null) said.push(`logprob ${number(sum, 3)}`);
@@ -84,6 +113,7 @@
       const row = make("div", "choice", make("span", "badge", right ? "✓" : String(i)), shown, figures);
       if (right) row.classList.add("target");
       if (sum === best) row.classList.add("chosen");
+      if (sum === best && !right && requests.some((request) => request.right)) row.classList.add("wrong");
       return row;
     });
     const coloured = requests.some((request) => request.texts.length);
@@ -93,7 +123,7 @@
   function filters(found) {
     const head = make("tr", "", make("th", "", "Filter"), make("th", "", "Answer"), make("th", "", "Scores"));
     const rows = found.map(([name, answer, scores]) => make("tr", "", make("td", "", name),
-      make("td", "", answer === null ? "" : make("code", "", long(answer))), make("td", "", scores.map(([m, v]) => `${m} ${v}`).join(", "))));
+      make("td", "", answer === null ? "" : make("code", mood(judged([name, answer, scores])), long(answer))), make("td", "", scores.map(([m, v]) => `${m} ${v}`).join(", "))));
     return make("div", "scroll", make("table", "", make("thead", "", head), make("tbody", "", rows)));
   }
 
@@ -101,9 +131,11 @@
     const [task, doc, prompt, target, found, , fields] = item;
     const requests = item[5].map(read);
     const scored = requests.length > 1 && requests.every((request) => request.kind === "loglikelihood");
-    const outputs = scored ? choices(requests) : requests.flatMap(output);
+    const filter = found.find((one) => typeof one[1] === "string" && one[1].trim());
+    const outputs = scored ? choices(requests) : requests.flatMap((request, i, all) => output(request, i, all, filter));
+    const top = scored ? [] : verdict(found, target);
     const pairs = (list) => make("dl", "facts", list.map(([k, v]) => make("div", "", make("dt", "", k), make("dd", "", long(v)))));
-    return make("div", "", make("h2", "", `${task}, document ${doc}`), filters(found), outputs,
+    return make("div", "", make("h2", "", `${task}, document ${doc}`), top, filters(found), outputs,
       block("Target", target), block("Prompt", prompt), make("h3", "", "Document"), pairs(fields));
   };
 })();

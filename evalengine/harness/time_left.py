@@ -1,0 +1,70 @@
+"""How long a run still takes: a bound from the tokens that may still be computed, and an estimate once requests finish.
+
+Pure: it is told the time, and reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+SHARE = 0.05  # of the requests done before their pace says anything: a large batch finishes its requests late
+WINDOW = 10.0  # seconds whose rate of tokens is taken for that of what is left
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run's requests take."""
+
+    requests: int
+    tokens: int | None  # of prompts and scored texts, and the limits of generations; None: not known
+
+
+class TimeLeft:
+    """Seconds left of some work."""
+
+    def __init__(self, work: Work) -> None:
+        self._requests, self._tokens = work.requests, work.tokens
+        self._finished = 0
+        self._marks: deque[tuple[float, int]] = deque([(0.0, 0)])  # (seconds since the start, tokens done)
+
+    def finished(self, spare: int = 0) -> None:
+        """A request is done. spare: tokens below its limit, which it will never generate."""
+        self._finished += 1
+        self._tokens = None if self._tokens is None else self._tokens - spare
+
+    def step(self, elapsed: float, tokens: int) -> None:
+        """So many tokens are done after so many seconds."""
+        self._marks.append((elapsed, tokens))
+        while len(self._marks) > 2 and elapsed - self._marks[1][0] >= WINDOW:
+            self._marks.popleft()
+
+    @property
+    def most(self) -> float | None:
+        """Seconds until every request has reached its limit, at the rate of the last `WINDOW`; None before any."""
+        (begin, before), (now, done) = self._marks[0], self._marks[-1]
+        if self._tokens is None or now <= begin or done <= before:
+            return None
+        return max(0, self._tokens - done) * (now - begin) / (done - before)
+
+    @property
+    def estimate(self) -> float | None:
+        """Seconds by the pace of the requests, but never above `most`; None while too few are done."""
+        if self._finished < max(1, SHARE * self._requests):
+            return None
+        pace = self._marks[-1][0] / self._finished * (self._requests - self._finished)
+        return pace if self.most is None else min(pace, self.most)
+
+    def words(self) -> str:
+        """`12 s left`; `up to 3 min left` while only the bound is known; "" before anything is."""
+        if (estimate := self.estimate) is not None:
+            return f"{duration(estimate)} left"
+        return "" if self.most is None else f"up to {duration(self.most)} left"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `24 min`, `3 h 05 min`: as exactly as an estimate is."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

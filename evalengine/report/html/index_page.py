@@ -1,0 +1,126 @@
+"""`index.html` of a folder of runs: one row a run and task, each of which opens what is known of it and its page."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from evalengine.errors import EvalEngineError
+from evalengine.records.evidence import PAGE
+from evalengine.report.html.page import Page
+from evalengine.report.html.parts import Column, grid, tiles
+from evalengine.report.run_index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, entries
+from evalengine.report.run_names import INDEX
+
+NOTE = (
+    "Newest first. Score: the first metric of each task. Verdict: against the latest baseline of the task, in this "
+    "folder or the one above it. A row opens all metrics, the command and the run's page."
+)
+COLUMNS = (
+    Column("Date", "text", "minmax(0, 15ch)"),
+    Column("Model", "text", "minmax(8ch, 1fr)", choose=True),
+    Column("Task", "text", "minmax(8ch, 1fr)", choose=True),
+    Column("Metric", "text", "minmax(0, 1.4fr)", phone=False),
+    Column("Score", "number", "8ch", digits=4),
+    Column("Verdict", "text", "minmax(0, 2.2fr)", phone=False),
+    Column("Digest", "mono", "11ch", phone=False),
+)
+
+
+def write_index(root: Path, target: Path | None = None) -> tuple[Path, int]:
+    """Writes the list of the runs in `root` (default: there), whole or not at all; returns (file, runs).
+
+    Raises `EvalEngineError` if the folder cannot be read or the disk refuses.
+    """
+    path = target or root / INDEX
+    try:
+        found = entries(root)
+        content = index_page(root, found, path.parent).render().encode("utf-8")
+        scratch = path.parent / f".{path.name}.{os.getpid()}.partial"  # runs beside this one may end at this moment
+        try:
+            scratch.write_bytes(content)
+            os.replace(scratch, path)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        raise EvalEngineError(f"could not write {path}: {error.strerror or error}; free the place, or name another "
+                              "file (-o FILE)") from error  # fmt: skip
+    return path, len({entry.folder for entry in found})
+
+
+def leave_index(root: Path) -> None:
+    """The list after a run. The run is worth more than its line in a list: a failure is said, and passes."""
+    try:
+        write_index(root)
+        return
+    except EvalEngineError as error:
+        why = str(error)
+    except Exception:
+        traceback.print_exc()
+        why = "a bug in the list of runs, shown above"
+    print(f"evalengine: no new {INDEX} ({why}); try again: python -m evalengine report {root}", file=sys.stderr)
+
+
+def index_page(root: Path, found: Sequence[Entry], beside: Path) -> Page:
+    """The list as a page. beside: the folder that the page will lie in, for its links."""
+    page = Page(f"Runs in {root.resolve().name}", eyebrow="Runs", scripts=("index.js",))
+    folders = {entry.folder: entry for entry in found}
+    states = [entry.state for entry in folders.values()]
+    figures: list[tuple[str, str, str | None]] = [("Runs", f"{len(folders):,}", None)]
+    newest = next((entry for entry in found if entry.started), None)
+    if newest is not None and newest.started is not None:
+        who = f"{newest.started:%H:%M} UTC, {newest.task} on {newest.model}"
+        figures.append(("Newest", f"{newest.started:%Y-%m-%d}", who))
+    figures += [
+        (name.capitalize(), f"{states.count(name):,}", None) for name in (UNFINISHED, DAMAGED) if name in states
+    ]
+    page.lead(tiles(figures))
+    if not found:
+        page.section("runs", "Runs", note="There is no run in this folder yet.")
+        return page
+    page.blocks("runs", [_item(entry, beside) for entry in found])
+    body = grid(page, "runs", COLUMNS, [_row(entry) for entry in found], detail="run", blocks="runs", noun="rows")
+    most = f" The newest {NEWEST:,} runs." if len(folders) >= NEWEST else ""
+    page.section("runs", "Runs", body, note=f"{NOTE}{most}")
+    return page
+
+
+def _row(entry: Entry) -> list[Any]:
+    first = entry.metrics[0] if entry.metrics else None
+    date = f"{entry.started:%Y-%m-%d %H:%M}" if entry.started else ""
+    task = entry.task or entry.folder.name
+    metric = "" if first is None else first.name + (f" {first.filter}" if first.filter not in ("none", "") else "")
+    value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
+    said = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
+    return [date, entry.model, task, metric, value, said, entry.digest[:10]]
+
+
+def _item(entry: Entry, beside: Path) -> dict[str, Any]:
+    """What index.js shows of a row. The link is a quoted relative path: it can only lead to a file."""
+    page = entry.folder / PAGE
+    href = quote(os.path.relpath(page, beside)) if page.is_file() else None
+    facts = [
+        ("State", f"{entry.state}: {entry.problem}" if entry.problem else entry.state),
+        ("Date", f"{entry.started:%Y-%m-%d %H:%M:%S} UTC" if entry.started else ""),
+        ("Model", entry.model),
+        ("Run", entry.run_id),
+        ("Command", entry.command or ""),
+        ("Digest", entry.digest),
+        ("Baseline", f"{entry.baseline}: {entry.verdict}" if entry.baseline else ""),
+        ("Folder", os.path.relpath(entry.folder, beside)),
+    ]
+    return {
+        "title": entry.task or entry.folder.name,
+        "href": None if href is None else f"./{href}",
+        "facts": [[name, value] for name, value in facts if value],
+        "metrics": [[m.name, m.filter, _number(m.value), _number(m.stderr)] for m in entry.metrics],
+    }
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

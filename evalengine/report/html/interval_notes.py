@@ -1,0 +1,45 @@
+"""Why a metric has no interval, said only where it has none and in the terms of what it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from evalengine.report.lm_eval_samples import ROLLING
+from evalengine.report.run_data import RunData
+from evalengine.report.runs import ScoreKey
+
+
+def interval_note(data: RunData, known: Mapping[ScoreKey, bool], about: str) -> str:
+    """What stands under the metrics. known: which metrics have an interval. about: how those were made."""
+    reasons: dict[str, list[ScoreKey]] = {}
+    for key, has in known.items():
+        if not has:
+            reasons.setdefault(_why(data, key), []).append(key)
+    parts = [about] if any(known.values()) else []
+    parts += [f"No interval for {', '.join(_named(keys, data))}: {why}." for why, keys in reasons.items()]
+    return " ".join(parts)
+
+
+def _why(data: RunData, key: ScoreKey) -> str:
+    documents, scores = len(data.samples.get(key[0], {})), list(data.run.scores.get(key, {}).values())
+    if key[0] not in data.samples:
+        return "it is made of several tasks' results"
+    if documents < 2:
+        return "one document says nothing of others"
+    if not scores and data.kinds.get(key[0]) == ROLLING:
+        if key in data.run.weighted:
+            return "its documents do not differ in it"
+        return "the run does not record what each document adds to it"
+    if not scores:
+        return "it is no mean of numbers that the documents have"
+    if not all(map(math.isfinite, scores)):
+        return "a document's number is NaN or infinite"
+    if len(set(scores)) == 1:
+        return "all documents have the same number"
+    return "it is no mean of the documents' numbers"
+
+
+def _named(keys: Sequence[ScoreKey], data: RunData) -> Iterator[str]:
+    for task, metric, _ in dict.fromkeys((k[0], k[1], "") for k in keys):
+        yield f"{task} {metric}" if len(data.tasks) > 1 else metric

@@ -1,0 +1,39 @@
+"""Where a page's numbers come from: date, id and command of each run, on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from evalengine.report.html.markup import Child, Markup, join, tag
+from evalengine.report.provenance import provenance
+from evalengine.report.runs import Run
+
+
+def origin_facts(run: Run) -> Iterator[tuple[str, Child]]:
+    """(name, value) of what is known, for `parts.facts`."""
+    made = provenance(run)
+    if made.date:
+        yield "Date", made.date
+    if made.run_id:
+        yield "Run", tag("code", made.run_id)
+    yield "Command", tag("code", made.command) if made.command else _no_command(run)
+
+
+def origin_line(run: Run, command: bool = True) -> Markup:
+    """The same on one line below a run's name. command: False where it is said elsewhere for all runs."""
+    made = provenance(run)
+    said = " · ".join(part for part in (made.date, f"run {made.run_id}" if made.run_id else "") if part)
+    last = (tag("code", made.command) if made.command else _no_command(run)) if command else None
+    return tag("span", join(said, " · " if said and last else None, last), class_="under")
+
+
+def common_command(runs: Sequence[Run]) -> str | None:
+    """The command that all of the runs come from, as a sweep's do; None if they come from several."""
+    commands = {provenance(run).command for run in runs}
+    return commands.pop() if len(commands) == 1 else None
+
+
+def _no_command(run: Run) -> str:
+    if run.by_lm_eval:
+        return "lm-eval records no command"
+    return "started from Python" if run.manifest.get("started") else "command not recorded (an older run)"

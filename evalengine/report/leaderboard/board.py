@@ -1,0 +1,196 @@
+"""The comparison of models itself: a contest for each metric, and one family of paired tests over all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from evalengine.report.leaderboard.pairing import Shared
+from evalengine.report.lm_eval_samples import ROLLING
+from evalengine.report.mean_interval import mean_interval
+from evalengine.report.numbers import exact_sum
+from evalengine.report.runs import Run, ScoreKey
+from evalengine.report.statistics import PairedResult, paired
+
+ALPHA = 0.05  # what a test calls significant, after Holm's correction
+CORPUS = 1e-6  # relative: how far a result lies from its documents' mean before it is taken for no mean of them
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model's value of a metric, in the metric's units."""
+
+    value: float
+    interval: tuple[float, float] | None  # 95 %
+    rank: int | None = None  # 1 is best; equal values share one
+    ranks: tuple[int, int] | None = None  # (best, worst) that the significant tests leave
+
+
+@dataclass(frozen=True)
+class PairTest:
+    """Model `b` against model `a` (numbers from 1) on the same documents; differences are b - a."""
+
+    a: int
+    b: int
+    result: PairedResult
+    p_adjusted: float = math.nan  # Holm, over all tests of the comparison
+    nats: bool = False  # the difference is of log-likelihoods, not of the metric
+
+    @property
+    def significant(self) -> bool:
+        return self.p_adjusted < ALPHA
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One metric, or the mean of several: every model's value, and the tests of all pairs."""
+
+    key: ScoreKey  # of a mean: (the group's name, metric, filter)
+    higher_is_better: bool | None
+    share: bool  # of 1: shown in percent
+    documents: int
+    scores: list[Score | None]  # a model; None where it has no value
+    tests: list[PairTest] = field(default_factory=list)
+    mean: str = ""  # "macro" or "micro" of the mean of several
+
+    @property
+    def name(self) -> str:
+        task, metric, filter_name = self.key
+        shown = "" if filter_name in ("none", "") else f" {filter_name}"
+        return f"{task} {metric}{shown}" + (f" ({self.mean} mean)" if self.mean else "")
+
+    def wins(self, test: PairTest) -> bool | None:
+        """Whether b is better by a test; None where no direction is known or the two are equal."""
+        if test.result.difference == 0 or (self.higher_is_better is None and not test.nats):
+            return None
+        return (test.result.difference > 0) == (test.nats or self.higher_is_better is True)
+
+
+def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey] = ()) -> Iterator[Contest]:
+    """A task's metrics, in the first run's order, but for those that are said elsewhere."""
+    mine = (key for place in shared.runs for key in runs[place].results if key[0] == shared.task)
+    keys = dict.fromkeys(key for key in mine if key not in leave_out)
+    rolling = any(item.kind == ROLLING for key, item in runs[shared.runs[0]].items.items() if key[0] == shared.task)
+    tested = False
+    for key in keys:
+        columns = {place: values for place in shared.runs if (values := values_of(runs[place], key, shared, place))}
+        better = next((runs[p].higher_is_better[key] for p in shared.runs if key in runs[p].higher_is_better), None)
+        if columns:
+            yield contest(key, better, columns, len(runs), alike=bool(shared.rows))
+            continue
+        scores = [_reported(run, key) for run in runs]
+        tests = _likelihood_tests(runs, shared) if rolling and not tested else []
+        tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
+        scores = ranked(scores, better if shared.rows and shared.whole else None)
+        yield Contest(key, better, False, max(shared.totals), scores, tests)
+
+
+def contest(
+    key: ScoreKey,
+    better: bool | None,
+    columns: Mapping[int, Sequence[float]],
+    count: int,
+    mean: str = "",
+    alike: bool = True,
+    tested: bool = True,
+) -> Contest:
+    """A metric that is a mean over documents, of `count` models.
+
+    columns: a model's place -> its values. alike: whether those are of the same documents, one by one; else nothing is
+    ranked or tested. tested: whether pairs are.
+    """
+    share = all(0 <= value <= 1 for values in columns.values() for value in values)
+    scores = [score_of(columns[place], share) if place in columns else None for place in range(count)]
+    tests = [] if better is None or not alike or not tested else pair_tests(columns, better, share)
+    documents = max(map(len, columns.values()), default=0)
+    return Contest(key, better, share, documents, ranked(scores, better if alike else None), tests, mean)
+
+
+def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float]:
+    """The metric's numbers of the shared documents, or of all its own where none can be paired; empty where the result
+    is no mean of the documents' numbers, or a document has none."""
+    scores = run.scores.get(key)
+    if not scores or key not in run.results:
+        return []
+    said, mean = run.results[key][0], exact_sum(scores.values()) / len(scores)
+    if not (math.isclose(said, mean, rel_tol=CORPUS, abs_tol=CORPUS) or (math.isnan(said) and math.isnan(mean))):
+        return []
+    documents = shared.documents(place) if shared.rows else sorted(scores)
+    return [scores[doc] for doc in documents] if all(doc in scores for doc in documents) else []
+
+
+def score_of(values: Sequence[float], share: bool) -> Score:
+    """The mean with its interval, which does not leave [0, 1] where the values cannot."""
+    found = mean_interval(values)
+    if found is not None and share:
+        found = (max(0.0, found[0]), min(1.0, found[1]))
+    return Score(exact_sum(values) / len(values), found)
+
+
+def pair_tests(columns: Mapping[int, Sequence[float]], better: bool, share: bool = False) -> list[PairTest]:
+    """Every pair of models whose values are of the same documents and finite. share: of a mean in [0, 1], whose
+    differences, and so their intervals, stay in [-1, 1]."""
+    found = []
+    for (i, x), (j, y) in combinations(sorted(columns.items()), 2):
+        if len(x) == len(y) > 1 and all(map(math.isfinite, [*x, *y])):
+            result = paired(x, y, higher_is_better=better)
+            if share:
+                result = replace(result, ci_low=max(-1.0, result.ci_low), ci_high=min(1.0, result.ci_high))
+            found.append(PairTest(i + 1, j + 1, result))
+    return found
+
+
+def ranked(scores: Sequence[Score | None], better: bool | None) -> list[Score | None]:
+    """With ranks, where a direction and two finite values are known."""
+    values = [score.value for score in scores if score is not None and math.isfinite(score.value)]
+    if better is None or len(values) < 2:
+        return [None if score is None else replace(score, rank=None) for score in scores]
+    return [
+        replace(score, rank=1 + sum(v > score.value if better else v < score.value for v in values))
+        if score is not None and math.isfinite(score.value)
+        else score
+        for score in scores
+    ]
+
+
+def with_family(found: Sequence[Contest], adjusted: Sequence[float]) -> list[Contest]:
+    """The contests with their tests' adjusted p-values (in order), and the ranks that the significant ones leave: a
+    model is surely behind those that beat it, and surely before those that it beats."""
+    left = iter(adjusted)
+    done = []
+    for one in found:
+        tests = [replace(test, p_adjusted=next(left)) for test in one.tests]
+        count = sum(score is not None and score.rank is not None for score in one.scores)
+        scores = list(one.scores)
+        for place, score in enumerate(scores):
+            if score is not None and score.rank is not None and tests:
+                outcomes = [_beaten(one, test, place + 1) for test in tests if test.significant]
+                scores[place] = replace(score, ranks=(1 + outcomes.count(True), count - outcomes.count(False)))
+        done.append(replace(one, tests=tests, scores=scores))
+    return done
+
+
+def _beaten(one: Contest, test: PairTest, number: int) -> bool | None:
+    """Whether this model loses a test; None if it has no part in it, or nobody wins."""
+    wins = one.wins(test)
+    if number not in (test.a, test.b) or wins is None:
+        return None
+    return wins if number == test.a else not wins
+
+
+def _likelihood_tests(runs: Sequence[Run], shared: Shared) -> list[PairTest]:
+    """Of perplexities: the documents' log-likelihoods, which differ as the perplexities do, whatever the tokens are."""
+    sums: dict[int, dict[int, float]] = {place: {} for place in shared.runs}
+    for place in shared.runs if shared.rows else ():
+        for (task, doc, _, _), item in runs[place].items.items():
+            if task == shared.task:
+                value = math.nan if item.sum_logprob is None else item.sum_logprob
+                sums[place][doc] = sums[place].get(doc, 0.0) + value
+    columns = {place: [sums[place].get(doc, 0.0) for doc in shared.documents(place)] for place in sums if sums[place]}
+    return [replace(test, nats=True) for test in pair_tests(columns, True)]
+
+
+def _reported(run: Run, key: ScoreKey) -> Score | None:
+    return Score(run.results[key][0], None) if key in run.results else None

@@ -1,0 +1,154 @@
+"""What `compare` does with runs of different models: its options, when they apply, and where the tables go."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.errors import ConfigError, EvalEngineError, readable
+from evalengine.records.folder import write_whole
+from evalengine.report.compare_tables import add, bullets, house_table, printable
+from evalengine.report.leaderboard.compose import Board, board
+from evalengine.report.leaderboard.formats import latex, markdown
+from evalengine.report.leaderboard.history import history_picture
+from evalengine.report.leaderboard.models import are_models, labels, steps
+from evalengine.report.leaderboard.numbers import board_json, comma_separated
+from evalengine.report.leaderboard.sheets import Sheet, group_sheet, models_sheet, scores_sheet, tests_sheet, verdict
+from evalengine.report.printing import print_findings
+from evalengine.report.runs import Run
+
+FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}
+ASKING = ("models", "format", "output", "names", "by", "history")  # options that only a comparison of models has
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a comparison of models."""
+    group = parser.add_argument_group("different models", "Runs whose weights differ are compared as models, "
+                                      "document by document: metrics with intervals, ranks, paired tests. No --allow "
+                                      "is needed: documents are paired by hash, and prompts may differ.")  # fmt: skip
+    which = group.add_mutually_exclusive_group()
+    which.add_argument("--models", action="store_true", help="compare as models whatever the weights are")
+    which.add_argument("--runs", action="store_true", dest="as_runs", help="compare as runs, which must be the same")
+    group.add_argument("-o", "--output", action="append", metavar="FILE", help="write the tables there: .md, .tex, "
+                       ".csv or .html, or the curve over checkpoints: .svg; may be given several times")  # fmt: skip
+    group.add_argument("--format", choices=sorted(FORMATS), help="print the tables so, and nothing else")
+    group.add_argument("--names", metavar="A,B,...", help="what to call the models, in their order")
+    group.add_argument("--by", metavar="FIELD", help="split tasks by a field of their documents (default: subject)")
+    group.add_argument("--history", action="store_true", help="checkpoints of one training: in the order of the steps "
+                       "in their names, else as given; pages show the curve")  # fmt: skip
+
+
+def as_models(arguments: argparse.Namespace, runs: Sequence[Run]) -> bool:
+    """Whether this is a comparison of models: one was asked for, or weights differ and nothing else was asked for."""
+    if _asked(arguments):
+        if arguments.as_runs or arguments.matrix or arguments.level:
+            raise ConfigError("compare: --runs, --matrix and --level compare runs; -o, --format, --names, --by, "
+                              "--history and --models compare models: give either")  # fmt: skip
+        return True
+    as_runs = arguments.as_runs or arguments.matrix or arguments.level or arguments.allow
+    return not as_runs and are_models(runs)
+
+
+def compare_models(runs: Sequence[Run], arguments: argparse.Namespace) -> int:
+    """Prints or writes the comparison. Returns 0; but 1 where the models were found to be different without an option
+    that asks for them: a script that holds two runs to each other must not take other weights for the same."""
+    targets = _targets(arguments.output or [])
+    names = _names(arguments.names, runs)
+    if arguments.history:
+        runs, names = _in_order(runs, names)
+    found = board(runs, names, arguments.by)
+    if arguments.html:
+        targets.append((Path(arguments.html), "page"))
+    for path, form in targets:
+        _write(found, path, form, arguments.history)
+    if arguments.format:
+        sys.stdout.write(FORMATS[arguments.format](found))
+    else:
+        print_findings("compare", _report(found), board_json(found), arguments.json)
+    return 0 if _asked(arguments) else 1
+
+
+def _asked(arguments: argparse.Namespace) -> bool:
+    return any(getattr(arguments, name) for name in ASKING)
+
+
+def _report(found: Board) -> Iterator[Table | str]:
+    """Everything to print, in order; a string is one line."""
+    yield _table(models_sheet(found))
+    yield from bullets("Notes", found.notes)
+    for sheet in (scores_sheet(found), *(group_sheet(found, one) for one in found.groups)):
+        if sheet.title != "Metrics":
+            yield sheet.title
+        yield _table(sheet)
+        if sheet.note:
+            yield sheet.note
+    if found.family:
+        sheet = tests_sheet(found)
+        yield _table(sheet)
+        yield sheet.note
+    yield f"verdict: {verdict(found)}"
+
+
+def _table(sheet: Sheet) -> Table:
+    table = house_table([""] * len(sheet.head), left=sheet.words)
+    for column, name in zip(table.columns, sheet.head, strict=True):
+        column.header = Text(printable(name))  # a model's name is no markup
+    for row in sheet.rows:
+        add(table, row)
+    return table
+
+
+def _names(given: str | None, runs: Sequence[Run]) -> list[str]:
+    if given is None:
+        return labels(runs)
+    names = [name.strip() for name in given.split(",")]
+    if len(names) != len(runs) or not all(names) or len(set(names)) < len(names):
+        raise ConfigError(f"compare: --names {given}: {len(runs)} models need {len(runs)} different names, with commas "
+                          "between them")  # fmt: skip
+    return names
+
+
+def _in_order(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[Run], list[str]]:
+    """By training steps where all say theirs, else as given."""
+    at = steps(runs, names)
+    order = sorted(range(len(runs)), key=lambda place: at[place] if at is not None else place)
+    return [runs[place] for place in order], [names[place] for place in order]
+
+
+def _targets(given: Sequence[str]) -> list[tuple[Path, str]]:
+    """(file, form). Raises `ConfigError` for every one that cannot be."""
+    problems = []
+    for name in given:
+        path = Path(name)
+        with readable(f"compare: -o {name}"):
+            if path.suffix not in SUFFIXES:
+                problems.append(f"compare: -o {name}: its ending must be one of {', '.join(SUFFIXES)}")
+            elif path.is_dir():
+                problems.append(f"compare: -o {name}: a folder; name a file in it")
+            elif not path.parent.is_dir():
+                problems.append(f"compare: -o {name}: there is no folder {path.parent}; make it, or name another file")
+    if problems:
+        raise ConfigError(problems)
+    return [(Path(name), SUFFIXES[Path(name).suffix]) for name in given]
+
+
+def _write(found: Board, path: Path, form: str, history: bool) -> None:
+    """Whole or not at all. A file that cannot be written is bad usage, as for --json."""
+    from evalengine.report.html.leaderboard_page import leaderboard_page
+
+    try:
+        if form == "page":
+            leaderboard_page(found, history).write(path)
+            return
+        text = history_picture(found) if form == "history" else FORMATS[form](found)
+        content = text.encode("utf-8", "backslashreplace")
+        write_whole(path, lambda scratch: scratch.write_bytes(content))
+    except (OSError, EvalEngineError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"compare: {path}: {why or error}; name another file") from error

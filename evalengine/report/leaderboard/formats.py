@@ -1,0 +1,104 @@
+"""The comparison of models as Markdown and LaTeX (booktabs), for a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from evalengine.report.leaderboard.compose import Board
+from evalengine.report.leaderboard.sheets import (
+    MINUS,
+    Sheet,
+    group_sheet,
+    matrix_sheet,
+    models_sheet,
+    rank,
+    ranks_note,
+    tests_sheet,
+    titled,
+    verdict,
+)
+
+_TEX = {
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "\\": "\\textbackslash{}",
+    MINUS: "$-$",
+    "↑": "$\\uparrow$",
+    "↓": "$\\downarrow$",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    "[": "{[}",
+}
+
+
+def markdown(found: Board) -> str:
+    """Tables that GitHub shows; the best value of each metric is bold."""
+    parts = [f"**{_escaped(verdict(found))}**"]
+    for sheet in _sheets(found):
+        parts.append(f"### {_escaped(sheet.title)}")
+        parts.append("\n".join(_markdown_rows(sheet)))
+        parts += [_escaped(sheet.note)] if sheet.note else []
+    models = models_sheet(found)
+    parts += ["### Models", "\n".join(_markdown_rows(models))]
+    if found.notes:
+        parts += ["### Notes", "\n".join(f"- {_escaped(note)}" for note in found.notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(found: Board) -> str:
+    """A table environment a table; needs \\usepackage{booktabs}."""
+    parts = ["% needs \\usepackage{booktabs}; made by evalengine compare"]
+    for sheet in _sheets(found):
+        columns = "".join("l" if n in sheet.words else "r" for n in range(len(sheet.head)))
+        note = f" {_tex(sheet.note)}" if sheet.note else ""
+        rows = [" & ".join(_tex_cells(sheet, n, row)) + " \\\\" for n, row in enumerate(sheet.rows)]
+        parts.append("\n".join([
+            *("\\begin{table}", "\\centering", f"\\caption{{{_tex(sheet.title)}.{note}}}"),
+            *(f"\\begin{{tabular}}{{{columns}}}", "\\toprule", " & ".join(map(_tex, sheet.head)) + " \\\\"),
+            *("\\midrule", *rows, "\\bottomrule", "\\end{tabular}", "\\end{table}"),
+        ]))  # fmt: skip
+    models = (f"model {' · '.join(cell for cell in row if cell)}" for row in models_sheet(found).rows)
+    said = [f"% {' '.join(line.split())}" for line in (*models, *found.notes)]
+    return "\n\n".join([*parts, "\n".join(said)]) + "\n"
+
+
+def _sheets(found: Board) -> Iterator[Sheet]:
+    sheet = matrix_sheet(found, found.tested)
+    note = "In brackets: 95 % interval." + (" Bold: the best value." if sheet.best else "")
+    yield Sheet(sheet.title, sheet.head, sheet.rows, sheet.words, sheet.best, note)
+    if found.family:
+        yield _ranks(found)
+        yield tests_sheet(found)
+    yield from (group_sheet(found, one) for one in found.groups)
+
+
+def _ranks(found: Board) -> Sheet:
+    kept = [one for one in found.tested if any(s is not None and s.rank is not None for s in one.scores)]
+    rows = [[titled(one), *(rank(score) for score in one.scores)] for one in kept]
+    return Sheet("Ranks", ["Metric", *found.names], rows, (0,), note=ranks_note(found))
+
+
+def _markdown_rows(sheet: Sheet) -> Iterator[str]:
+    yield f"| {' | '.join(map(_escaped, sheet.head))} |"
+    yield f"|{'|'.join(' :-- ' if n in sheet.words else ' --: ' for n in range(len(sheet.head)))}|"
+    for place, row in enumerate(sheet.rows):
+        cells = (f"**{_escaped(cell)}**" if (place, n) in sheet.best else _escaped(cell) for n, cell in enumerate(row))
+        yield f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    """A text from outside as Markdown that says it, and no more."""
+    text = " ".join(text.split())
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in text if char.isprintable())
+
+
+def _tex_cells(sheet: Sheet, place: int, row: Sequence[str]) -> Iterator[str]:
+    for n, cell in enumerate(row):
+        text = _tex(cell)
+        yield f"\\textbf{{{text}}}" if (place, n) in sheet.best else text
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(char, char) for char in " ".join(text.split()) if char.isprintable())

@@ -1,0 +1,107 @@
+"""Means over several tasks, or over the subjects of one: macro (of their values) and micro (of all documents)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from evalengine.report.leaderboard.board import Contest, Score, contest, pair_tests, ranked
+from evalengine.report.runs import ScoreKey
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task's metric, or a subject's documents of it: every model's values of the same documents."""
+
+    label: str
+    key: ScoreKey
+    better: bool
+    columns: Mapping[int, Sequence[float]]  # a model's place -> its values
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts and their means. The parts are listed, not tested: the family of tests stays that of the means."""
+
+    name: str
+    parts: list[Contest]
+    means: list[Contest]  # macro and micro; one of them where all parts are of one size
+    untested: tuple[ScoreKey, ...] = ()  # the metrics of the parts, where those are tasks
+    whole: list[Contest] = field(default_factory=list)  # of a task's subjects, the micro mean: the task's own value
+
+
+def group(name: str, parts: Sequence[Part], count: int, of_one_task: bool = False) -> Group:
+    """The parts of `count` models under one name. A model without a value in one of the parts has no mean.
+
+    of_one_task: their micro mean is that task's own value, which is tested already."""
+    first = parts[0].key
+    metric = first[1] if all(part.key[1] == first[1] for part in parts) else "first metric of each"
+    filter_name = first[2] if all(part.key[2] == first[2] for part in parts) else ""
+    whole = [place for place in range(count) if all(place in part.columns for part in parts)]
+    single = [
+        replace(contest(part.key, part.better, part.columns, count, tested=False), key=(part.label, *part.key[1:]))
+        for part in parts
+    ]
+    sizes = [len(part.columns[whole[0]]) for part in parts] if whole else []
+    means = [_mean((name, metric, filter_name), kind, parts, single, whole) for kind in _kinds(sizes)]
+    if of_one_task and len(means) > 1:
+        return Group(name, single, means[:1], whole=[replace(means[1], tests=[])])
+    return Group(name, single, means, () if of_one_task else tuple(part.key for part in parts))
+
+
+def _kinds(sizes: Sequence[int]) -> list[str]:
+    """Of parts of one size both means are the same."""
+    return [] if len(sizes) < 2 else ["macro"] if len(set(sizes)) == 1 else ["macro", "micro"]
+
+
+def _mean(key: ScoreKey, kind: str, parts: Sequence[Part], single: Sequence[Contest], whole: Sequence[int]) -> Contest:
+    sizes = [len(part.columns[whole[0]]) for part in parts]
+    total = sum(sizes)
+    weights = [1 / len(parts) if kind == "macro" else size / total for size in sizes]
+    found: list[Score | None] = [None] * len(single[0].scores)
+    for place in whole:
+        found[place] = _weighted([one.scores[place] for one in single], weights)
+    share = all(one.share for one in single)
+    tests = pair_tests({place: _columns(parts, place, weights) for place in whole}, parts[0].better, share)
+    return Contest(key, parts[0].better, share, total, ranked(found, parts[0].better), tests, kind)
+
+
+def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score:
+    """The weighted mean, its interval by variance estimates recovered from the parts' own intervals.
+
+    With parts t_i in (l_i, u_i) and weights w_i: sum w_i t_i -+ sqrt(sum w_i^2 (t_i - l_i)^2), and with u_i above
+    (Zou, Huang & Zhang 2009, "A note on confidence interval estimation for a linear function of binomial proportions",
+    Computational Statistics & Data Analysis 53(4)). The parts are fixed: it is about their documents. Without an
+    interval of a part there is none of the mean.
+    """
+    known = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
+    value = math.fsum(weight * score.value for score, weight in known)
+    below, above = [], []
+    for score, weight in known:
+        if score.interval is None:
+            return Score(value, None)
+        below.append((weight * (score.value - score.interval[0])) ** 2)
+        above.append((weight * (score.interval[1] - score.value)) ** 2)
+    return Score(value, (value - math.sqrt(math.fsum(below)), value + math.sqrt(math.fsum(above))))
+
+
+def _columns(parts: Sequence[Part], place: int, weights: Sequence[float]) -> list[float]:
+    """All documents' values, each times its part's weight over its share of the documents: their plain mean is then the
+    weighted one, and labels may still be exchanged document by document, as the permutation test does."""
+    total = sum(len(part.columns[place]) for part in parts)
+    found: list[float] = []
+    for part, weight in zip(parts, weights, strict=True):
+        values = part.columns[place]
+        factor = weight * total / len(values)
+        found += values if math.isclose(factor, 1.0, rel_tol=1e-12) else [factor * value for value in values]
+    return found
+
+
+def average_parts(found: Mapping[str, Sequence[Part]]) -> Iterator[Part]:
+    """Each task's first metric that is a share to be high: what an average over tasks is of."""
+    for parts in found.values():
+        for part in parts:
+            if part.better and all(0 <= v <= 1 for values in part.columns.values() for v in values):
+                yield part
+                break

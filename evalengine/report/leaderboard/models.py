@@ -1,0 +1,106 @@
+"""Which model a run is of: whether runs are of different ones, what each is called, and how far it was trained."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from evalengine.report.identities import MODEL_NAMES
+from evalengine.report.runs import Run
+
+_STEP = re.compile(r"(?:global[-_]?step|step|checkpoint|ckpt|iter|epoch)s?[-_=]?0*(\d+)([kKmM]?)(?![A-Za-z\d])")
+_THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def are_models(runs: Sequence[Run]) -> bool:
+    """Whether some two of the runs are surely of different models: other weights, or in lm-eval's files another
+    model's name or commit. Of a run of ours and one of lm-eval's, neither of which holds what the other does, nothing
+    is sure."""
+    return any(_differ(a, b) for a, b in combinations(runs, 2))
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What each model is called, all of them different: its name, and what else it takes to tell it from the others
+    (the parts of its path that differ, the run's id)."""
+    found = [_name(run) for run in runs]
+    for more in (_path_parts(runs, found), [str(run.manifest.get("run_id") or "") for run in runs]):
+        counts = Counter(found)
+        found = [f"{name} ({part})" if counts[name] > 1 and part else name
+                 for name, part in zip(found, more, strict=True)]  # fmt: skip
+    seen: Counter[str] = Counter()
+    for place, name in enumerate(found):
+        seen[name] += 1
+        found[place] = name if seen[name] == 1 else f"{name} #{seen[name]}"
+    return found
+
+
+def steps(runs: Sequence[Run], names: Sequence[str]) -> list[int] | None:
+    """How far each model was trained, from `step-1000`, `checkpoint_2k`, `epoch3` in its name or path; None unless
+    every one says so, all differently."""
+    texts = [[name, _source(run), str(run.source)] for run, name in zip(runs, names, strict=True)]
+    for place in range(3):
+        found = [_step(row[place]) for row in texts]
+        if None not in found and len(set(found)) == len(found):
+            return [step for step in found if step is not None]
+    return None
+
+
+def _step(text: str) -> int | None:
+    """The last one that the text names."""
+    matches = _STEP.findall(text)
+    return int(matches[-1][0]) * _THOUSANDS[matches[-1][1].lower()] if matches else None
+
+
+def _differ(a: Run, b: Run) -> bool:
+    if a.by_lm_eval != b.by_lm_eval:
+        return False
+    if not a.by_lm_eval:
+        return _known_and_other(a.identity.get("weights"), b.identity.get("weights"))
+    shas = (run.identity.get("model_sha") for run in (a, b))
+    return _known_and_other(*shas) or _known_and_other(*(_model_arguments(run) for run in (a, b)))
+
+
+def _known_and_other(x: Any, y: Any) -> bool:
+    return bool(x) and bool(y) and x != y
+
+
+def _model_arguments(run: Run) -> dict[str, str]:
+    """lm-eval's arguments that say which model it is; it writes them as a mapping, or as `pretrained=...,dtype=...`."""
+    given = run.identity.get("model_args")
+    if isinstance(given, str):
+        parts = (part.partition("=") for part in given.split(","))
+        given = {name: value for name, _, value in parts}
+    return {k: str(v) for k, v in given.items() if k in MODEL_NAMES} if isinstance(given, Mapping) else {}
+
+
+def _name(run: Run) -> str:
+    if run.by_lm_eval:
+        arguments = _model_arguments(run)
+        path = arguments.get("pretrained") or arguments.get("model") or run.name
+        return path.rstrip("/").rpartition("/")[2] or run.name
+    model = run.manifest.get("model")
+    return str(model.get("name") or run.name) if isinstance(model, Mapping) else run.name
+
+
+def _source(run: Run) -> str:
+    """Where its weights lay."""
+    if run.by_lm_eval:
+        return _model_arguments(run).get("pretrained", "")
+    model = run.manifest.get("model")
+    return str(model.get("source") or "") if isinstance(model, Mapping) else ""
+
+
+def _path_parts(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """Of runs whose models have one name, the parts in which the paths of their weights differ."""
+    parts = [_source(run).strip("/").split("/") for run in runs]
+    found = []
+    for mine, name in zip(parts, names, strict=True):
+        others = [other for other, alike in zip(parts, names, strict=True) if alike == name]
+        if any(len(other) != len(mine) for other in others):
+            found.append("/".join(mine[-2:]))
+            continue
+        found.append("/".join(part for place, part in enumerate(mine) if any(o[place] != part for o in others)))
+    return found

@@ -1,0 +1,163 @@
+"""`index.html` of a folder of runs: what it lists, what it says of damage, and that no run waits or fails for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evalengine import __main__ as command
+from evalengine.__main__ import main
+from evalengine.harness import runner
+from evalengine.report.html import index_page
+from evalengine.report.html.index_page import write_index
+from evalengine.report.run_index import DAMAGED, UNFINISHED, entries
+from evalengine.report.runs import SWEEP_FORMAT
+from tests.browser import Browser
+from tests.report.test_pages import quiet
+from tests.report.written_run import Doc, write_choices, write_generations
+from tests.unit.run_double import bind_again
+
+DOCS = [Doc(f"{n}", score=float(n > 0)) for n in range(4)]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    for number, (name, docs) in enumerate({"first": DOCS, "other": [*DOCS[:3], Doc("x", score=0.0)]}.items()):
+        write_generations(root / name, docs)
+        bind_again(root / name, started=f"2026-01-0{number + 2}T03:04:05Z")
+    write_choices(root / "choices", [[-1.0, -2.0]], targets=[1])
+    return root
+
+
+def rows(page: Path) -> list[list[Any]]:
+    found = re.search(r'id="data-grid-runs">(.*?)</script>', page.read_text(encoding="utf-8"))
+    assert found is not None
+    listed: list[list[Any]] = json.loads(found[1])["rows"]
+    return listed
+
+
+def test_every_run_is_a_row_with_what_it_gave(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(results)]) == 0
+    assert capsys.readouterr().out == f"{results / 'index.html'}: 3 runs\n"
+    found = rows(results / "index.html")
+    assert [row[:5] for row in found if row[2] == "sums"] == [
+        ["2026-01-03 03:04", "tiny", "sums", "exact_match strict-match", 0.5],
+        ["2026-01-02 03:04", "tiny", "sums", "exact_match strict-match", 0.75],
+    ]
+    assert {row[2] for row in found} == {"sums", "pick"} and {row[5] for row in found} == {""}
+    digest = json.loads((results / "first" / "manifest.json").read_text())["task_digests"]["sums"]
+    assert digest[:10] in {row[6] for row in found}
+
+
+def test_the_latest_baseline_of_the_task_judges(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, age in (("first", 10), ("other", 99)):
+        file = results.parent / f"{name}.json"
+        assert main(["baseline", str(results / name), "-o", str(file)]) == 0
+        os.utime(file, (2e9 - age, 2e9 - age))
+    write_generations(results / "longer", [*DOCS[:3], Doc("more", score=0.0)])
+    write_generations(results / "third", DOCS, model="big", weights="b" * 64)
+    (results.parent / "broken.json").write_text('{"format": "evalengine-baseline"')
+    said = {entry.folder.name: (entry.baseline, entry.verdict) for entry in entries(results)}
+    assert said == {
+        "first": ("first.json", "same bits"),
+        "other": ("first.json", "was 0.7500: the same bits, scored otherwise"),  # its ids are those of the first
+        "longer": ("first.json", "was 0.7500"),
+        "third": ("first.json", "same bits"),  # a digest holds no weights: what they gave is the same
+        "choices": ("", ""),
+    }
+    os.utime(results.parent / "other.json", (2e9, 2e9))
+    assert {e.verdict for e in entries(results) if e.folder.name == "other"} == {"same bits"}
+    write_generations(results / "fourth", [Doc("z", score=0.0)] * 4, model="big", weights="b" * 64)
+    assert [e.verdict for e in entries(results) if e.folder.name == "fourth"] == ["was 0.5000, another model"]
+
+
+def test_damaged_and_unfinished_runs_are_listed_as_such(results: Path) -> None:
+    for name in ("manifest", "digest", "results", "gone", "unbound"):
+        write_generations(results / name, DOCS)
+    manifest = json.loads((results / "manifest" / "manifest.json").read_text())
+    (results / "manifest" / "manifest.json").write_text(json.dumps({**manifest, "run_id": "x"}))
+    (results / "digest" / "digest.txt").write_text("0" * 64)
+    (edited,) = (results / "results").glob("results_*.json")
+    edited.write_text(edited.read_text().replace("0.75", "0.99"))
+    next((results / "gone").glob("results_*.json")).unlink()
+    (results / "unbound" / "manifest.json").write_text("[1, 2")
+    (results / "half").mkdir()
+    (results / "half" / "journal.jsonl").write_text("")
+    path, count = write_index(results)
+    found = {entry.folder.name: entry for entry in entries(results)}
+    assert count == 9 and {n: e.state for n, e in found.items() if e.state != "finished"} == {
+        **dict.fromkeys(("manifest", "digest", "results", "gone", "unbound"), DAMAGED),
+        "half": UNFINISHED,
+    }
+    for name, said in (("manifest", "edited or damaged"), ("digest", "not the digest"), ("results", "not the file"),
+                       ("gone", "missing"), ("unbound", "damaged")):  # fmt: skip
+        assert said in found[name].problem, name
+        assert any(row[5].startswith("damaged: ") and row[2] == name for row in rows(path))
+
+
+def test_runs_of_experiments_and_lm_evals_folders_are_there(results: Path, tmp_path: Path) -> None:
+    sweep = results / "noise_floor-sums-tiny-x"
+    write_generations(sweep / "1-max_num_seqs_1" / "run", DOCS)
+    (sweep / "noise_floor.json").write_text(json.dumps({"format": SWEEP_FORMAT, "runs": []}))
+    foreign = results / "org__model"
+    foreign.mkdir()
+    for file in (results / "first").glob("results_*.json"):
+        shutil.copy(file, foreign)
+    found = {str(entry.folder.relative_to(results)): entry for entry in entries(results)}
+    assert found["noise_floor-sums-tiny-x/1-max_num_seqs_1/run"].digest
+    assert found["org__model"].metrics[0].value == 0.75 and not found["org__model"].digest
+
+
+def test_what_is_no_folder_of_runs_is_as_before(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (results.parent / "empty").mkdir()
+    assert main(["report", str(results.parent / "empty")]) == 2
+    assert "no run in this folder" in capsys.readouterr().err
+    assert main(["report", str(results / "first")]) == 0
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_a_run_leaves_the_list_and_never_fails_for_it(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = results / "first"
+    monkeypatch.setattr(runner, "run", lambda config, leave, command: leave(folder) or SimpleNamespace(folder=folder))
+    assert command.main([]) == 0
+    assert len(rows(results / "index.html")) == 3 and capsys.readouterr().out.splitlines()[-1].startswith("digest: ")
+    (results / "index.html").unlink()
+    (results / "index.html").mkdir()  # the disk refuses
+    assert command.main([]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("digest: ") and f"python -m evalengine report {results}" in err
+    assert sorted(path.name for path in results.iterdir() if "index" in path.name) == ["index.html"], "no scratch file"
+
+    def broken(root: Path, target: Path | None = None) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(index_page, "write_index", broken)
+    assert command.main([]) == 0 and "RuntimeError: planted" in capsys.readouterr().err
+
+
+def test_a_row_opens_the_runs_page(results: Path, browser: Browser) -> None:
+    hard = results / "a #1 & 50%"
+    write_generations(hard, DOCS, model='"><img src=x onerror="window.pwned=1">')
+    assert main(["report", str(hard)]) == 0 == main(["report", str(results)])
+    for width in (390, 1200):
+        tab = browser.open(results / "index.html", width=width)
+        place = next(n for n, row in enumerate(rows(results / "index.html")) if "img" in row[1])
+        tab.evaluate(f"report.openRow('runs', {place})")
+        tab.wait("document.querySelector('dialog[open] a')")
+        text = tab.evaluate("document.querySelector('dialog').innerText")
+        assert "python -m evalengine task=sums 'output_dir=my results'" in text and "0.7500" in text
+        href = tab.evaluate("document.querySelector('dialog a').href")
+        assert href == (hard / "report.html").resolve().as_uri()
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+        quiet(tab)
+        tab.close()

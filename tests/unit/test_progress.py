@@ -1,0 +1,107 @@
+"""Time left: a bound before a request is done, an estimate after, and what a log and a sweep say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evalengine import experiment
+from evalengine.compose import Job, compose_jobs
+from evalengine.config import Config
+from evalengine.engine.stats import EngineStats
+from evalengine.harness import progress
+from evalengine.harness.progress import RunProgress
+from evalengine.harness.time_left import TimeLeft, Work, duration
+
+
+def test_a_bound_is_known_before_any_request_is_done() -> None:
+    left = TimeLeft(Work(200, 10_000))
+    assert left.words() == "" and left.estimate is None
+    left.step(2.0, 1_000)
+    assert left.most == pytest.approx(18.0) and left.words() == "up to 18 s left"
+    for _ in range(9):
+        left.finished(spare=100)
+    assert left.most == pytest.approx(18.0 - 1.8) and left.estimate is None, "fewer than 5 % say nothing"
+    left.finished(spare=100)
+    assert left.estimate == pytest.approx(left.most or 0), "their pace says 38 s, which the tokens rule out"
+    for _ in range(90):
+        left.finished()
+    assert left.words() == "2 s left"
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    """A prompt's tokens are quick, generated ones are not: what is left goes at the rate of now."""
+    left = TimeLeft(Work(10, 2_000))
+    for second in range(61):
+        left.step(float(second), 1_000 + 10 * second if second else 0)
+    assert left.most == pytest.approx((2_000 - 1_600) / 10, rel=0.1)
+
+
+def test_work_of_unknown_size_is_estimated_by_its_requests() -> None:
+    left = TimeLeft(Work(4, None))
+    left.step(6.0, 100)
+    assert left.words() == ""
+    left.finished()
+    assert left.words() == "18 s left"
+
+
+def test_durations_are_said_as_exactly_as_they_are_known() -> None:
+    said = {0.4: "0 s", 89: "89 s", 90: "2 min", 1440: "24 min", 7140: "119 min", 11_100: "3 h 05 min"}
+    assert {seconds: duration(seconds) for seconds in said} == said
+
+
+def test_the_first_line_of_a_log_says_how_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One batch of 200 generations, none of which is done yet: the default run on a busy machine."""
+    clock = iter([0.0, 0.0, 4.0, 11.0, 22.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock, 99.0))
+    with RunProgress("sums", 200, tokens=20_000) as bar:
+        bar._started = bar._last_line = 0.0
+        for now in (4.0, 11.0, 22.0):
+            monkeypatch.setattr(progress.time, "monotonic", lambda now=now: now)
+            bar.step(EngineStats(num_computed_tokens=int(100 * now)))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["sums: 0/200 requests, 100 tokens/s, up to 3 min left"] * 2
+
+
+def jobs() -> list[Job]:
+    config = Config()
+    return [Job((f"batch_invariant={mode}", f"engine.max_num_seqs={size}"), config)
+            for mode in ("true", "false") for size in (1, 8)]  # fmt: skip
+
+
+def test_a_sweeps_job_takes_as_long_as_those_like_it() -> None:
+    took = {1: 100.0, 2: 10.0}
+    assert experiment.expected_seconds(jobs(), took, 3) == 100.0, "of one batch size"
+    assert experiment.expected_seconds(jobs(), took, 4) == 10.0
+    assert experiment.expected_seconds(jobs(), {1: 100.0}, 4) == 100.0, "nothing is like it: what is known"
+    assert experiment.expected_seconds(jobs(), {2: 10.0, 3: 60.0}, 1) == 35.0, "two that share as much"
+
+
+def test_a_sweep_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("experiment=noise_floor", f"output_dir={tmp_path}", "limit=2", "engine.device=cpu")
+    found = compose_jobs([*settings, "engine.max_num_seqs=1,4"])
+    now = [0.0]
+    monkeypatch.setattr(experiment.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(experiment, "_report", lambda *rest: 0)
+
+    def run(config: Config) -> int:
+        now[0] += 600.0 if config.engine.max_num_seqs == 1 else 60.0
+        folder = Path(config.output_dir) / "run"
+        folder.mkdir(parents=True)
+        (folder / "digest.txt").write_text("0\n")
+        (folder / "manifest.json").write_text('{"timings": {"total_seconds": 300.0}}')
+        return 0
+
+    assert experiment.run_experiment("noise_floor", found, run) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
+    assert not lines[0].endswith("left for 4 runs)"), "nothing is known before the first run"
+    assert [line.partition(" (about ")[2] for line in lines[1:]] == [
+        "30 min left for 3 runs)", "11 min left for 2 runs)", "6 min left for 1 run)"
+    ]  # fmt: skip
+    assert experiment.run_experiment("noise_floor", found, run) == 0
+    assert capsys.readouterr().err.count(": kept, it is finished") == 4
