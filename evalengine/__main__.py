@@ -161,7 +161,7 @@ def _run_all(jobs: list[Job], words: list[str]) -> int:
     return max(codes)
 
 
-def _run(config: Config, command: Sequence[str]) -> int:
+def _run(config: Config, command: Sequence[str] | None = None) -> int:
     """One run, its report, table and digest. command: the words that asked for it."""
     _quiet_threads()
     from evalengine.harness.runner import run
