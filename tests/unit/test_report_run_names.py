@@ -10,6 +10,7 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
+from evalengine.report.provenance import command_line, parsed, provenance
 from evalengine.report.run_names import newest_run, root_of, runs_below, stands_for
 from evalengine.report.runs import SWEEP_FORMAT, load_run, named_runs
 from tests.unit.run_double import generated, write_run
@@ -93,6 +94,20 @@ def test_the_index_among_runs_is_none(results: Path) -> None:
     (results / "index.html").write_text("<!doctype html>")
     assert named_runs([str(results / "new"), str(results / "index.html")]) == [str(results / "new")]
     assert named_runs([str(results / "index.html")]) == [str(results / "index.html")], "alone it is an error to come"
+
+
+def test_what_a_run_says_of_its_making(results: Path) -> None:
+    """Dates and commands from outside: what is none is left out, never an error."""
+    assert provenance(load_run("latest")).date == "", "neither the manifest nor the results say"
+    assert (
+        f"{parsed('2026-01-02T03:04:05Z'):%Y-%m-%d %H:%M}"
+        == "2026-01-02 03:04"
+        == (f"{parsed(1767323045.5):%Y-%m-%d %H:%M}")
+    )
+    for odd in ("yesterday", "", -5, 0, 1e30, float("nan"), True, None, [1], {"a": 1}):
+        assert parsed(odd) is None, odd
+    assert command_line(["limit=2", "model.path=my model"]) == "python -m evalengine limit=2 'model.path=my model'"
+    assert command_line([]) == "python -m evalengine" and command_line(None) is None and command_line([1]) is None
 
 
 def test_every_command_takes_them(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
