@@ -14,6 +14,7 @@ from evalengine.errors import ConfigError
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.history import history_picture, is_history
 from evalengine.report.leaderboard.models import are_models, labels, steps
+from evalengine.report.leaderboard.sheets import signed
 from evalengine.report.mean_interval import wilson
 from evalengine.report.pass_at_k import pass_at_k, with_pass_at_k
 from evalengine.report.runs import Run
@@ -285,3 +286,11 @@ def test_a_history_is_drawn_in_the_order_of_its_steps() -> None:
     assert places == sorted(places) and "90.0 % [69.9, 97.2]" in text and 'class="band"' in text
     assert ">1k<" in text and ">step<" in text and "nan" not in text
     assert not is_history(three()), "models that name no step are no history by themselves"
+
+
+def test_numbers_are_said_for_readers() -> None:
+    said = [(0.0, False, "0.0000"), (-0.00001, False, "0.0000"), (-1.5, False, "−1.5000"), (4.0e11, False, "4e+11"),
+            (math.nan, False, "unknown"), (-math.inf, False, "unbounded"), (0.7704, True, "77.0"),
+            (-0.0001, True, "0.0")]  # fmt: skip
+    assert [signed(value, share, sign=False) for value, share, _ in said] == [text for *_, text in said]
+    assert signed(0.065, True) == "+6.5" and signed(-0.065, True) == "−6.5" and signed(0.0, True) == "0.0"

@@ -13,6 +13,7 @@ from evalengine.report.provenance import provenance
 
 WIDE = 6  # metrics side by side; with more, models are the columns
 MINUS = "\u2212"
+LARGE = 10_000  # from here on six significant digits say enough
 PERCENT = f"{ALPHA * 100:g} %"
 
 
@@ -88,9 +89,10 @@ def ranks_note(found: Board) -> str:
 
 
 def tests_note(found: Board) -> str:
+    tests = f"{found.family} test{'' if found.family == 1 else 's'}"
     return (
-        f"p: of each test by itself. p (Holm): corrected for the {found.family} tests of this comparison together. "
-        "Exact McNemar for 0/1 scores, else the paired permutation test; two-sided, on the same documents."
+        f"p: of each test by itself. p (Holm): corrected for the {tests} of this comparison together. Exact McNemar for "
+        "0/1 scores, else the paired permutation test; two-sided, on the same documents."
     )
 
 
@@ -133,7 +135,8 @@ def signed(value: float, share: bool, sign: bool = True) -> str:
     """A number for a reader: no `-0.0`, and no `inf`, which says nothing."""
     if not math.isfinite(value):
         return "unknown" if math.isnan(value) else "unbounded"
-    text = f"{value * 100:{'+' * sign}.1f}" if share else f"{value:{'+' * sign}.4f}"
+    digits = ".4f" if abs(value) < LARGE else ".6g"
+    text = f"{value * 100:{'+' * sign}.1f}" if share else f"{value:{'+' * sign}{digits}}"
     if float(text) == 0:
         text = text.lstrip("+-")
     return text.replace("-", MINUS)
