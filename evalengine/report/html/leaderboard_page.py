@@ -88,7 +88,7 @@ def _contest(found: Board, one: Contest) -> list[Markup]:
 def _score(
     found: Board, one: Contest, place: int, score: Score | None, bounds: tuple[float, float]
 ) -> list[Markup | str | None]:
-    name = found.names[place]
+    name = tag("span", found.names[place], class_="name")
     if score is None:
         return [name, "not run", "", "", None]
     drawn = None
@@ -126,18 +126,20 @@ def _tests(found: Board) -> Iterator[Markup]:
             continue
         ends = [abs(e) for t in one.tests for e in (t.result.ci_low, t.result.ci_high) if math.isfinite(e)]
         reach = max(ends, default=0.0) or 1.0
-        yield tag("h3", sheets.titled(one))
+        yield tag("h3", f"{sheets.titled(one)}{'; differences in points' if one.share else ''}")
         head = ("B against A", "B − A", "p", "p (Holm)", "95 % interval", "", "Won / lost / equal")
         yield table(head, [_test(found, one, test, reach) for test in one.tests], numbers=(1, 2, 3, 4, 6))
 
 
 def _test(found: Board, one: Contest, test: PairTest, reach: float) -> Sequence[Markup | str | None]:
-    _, pair, difference, bounds, counts, p, adjusted, _ = sheets.test_row(found, one, test)
+    _, _, difference, bounds, counts, p, adjusted, _ = sheets.test_row(found, one, test)
+    against = tag("span", f"against {found.names[test.a - 1]}", class_="under name")
+    pair = join(tag("span", found.names[test.b - 1], class_="name"), against)
     result, drawn = test.result, None
     if math.isfinite(result.ci_low) and math.isfinite(result.ci_high):
         drawn = interval(result.difference, result.ci_low, result.ci_high, (-reach, reach), rule=0)
     holm = tag("strong", adjusted) if test.significant else adjusted
-    unit = " nat" if test.nats else " points" if one.share else ""
+    unit = " nat" if test.nats else ""
     return [pair, f"{difference}{unit}", p, holm, bounds, drawn, counts]
 
 

@@ -91,8 +91,8 @@ def ranks_note(found: Board) -> str:
 def tests_note(found: Board) -> str:
     tests = f"{found.family} test{'' if found.family == 1 else 's'}"
     return (
-        f"p: of each test by itself. p (Holm): corrected for the {tests} of this comparison together. Exact McNemar for "
-        "0/1 scores, else the paired permutation test; two-sided, on the same documents."
+        f"p: of each test by itself. p (Holm): corrected for the {tests} of this comparison together. Exact McNemar "
+        "for 0/1 scores, else the paired permutation test; two-sided, on the same documents."
     )
 
 
