@@ -64,7 +64,7 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   -h, --help                    this text
   --version                     version and numerics contract
 
-  compare RUN RUN               are two runs the same; if not, where, and why (compare --help)
+  compare RUN RUN               are runs the same; if not, where, and why; of models: which is better (compare --help)
   baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
   gate BASELINE RUN             may this change be merged: exit code 0, 1 or 3 (gate --help)
   report RUN [RUN ...]          a run, several compared, or a folder's list of runs, as one HTML file (report --help)
