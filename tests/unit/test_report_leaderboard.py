@@ -185,6 +185,19 @@ def test_a_score_that_is_not_finite_is_neither_ranked_nor_tested() -> None:
     assert [s and s.rank for s in one.scores] == [1, None, 2] and [(t.a, t.b) for t in one.tests] == [(1, 3)]
 
 
+def test_related_documents_are_counted_as_clusters() -> None:
+    """Ten documents of two passages are two, whatever they say."""
+    a, b = model("a", {"t": [1.0] * 10, "u": GOOD}), model("b", {"t": [0.0] * 5 + [1.0] * 5, "u": MIDDLE})
+    names = {"t": {doc: f"passage {doc // 5}" for doc in range(10)}}
+    plain, clustered = board([a, b]), board([replace(a, clusters=names), b])
+    assert [one.contests[0].tests[0].result.clusters for one in (plain, clustered)] == [10, 2]
+    assert clustered.contests[0].tests[0].result.p_value == 1.0 > plain.contests[0].tests[0].result.p_value
+    assert [mean.tests[0].result.clusters for mean in clustered.groups[0].means] == [22, 22]
+    widths = [score.interval[1] - score.interval[0] for one in (plain, clustered)
+              if (score := one.contests[0].scores[1]) and score.interval]  # fmt: skip
+    assert widths[0] < widths[1]
+
+
 # -- means -------------------------------------------------------------------------------------------------------------
 
 

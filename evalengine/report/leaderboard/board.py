@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from evalengine.report.leaderboard.pairing import Shared
+from evalengine.report.leaderboard.pairing import Shared, related
 from evalengine.report.lm_eval_samples import ROLLING
 from evalengine.report.mean_interval import mean_interval
+from evalengine.report.metric_interval import metric_interval
 from evalengine.report.numbers import exact_sum
 from evalengine.report.runs import Run, ScoreKey
 from evalengine.report.statistics import PairedResult, paired
@@ -73,15 +74,15 @@ def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey
     mine = (key for place in shared.runs for key in runs[place].results if key[0] == shared.task)
     keys = dict.fromkeys(key for key in mine if key not in leave_out)
     rolling = any(item.kind == ROLLING for key, item in runs[shared.runs[0]].items.items() if key[0] == shared.task)
-    tested = False
+    tested, clusters = False, related(runs, shared)
     for key in keys:
         columns = {place: values for place in shared.runs if (values := values_of(runs[place], key, shared, place))}
         better = next((runs[p].higher_is_better[key] for p in shared.runs if key in runs[p].higher_is_better), None)
         if columns:
-            yield contest(key, better, columns, len(runs), alike=bool(shared.rows))
+            yield contest(key, better, columns, len(runs), alike=bool(shared.rows), clusters=clusters)
             continue
         scores = [_reported(run, key) for run in runs]
-        tests = _likelihood_tests(runs, shared) if rolling and not tested else []
+        tests = _likelihood_tests(runs, shared, clusters) if rolling and not tested else []
         tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
         scores = ranked(scores, better if shared.rows and shared.whole else None)
         yield Contest(key, better, False, max(shared.totals), scores, tests)
@@ -95,15 +96,16 @@ def contest(
     mean: str = "",
     alike: bool = True,
     tested: bool = True,
+    clusters: Sequence[str] | None = None,
 ) -> Contest:
     """A metric that is a mean over documents, of `count` models.
 
     columns: a model's place -> its values. alike: whether those are of the same documents, one by one; else nothing is
-    ranked or tested. tested: whether pairs are.
+    ranked or tested. tested: whether pairs are. clusters: of each document, where some are related.
     """
     share = all(0 <= value <= 1 for values in columns.values() for value in values)
-    scores = [score_of(columns[place], share) if place in columns else None for place in range(count)]
-    tests = [] if better is None or not alike or not tested else pair_tests(columns, better, share)
+    scores = [score_of(columns[place], share, clusters) if place in columns else None for place in range(count)]
+    tests = [] if better is None or not alike or not tested else pair_tests(columns, better, share, clusters)
     documents = max(map(len, columns.values()), default=0)
     return Contest(key, better, share, documents, ranked(scores, better if alike else None), tests, mean)
 
@@ -121,21 +123,23 @@ def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float
     return [scores[doc] for doc in documents] if all(doc in scores for doc in documents) else []
 
 
-def score_of(values: Sequence[float], share: bool) -> Score:
+def score_of(values: Sequence[float], share: bool, clusters: Sequence[str] | None = None) -> Score:
     """The mean with its interval, which does not leave [0, 1] where the values cannot."""
-    found = mean_interval(values)
+    found = mean_interval(values, clusters=clusters)
     if found is not None and share:
         found = (max(0.0, found[0]), min(1.0, found[1]))
     return Score(exact_sum(values) / len(values), found)
 
 
-def pair_tests(columns: Mapping[int, Sequence[float]], better: bool, share: bool = False) -> list[PairTest]:
+def pair_tests(
+    columns: Mapping[int, Sequence[float]], better: bool, share: bool = False, clusters: Sequence[str] | None = None
+) -> list[PairTest]:
     """Every pair of models whose values are of the same documents and finite. share: of a mean in [0, 1], whose
-    differences, and so their intervals, stay in [-1, 1]."""
+    differences, and so their intervals, stay in [-1, 1]. clusters: of each document, where some are related."""
     found = []
     for (i, x), (j, y) in combinations(sorted(columns.items()), 2):
         if len(x) == len(y) > 1 and all(map(math.isfinite, [*x, *y])):
-            result = paired(x, y, higher_is_better=better)
+            result = paired(x, y, clusters=clusters, higher_is_better=better)
             if share:
                 result = replace(result, ci_low=max(-1.0, result.ci_low), ci_high=min(1.0, result.ci_high))
             found.append(PairTest(i + 1, j + 1, result))
@@ -180,7 +184,7 @@ def _beaten(one: Contest, test: PairTest, number: int) -> bool | None:
     return wins if number == test.a else not wins
 
 
-def _likelihood_tests(runs: Sequence[Run], shared: Shared) -> list[PairTest]:
+def _likelihood_tests(runs: Sequence[Run], shared: Shared, clusters: Sequence[str] | None) -> list[PairTest]:
     """Of perplexities: the documents' log-likelihoods, which differ as the perplexities do, whatever the tokens are."""
     sums: dict[int, dict[int, float]] = {place: {} for place in shared.runs}
     for place in shared.runs if shared.rows else ():
@@ -189,8 +193,8 @@ def _likelihood_tests(runs: Sequence[Run], shared: Shared) -> list[PairTest]:
                 value = math.nan if item.sum_logprob is None else item.sum_logprob
                 sums[place][doc] = sums[place].get(doc, 0.0) + value
     columns = {place: [sums[place].get(doc, 0.0) for doc in shared.documents(place)] for place in sums if sums[place]}
-    return [replace(test, nats=True) for test in pair_tests(columns, True)]
+    return [replace(test, nats=True) for test in pair_tests(columns, True, clusters=clusters)]
 
 
 def _reported(run: Run, key: ScoreKey) -> Score | None:
-    return Score(run.results[key][0], None) if key in run.results else None
+    return Score(run.results[key][0], metric_interval(run, key)) if key in run.results else None

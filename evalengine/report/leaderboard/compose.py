@@ -11,7 +11,7 @@ from evalengine.report.identities import CONTENT
 from evalengine.report.leaderboard.board import Contest, contests, values_of, with_family
 from evalengine.report.leaderboard.means import Group, Part, average_parts, group
 from evalengine.report.leaderboard.models import labels, steps
-from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, shared_documents
+from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, related, shared_documents
 from evalengine.report.leaderboard.subjects import group_tasks, subjects
 from evalengine.report.pass_at_k import with_pass_at_k
 from evalengine.report.runs import Run
@@ -100,7 +100,7 @@ def _parts(runs: Sequence[Run], shared: Shared) -> Iterator[Part]:
         columns = {place: values for place in shared.runs if (values := values_of(runs[place], key, shared, place))}
         better = next((runs[p].higher_is_better[key] for p in shared.runs if key in runs[p].higher_is_better), None)
         if shared.rows and better is not None and len(columns) == len(shared.runs):
-            yield Part(shared.task, key, better, columns)
+            yield Part(shared.task, key, better, columns, related(runs, shared))
 
 
 def _groups(members: Mapping[str, Sequence[str]], parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group]:
@@ -120,7 +120,13 @@ def _subjects(
     for task, rows in found.items():
         for part in parts[task]:
             split = [
-                Part(label, part.key, part.better, {p: [v[r] for r in chosen] for p, v in part.columns.items()})
+                Part(
+                    label,
+                    part.key,
+                    part.better,
+                    {p: [v[r] for r in chosen] for p, v in part.columns.items()},
+                    None if part.clusters is None else [part.clusters[r] for r in chosen],
+                )
                 for label, chosen in rows.items()
             ]
             if len(split) > 1:

@@ -18,6 +18,7 @@ class Part:
     key: ScoreKey
     better: bool
     columns: Mapping[int, Sequence[float]]  # a model's place -> its values
+    clusters: Sequence[str] | None = None  # of each document, where some are related
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ def group(name: str, parts: Sequence[Part], count: int, of_one_task: bool = Fals
     filter_name = first[2] if all(part.key[2] == first[2] for part in parts) else ""
     whole = [place for place in range(count) if all(place in part.columns for part in parts)]
     single = [
-        replace(contest(part.key, part.better, part.columns, count, tested=False), key=(part.label, *part.key[1:]))
+        replace(
+            contest(part.key, part.better, part.columns, count, tested=False, clusters=part.clusters),
+            key=(part.label, *part.key[1:]),
+        )
         for part in parts
     ]
     sizes = [len(part.columns[whole[0]]) for part in parts] if whole else []
@@ -63,7 +67,9 @@ def _mean(key: ScoreKey, kind: str, parts: Sequence[Part], single: Sequence[Cont
     for place in whole:
         found[place] = _weighted([one.scores[place] for one in single], weights)
     share = all(one.share for one in single)
-    tests = pair_tests({place: _columns(parts, place, weights) for place in whole}, parts[0].better, share)
+    tests = pair_tests(
+        {place: _columns(parts, place, weights) for place in whole}, parts[0].better, share, _clusters(parts)
+    )
     return Contest(key, parts[0].better, share, total, ranked(found, parts[0].better), tests, kind)
 
 
@@ -84,6 +90,19 @@ def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score
         below.append((weight * (score.value - score.interval[0])) ** 2)
         above.append((weight * (score.interval[1] - score.value)) ** 2)
     return Score(value, (value - math.sqrt(math.fsum(below)), value + math.sqrt(math.fsum(above))))
+
+
+def _clusters(parts: Sequence[Part]) -> list[str] | None:
+    """Of all parts' documents, one part after the other; None where none are related. A cluster stays within its task,
+    but not within its subject."""
+    if all(part.clusters is None for part in parts):
+        return None
+    found = []
+    for place, part in enumerate(parts):
+        count = len(next(iter(part.columns.values())))
+        names = part.clusters or [f"{place} {number}" for number in range(count)]
+        found += [f"{part.key[0]} {name}" for name in names]
+    return found
 
 
 def _columns(parts: Sequence[Part], place: int, weights: Sequence[float]) -> list[float]:

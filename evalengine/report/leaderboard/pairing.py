@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from evalengine.report.clusters import cluster_names
 from evalengine.report.runs import Run
 
 
@@ -64,6 +65,17 @@ def shared_documents(runs: Sequence[Run], held: Sequence[Mapping[str, list[int]]
         return Shared(task, places, [], totals, False)
     common = [name for name in columns[0] if all(name in column for column in columns[1:])]
     return Shared(task, places, [tuple(column[name] for column in columns) for name in common], totals, True, by_number)
+
+
+def related(runs: Sequence[Run], shared: Shared) -> list[str] | None:
+    """A name for the cluster of each of `Shared.rows`; None if no run says which documents are related.
+
+    Raises `ConfigError` if a run names the clusters of some of its documents only.
+    """
+    for place in shared.runs if shared.rows else ():
+        if names := cluster_names(runs[place], runs[place], shared.task, shared.documents(place)):
+            return names
+    return None
 
 
 def pairing_notes(shared: Shared, names: Sequence[str]) -> list[str]:
