@@ -14,10 +14,12 @@ import pytest
 
 from evalengine import __main__ as command
 from evalengine.__main__ import main
+from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.report.html import index_page
-from evalengine.report.html.index_page import write_index
+from evalengine.report.html.index_page import leave_index, write_index
 from evalengine.report.run_index import DAMAGED, UNFINISHED, entries
+from evalengine.report.run_names import INDEX
 from evalengine.report.runs import SWEEP_FORMAT
 from tests.browser import Browser
 from tests.report.test_pages import quiet
@@ -161,3 +163,17 @@ def test_a_row_opens_the_runs_page(results: Path, browser: Browser) -> None:
         assert tab.evaluate("document.documentElement.scrollWidth") == width
         quiet(tab)
         tab.close()
+
+
+def test_somebody_elses_page_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An output folder may be the place of a site; our own list is written anew each time."""
+    write_generations(tmp_path / "run", [Doc("a"), Doc("b", score=0.0)])
+    write_index(tmp_path)
+    write_index(tmp_path)
+    (tmp_path / INDEX).write_text("<!doctype html><title>My site</title>evalengine")
+    with pytest.raises(EvalEngineError, match=r"index\.html: not a list of runs that evalengine wrote"):
+        write_index(tmp_path)
+    leave_index(tmp_path)
+    assert "it stays as it is" in capsys.readouterr().err and "My site" in (tmp_path / INDEX).read_text()
+    path, _ = write_index(tmp_path, tmp_path / "runs.html")
+    assert path.is_file()

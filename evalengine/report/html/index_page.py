@@ -17,6 +17,7 @@ from evalengine.report.html.parts import Column, grid, tiles
 from evalengine.report.run_index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, entries
 from evalengine.report.run_names import INDEX
 
+GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # what a page of ours has in its first bytes
 NOTE = (
     "Newest first. Score: the first metric of each task. Verdict: against the latest baseline of the task, in this "
     "folder or the one above it. A row opens all metrics, the command and the run's page."
@@ -39,6 +40,9 @@ def write_index(root: Path, target: Path | None = None) -> tuple[Path, int]:
     """
     path = target or root / INDEX
     try:
+        if target is None and not _is_ours(path):
+            raise EvalEngineError(f"{path}: not a list of runs that evalengine wrote; it stays as it is (-o FILE takes "
+                                  "another place)")  # fmt: skip
         found = entries(root)
         content = index_page(root, found, path.parent).render().encode("utf-8")
         scratch = path.parent / f".{path.name}.{os.getpid()}.partial"  # runs beside this one may end at this moment
@@ -51,6 +55,14 @@ def write_index(root: Path, target: Path | None = None) -> tuple[Path, int]:
         raise EvalEngineError(f"could not write {path}: {error.strerror or error}; free the place, or name another "
                               "file (-o FILE)") from error  # fmt: skip
     return path, len({entry.folder for entry in found})
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nothing is lost by writing there: an output folder may be a place of somebody's own pages."""
+    if not path.exists():
+        return True
+    with open(path, "rb") as file:
+        return GENERATOR in file.read(HEAD)
 
 
 def leave_index(root: Path) -> None:
