@@ -81,12 +81,13 @@ def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: floa
     sizes can have: all of them losses. It enters
     - as t (2 z^2 + 1) / 6, the Edgeworth correction of a studentised mean's bound (Johnson 1978, "Modified t Tests and
       Confidence Intervals for Asymmetrical Populations", Journal of the American Statistical Association 73(363); Hall
-      1992, "The Bootstrap and Edgeworth Expansion", 3.10.5), plus t / 2 for continuity: together t (z^2 + 2) / 3;
+      1992, "On the Removal of Skewness by Transformation", Journal of the Royal Statistical Society B 54(1)), plus
+      t / 2 for continuity: together t (z^2 + 2) / 3;
     - as t^2 in the variance, one more flip than was seen (Agresti & Coull's and Bonett & Price's way), so that no flip
       among n is no certainty: the bound is then 3.2 t at 95 %, where the rule of three has 3.0 t.
     Without these terms a bound of few flips is wrong far too often: Bonett and Price's one-sided bound in up to 9 % of
-    comparisons instead of 5 % (200 documents, 2 points), plain t in 25 %. `python -m evalengine bench statistics`
-    computes this bound's errors.
+    comparisons instead of 5 % (200 documents, 2 points), a plain t in 11 % of those of 100 clusters. `bench
+    statistics` computes these errors.
     """
     groups = sum(len(each.parts) for each in strata)
     parts = np.concatenate([each.parts for each in strata])

@@ -86,6 +86,9 @@ def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
         if metric.unit == "window" and metric.paired is not None:
             of = f"{metric.paired.n} windows of {metric.paired.clusters} documents"
             yield f"{name}: {of}; interval, p and MDE take each document as one (clustered)."
+        elif metric.paired is not None and metric.paired.clusters < metric.paired.n:
+            of = f"{metric.paired.n} documents in {metric.paired.clusters} clusters of related ones"
+            yield f"{name}: {of}; interval, p and MDE take each cluster as one."
         if metric.left_out:
             what = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
             yield f"{name}: {metric.left_out} {metric.unit}s without a finite {what} are left out of the statistics."

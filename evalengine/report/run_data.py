@@ -55,8 +55,8 @@ class RunData:
         return known + sorted(key for key in self.run.scores if key[0] == task and key not in known)
 
     def binary(self, key: ScoreKey) -> bool:
-        """Whether every document scored 0 or 1."""
-        return set(self.run.scores[key].values()) <= {0.0, 1.0}
+        """Whether every document scored 0 or 1; False for a metric without a score per document."""
+        return key in self.run.scores and set(self.run.scores[key].values()) <= {0.0, 1.0}
 
     def filters(self, task: str) -> list[str]:
         """The task's filters in the samples' order."""

@@ -22,7 +22,8 @@ def test_an_empty_page_is_part_of_a_whole_run(tmp_path: Path) -> None:
     one, two = (finished(tmp_path / name, "task=wikitext", pages) for name in ("one", "two"))
     assert one.manifest["counts"]["documents"] == 3 and {record.doc_id for record in one.records} == {0, 2}
     assert one.samples("wikitext")[1]["resps"] == [["0.0"]]
-    assert (one.folder / "report.html").is_file()
+    page = (one.folder / "report.html").read_text(encoding="utf-8")
+    assert page.count('<p class="word">95 %: ') == 3, "each perplexity has its interval"
     baseline = str(tmp_path / "baseline.json")
     for words in (
         ["compare", str(one.folder), str(two.folder)],

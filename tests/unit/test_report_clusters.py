@@ -17,6 +17,8 @@ from evalengine.records.manifest import run_identity
 from evalengine.report import statistics
 from evalengine.report.baseline import load_baseline, to_text
 from evalengine.report.clusters import cluster_names
+from evalengine.report.compare import compare
+from evalengine.report.compare_report import report as report_of
 from evalengine.report.evidence import of_documents
 from evalengine.report.lm_eval_folders import read_outcome
 from evalengine.report.mean_interval import mean_interval
@@ -133,6 +135,11 @@ def test_gate_and_compare_count_clusters() -> None:
     assert found[1].bound.bound > found[0].bound.bound and found[1].least.loss > found[0].least.loss
     deltas = [metric_deltas(run, b)[0].paired for run in (a, related)]
     assert [delta and (delta.clusters, delta.p_value) for delta in deltas] == [(40, 2**-7), (10, 0.5)]
+    said = [line for line in report_of(compare(related, replace(b, name="b"))) if isinstance(line, str)]
+    assert (
+        "sums, exact_match, strict-match: 40 documents in 10 clusters of related ones; interval, p and MDE take each "
+        in ("".join(said))
+    )
     assert deltas[1] is not None and asdict(deltas[1]) == asdict(
         paired(old, new, clusters=list(groups["sums"].values()))
     )
