@@ -59,14 +59,13 @@ class LLM(Engine):
         met: Counter[tuple[tuple[int, ...], SamplingParams]] = Counter()
 
         def samples(i: int, prompt: Any) -> list[GenerateRequest]:
-            ids = self._ids(prompt)
-            checked = GenerateRequest(i, ids, replace(own[i], n=1)) if isinstance(own[i], SamplingParams) else None
-            if checked is None:
-                raise ConfigError(f"sampling_params: {own[i]!r} is none")
-            key, count = (tuple(ids), checked.params), own[i].n
-            first = met[key]
+            wanted, count = own[i], 1
+            if isinstance(wanted, SamplingParams):  # else the request says what it is
+                wanted, count = replace(wanted, n=1), wanted.n
+            request = GenerateRequest(i, self._ids(prompt), wanted)
+            key = tuple(request.prompt_ids), request.params
             met[key] += count
-            return [replace(checked, sample=first + k) for k in range(count)]
+            return [replace(request, sample=met[key] - count + k) for k in range(count)]
 
         groups = each(batch, "prompt", samples)
         flat = [replace(request, request_id=i) for i, request in enumerate(r for group in groups for r in group)]

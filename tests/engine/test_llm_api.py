@@ -62,7 +62,7 @@ def test_outputs_are_numbered_by_prompt(make_llm: Callable[..., LLM]) -> None:
         (lambda llm: SamplingParams(n=0), "n=0: must be an integer of at least 1"),
         (lambda llm: GenerateRequest(0, [1], SamplingParams(n=2, temperature=1)), "a request is one sample"),
         (lambda llm: GenerateRequest(0, [1], sample=-1), "sample=-1: must be an integer of at least 0"),
-        (lambda llm: llm.generate([[1]], ["x"]), "prompt 0: sampling_params: 'x'"),
+        (lambda llm: llm.generate([[1]], ["x"]), "prompt 0: params='x': must be SamplingParams"),
         (lambda llm: llm.chat("hello"), "messages='hello': must be a list"),
         (lambda llm: llm.chat([[]]), "conversation 0: it has no messages"),
         (lambda llm: llm.chat([TALK, [{"role": "user"}]]), "conversation 1: {'role': 'user'}: must be"),

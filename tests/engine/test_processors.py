@@ -54,8 +54,8 @@ def requests(count: int = 10) -> list[Request]:
 SCHEDULES = {
     "together": Schedule(),
     "chunks of 11": Schedule(max_num_batched_tokens=11, block_size=3, num_kv_blocks=400, order=3),
-    "preempted": Schedule(num_kv_blocks=9, block_size=16, enable_prefix_caching=False, order=1),
-    "preempted, from the cache": Schedule(num_kv_blocks=9, block_size=16, order=2),
+    "preempted": Schedule(num_kv_blocks=8, block_size=16, enable_prefix_caching=False, order=1),
+    "preempted, from the cache": Schedule(num_kv_blocks=8, block_size=16, order=2),
     "three at a time": Schedule(max_num_seqs=3, order=4),
 }
 
@@ -85,7 +85,7 @@ def test_the_comparison_can_fail(small_checkpoint: Checkpoint, alone: dict[int, 
 
 
 def test_preemption_happens_in_these_schedules(make_llm: Callable[..., LLM]) -> None:
-    llm = make_llm(num_kv_blocks=9, block_size=16)
+    llm = make_llm(num_kv_blocks=8, block_size=16)
     list(llm.run(requests()))
     assert llm.stats.num_preemptions > 0 and llm.stats.num_cached_tokens > 0
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from evalengine.config import Config, DatasetConfig, GenerationConfig, TaskConfig
+from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import records, task_results
@@ -63,9 +64,10 @@ def tokenizer() -> Any:
 
 
 def engine() -> Any:
-    settings = SimpleNamespace(max_model_len=1024, block_size=64)
-    spec = SimpleNamespace(vocab_size=len(tokenizer()))
-    return SimpleNamespace(tokenizer=tokenizer(), settings=settings, spec=spec, num_kv_blocks=10_000)
+    limits = Limits(
+        max_model_len=1024, vocab_size=len(tokenizer()), block_size=64, num_kv_blocks=10_000, has_tokenizer=True
+    )
+    return SimpleNamespace(tokenizer=tokenizer(), settings=SimpleNamespace(max_model_len=1024), limits=limits)
 
 
 def mutated(case: Case, value: Any) -> Any:
