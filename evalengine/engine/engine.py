@@ -79,6 +79,7 @@ class Engine:
         self.runner: ModelRunner | None = None
         self.stats = EngineStats()
         self._in_flight: Launched | None = None  # the step whose results nobody has taken yet
+        self._failure: Exception | None = None  # of a launch, to be raised once what was finished is handed out
         self._lock = threading.Lock()  # held while an iterator of run() is alive
         self._stepping = threading.RLock()  # held during a step: close() waits for its end
         self._closed = False
@@ -148,8 +149,10 @@ class Engine:
                     if on_step is not None:
                         on_step(self.stats)
                     yield from outputs
+                    if self._failure is not None:
+                        raise self._failure
             finally:
-                self._in_flight = None
+                self._in_flight = self._failure = None
                 self.scheduler.abort()
 
     def _generating(self, request: GenerateRequest) -> Generating:
@@ -272,7 +275,14 @@ class Engine:
             if schedule is None:
                 outputs = self._postprocess()
                 schedule = self.scheduler.schedule()
-            launched = self._launch(schedule) if schedule.chunks else None
+            try:
+                launched = self._launch(schedule) if schedule.chunks else None
+            except Exception as error:
+                outputs += self._postprocess()
+                if not outputs:
+                    raise
+                self._failure = error
+                return outputs
             outputs += self._postprocess()
             self._in_flight = launched
             if launched is not None and not self.runner.can_launch_ahead:

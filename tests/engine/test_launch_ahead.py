@@ -223,3 +223,32 @@ def test_samples_and_alternatives_go_ahead(small_checkpoint: Checkpoint) -> None
             for mine, theirs in zip(found, expected, strict=True):
                 assert mine.token_ids == theirs.token_ids and mine.top_logprobs == theirs.top_logprobs
                 assert_bitwise_equal(mine.logprobs, theirs.logprobs)
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3])
+def test_a_launch_that_fails_takes_no_finished_output_with_it(
+    small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """Three prompts of which the first two end with steps 1 and 2: what those gave is handed out before the error."""
+    made = [GenerateRequest(i, [5 + i], SamplingParams(max_tokens=1 + i, ignore_eos=True)) for i in range(3)]
+    with LLM(small_checkpoint, **SETTINGS) as llm:
+        go_ahead(llm)
+        assert llm.runner is not None
+        real, calls = llm.runner.launch, []
+
+        def launch(schedule: Any) -> Any:
+            calls.append(schedule)
+            if len(calls) == fails:
+                raise RuntimeError("out of memory")
+            return real(schedule)
+
+        monkeypatch.setattr(llm.runner, "launch", launch)
+        found: list[int] = []
+        with pytest.raises(RuntimeError, match="out of memory"):
+            for output in llm.run(made):
+                found.append(output.request_id)
+        assert found == list(range(fails - 1))
+        check(llm)
+        assert llm.block_manager.num_free_blocks == llm.num_kv_blocks and not llm.scheduler.has_work
+        monkeypatch.undo()
+        assert len(list(llm.run(made))) == 3
