@@ -125,6 +125,12 @@ def test_the_panel_of_a_sample(browser: Browser, run: Path) -> None:
     tab.wait("!document.querySelector('dialog').open")
     tab.evaluate("location.hash = 'samples=3'")
     tab.wait("document.querySelector('dialog[open]').innerText.includes('document 3')")
+    # a row that is asked for before the event of the closing has come
+    tab.evaluate("(() => { document.querySelector('dialog').close(); location.hash = 'samples=5' })()")
+    tab.wait("document.querySelector('dialog[open]').innerText.includes('document 5')")
+    assert tab.evaluate("location.hash") == "#samples=5"
+    tab.press("Escape")
+    tab.wait("location.hash === '' && !document.querySelector('dialog').open")
     quiet(tab)
     tab.close()
 

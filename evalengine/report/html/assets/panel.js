@@ -2,7 +2,7 @@
 // The panel that a row opens: beside the table on a wide screen, over it on a phone.
 (() => {
   const { make } = report;
-  let dialog, title, content, grid;
+  let dialog, title, content, grid, shown;
 
   function build() {
     title = make("p", "panel-title");
@@ -22,8 +22,13 @@
       const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (way && !event.target.matches("input, select, textarea")) step(way);
     });
-    dialog.addEventListener("close", () => history.replaceState(null, "", location.pathname + location.search));
+    dialog.addEventListener("close", forget);
     document.body.append(dialog);
+  }
+
+  /** A link's row, followed between the closing and this event that tells of it, keeps its address. */
+  function forget() {
+    if (!dialog.open && location.hash === shown) history.replaceState(null, "", location.pathname + location.search);
   }
 
   function step(way) {
@@ -41,7 +46,8 @@
     dialog.querySelector(".next").disabled = from.next(1) === null;
     content.replaceChildren(node);
     content.scrollTop = 0;
-    history.replaceState(null, "", `#${from.name}=${i}`);
+    shown = `#${from.name}=${i}`;
+    history.replaceState(null, "", shown);
     if (!dialog.open) dialog.showModal();
   };
 })();
