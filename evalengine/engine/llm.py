@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from evalengine.config import TEMPLATE_DATE
@@ -57,19 +58,20 @@ class LLM(Engine):
         if len(own) != len(batch):
             raise ConfigError(f"sampling_params: {len(own)} given for {len(batch)} prompts; give one, or one each")
         met: Counter[tuple[tuple[int, ...], SamplingParams]] = Counter()
+        numbers = count()  # of the samples, in the prompts' order
 
         def samples(i: int, prompt: Any) -> list[GenerateRequest]:
-            wanted, count = own[i], 1
-            if isinstance(wanted, SamplingParams):  # else the request says what it is
-                wanted, count = replace(wanted, n=1), wanted.n
-            request = GenerateRequest(i, self._ids(prompt), wanted)
+            wanted, n = own[i], 1
+            if isinstance(wanted, SamplingParams) and wanted.n > 1:  # of another type, the request says so
+                wanted, n = replace(wanted, n=1), wanted.n
+            request = GenerateRequest(next(numbers), self._ids(prompt), wanted)
             key = tuple(request.prompt_ids), request.params
-            met[key] += count
-            return [replace(request, sample=met[key] - count + k) for k in range(count)]
+            first, met[key] = met[key], met[key] + n
+            others = [replace(request, request_id=next(numbers), sample=first + k) for k in range(1, n)]
+            return [replace(request, sample=first) if first else request, *others]
 
         groups = each(batch, "prompt", samples)
-        flat = [replace(request, request_id=i) for i, request in enumerate(r for group in groups for r in group)]
-        outputs = iter(self._collect(flat))
+        outputs = iter(self._collect([request for group in groups for request in group]))
         found = [[next(outputs) for _ in group] for group in groups]
         numbered = [[replace(output, request_id=i) for output in own] for i, own in enumerate(found)]
         return [replace(first, others=others) for first, *others in numbered]
