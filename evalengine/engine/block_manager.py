@@ -181,7 +181,7 @@ class BlockManager:
 
     def _record_page(self, seq: Sequence, index: int, block_id: int, end: int) -> None:
         """Notes which tokens page number `index` of the sequence will hold, and indexes it. A page's tokens only grow,
-        so those that it has are not looked at again: in a decode that is one token, not the page's."""
+        so those that it has are not looked at again."""
         block = self.blocks[block_id]
         first = index * self.block_size
         new = seq.token_ids[first + len(block.token_ids) : min(end, first + self.block_size)]
