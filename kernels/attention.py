@@ -281,7 +281,7 @@ class _Call:
              stride_ot, stride_oh, *kv_strides),
             (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1,
              columns),
-            schedule.decode_warps, 8,
+            schedule.decode_warps, 8 if self.rows <= 64 else 4,  # a stage holds 256 bytes a row, and V: 160 KB at most
         ))  # fmt: skip
 
 
