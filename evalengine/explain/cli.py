@@ -17,12 +17,12 @@ from evalengine.explain.table import as_json, report
 from evalengine.explain.trace import Trace
 from evalengine.explain.weights import differing_weights
 from evalengine.records.schema import RecordKey
-from evalengine.report.compare import compare
-from evalengine.report.compare_tables import bullets, item_name
-from evalengine.report.items import named_item
-from evalengine.report.printing import print_findings
-from evalengine.report.runs import Run, load_run, merkle_differences
-from evalengine.report.unchecked import UNBOUND
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.tables import bullets, item_name
+from evalengine.report.compare.unchecked import UNBOUND
+from evalengine.report.read.items import named_item
+from evalengine.report.read.run import Run, load_run, merkle_differences
+from evalengine.report.terminal.printing import print_findings
 
 if TYPE_CHECKING:  # it brings the engine, which two files do not need
     from evalengine.explain.rerun import Side

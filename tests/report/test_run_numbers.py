@@ -14,18 +14,18 @@ from scipy import stats
 
 from evalengine.errors import ConfigError
 from evalengine.records.tokens import read_tokens, token_texts, tokens_json
-from evalengine.report.choices import Bin, choices, expected_calibration_error, reliability, target_index
-from evalengine.report.compare import compare
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.noise_floor import is_pair, noise_floor, sibling
 from evalengine.report.html import samples
 from evalengine.report.html.distributions import edges
 from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.parts import beginning
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import mark_title
-from evalengine.report.mean_interval import mean_interval, wilson
-from evalengine.report.noise_floor import is_pair, noise_floor, sibling
-from evalengine.report.run_data import load_run_data
-from evalengine.report.runs import load_run
+from evalengine.report.read.choices import Bin, choices, expected_calibration_error, reliability, target_index
+from evalengine.report.read.run import load_run
+from evalengine.report.read.run_data import load_run_data
+from evalengine.report.stats.mean_interval import mean_interval, wilson
 from tests.report.written_run import Doc, write_choices, write_generations
 from tests.unit.run_double import bind_again
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from evalengine.records.digest import leaf_hash, run_digest, task_digests
 from evalengine.records.schema import RequestRecord, ids_sha256
-from evalengine.report.runs import Item, Run
+from evalengine.report.read.run import Item, Run
 
 TASK, FILTER, METRIC = "sums", "strict-match", "exact_match"
 KEY = (TASK, METRIC, FILTER)

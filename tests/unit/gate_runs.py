@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.digest import merkle_root
-from evalengine.report.runs import Item, Key, Run
+from evalengine.report.read.run import Item, Key, Run
 
 METRIC = ("exact_match", "strict-match")
 

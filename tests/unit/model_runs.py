@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalengine.report.runs import Item, Key, Run
+from evalengine.report.read.run import Item, Key, Run
 
 ScoresOfTasks = Mapping[str, Sequence[float]]
 

@@ -14,8 +14,8 @@ from evalengine.__main__ import main
 from evalengine.bench import statistics, statistics_cli
 from evalengine.bench.statistics import Figure, figures
 from evalengine.bench.statistics_cases import bonett_price_bound, gate_bound, passing
-from evalengine.report import statistics as tests_of
-from evalengine.report.loss_bound import loss_bound, stratum
+from evalengine.report.stats import paired as tests_of
+from evalengine.report.stats.loss_bound import loss_bound, stratum
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "statistics.json"
 ABOUT = {"command": "c", "code": {"commit": "abc", "dirty": False}, "python": "3", "scipy": "1", "numpy": "2",

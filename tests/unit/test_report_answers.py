@@ -13,14 +13,14 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.records.sealed import content_sha256
-from evalengine.report.compare import compare
-from evalengine.report.flips import changed_documents, flips, score_unchanged, tally
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.flips import changed_documents, flips, score_unchanged, tally
+from evalengine.report.compare.noise_floor import noise_floor
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.noise_floor import noise_floor
-from evalengine.report.runs import Run, load_run
-from evalengine.report.sweep import Cell, Distance, sweep
-from evalengine.report.sweep_tables import floor_table
-from evalengine.report.sweep_write import sweep_json
+from evalengine.report.read.run import Run, load_run
+from evalengine.report.sweep.sweep import Cell, Distance, sweep
+from evalengine.report.sweep.tables import floor_table
+from evalengine.report.sweep.write import sweep_json
 from tests.report.written_run import write_choices
 from tests.unit.compared_runs import BASE, BIT, KEY, TASK, TOKEN, run
 

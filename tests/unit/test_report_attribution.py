@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from evalengine.report.compare import compare
-from evalengine.report.compare_json import comparison_json
-from evalengine.report.compare_report import report
+from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.identities import thing
-from evalengine.report.runs import Run
+from evalengine.report.read.identities import thing
+from evalengine.report.read.run import Run
 from tests.unit.compared_runs import BASE, BIT, IDENTITY, TASK, TOKEN, run
 
 OTHER = {TASK: {**IDENTITY["tasks"][TASK], "generation": {"max_gen_toks": 16, "temperature": 0.0}}}

@@ -11,11 +11,11 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
-from evalengine.report import gate_run
-from evalengine.report.base_branch import load_from_base
-from evalengine.report.baseline import write_baseline
-from evalengine.report.gate import gate
-from evalengine.report.runs import load_run
+from evalengine.report.gate import made_run
+from evalengine.report.gate.base_branch import load_from_base
+from evalengine.report.gate.gate import gate
+from evalengine.report.read.baseline import write_baseline
+from evalengine.report.read.run import load_run
 from tests.unit.run_double import generated, write_run
 
 
@@ -157,7 +157,7 @@ def test_a_run_that_the_gate_makes(runs: tuple[Path, Path], tmp_path: Path, monk
         write_run(folder / "made", [generated(doc) for doc in range(6)])
         return subprocess.CompletedProcess(words, 0)
 
-    monkeypatch.setattr(gate_run.subprocess, "run", command)
+    monkeypatch.setattr(made_run.subprocess, "run", command)
     for _ in range(2):  # a kept workspace does not break the second
         assert main(["gate", str(runs[0]), "--keep", str(tmp_path / "kept"), "--", "task=sums", "limit=6"]) == 0
     assert asked[0][1:-1] == ["-m", "evalengine", "task=sums", "limit=6"] and len(asked) == 2
@@ -169,11 +169,11 @@ def test_a_run_that_the_gate_makes(runs: tuple[Path, Path], tmp_path: Path, monk
 def test_a_run_that_fails_is_in_the_reports(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gate_run.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 1))
+    monkeypatch.setattr(made_run.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 1))
     assert main(["gate", str(runs[0]), "--json", str(tmp_path / "gate.json"), "--", "task=nope"]) == 2
     found = json.loads((tmp_path / "gate.json").read_text())
     assert found["trouble"] == "the run failed" and "python -m evalengine task=nope" in found["problems"][0]
-    monkeypatch.setattr(gate_run.subprocess, "run", lambda *_, **__: pytest.fail("a run without a baseline"))
+    monkeypatch.setattr(made_run.subprocess, "run", lambda *_, **__: pytest.fail("a run without a baseline"))
     assert main(["gate", str(tmp_path / "none.json"), "--", "limit=6"]) == 2
     assert "no baseline yet" in capfd.readouterr().out
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
 from evalengine.records.sealed import content_sha256
-from evalengine.report import packing
-from evalengine.report.baseline import FORMAT
-from evalengine.report.runs import Run, load_run, merkle_differences
+from evalengine.report.read import packing
+from evalengine.report.read.baseline import FORMAT
+from evalengine.report.read.run import Run, load_run, merkle_differences
 from tests.unit.run_double import generated, write_run
 
 

@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.report import gate_cli
-from evalengine.report.checks import Check
-from evalengine.report.ci import ANNOTATIONS, junit, workflow_commands
-from evalengine.report.gate_markdown import markdown
-from evalengine.report.gate_report import Report, headline, to_json
-from evalengine.report.plain_text import plain
+from evalengine.report.gate import cli as gate_cli
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.ci import ANNOTATIONS, junit, workflow_commands
+from evalengine.report.gate.markdown import markdown
+from evalengine.report.gate.plain_text import plain
+from evalengine.report.gate.report import Report, headline, to_json
 
 HOSTILE = (
     "</failure><script>alert(1)</script>]]>&'\"|`*_[x](javascript:1)![i](http://e.vil/a.png) @org www.e.vil #1\n"

@@ -14,17 +14,17 @@ from evalengine.config import Config, DatasetConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.records.lm_eval import Sample, sample_row
 from evalengine.records.manifest import run_identity
-from evalengine.report import statistics
-from evalengine.report.baseline import load_baseline, to_text
-from evalengine.report.clusters import cluster_names
-from evalengine.report.compare import compare
-from evalengine.report.compare_report import report as report_of
-from evalengine.report.evidence import of_documents
-from evalengine.report.lm_eval_folders import read_outcome
-from evalengine.report.mean_interval import mean_interval
-from evalengine.report.metric_deltas import metric_deltas
-from evalengine.report.policies import Limits
-from evalengine.report.statistics import mcnemar, paired, sign_flip
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.metric_deltas import metric_deltas
+from evalengine.report.compare.report import report as report_of
+from evalengine.report.gate.evidence import of_documents
+from evalengine.report.gate.policies import Limits
+from evalengine.report.read.baseline import load_baseline, to_text
+from evalengine.report.read.lm_eval_folder import read_outcome
+from evalengine.report.stats import paired as statistics
+from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.paired import mcnemar, paired, sign_flip
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import available_tasks, load_task
 from tests.unit.gate_runs import METRIC, make_run
@@ -102,7 +102,7 @@ def clustered_folder(path: Path) -> Path:
 
 
 def test_a_run_and_its_baseline_hold_them(tmp_path: Path) -> None:
-    from evalengine.report.runs import load_run
+    from evalengine.report.read.run import load_run
 
     run = load_run(clustered_folder(tmp_path / "run"))
     assert run.clusters == {"sums": {doc: f"p{doc // 2}" for doc in range(8)}}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from evalengine.report.baseline import write_baseline
-from evalengine.report.comparability import findings, incomparable
-from evalengine.report.runs import load_run
-from evalengine.report.unchecked import unchecked
+from evalengine.report.compare.comparability import findings, incomparable
+from evalengine.report.compare.unchecked import unchecked
+from evalengine.report.read.baseline import write_baseline
+from evalengine.report.read.run import load_run
 from tests.unit.compared_runs import BASE, IDENTITY, TASK, run
 from tests.unit.run_double import generated, write_run
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.report.compare import Comparison, compare
-from evalengine.report.compare_json import comparison_json, matrix_json
-from evalengine.report.compare_report import report
-from evalengine.report.compare_tables import verdict
-from evalengine.report.divergence import logprob_change, ulps
-from evalengine.report.matrix import matrix, matrix_report, matrix_table, runs_table
-from evalengine.report.runs import Run
+from evalengine.report.compare.as_json import comparison_json, matrix_json
+from evalengine.report.compare.compare import Comparison, compare
+from evalengine.report.compare.divergence import logprob_change, ulps
+from evalengine.report.compare.matrix import matrix, matrix_report, matrix_table, runs_table
+from evalengine.report.compare.report import report
+from evalengine.report.compare.tables import verdict
+from evalengine.report.read.run import Run
 from tests.unit.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOKEN, run
 
 

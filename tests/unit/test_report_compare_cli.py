@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.report import compare_cli
-from evalengine.report.compare import compare
-from evalengine.report.compare_json import comparison_json
-from evalengine.report.runs import Run
+from evalengine.report.compare import cli as compare_cli
+from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.compare import compare
+from evalengine.report.read.run import Run
 from tests.unit.compared_runs import BASE, BIT, TOKEN, run
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from rich.table import Table
 
-from evalengine.report.compare import LEVELS, Comparison, compare
-from evalengine.report.compare_json import comparison_json
-from evalengine.report.compare_report import report
-from evalengine.report.compare_tables import verdict
-from evalengine.report.divergence import NEAR_TIE, TIE_CEILING, logprob_change
+from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.compare import LEVELS, Comparison, compare
+from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, logprob_change
+from evalengine.report.compare.matrix import matrix
+from evalengine.report.compare.metric_tables import value_text
+from evalengine.report.compare.report import report
+from evalengine.report.compare.tables import verdict
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
-from evalengine.report.lm_eval_samples import ROLLING
-from evalengine.report.matrix import matrix
-from evalengine.report.metric_tables import value_text
-from evalengine.report.runs import Run
-from evalengine.report.sweep import Distance
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.run import Run
+from evalengine.report.sweep.sweep import Distance
 from tests.unit.compared_runs import BASE, BIT, FILTER, KEY, TASK, TOKEN, run
 
 

@@ -10,8 +10,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 from evalengine.__main__ import main
-from evalengine.report.results_table import TABLES, results_sheet
-from evalengine.report.runs import load_run
+from evalengine.report.export.results_table import TABLES, results_sheet
+from evalengine.report.read.run import load_run
 from tests.unit.model_runs import model
 from tests.unit.run_double import bind_again, generated, write_run
 

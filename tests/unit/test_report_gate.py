@@ -11,15 +11,15 @@ import pytest
 import yaml
 
 from evalengine.errors import ConfigError
-from evalengine.report import gate as gate_module
-from evalengine.report.checks import Check
-from evalengine.report.gate import gate
-from evalengine.report.gate_report import Report
-from evalengine.report.policies import AccuracyRule, Policy
-from evalengine.report.policy_files import POLICIES, available, load_policy
-from evalengine.report.policy_reader import parse_policy
-from evalengine.report.rules import evaluate, level, standing
-from evalengine.report.runs import Run
+from evalengine.report.gate import gate as gate_module
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.gate import gate
+from evalengine.report.gate.policies import AccuracyRule, Policy
+from evalengine.report.gate.policy_files import POLICIES, available, load_policy
+from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.report import Report
+from evalengine.report.gate.rules import evaluate, level, standing
+from evalengine.report.read.run import Run
 from tests.unit.gate_runs import METRIC, item, make_run
 
 RIGHT = [1.0] * 80 + [0.0] * 20

@@ -10,11 +10,11 @@ import pytest
 
 from evalengine.bench.statistics_cases import flips
 from evalengine.errors import ConfigError
-from evalengine.report.checks import Check
-from evalengine.report.loss_bound import loss_bound, stratum
-from evalengine.report.policy_reader import parse_policy
-from evalengine.report.rules import evaluate
-from evalengine.report.runs import Run
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.rules import evaluate
+from evalengine.report.read.run import Run
+from evalengine.report.stats.loss_bound import loss_bound, stratum
 from tests.unit.gate_runs import METRIC, make_run
 
 TASKS = [f"mmlu_{number:02}" for number in range(20)]

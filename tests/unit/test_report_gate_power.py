@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.report.gate_power import Detectable, binary_loss, detectable_loss, loss_power
-from evalengine.report.statistics import mcnemar, paired
+from evalengine.report.stats.detectable_loss import Detectable, binary_loss, detectable_loss, loss_power
+from evalengine.report.stats.paired import mcnemar, paired
 from tests.unit.paired_counts import exact_mcnemar
 
 

@@ -10,15 +10,15 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.bench.statistics_cases import flips
-from evalengine.report import gate_cli
-from evalengine.report.checks import Check
-from evalengine.report.ci import junit, workflow_commands
-from evalengine.report.gate_markdown import escaped, markdown
-from evalengine.report.gate_report import STYLES, Report, headline
-from evalengine.report.loss_bound import loss_bound, stratum
-from evalengine.report.policy_reader import parse_policy
-from evalengine.report.rules import evaluate
-from evalengine.report.statistics import mcnemar
+from evalengine.report.gate import cli as gate_cli
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.ci import junit, workflow_commands
+from evalengine.report.gate.markdown import escaped, markdown
+from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.report import STYLES, Report, headline
+from evalengine.report.gate.rules import evaluate
+from evalengine.report.stats.loss_bound import loss_bound, stratum
+from evalengine.report.stats.paired import mcnemar
 from tests.unit.gate_runs import item, make_run
 
 

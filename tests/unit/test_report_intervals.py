@@ -9,8 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from evalengine.report import intervals, power, statistics
-from evalengine.report.statistics import holm, paired, sign_flip
+from evalengine.report.stats import intervals, power
+from evalengine.report.stats import paired as statistics
+from evalengine.report.stats.paired import holm, paired, sign_flip
 from tests.unit.paired_counts import binary, exact_mcnemar
 
 # --- standard error and intervals ------------------------------------------------------------------------------------

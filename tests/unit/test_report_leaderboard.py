@@ -16,10 +16,10 @@ from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.history import history_picture, is_history
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.sheets import signed
-from evalengine.report.mean_interval import wilson
-from evalengine.report.pass_at_k import with_pass_at_k
-from evalengine.report.runs import Run
-from evalengine.report.statistics import holm, paired
+from evalengine.report.read.run import Run
+from evalengine.report.stats.mean_interval import wilson
+from evalengine.report.stats.paired import holm, paired
+from evalengine.report.stats.pass_at_k import with_pass_at_k
 from tests.unit.compared_runs import BASE, run
 from tests.unit.model_runs import model, rolling
 

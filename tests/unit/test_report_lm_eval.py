@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.report.baseline import main
-from evalengine.report.lm_eval_samples import answer, number
-from evalengine.report.runs import load_run, merkle_differences
+from evalengine.report.read.baseline import main
+from evalengine.report.read.lm_eval_samples import answer, number
+from evalengine.report.read.run import load_run, merkle_differences
 from tests.unit.run_double import sha
 
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from evalengine.bench.statistics_cases import bonett_price_bound, passing
-from evalengine.report.intervals import clustered_stderr
-from evalengine.report.loss_bound import LossBound, Stratum, loss_bound, stratum
+from evalengine.report.stats.intervals import clustered_stderr
+from evalengine.report.stats.loss_bound import LossBound, Stratum, loss_bound, stratum
 
 ALPHA = 0.05
 

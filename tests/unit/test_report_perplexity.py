@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.report.baseline import load_baseline, to_text
-from evalengine.report.checks import Check
-from evalengine.report.lm_eval_samples import ROLLING
-from evalengine.report.loss_bound import loss_bound
-from evalengine.report.metric_interval import metric_interval
-from evalengine.report.perplexity import Ratio, loss_stratum, ratio_interval, ratio_stderr
-from evalengine.report.policy_files import load_policy
-from evalengine.report.policy_reader import parse_policy
-from evalengine.report.rules import evaluate
-from evalengine.report.runs import Run
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.policy_files import load_policy
+from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.rules import evaluate
+from evalengine.report.read.baseline import load_baseline, to_text
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.run import Run
+from evalengine.report.stats.loss_bound import loss_bound
+from evalengine.report.stats.metric_interval import metric_interval
+from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval, ratio_stderr
 from tests.unit.gate_runs import item, make_run
 
 WORD, BITS = ("text", "word_perplexity", "none"), ("text", "bits_per_byte", "none")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.report.policies import AccuracyRule, AnyOf
-from evalengine.report.policy_files import load_policy, merged
+from evalengine.report.gate.policies import AccuracyRule, AnyOf
+from evalengine.report.gate.policy_files import load_policy, merged
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evalengine.report.comparability import incomparable
-from evalengine.report.compare import compare
-from evalengine.report.compare_json import comparison_json
-from evalengine.report.compare_report import report
-from evalengine.report.gate import gate
+from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.comparability import incomparable
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.report import report
+from evalengine.report.gate.gate import gate
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.lm_eval_samples import ROLLING
-from evalengine.report.rolling import aligned
-from evalengine.report.runs import Item, Run
-from evalengine.report.statistics import paired
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.rolling import aligned
+from evalengine.report.read.run import Item, Run
+from evalengine.report.stats.paired import paired
 from tests.unit.compared_runs import TASK, item, record, run
 
 PAGES = {0: [[-1.5, -2.0], [-3.0]], 1: [[-0.25, -0.5], [-0.125, -4.0], [-1.0]], 2: [[-2.0]]}
@@ -88,7 +88,7 @@ def test_a_baselines_sums_are_summed_and_unknown_ones_stay_unknown() -> None:
 
 def test_the_gate_takes_lm_evals_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {"lm": lm_eval(PAGES), "same": rolling(PAGES), "worse": rolling(moved(PAGES, dict.fromkeys(PAGES, -1.0)))}
-    monkeypatch.setattr("evalengine.report.gate.load_run", lambda path: runs[path])
+    monkeypatch.setattr("evalengine.report.gate.gate.load_run", lambda path: runs[path])
     assert [gate("lm", name, "accuracy").verdict for name in ("same", "worse")] == ["pass", "fail"]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
-from evalengine.report.provenance import command_line, parsed, provenance
-from evalengine.report.run_names import newest_run, root_of, runs_below, stands_for
-from evalengine.report.runs import SWEEP_FORMAT, load_run, named_runs
+from evalengine.report.read.names import newest_run, root_of, runs_below, stands_for
+from evalengine.report.read.provenance import command_line, parsed, provenance
+from evalengine.report.read.run import SWEEP_FORMAT, load_run, named_runs
 from tests.unit.run_double import generated, write_run
 
 RECORDS = [generated(doc) for doc in range(4)]

@@ -20,7 +20,7 @@ from evalengine.records.digest import leaf_hash, merkle_root
 from evalengine.records.evidence import file_sha256
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
 from evalengine.records.sealed import content_sha256
-from evalengine.report.runs import SWEEP_FORMAT, Item, Run, load_run, merkle_descent, merkle_differences, named_runs
+from evalengine.report.read.run import SWEEP_FORMAT, Item, Run, load_run, merkle_descent, merkle_differences, named_runs
 from tests.unit.run_double import ISO, generated, sha, write_run
 
 
@@ -263,7 +263,7 @@ def test_one_differing_leaf_is_found_in_logarithmically_many_comparisons(count: 
 
 def test_the_descent_uses_the_digests_tree() -> None:
     """Its root is the run's digest, so equal digests and an empty descent are the same thing."""
-    from evalengine.report.runs import _levels
+    from evalengine.report.read.run import _levels
 
     for count in range(1, 40):
         leaves = [bytes([number]) * 32 for number in range(count)]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.report.statistics import PairedResult, compare_many, holm, paired, sign_flip
+from evalengine.report.stats.paired import PairedResult, compare_many, holm, paired, sign_flip
 from tests.unit.paired_counts import binary, exact_mcnemar
 
 
@@ -156,7 +156,7 @@ def test_json_holds_no_infinity() -> None:
 
 
 def test_imports_nothing_heavy() -> None:
-    program = "import sys, evalengine.report.statistics; print(*sorted({'torch', 'transformers'} & set(sys.modules)))"
+    program = "import sys, evalengine.report.stats.paired; print(*sorted({'torch', 'transformers'} & set(sys.modules)))"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

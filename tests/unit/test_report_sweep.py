@@ -15,10 +15,10 @@ import pytest
 
 from evalengine.errors import EvalEngineError
 from evalengine.records.sealed import content_sha256
-from evalengine.report.sweep import Cell, Sweep, sweep
-from evalengine.report.sweep_picture import picture
-from evalengine.report.sweep_tables import print_sweep, share, verdict
-from evalengine.report.sweep_write import sweep_json, write_sweep
+from evalengine.report.sweep.picture import picture
+from evalengine.report.sweep.sweep import Cell, Sweep, sweep
+from evalengine.report.sweep.tables import print_sweep, share, verdict
+from evalengine.report.sweep.write import sweep_json, write_sweep
 from tests.unit.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
 
 Outputs = Mapping[int, Any]

@@ -14,8 +14,8 @@ from evalengine.__main__ import main
 from evalengine.compose import compose_jobs
 from evalengine.config import tracker_problems
 from evalengine.errors import ConfigError
-from evalengine.report.runs import load_run
-from evalengine.report.tracking import leave_log, log_run, metrics_of, settings_of
+from evalengine.report.export.tracking import leave_log, log_run, metrics_of, settings_of
+from evalengine.report.read.run import load_run
 from tests.unit.run_double import bind_again, generated, write_run
 
 METRICS = {"sums/exact_match/strict": pytest.approx(1 / 3), "sums/exact_match/flexible": pytest.approx(1 / 3)}

@@ -12,14 +12,14 @@ import pytest
 from rich.table import Table
 
 from evalengine.harness.metrics import bits_per_byte, weighted_perplexity
-from evalengine.report import weighted
-from evalengine.report.baseline import to_text
-from evalengine.report.compare import compare
-from evalengine.report.compare_json import comparison_json
-from evalengine.report.compare_report import report
+from evalengine.report.compare import weighted
+from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
+from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.metric_deltas import MetricDelta, metric_deltas
-from evalengine.report.runs import Run, ScoreKey, load_run
+from evalengine.report.read.baseline import to_text
+from evalengine.report.read.run import Run, ScoreKey, load_run
 from tests.unit.compared_runs import KEY, TASK, run
 from tests.unit.test_report_rolling import rolling
 

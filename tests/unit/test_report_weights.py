@@ -15,13 +15,14 @@ import torch
 from safetensors.torch import save_file
 
 from evalengine.plain_files import fingerprint
-from evalengine.report import compare_cli, weight_tensors
-from evalengine.report.compare_json import comparison_json
-from evalengine.report.compare_report import report
+from evalengine.report.compare import cli as compare_cli
+from evalengine.report.compare import weight_tensors
+from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.report import report
+from evalengine.report.compare.weight_files import differing_weights
+from evalengine.report.compare.weight_tensors import in_words, weights_difference
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.runs import Run
-from evalengine.report.weight_files import differing_weights
-from evalengine.report.weight_tensors import in_words, weights_difference
+from evalengine.report.read.run import Run
 from tests.unit.compared_runs import BASE, TOKEN, run
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from evalengine.report.compare import Comparison
-from evalengine.report.compare_tables import item_name
-from evalengine.report.divergence_map import LIMITS, NO_DISTANCE, MapRow, divergence_map
+from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.divergence_map import LIMITS, NO_DISTANCE, MapRow, divergence_map
+from evalengine.report.compare.tables import item_name
 from evalengine.report.html.differences import parting
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page

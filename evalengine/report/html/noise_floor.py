@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from evalengine.records.manifest import resumed_fast
-from evalengine.report.comparability import resumed_words
+from evalengine.report.compare.comparability import resumed_words
+from evalengine.report.compare.noise_floor import NoiseFloor
 from evalengine.report.html.markup import Child, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import facts, table, tiles
 from evalengine.report.html.plots import percent
-from evalengine.report.noise_floor import NoiseFloor
-from evalengine.report.runs import Run
+from evalengine.report.read.run import Run
 
 
 def noise_floor_section(page: Page, found: NoiseFloor) -> None:
