@@ -27,7 +27,7 @@ from evalengine.experiment import run_experiment
 
 ENTRIES = {  # command -> the module whose `main(arguments)` answers it
     "compare": "evalengine.report.compare.cli",
-    "baseline": "evalengine.report.read.baseline",
+    "baseline": "evalengine.report.gate.baseline_cli",
     "gate": "evalengine.report.gate.cli",
     "report": "evalengine.report.cli",
     "explain": "evalengine.explain.cli",

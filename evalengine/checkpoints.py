@@ -50,7 +50,7 @@ def report_checkpoints(name: str, folder: Path, jobs: Sequence[Job], runs: Seque
     from evalengine.report.leaderboard.cli import board_lines
     from evalengine.report.leaderboard.compose import board
     from evalengine.report.leaderboard.write import write_history
-    from evalengine.report.read.run import load_run
+    from evalengine.report.read.load import load_run
     from evalengine.report.terminal.printing import print_lines
 
     steps = jobs[0].config.steps or _said(jobs)

@@ -145,8 +145,8 @@ def _open(name: str, jobs: Sequence[Job]) -> Path:
 
 def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]) -> int:
     """The matrix and the noise floor, to the terminal and into the folder."""
-    from evalengine.report.cli import leave_report
-    from evalengine.report.read.run import load_run
+    from evalengine.report.html.leave import leave_report
+    from evalengine.report.read.load import load_run
     from evalengine.report.sweep.sweep import Cell, sweep
     from evalengine.report.sweep.tables import print_sweep
     from evalengine.report.sweep.write import write_sweep

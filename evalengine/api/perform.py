@@ -22,7 +22,7 @@ def perform(config: Config, command: Sequence[str] | None = None, llm: LLM | Non
     """
     quiet_threads()
     from evalengine.harness.runner import run
-    from evalengine.report.cli import leave_list, leave_report
+    from evalengine.report.html.leave import leave_list, leave_report
 
     folder = run(config, leave_report, command, llm).folder
     leave_list(folder)

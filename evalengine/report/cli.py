@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from evalengine.command import Parser
-from evalengine.errors import ConfigError, EvalEngineError, readable
+from evalengine.errors import ConfigError, readable
+from evalengine.report.read.places import holds_runs
 
 ABOUT = (
     "Writes one self-contained HTML file: of one run everything it left, of several their comparison (of different "
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     target = Path(arguments.output) if arguments.output else None
     if target is not None:
         _check(target)
-    from evalengine.report.read.run import named_runs
+    from evalengine.report.read.names import named_runs
 
     runs = named_runs(arguments.runs)
     if arguments.table or arguments.model_index or arguments.log_to:
@@ -68,7 +68,7 @@ def _other_form(names: Sequence[str], arguments: argparse.Namespace, target: Pat
         raise ConfigError(
             "report: --model-index FILE: is of one run and names its own file: give neither -o nor other runs"
         )
-    from evalengine.report.read.run import load_run
+    from evalengine.report.read.load import load_run
 
     runs = [load_run(name) for name in names]
     if arguments.model_index:
@@ -85,7 +85,9 @@ def _other_form(names: Sequence[str], arguments: argparse.Namespace, target: Pat
     if target is None:
         sys.stdout.write(text)
         return 0
-    write_text(target, text)
+    from evalengine.records.folder import write_text_file
+
+    write_text_file(target, text)
     print(target)
     return 0
 
@@ -102,53 +104,6 @@ def _log(names: Sequence[str], tracker: str) -> int:
     return 0
 
 
-def write_text(target: Path, text: str) -> None:
-    """A file that appears whole or not at all. Raises `EvalEngineError` if the disk refuses."""
-    from evalengine.records.folder import write_failed, write_whole
-
-    try:
-        write_whole(target, lambda path: path.write_bytes(text.encode("utf-8", "backslashreplace")))
-    except OSError as error:
-        raise write_failed(target, error) from error
-
-
-def holds_runs(path: Path) -> bool:
-    """Whether this is a folder of runs and none itself. A single output of lm-eval in it stands for itself."""
-    from evalengine.records.lm_eval_file import results_files
-    from evalengine.report.read.names import runs_below
-    from evalengine.report.read.run_folder import is_run_folder
-
-    with readable(path):
-        if not path.is_dir() or is_run_folder(path) or results_files(path):
-            return False
-        foreign = [child for child in path.iterdir() if child.is_dir() and results_files(child)]
-        return bool(runs_below(path)) or len(foreign) > 1
-
-
-def leave_list(folder: Path) -> None:
-    """The list of all runs beside a finished one, anew."""
-    from evalengine.report.html.index_page import leave_index
-    from evalengine.report.read.names import root_of
-
-    leave_index(root_of(folder))
-
-
-def leave_report(folder: Path) -> None:
-    """A finished run's `report.html`. The run is worth more than its page: a failure is said, and passes."""
-    try:
-        from evalengine.report.html.run_page import write_run_report
-
-        write_run_report(folder)
-        return
-    except EvalEngineError as error:
-        why = str(error)
-    except Exception:
-        traceback.print_exc()
-        why = "a bug in the report, shown above"
-    cure = f"the run is whole; try again: python -m evalengine report {folder}"
-    print(f"evalengine: no report.html ({why}); {cure}", file=sys.stderr)
-
-
 def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
     """The comparison's page, of different models as `compare` has it; two runs of unlike modes show their noise floor
     too."""
@@ -157,7 +112,7 @@ def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
     from evalengine.report.html.comparison_page import comparison_page
     from evalengine.report.html.noise_floor import noise_floor_section
     from evalengine.report.leaderboard.models import are_models
-    from evalengine.report.read.run import load_run
+    from evalengine.report.read.load import load_run
 
     runs = [load_run(name) for name in names]
     if not allow and are_models(runs):

@@ -18,7 +18,8 @@ from evalengine.report.html import page as page_module
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.markup import Markup
 from evalengine.report.html.matrix_page import matrix_page
-from evalengine.report.read.run import Item, Run, load_run
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Item, Run
 from tests.browser import Browser, Tab
 from tests.report.test_pages import HOSTILE, quiet
 from tests.report.written_run import Doc, write_generations

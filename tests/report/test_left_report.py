@@ -10,8 +10,8 @@ import pytest
 
 from evalengine import __main__ as command
 from evalengine.harness import runner
-from evalengine.report.cli import leave_report
 from evalengine.report.html import run_page
+from evalengine.report.html.leave import leave_report
 from tests.report.written_run import Doc, write_generations
 
 

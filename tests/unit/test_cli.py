@@ -34,7 +34,7 @@ def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]
     runner.run = lambda config, leave, command, llm: run(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
     monkeypatch.setattr("evalengine.report.terminal.run_table.print_report", lambda folder: print(f"digest: {folder}"))
-    monkeypatch.setattr("evalengine.report.cli.leave_list", lambda folder: None)  # beside folders that are none
+    monkeypatch.setattr("evalengine.report.html.leave.leave_list", lambda folder: None)  # beside folders that are none
 
 
 def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ from evalengine.report.compare.compare import compare
 from evalengine.report.compare.flips import changed_documents, flips, score_unchanged, tally
 from evalengine.report.compare.noise_floor import noise_floor
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.read.run import Run, load_run
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Run
 from evalengine.report.sweep.sweep import Cell, Distance, sweep
 from evalengine.report.sweep.tables import floor_table
 from evalengine.report.sweep.write import sweep_json

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
 from evalengine.records.sealed import content_sha256
+from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.read import packing
 from evalengine.report.read.baseline import FORMAT
-from evalengine.report.read.run import Run, load_run, merkle_differences
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Run
 from tests.unit.run_double import generated, write_run
 
 
@@ -46,7 +48,7 @@ def test_it_says_what_the_run_said(run: Path, file: Path) -> None:
     assert (b.kind, b.name) == ("baseline", "x")
     assert evidence(a) == evidence(b) and len(b.items) == 14
     assert list(b.items) == sorted(b.items)
-    assert merkle_differences(a, b) == []
+    assert differing_leaves(a, b) == []
     assert all(item.output_ids is None and item.logprobs is None and item.text is None for item in b.items.values())
 
 
@@ -54,7 +56,7 @@ def test_a_changed_run_differs_from_it(tmp_path: Path, file: Path) -> None:
     records = [generated(doc, task=task) for task in ("sums", "more") for doc in range(7)]
     records[3] = generated(3, seed=1)
     other = load_run(write_run(tmp_path / "other", records))
-    assert merkle_differences(load_run(file), other) == [("sums", 3, 0, 0)]
+    assert differing_leaves(load_run(file), other) == [("sums", 3, 0, 0)]
 
 
 def test_every_flipped_character_is_found(file: Path) -> None:

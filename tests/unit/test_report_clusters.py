@@ -102,7 +102,7 @@ def clustered_folder(path: Path) -> Path:
 
 
 def test_a_run_and_its_baseline_hold_them(tmp_path: Path) -> None:
-    from evalengine.report.read.run import load_run
+    from evalengine.report.read.load import load_run
 
     run = load_run(clustered_folder(tmp_path / "run"))
     assert run.clusters == {"sums": {doc: f"p{doc // 2}" for doc in range(8)}}

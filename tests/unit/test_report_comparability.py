@@ -10,8 +10,8 @@ import pytest
 
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.compare.unchecked import unchecked
-from evalengine.report.read.baseline import write_baseline
-from evalengine.report.read.run import load_run
+from evalengine.report.gate.baseline_cli import write_baseline
+from evalengine.report.read.load import load_run
 from tests.unit.compared_runs import BASE, IDENTITY, TASK, run
 from tests.unit.run_double import generated, write_run
 

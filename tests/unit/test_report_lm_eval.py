@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from evalengine.errors import ConfigError
-from evalengine.report.read.baseline import main
+from evalengine.report.compare.item_differences import differing_leaves
+from evalengine.report.gate.baseline_cli import main
 from evalengine.report.read.lm_eval_samples import answer, number
-from evalengine.report.read.run import load_run, merkle_differences
+from evalengine.report.read.load import load_run
 from tests.unit.run_double import sha
 
 
@@ -105,7 +106,7 @@ def test_lm_evals_own_files(lm_eval_folder: Path) -> None:
         ("pages", 0, 0, 0): ("loglikelihood_rolling", -123.5, None, ""),
     }
     with pytest.raises(ConfigError, match="holds no digests"):
-        merkle_differences(run, run)
+        differing_leaves(run, run)
 
 
 def test_the_newest_of_lm_evals_runs(lm_eval_folder: Path) -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.errors import ConfigError
-from evalengine.report.read.names import newest_run, root_of, runs_below, stands_for
+from evalengine.report.read.experiment import SWEEP_FORMAT
+from evalengine.report.read.load import load_run
+from evalengine.report.read.names import named_runs, newest_run, stands_for
+from evalengine.report.read.places import root_of, runs_below
 from evalengine.report.read.provenance import command_line, parsed, provenance
-from evalengine.report.read.run import SWEEP_FORMAT, load_run, named_runs
 from tests.unit.run_double import generated, write_run
 
 RECORDS = [generated(doc) for doc in range(4)]

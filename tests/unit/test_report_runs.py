@@ -20,7 +20,11 @@ from evalengine.records.digest import leaf_hash, merkle_root
 from evalengine.records.evidence import file_sha256
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
 from evalengine.records.sealed import content_sha256
-from evalengine.report.read.run import SWEEP_FORMAT, Item, Run, load_run, merkle_descent, merkle_differences, named_runs
+from evalengine.report.compare.item_differences import differing_leaves
+from evalengine.report.read.experiment import SWEEP_FORMAT
+from evalengine.report.read.load import load_run
+from evalengine.report.read.names import named_runs
+from evalengine.report.read.run import Item, Run
 from tests.unit.run_double import ISO, generated, sha, write_run
 
 
@@ -243,28 +247,7 @@ CONTENTS = st.dictionaries(st.integers(0, 70), st.integers(0, 2), max_size=70)
 
 @settings(max_examples=300)
 @given(CONTENTS, CONTENTS, st.booleans())
-def test_merkle_differences_are_all_differences(a: dict[int, int], b: dict[int, int], near: bool) -> None:
+def test_differing_leaves_are_all_differences(a: dict[int, int], b: dict[int, int], near: bool) -> None:
     b = {**a, **dict(list(b.items())[:2])} if near else b
     brute = [("t", doc, 0, 0) for doc in sorted({*a, *b}) if a.get(doc) != b.get(doc)]
-    assert merkle_differences(run_of(a), run_of(b)) == brute
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 1000, 1319, 4096])
-def test_one_differing_leaf_is_found_in_logarithmically_many_comparisons(count: int) -> None:
-    a = [number.to_bytes(32, "big") for number in range(1, count + 1)]
-    for place in {0, count // 2, count - 1}:
-        b = [*a[:place], bytes([255] * 32), *a[place + 1 :]]
-        found, compared = merkle_descent(a, b)
-        assert found == [place]
-        assert 1 <= compared <= 2 * math.ceil(math.log2(count)) + 1
-    assert merkle_descent(a, a) == ([], 1)
-    assert merkle_descent(a, [bytes(32)] * count)[0] == list(range(count))
-
-
-def test_the_descent_uses_the_digests_tree() -> None:
-    """Its root is the run's digest, so equal digests and an empty descent are the same thing."""
-    from evalengine.report.read.run import _levels
-
-    for count in range(1, 40):
-        leaves = [bytes([number]) * 32 for number in range(count)]
-        assert _levels(leaves)[-1] == [merkle_root(leaves)]
+    assert differing_leaves(run_of(a), run_of(b)) == brute

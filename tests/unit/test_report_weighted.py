@@ -19,7 +19,8 @@ from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
 from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.baseline import to_text
-from evalengine.report.read.run import Run, ScoreKey, load_run
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Run, ScoreKey
 from tests.unit.compared_runs import KEY, TASK, run
 from tests.unit.test_report_rolling import rolling
 

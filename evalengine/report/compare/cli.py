@@ -19,7 +19,9 @@ from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import Page
 from evalengine.report.leaderboard.cli import add_options, as_models, compare_models
-from evalengine.report.read.run import Run, load_run, named_runs
+from evalengine.report.read.load import load_run
+from evalengine.report.read.names import named_runs
+from evalengine.report.read.run import Run
 from evalengine.report.terminal.printing import print_findings
 
 ABOUT = (

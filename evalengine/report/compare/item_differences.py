@@ -9,11 +9,12 @@ from typing import Literal
 
 import numpy as np
 
+from evalengine.errors import ConfigError
 from evalengine.report.compare.attribution import Attribution
 from evalengine.report.compare.comparability import data_differs, document_change, prompt_differs
 from evalengine.report.compare.divergence import changed_bits, shared_tokens
 from evalengine.report.numbers import same_number
-from evalengine.report.read.run import Item, Key, Run, merkle_differences
+from evalengine.report.read.run import Item, Key, Run
 
 Kind = Literal["document", "prompt", "output", "logprobs", "text"]
 KINDS: tuple[Kind, ...] = ("document", "prompt", "output", "logprobs", "text")
@@ -47,6 +48,19 @@ def item_differences(a: Run, b: Run, blame: Attribution) -> list[ItemDifference]
     return found
 
 
+def differing_leaves(a: Run, b: Run) -> list[Key]:
+    """The requests whose digest leaves differ, or that one run lacks, in key order. Equal digests end it at once.
+
+    Both runs need leaves: lm-eval's have none (`Run.digest` is None), for which this raises `ConfigError`.
+    """
+    for run in (a, b):
+        if run.digest is None or any(not item.leaf for item in run.items.values()):
+            raise ConfigError(f"{run.source}: it holds no digests (kind {run.kind}); compare its texts and scores")
+    if a.digest == b.digest:
+        return []
+    return [key for key in sorted({*a.items, *b.items}) if _leaf(a, key) != _leaf(b, key)]
+
+
 def pairs(a: Run, b: Run) -> Iterator[tuple[Item, Item]]:
     """The requests of both runs."""
     return ((item, b.items[key]) for key, item in a.items.items() if key in b.items)
@@ -59,13 +73,17 @@ def outputs_known(x: Item, y: Item) -> bool:
 
 
 def _differing_keys(a: Run, b: Run) -> list[Key]:
-    """By Merkle descent where both runs have leaves; item by item where one has none. A leaf does not hold the text."""
+    """By leaves where both runs have them; by what else is held where one has none. A leaf does not hold the text."""
     both = list(pairs(a, b))
     texts = {x.key for x, y in both if _other_text(x, y)}
     if all(x.leaf and y.leaf for x, y in both):
-        leaves = {key for key in merkle_differences(a, b) if key in a.items and key in b.items}
+        leaves = {key for key in differing_leaves(a, b) if key in a.items and key in b.items}
         return sorted(leaves | texts)
     return sorted(texts | {x.key for x, y in both if data_differs(a, b, x, y) or not _equal_as_far_as_known(x, y)})
+
+
+def _leaf(run: Run, key: Key) -> str | None:
+    return run.items[key].leaf if key in run.items else None
 
 
 def _kinds(a: Run, b: Run, x: Item, y: Item) -> Iterator[Kind]:

@@ -13,10 +13,9 @@ from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare.comparability import incomparable, resumed_words
 from evalengine.report.compare.compare import Comparison, Level, compare
 from evalengine.report.compare.matrix_scores import leading_metrics, metric_name, score_text
-from evalengine.report.compare.tables import add, bullets, house_table
-from evalengine.report.compare.unchecked import UNBOUND
 from evalengine.report.read.identities import differing
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import UNBOUND, Run
+from evalengine.report.terminal.tables import add, bullets, house_table
 
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
 WORST = ("DIFFERENT", "SAME TOKENS", "IDENTICAL")

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from evalengine.report.compare.metric_deltas import MetricDelta
-from evalengine.report.compare.tables import add, house_table
 from evalengine.report.numbers import shown
 from evalengine.report.stats.paired import PairedResult
+from evalengine.report.terminal.tables import add, house_table
 
 LARGE = 1e6  # from which on a value has no place after the point that says anything
 MDE = "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."

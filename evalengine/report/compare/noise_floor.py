@@ -17,8 +17,10 @@ from evalengine.records.manifest_file import missing_for_page
 from evalengine.report.compare.comparability import incomparable
 from evalengine.report.compare.divergence import LogprobChange, logprob_change
 from evalengine.report.compare.flips import changed_documents, flips, score_unchanged
-from evalengine.report.read.names import SWEEP_PLACE
-from evalengine.report.read.run import Run, ScoreKey, load_run, merkle_differences
+from evalengine.report.compare.item_differences import differing_leaves
+from evalengine.report.read.load import load_run
+from evalengine.report.read.places import SWEEP_PLACE
+from evalengine.report.read.run import Run, ScoreKey
 
 SIBLINGS = 200  # newest run folders looked at
 SCHEDULE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "num_threads", "device")
@@ -64,7 +66,7 @@ def is_pair(a: Run, b: Run) -> bool:
 def noise_floor(a: Run, b: Run) -> NoiseFloor:
     """The two runs of a pair (`is_pair`), in either order."""
     invariant, fast = (b, a) if a.manifest["numerics"] == "fast" else (a, b)
-    keys = [key for key in merkle_differences(invariant, fast) if key in invariant.items and key in fast.items]
+    keys = [key for key in differing_leaves(invariant, fast) if key in invariant.items and key in fast.items]
     pairs = [(invariant.items[key], fast.items[key]) for key in keys]
     change = logprob_change(pairs)
     differing = {*keys}

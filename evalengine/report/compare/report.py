@@ -12,7 +12,6 @@ from evalengine.report.compare.metric_tables import MDE, metrics_table, p_words,
 from evalengine.report.compare.tables import (
     ROWS,
     answers_table,
-    bullets,
     divergence_table,
     flips_table,
     logprobs_table,
@@ -20,6 +19,7 @@ from evalengine.report.compare.tables import (
     no_distance,
     verdict,
 )
+from evalengine.report.terminal.tables import bullets
 
 AGGREGATED = "No document's score changed, yet the reported results did: they were aggregated in another way."
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
 from evalengine.report.compare.flips import CHANGES, score_unchanged, tally
 from evalengine.report.numbers import shown
-from evalengine.report.read.run import Key
+from evalengine.report.read.items import item_name
+from evalengine.report.terminal.tables import add, house_table, printable
 
 ROWS = 10  # of a table: the rest is in --json
 TIES = {True: "possible", False: "no", None: ""}
@@ -104,37 +103,6 @@ def flips_table(c: Comparison) -> Table:
         last = [flip.metric or "", *values, flip.change, flip.cause]
         add(table, [flip.task, flip.filter, str(flip.doc_id), *answers, *last])
     return table
-
-
-def house_table(headings: Sequence[str], left: Sequence[int] = ()) -> Table:
-    """A table in the style of the run's own; columns in `left` hold words, the others numbers."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number in left else "right", no_wrap=True)
-    return table
-
-
-def add(table: Table, cells: Sequence[str]) -> None:
-    """A row of plain text: nothing in it is markup, nor moves the cursor."""
-    table.add_row(*(Text(printable(cell)) for cell in cells))
-
-
-def item_name(key: Key) -> str:
-    """`gsm8k doc 3`, with request and repeat where they are not the first."""
-    task, doc, request, repeat = key
-    return f"{task} doc {doc}" + (f" request {request}" if request else "") + (f" repeat {repeat}" if repeat else "")
-
-
-def printable(text: str) -> str:
-    """Model output on one line of a terminal: what is no printable character is written as its escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
-    """A title and its lines; nothing if there are none."""
-    if lines:
-        yield f"{title}:"
-        yield from (f"  - {line}" for line in lines)
 
 
 def near_ties(c: Comparison) -> Iterator[str]:

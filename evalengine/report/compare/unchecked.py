@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from evalengine.report.read.chosen import BY_CHOICE
 from evalengine.report.read.lm_eval_samples import ROLLING
-from evalengine.report.read.run import Run
+from evalengine.report.read.run import UNBOUND, Run
 
 _WEIGHTS = ("weights", "model_sha")
-UNBOUND = "its files are not bound (its manifest does not list their hashes), so edits would pass unseen"
 
 
 def unchecked(a: Run, b: Run) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from evalengine.report.compare.comparability import document_change
-from evalengine.report.numbers import exact_sum, same_number
+from evalengine.report.numbers import same_number
+from evalengine.report.read.aggregates import Pairs, bits_per_byte, perplexity
 from evalengine.report.read.run import Run, ScoreKey
-
-Pairs = Sequence[tuple[float, float]]
 
 
 def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, float | None], int] | None:
@@ -31,26 +30,8 @@ def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, 
     return (values[0], values[1]), len(shared) - len(docs)
 
 
-def perplexity(pairs: Pairs) -> float:
-    """exp of minus the log-likelihood per word or byte (lm-eval's `weighted_perplexity`); infinite on overflow."""
-    try:
-        return math.exp(-_per_unit(pairs))
-    except OverflowError:
-        return math.inf
-
-
-def bits_per_byte(pairs: Pairs) -> float:
-    """Minus the log-likelihood per byte in bits (lm-eval's `bits_per_byte`)."""
-    return -_per_unit(pairs) / math.log(2)
-
-
 def _aggregation(metric: str) -> Callable[[Pairs], float]:
     return bits_per_byte if metric == "bits_per_byte" else perplexity
-
-
-def _per_unit(pairs: Pairs) -> float:
-    total = exact_sum(weight for _, weight in pairs)
-    return exact_sum(value for value, _ in pairs) / total if total else math.nan
 
 
 def _gives(aggregate: Callable[[Pairs], float], pairs: Mapping[int, tuple[float, float]], said: float) -> bool:

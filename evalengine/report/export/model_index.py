@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
-from evalengine.report.cli import write_text
+from evalengine.records.folder import write_text_file
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
@@ -40,7 +40,7 @@ def write_model_index(run: Run, target: Path) -> int:
     if not found:
         raise ConfigError(f"report: --model-index: {run.source} holds no finite results")
     data = ModelCardData(model_name=labels([run])[0], eval_results=found)
-    write_text(target, data.to_yaml() + "\n")
+    write_text_file(target, data.to_yaml() + "\n")
     return len(found)
 
 

@@ -19,7 +19,8 @@ from evalengine.errors import EvalEngineError
 from evalengine.records.folder import DIGEST
 from evalengine.records.manifest import MANIFEST
 from evalengine.report.leaderboard.models import labels
-from evalengine.report.read.run import Run, load_run
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Run
 
 PROJECT = "evalengine"  # of W&B and of MLflow's experiments, where their own settings name none
 FILES = ("results_*.json", "config.yaml", MANIFEST, DIGEST)  # not samples and pages, which hold a dataset's own texts

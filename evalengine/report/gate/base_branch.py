@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from evalengine.errors import ConfigError
-from evalengine.report.read.run import Run, load_run
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Run
 
 
 class NoBaseline(ConfigError):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.report.compare.comparability import findings, incomparable
-from evalengine.report.compare.unchecked import UNBOUND
 from evalengine.report.gate.base_branch import NoBaseline, load_from_base
 from evalengine.report.gate.checks import DECIDED
 from evalengine.report.gate.policies import AllOf, Policy
 from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.report import Report, Verdict
 from evalengine.report.gate.rules import evaluate, level, standing
-from evalengine.report.read.run import Run, load_run
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import UNBOUND, Run
 
 SHOWN_PROBLEMS = 20
 NO_BASELINE = "no baseline yet"

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Literal
 
 from evalengine.errors import ConfigError
+from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.gate.accuracy import accuracy
 from evalengine.report.gate.checks import DECIDED, Check, first
 from evalengine.report.gate.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
 from evalengine.report.numbers import same_number
-from evalengine.report.read.run import Item, Run, merkle_differences
+from evalengine.report.read.run import Item, Run
 
 
 def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
@@ -75,7 +76,7 @@ def _digest(a: Run, b: Run) -> list[Check]:
     for run, role in ((a, "baseline"), (b, "run")):
         if run.digest is None:
             raise ConfigError(f"the {role} {run.source} is no run of evalengine, it has no digest; use policy accuracy")
-    changed = [] if a.digest == b.digest else merkle_differences(a, b)
+    changed = [] if a.digest == b.digest else differing_leaves(a, b)
     checks = []
     for task in sorted({*a.task_digests, *b.task_digests}):
         old, new = a.task_digests.get(task), b.task_digests.get(task)

@@ -8,11 +8,11 @@ from typing import Any
 from evalengine.report.compare.compare import Comparison, ItemDifference
 from evalengine.report.compare.divergence import Divergence, shared_text
 from evalengine.report.compare.flips import Flip
-from evalengine.report.compare.tables import item_name
 from evalengine.report.html.markup import Markup
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.numbers import shown
+from evalengine.report.read.items import item_name
 from evalengine.report.read.run import Key
 
 TEXT_BYTES = 10_000_000  # of all texts in UTF-8: packed, they then stay below 15 MB of the file, however random

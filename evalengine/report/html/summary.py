@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evalengine.records.manifest import not_run, resumed_fast
-from evalengine.report.compare.unchecked import UNBOUND
 from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.markup import Child, Markup, tag
 from evalengine.report.html.origin import origin_facts
@@ -17,7 +16,7 @@ from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval, percent
 from evalengine.report.numbers import outcome_words
-from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.read.run_data import RunData
 from evalengine.report.stats.metric_interval import metric_interval
 

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.folder import write_whole
-from evalengine.report.compare.tables import add, bullets, house_table, printable
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import latex, markdown
 from evalengine.report.leaderboard.history import history_picture
@@ -21,6 +20,7 @@ from evalengine.report.leaderboard.numbers import board_json, comma_separated
 from evalengine.report.leaderboard.sheets import Sheet, group_sheet, models_sheet, scores_sheet, tests_sheet, verdict
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.printing import print_findings
+from evalengine.report.terminal.tables import add, bullets, house_table, printable
 
 FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}

@@ -9,7 +9,7 @@ from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.numbers import board_json
 from evalengine.report.leaderboard.page import leaderboard_page
-from evalengine.report.read.run import SWEEP_FORMAT
+from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.sweep.write import VERSION, write_picture_and_list
 
 

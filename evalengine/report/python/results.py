@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.metric_tables import value_text
-from evalengine.report.compare.tables import add, house_table
 from evalengine.report.python.frames import metrics_frame, records_frame, samples_frame
 from evalengine.report.python.notebook import Line, Shown
 from evalengine.report.read.lm_eval_folder import newest
+from evalengine.report.read.load import load_run as read_run
 from evalengine.report.read.run import Run
-from evalengine.report.read.run import load_run as read_run
 from evalengine.report.terminal.run_table import results_table, summary_lines
+from evalengine.report.terminal.tables import add, house_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -22,7 +22,7 @@ from evalengine.report.leaderboard.numbers import board_json
 from evalengine.report.leaderboard.sheets import verdict as board_verdict
 from evalengine.report.python.notebook import Line, Shown
 from evalengine.report.python.results import Results
-from evalengine.report.read.run import load_run
+from evalengine.report.read.load import load_run
 
 if TYPE_CHECKING:
     from pandas import DataFrame

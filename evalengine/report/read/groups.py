@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from evalengine.plain_files import read_json
 from evalengine.records.lm_eval_file import results_files
 from evalengine.report.read.run import Run
-from evalengine.report.terminal.run_table import in_groups
 
 
 def group_subtasks(run: Run) -> dict[str, list[str]]:
@@ -35,6 +35,22 @@ def groups_first(names: Iterable[str], said: Mapping[str, Sequence[str]]) -> lis
     whole: dict[str, None] = dict.fromkeys((*there, *said))  # a group without a mean has its place, too
     found = [name for name, _ in in_groups({"results": whole, "group_subtasks": said}) if name in there]
     return [*found, *(name for name in there if name not in found)]  # of groups that go round in a circle
+
+
+def in_groups(results: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """(name, depth) of every task and group that has results, groups first and their own below them; each once."""
+    groups: dict[str, list[str]] = results.get("group_subtasks") or {}
+    members = {child for children in groups.values() for child in children}
+    roots = [name for name in [*groups, *results["results"]] if name not in members]
+    waiting = [(name, 0) for name in reversed(roots)]
+    seen = set()
+    while waiting:
+        name, depth = waiting.pop()
+        if name in seen or name not in results["results"]:
+            continue
+        seen.add(name)
+        yield name, depth
+        waiting.extend((child, depth + 1) for child in reversed(groups.get(name, [])))
 
 
 def group_documents(run: Run, said: Mapping[str, Sequence[str]], key: tuple[str, str, str]) -> int | None:

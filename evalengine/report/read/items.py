@@ -20,3 +20,9 @@ def named_item(run: Run, text: str, command: str) -> Key:
     if key not in run.items:
         raise ConfigError(f"{command}: --item {text}: {run.name} has no such request; its tasks are {', '.join(tasks)}")
     return key
+
+
+def item_name(key: Key) -> str:
+    """`gsm8k doc 3`, with request and repeat where they are not the first."""
+    task, doc, request, repeat = key
+    return f"{task} doc {doc}" + (f" request {request}" if request else "") + (f" repeat {repeat}" if repeat else "")

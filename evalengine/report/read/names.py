@@ -11,17 +11,15 @@ A file or folder that really has such a name goes first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from evalengine.errors import ConfigError, readable
-from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
-from evalengine.records.manifest import MANIFEST
+from evalengine.records.folder import DIGEST
+from evalengine.report.read.experiment import experiment_runs
+from evalengine.report.read.places import INDEX, RESULTS, runs_below
 
-RESULTS = Path("results")  # output_dir's default
 LATEST = "latest"
-INDEX = "index.html"  # the list of all runs that lies beside them
-SWEEP_PLACE = re.compile(r"\d+-.*")  # an experiment's folder for one of its runs: `<number>-<settings>/<run>`
 _NUMBERED = re.compile(r"(.+):(\d+)")
 
 
@@ -43,6 +41,20 @@ def stands_for(name: str | Path) -> str | Path:
     return name
 
 
+def named_runs(names: Iterable[str]) -> list[str]:
+    """What a command's words name: a finished experiment's folder stands for its runs, `latest` and `SWEEP:3` for one,
+    the index of a folder of runs for none, all else for itself.
+
+    Raises `ConfigError` for the folder of an unfinished one, and for what cannot be read.
+    """
+    found, given = [], list(names)
+    for name in map(str, map(stands_for, given)):
+        with readable(name):
+            listed = Path(name).name == INDEX and len(given) > 1  # as `results/*` names it too
+            found += experiment_runs(Path(name)) or ([] if listed else [name])
+    return found
+
+
 def newest_run(root: Path, name: str = LATEST) -> Path:
     """The finished run below `root` whose digest was written last. Raises `ConfigError` if there is none."""
     found = [folder for folder in runs_below(root) if (folder / DIGEST).is_file()]
@@ -51,35 +63,7 @@ def newest_run(root: Path, name: str = LATEST) -> Path:
     return max(found, key=lambda folder: ((folder / DIGEST).stat().st_mtime_ns, folder.name))
 
 
-def runs_below(root: Path) -> list[Path]:
-    """The folders of our runs in `root`, finished or not, whole or not, those of its experiments among them."""
-    return sorted(folder for child in _folders(root) for folder in _runs_at(child))
-
-
-def root_of(run: Path) -> Path:
-    """The folder that holds a run beside others; of an experiment's run, the folder that holds the experiment."""
-    above = run.resolve().parent
-    return above.parent.parent if SWEEP_PLACE.fullmatch(above.name) else above
-
-
-def _runs_at(folder: Path) -> Iterator[Path]:
-    """This folder, if it is a run; the runs in it, if it is an experiment or an experiment's folder for a run."""
-    if any((folder / name).is_file() for name in (DIGEST, RECORDS, JOURNAL, IDENTITY, MANIFEST)):
-        yield folder
-        return
-    place = SWEEP_PLACE.fullmatch(folder.name)
-    for child in _folders(folder):
-        if place or SWEEP_PLACE.fullmatch(child.name):
-            yield from _runs_at(child)
-
-
-def _folders(path: Path) -> list[Path]:
-    return [child for child in path.iterdir() if child.is_dir()] if path.is_dir() else []
-
-
 def _numbered(name: str, sweep: str, number: int) -> str:
-    from evalengine.report.read.run import named_runs
-
     folder = Path(sweep) if Path(sweep).is_dir() else _newest_experiment(sweep)
     if folder is None:
         raise ConfigError(f"{name}: {sweep} is neither an experiment's folder nor the name of one in {RESULTS}/")

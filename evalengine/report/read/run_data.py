@@ -14,7 +14,8 @@ from evalengine.records.manifest_file import missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
 from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.read.lm_eval_folder import newest
-from evalengine.report.read.run import Item, Key, Run, ScoreKey, load_run
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Item, Key, Run, ScoreKey
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,21 +13,16 @@ from evalengine.errors import ConfigError
 from evalengine.plain_files import read_bytes
 from evalengine.records.digest import leaf_hash, merkle_root
 from evalengine.records.evidence import AGAIN, open_run
-from evalengine.records.folder import DIGEST, IDENTITY, JOURNAL, RECORDS
+from evalengine.records.folder import DIGEST, RECORDS
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records
 from evalengine.records.shapes import sha256
-from evalengine.report.compare.weighted import perplexity
 from evalengine.report.numbers import exact_sum, same_number
+from evalengine.report.read.aggregates import perplexity
 from evalengine.report.read.lm_eval_folder import read_outcome
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.rolling import asks_nothing
 from evalengine.report.read.run import Item, Key, Run, ScoreKey
-
-
-def is_run_folder(path: Path) -> bool:
-    """Whether this is a run of ours, finished or not, whole or not."""
-    return any((path / name).is_file() for name in (DIGEST, RECORDS, JOURNAL, IDENTITY, MANIFEST))
 
 
 def load_folder(path: Path, page: bool = True) -> Run:

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from evalengine.report.compare.compare import MetricDelta
 from evalengine.report.compare.matrix import matrix_table, run_notes
-from evalengine.report.compare.tables import add, house_table, printable
 from evalengine.report.numbers import shown
 from evalengine.report.sweep.sweep import Distance, Sweep
 from evalengine.report.terminal.printing import WIDTH
+from evalengine.report.terminal.tables import add, house_table, printable
 
 
 def print_sweep(found: Sweep, files: Sequence[Path]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from evalengine.records.folder import write_failed, write_whole
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.as_json import run_json
-from evalengine.report.read.run import SWEEP_FORMAT
+from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.sweep.picture import picture
 from evalengine.report.sweep.sweep import Distance, Sweep
 from evalengine.report.sweep.tables import verdict

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evalengine.errors import ConfigError
-from evalengine.report.compare.tables import printable
+from evalengine.report.terminal.tables import printable
 
 WIDTH = 240  # columns where there is no terminal: a cell that is cut cannot be searched
 

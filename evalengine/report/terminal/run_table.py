@@ -17,6 +17,7 @@ from evalengine.records.lm_eval import THINKING_TRUNCATED
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.report.numbers import outcome_words, shown
+from evalengine.report.read.groups import in_groups
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # lm-eval's
 NARROWEST, WIDEST = 100, 1000  # columns: a pipe has no width, and a table that is cut cannot be searched
@@ -63,22 +64,6 @@ def results_table(results: Mapping[str, Any]) -> Table:
         if (cut := values.get(THINKING_TRUNCATED)) is not None:
             table.add_row(*map(Text, [*label, "", "", THINKING_TRUNCATED, "↓", str(cut), "", ""]))
     return table
-
-
-def in_groups(results: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """(name, depth) of every task and group that has results, groups first and their own below them; each once."""
-    groups: dict[str, list[str]] = results.get("group_subtasks") or {}
-    members = {child for children in groups.values() for child in children}
-    roots = [name for name in [*groups, *results["results"]] if name not in members]
-    waiting = [(name, 0) for name in reversed(roots)]
-    seen = set()
-    while waiting:
-        name, depth = waiting.pop()
-        if name in seen or name not in results["results"]:
-            continue
-        seen.add(name)
-        yield name, depth
-        waiting.extend((child, depth + 1) for child in reversed(groups.get(name, [])))
 
 
 def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
