@@ -19,7 +19,7 @@ from evalengine.report.compare.noise_floor import noise_floor
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
-from evalengine.report.sweep.sweep import Cell, Distance, sweep
+from evalengine.report.sweep.sweep import Cell, sweep
 from evalengine.report.sweep.tables import floor_table
 from evalengine.report.sweep.write import sweep_json
 from tests.report.written_run import write_choices
@@ -69,9 +69,8 @@ def test_another_wrong_choice_is_another_answer(
 def test_the_noise_floor_and_the_sweep_count_it(folders: tuple[Path, Path], tmp_path: Path) -> None:
     a, b = map(load_run, folders)
     floor = noise_floor(a, b)
-    assert (floor.answers, floor.alone) == (6, "5 from one wrong answer to another")
-    distance = Distance(compare(a, b))
-    assert (distance.flips, distance.flips_alone) == (6, 5)
+    assert (floor.answers, floor.answers_alone) == (6, 5)
+    assert score_unchanged(floor.comparison.flips) == "5 from one wrong answer to another"
     found = sweep("x", [Cell({"numerics": mode}, run_) for mode, run_ in (("exact", a), ("fast", b))])
     rows = [str(cell) for column in floor_table(found).columns for cell in column.cells]
     assert "6 (5 at an equal score)" in rows

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import LEVELS, Comparison, compare
+from evalengine.report.compare.distance import Distance
 from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, logprob_change
 from evalengine.report.compare.matrix import matrix
 from evalengine.report.compare.metric_tables import value_text
@@ -21,7 +22,6 @@ from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run
-from evalengine.report.sweep.sweep import Distance
 from tests.unit.compared_runs import BASE, BIT, FILTER, KEY, TASK, TOKEN, run
 
 

@@ -17,7 +17,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.records.sealed import content_sha256
 from evalengine.report.sweep.picture import picture
 from evalengine.report.sweep.sweep import Cell, Sweep, sweep
-from evalengine.report.sweep.tables import print_sweep, share, verdict
+from evalengine.report.sweep.tables import print_sweep, verdict
 from evalengine.report.sweep.write import sweep_json, write_sweep
 from tests.unit.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
 
@@ -67,16 +67,16 @@ def test_invariant_runs_of_other_inputs_may_differ() -> None:
 
 def test_the_noise_floor_counts_what_moved() -> None:
     bit, token = (floor.distance for floor in swept(BIT, TOKEN).floors)
-    assert (bit.requests, bit.outputs, bit.flips, bit.logprobs) == (1, 0, 0, (1, 6)) and share(bit) == "16.7%"
+    assert (bit.differing, bit.outputs, bit.answers, bit.logprobs) == (1, 0, 0, (1, 6)) and bit.share == "16.7%"
     assert 0 < bit.largest_change < 1e-6
-    assert (token.requests, token.outputs, token.logprobs) == (1, 1, (0, 5)), "what follows another token is no pair"
+    assert (token.differing, token.outputs, token.logprobs) == (1, 1, (0, 5)), "what follows another token is no pair"
     flipped = swept(TOKEN, BASE, scores={0: 0.0}).floors[0].distance
-    assert flipped.flips == 1
+    assert flipped.answers == 1
     row = sweep_json(swept(TOKEN, BASE, scores={0: 0.0}), Path())["noise_floor"][0]
     assert row["flipped_answers"] == 1 and row["metrics"][0]["metric"] == METRIC
     assert row["metrics"][0]["delta"] == pytest.approx(-1 / 3) and row["settings"] == {"max_num_seqs": "1"}
     same = swept(BASE, BASE).floors[0].distance
-    assert (same.requests, same.flips, same.logprobs, same.largest_change) == (0, 0, (0, 6), 0.0)
+    assert (same.differing, same.answers, same.logprobs, same.largest_change) == (0, 0, (0, 6), 0.0)
 
 
 def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Documents that two runs answered or scored differently. No SciPy: every run's noise floor counts them.
+"""Documents that two runs answered or scored differently.
 
 An answer is what was said, not whether it was right: the filtered text, or the choice that a metric took (`chosen`).
 Where another wrong choice wins, the answer changes and the score does not.

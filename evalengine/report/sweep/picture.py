@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from evalengine.report.compare.distance import Distance
 from evalengine.report.compare.matrix_scores import leading_metrics, score_text
 from evalengine.report.html.markup import Markup, tag
-from evalengine.report.sweep.sweep import Distance, Sweep
-from evalengine.report.sweep.tables import most, share, verdict
+from evalengine.report.sweep.sweep import Sweep
+from evalengine.report.sweep.tables import most, verdict
 
 WIDTH, HEIGHT, GAP, TOP = 86, 46, 3, 84  # of a cell, between cells, above the matrix: pixels
 LETTER = 7.6  # pixels of a character of the labels, at most
@@ -92,4 +93,4 @@ def _cell(found: Sweep, row: int, column: int) -> tuple[str, str, str]:
     if comparison.verdict == "IDENTICAL":
         return "same", "equal", ""
     distance = Distance(comparison)
-    return "other", str(distance.requests), share(distance)
+    return "other", str(distance.differing), distance.share

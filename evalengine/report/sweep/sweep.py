@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.distance import Distance
 from evalengine.report.compare.matrix import Matrix, matrix
 from evalengine.report.read.run import Run
 
@@ -33,51 +33,6 @@ class Cell:
     def label(self) -> str:
         """`exact, max_num_seqs 8`."""
         return ", ".join([str(self.run.manifest.get("numerics")), *(f"{k} {v}" for k, v in self.beside_mode.items())])
-
-
-@dataclass(frozen=True, eq=False)
-class Distance:
-    """Two runs compared, in the numbers of a noise floor."""
-
-    comparison: Comparison
-
-    @property
-    def requests(self) -> int:
-        """Whose bits differ."""
-        return len(self.comparison.differences)
-
-    @property
-    def outputs(self) -> int:
-        """Whose tokens differ."""
-        return self.comparison.outputs
-
-    @property
-    def flips(self) -> int:
-        """Documents whose answer or 0/1 score differs under some filter."""
-        return sum(self.comparison.answers.values())
-
-    @property
-    def flips_alone(self) -> int:
-        """Of those, the documents whose score is what it was: another wrong answer, for instance."""
-        return self.comparison.kinds["answer"]
-
-    @property
-    def logprobs(self) -> tuple[int, int]:
-        """(differing, compared), over the tokens that both outputs of a request begin with."""
-        c, changed = self.comparison, {difference.key for difference in self.comparison.differences}
-        same = [item for key, item in c.a.items.items() if key in c.b.items and key not in changed]
-        equal = sum(len(item.logprobs) for item in same if item.logprobs is not None)
-        return (0, equal) if c.logprobs is None else (c.logprobs.differing, equal + c.logprobs.compared)
-
-    @property
-    def largest_change(self) -> float:
-        """Of a logprob of the same token after the same tokens, nat; of those that have a distance."""
-        return 0.0 if self.comparison.logprobs is None else self.comparison.logprobs.max_abs
-
-    @property
-    def largest(self) -> str:
-        """`largest_change` for people, and how many logprobs have no distance: NaN is no change of 0."""
-        return "0 nat" if self.comparison.logprobs is None else self.comparison.logprobs.largest
 
 
 @dataclass(frozen=True, eq=False)

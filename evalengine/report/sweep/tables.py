@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from evalengine.report.compare.compare import MetricDelta
+from evalengine.report.compare.distance import Distance
 from evalengine.report.compare.matrix import matrix_table, run_notes
 from evalengine.report.numbers import shown
-from evalengine.report.sweep.sweep import Distance, Sweep
+from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.terminal.printing import WIDTH
 from evalengine.report.terminal.tables import add, house_table, printable
 
@@ -86,18 +87,12 @@ def verdict(found: Sweep) -> str:
 def most(found: Sweep) -> str:
     """The largest distance of a fast run from its invariant partner."""
     distances = [floor.distance for floor in found.floors]
-    documents = max(len({key[:2] for key in distance.comparison.a.items}) for distance in distances)
-    flips, change = max(d.flips for d in distances), max(d.largest_change for d in distances)
-    flipped = f"up to {flips}" if flips else "none"
-    odd = sum(d.comparison.logprobs.not_finite for d in distances if d.comparison.logprobs is not None)
+    documents, change = max(d.documents for d in distances), max(d.largest_change for d in distances)
+    answers = max(d.answers for d in distances)
+    flipped = f"up to {answers}" if answers else "none"
+    odd = sum(d.change.not_finite for d in distances if d.change is not None)
     moved = f"moves a logprob by up to {change:.2g} nat{f' ({odd} are NaN or infinite)' if odd else ''}"
     return f"fast flips {flipped} of {documents} answers and {moved}"
-
-
-def share(distance: Distance) -> str:
-    """`12.5%` of the logprobs that can be compared."""
-    differing, compared = distance.logprobs
-    return f"{differing / compared:.1%}" if compared else "none"
 
 
 def _metric(metric: MetricDelta, several_tasks: bool) -> Iterator[str]:
@@ -109,11 +104,11 @@ def _metric(metric: MetricDelta, several_tasks: bool) -> Iterator[str]:
 
 
 def _moved(distance: Distance) -> Iterator[str]:
-    common = distance.comparison.common
-    yield f"{distance.requests} of {common}"
+    alone = distance.answers_alone
+    yield f"{distance.differing} of {distance.requests}"
     yield str(distance.outputs)
-    yield f"{distance.flips}{f' ({distance.flips_alone} at an equal score)' if distance.flips_alone else ''}"
-    yield share(distance)
+    yield f"{distance.answers}{f' ({alone} at an equal score)' if alone else ''}"
+    yield distance.share
     yield distance.largest
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from evalengine.records.folder import write_failed, write_whole
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.as_json import run_json
+from evalengine.report.compare.distance import Distance
 from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.sweep.picture import picture
-from evalengine.report.sweep.sweep import Distance, Sweep
+from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.sweep.tables import verdict
 
 VERSION = 1
@@ -81,13 +82,13 @@ def sweep_json(found: Sweep, folder: Path) -> dict[str, Any]:
 
 def _distance(distance: Distance) -> dict[str, Any]:
     differing, compared = distance.logprobs
-    change = distance.comparison.logprobs
+    change = distance.change
     return {
         "verdict": distance.comparison.verdict,
-        "requests": distance.comparison.common,
-        "differing_requests": distance.requests,
+        "requests": distance.requests,
+        "differing_requests": distance.differing,
         "differing_outputs": distance.outputs,
-        "flipped_answers": distance.flips,
+        "flipped_answers": distance.answers,
         "flipped_answers_by_change": distance.comparison.answers,
         "logprobs": {"compared": compared, "differing": differing, "largest_change_nat": distance.largest_change},
         "change": None if change is None else asdict(change),
