@@ -32,7 +32,7 @@ from evalengine.report.read.run_data import load_run_data
 from evalengine.report.terminal.run_table import print_report
 from tests.fuzz.cases import Case, cases
 from tests.report.written_run import Doc, write_choices, write_generations
-from tests.unit.run_double import bind_again, generated, write_run
+from tests.run_double import bind_again, generated, write_run
 
 ODD_VALUES: list[Any] = [
     *(None, True, 0, -1, 1.5, 10**400, "", "x", [], {}, [[]], {"a": {}}),

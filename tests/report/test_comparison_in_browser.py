@@ -21,9 +21,9 @@ from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Item, Run
 from tests.browser import Browser, Tab
+from tests.report.compared_runs import BASE, FILTER, KEY, TASK, TOKEN, run
 from tests.report.test_pages import HOSTILE, quiet
 from tests.report.written_run import Doc, write_generations
-from tests.unit.compared_runs import BASE, FILTER, KEY, TASK, TOKEN, run
 
 TOKENS = 12
 READY = "'ready' in document.querySelector('[data-map]').dataset"

@@ -21,7 +21,7 @@ from evalengine.report.html.differences import ITEM_BYTES, TEXT_BYTES
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import BLOCK, Page
 from evalengine.report.read.run import Run
-from tests.unit.compared_runs import BASE, BIT, FILTER, TASK, TOKEN, run
+from tests.report.compared_runs import BASE, BIT, FILTER, TASK, TOKEN, run
 
 
 def with_texts(base: Run, **texts: str | None) -> Run:

@@ -14,7 +14,7 @@ from evalengine.report.compare.divergence_map import divergence_map
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.page import Page
 from evalengine.report.read.run import Run
-from tests.unit.compared_runs import BASE, BIT, TOKEN, run
+from tests.report.compared_runs import BASE, BIT, TOKEN, run
 
 
 def test_equal_runs_have_rows_without_a_difference() -> None:

@@ -24,7 +24,7 @@ from evalengine.report.read.places import INDEX
 from tests.browser import Browser
 from tests.report.test_pages import quiet
 from tests.report.written_run import Doc, write_choices, write_generations
-from tests.unit.run_double import bind_again
+from tests.run_double import bind_again
 
 DOCS = [Doc(f"{n}", score=float(n > 0)) for n in range(4)]
 

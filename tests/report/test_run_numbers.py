@@ -27,7 +27,7 @@ from evalengine.report.read.load import load_run
 from evalengine.report.read.run_data import load_run_data
 from evalengine.report.stats.mean_interval import mean_interval, wilson
 from tests.report.written_run import Doc, write_choices, write_generations
-from tests.unit.run_double import bind_again
+from tests.run_double import bind_again
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 1), (1, 1), (0, 40), (40, 40), (7, 40), (1, 100_000)])

@@ -20,7 +20,7 @@ from evalengine.report.read.run_data import load_run_data
 from tests.browser import Browser, Tab
 from tests.report.test_pages import HOSTILE, quiet
 from tests.report.written_run import ISO, Doc, write_choices, write_generations
-from tests.unit.run_double import bind_again
+from tests.run_double import bind_again
 
 ROWS = "[...document.querySelectorAll('.grid-row')]"
 

@@ -21,8 +21,8 @@ from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.baseline import to_text
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run, ScoreKey
-from tests.unit.compared_runs import KEY, TASK, run
-from tests.unit.test_report_rolling import rolling
+from tests.report.compared_runs import KEY, TASK, run
+from tests.report.test_rolling import rolling
 
 WORDS = {0: 2.0, 1: 4.0, 2: 3.0, 3: 5.0}  # of each document
 PPL, BITS = (TASK, "word_perplexity", "none"), (TASK, "bits_per_byte", "none")

@@ -16,7 +16,7 @@ from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.gate.baseline_cli import main
 from evalengine.report.read.lm_eval_samples import answer, number
 from evalengine.report.read.load import load_run
-from tests.unit.run_double import sha
+from tests.run_double import sha
 
 
 def lm_eval_samples() -> dict[str, list[dict[str, Any]]]:

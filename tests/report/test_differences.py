@@ -22,7 +22,7 @@ from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run
-from tests.unit.compared_runs import BASE, BIT, FILTER, KEY, TASK, TOKEN, run
+from tests.report.compared_runs import BASE, BIT, FILTER, KEY, TASK, TOKEN, run
 
 
 def test_the_ceiling_of_a_near_tie_is_where_two_candidates_fill_the_distribution() -> None:

@@ -16,7 +16,7 @@ from evalengine.report.gate.base_branch import load_from_base
 from evalengine.report.gate.baseline_cli import write_baseline
 from evalengine.report.gate.gate import gate
 from evalengine.report.read.load import load_run
-from tests.unit.run_double import generated, write_run
+from tests.run_double import generated, write_run
 
 
 def git(folder: Path, *words: str) -> None:

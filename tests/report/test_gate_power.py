@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from evalengine.report.stats.detectable_loss import Detectable, binary_loss, detectable_loss, loss_power
 from evalengine.report.stats.paired import mcnemar, paired
-from tests.unit.paired_counts import exact_mcnemar
+from tests.report.paired_counts import exact_mcnemar
 
 
 def detectable(

@@ -9,7 +9,7 @@ import pytest
 
 import evalengine
 from evalengine.records.schema import read_records
-from tests.unit.run_double import generated, write_run
+from tests.run_double import generated, write_run
 
 EVIL = "<b>[red]evil[/red]</b>"
 

@@ -12,8 +12,8 @@ from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.compare.unchecked import unchecked
 from evalengine.report.gate.baseline_cli import write_baseline
 from evalengine.report.read.load import load_run
-from tests.unit.compared_runs import BASE, IDENTITY, TASK, run
-from tests.unit.run_double import generated, write_run
+from tests.report.compared_runs import BASE, IDENTITY, TASK, run
+from tests.run_double import generated, write_run
 
 
 def with_task(**settings: Any) -> dict[str, Any]:

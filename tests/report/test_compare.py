@@ -15,7 +15,7 @@ from evalengine.report.compare.matrix import matrix, matrix_report, matrix_table
 from evalengine.report.compare.report import report
 from evalengine.report.compare.tables import verdict
 from evalengine.report.read.run import Run
-from tests.unit.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOKEN, run
+from tests.report.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOKEN, run
 
 
 def levels(c: Comparison) -> list[bool]:

@@ -20,7 +20,7 @@ from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import Report
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.read.run import Run
-from tests.unit.gate_runs import METRIC, item, make_run
+from tests.report.gate_runs import METRIC, item, make_run
 
 RIGHT = [1.0] * 80 + [0.0] * 20
 KEY = ("sums", *METRIC)

@@ -27,8 +27,8 @@ from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.paired import mcnemar, paired, sign_flip
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import available_tasks, load_task
-from tests.unit.gate_runs import METRIC, make_run
-from tests.unit.run_double import bind_again, generated, write_run
+from tests.report.gate_runs import METRIC, make_run
+from tests.run_double import bind_again, generated, write_run
 
 ROWS = [
     {"question": f"{i} + {i}?", "answer": f"#### {2 * i}", "passage": f"p{i // 2}", "page": i // 3} for i in range(6)

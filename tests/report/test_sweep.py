@@ -19,7 +19,7 @@ from evalengine.report.sweep.picture import picture
 from evalengine.report.sweep.sweep import Cell, Sweep, sweep
 from evalengine.report.sweep.tables import print_sweep, verdict
 from evalengine.report.sweep.write import sweep_json, write_sweep
-from tests.unit.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
+from tests.report.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
 
 Outputs = Mapping[int, Any]
 

@@ -13,7 +13,7 @@ from evalengine.report.compare.report import report
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.identities import thing
 from evalengine.report.read.run import Run
-from tests.unit.compared_runs import BASE, BIT, IDENTITY, TASK, TOKEN, run
+from tests.report.compared_runs import BASE, BIT, IDENTITY, TASK, TOKEN, run
 
 OTHER = {TASK: {**IDENTITY["tasks"][TASK], "generation": {"max_gen_toks": 16, "temperature": 0.0}}}
 

@@ -19,7 +19,7 @@ from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.rolling import aligned
 from evalengine.report.read.run import Item, Run
 from evalengine.report.stats.paired import paired
-from tests.unit.compared_runs import TASK, item, record, run
+from tests.report.compared_runs import TASK, item, record, run
 
 PAGES = {0: [[-1.5, -2.0], [-3.0]], 1: [[-0.25, -0.5], [-0.125, -4.0], [-1.0]], 2: [[-2.0]]}
 NAME = (TASK, "loglikelihood per window", "none")

@@ -20,7 +20,7 @@ from evalengine.report.read import packing
 from evalengine.report.read.baseline import FORMAT
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
-from tests.unit.run_double import generated, write_run
+from tests.run_double import generated, write_run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from evalengine.report.read.load import load_run
 from evalengine.report.read.names import named_runs, newest_run, stands_for
 from evalengine.report.read.places import root_of, runs_below
 from evalengine.report.read.provenance import command_line, parsed, provenance
-from tests.unit.run_double import generated, write_run
+from tests.run_double import generated, write_run
 
 RECORDS = [generated(doc) for doc in range(4)]
 

@@ -14,7 +14,7 @@ from evalengine.report.compare import cli as compare_cli
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.read.run import Run
-from tests.unit.compared_runs import BASE, BIT, TOKEN, run
+from tests.report.compared_runs import BASE, BIT, TOKEN, run
 
 
 def test_json_is_strict_complete_and_stable() -> None:

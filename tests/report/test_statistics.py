@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalengine.report.stats.paired import PairedResult, compare_many, holm, paired, sign_flip
-from tests.unit.paired_counts import binary, exact_mcnemar
+from tests.report.paired_counts import binary, exact_mcnemar
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from evalengine.config import tracker_problems
 from evalengine.errors import ConfigError
 from evalengine.report.export.tracking import leave_log, log_run, metrics_of, settings_of
 from evalengine.report.read.load import load_run
-from tests.unit.run_double import bind_again, generated, write_run
+from tests.run_double import bind_again, generated, write_run
 
 METRICS = {"sums/exact_match/strict": pytest.approx(1 / 3), "sums/exact_match/flexible": pytest.approx(1 / 3)}
 

@@ -12,7 +12,7 @@ import pytest
 from evalengine.report.stats import intervals, power
 from evalengine.report.stats import paired as statistics
 from evalengine.report.stats.paired import holm, paired, sign_flip
-from tests.unit.paired_counts import binary, exact_mcnemar
+from tests.report.paired_counts import binary, exact_mcnemar
 
 # --- standard error and intervals ------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from evalengine.report.read.run import Run
 from evalengine.report.stats.mean_interval import wilson
 from evalengine.report.stats.paired import holm, paired
 from evalengine.report.stats.pass_at_k import with_pass_at_k
-from tests.unit.compared_runs import BASE, run
-from tests.unit.model_runs import model, rolling
+from tests.report.compared_runs import BASE, run
+from tests.report.model_runs import model, rolling
 
 GOOD, MIDDLE, BAD = [1.0] * 18 + [0.0] * 2, [1.0] * 9 + [0.0] * 11, [0.0] * 20
 

@@ -25,7 +25,7 @@ from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import named_runs
 from evalengine.report.read.run import Item, Run
-from tests.unit.run_double import ISO, generated, sha, write_run
+from tests.run_double import ISO, generated, sha, write_run
 
 
 @pytest.fixture

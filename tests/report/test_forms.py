@@ -12,8 +12,8 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from evalengine.__main__ import main
 from evalengine.report.export.results_table import TABLES, results_sheet
 from evalengine.report.read.load import load_run
-from tests.unit.model_runs import model
-from tests.unit.run_double import bind_again, generated, write_run
+from tests.report.model_runs import model
+from tests.run_double import bind_again, generated, write_run
 
 HUB = {"dataset": "openai/gsm8k", "name": "main", "revision": "e53f048", "split": "test"}
 

@@ -19,7 +19,7 @@ from evalengine.report.gate.report import STYLES, Report, headline
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 from evalengine.report.stats.paired import mcnemar
-from tests.unit.gate_runs import item, make_run
+from tests.report.gate_runs import item, make_run
 
 
 def checked(rule: dict[str, Any], **tasks: tuple[int, int, int]) -> dict[str, Check]:

@@ -20,7 +20,7 @@ from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound
 from evalengine.report.stats.metric_interval import metric_interval
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval, ratio_stderr
-from tests.unit.gate_runs import item, make_run
+from tests.report.gate_runs import item, make_run
 
 WORD, BITS = ("text", "word_perplexity", "none"), ("text", "bits_per_byte", "none")
 PAGES = 62  # as WikiText-2's test split

@@ -15,7 +15,7 @@ from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.rules import evaluate
 from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound, stratum
-from tests.unit.gate_runs import METRIC, make_run
+from tests.report.gate_runs import METRIC, make_run
 
 TASKS = [f"mmlu_{number:02}" for number in range(20)]
 

@@ -22,8 +22,8 @@ from evalengine.report.read.run import Run
 from evalengine.report.sweep.sweep import Cell, sweep
 from evalengine.report.sweep.tables import floor_table
 from evalengine.report.sweep.write import sweep_json
+from tests.report.compared_runs import BASE, BIT, KEY, TASK, TOKEN, run
 from tests.report.written_run import write_choices
-from tests.unit.compared_runs import BASE, BIT, KEY, TASK, TOKEN, run
 
 COUNT = 20
 OTHER_WRONG = (1, 4, 7, 13, 19)  # documents in which another wrong choice wins

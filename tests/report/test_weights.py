@@ -23,7 +23,7 @@ from evalengine.report.compare.weight_files import differing_weights
 from evalengine.report.compare.weight_tensors import in_words, weights_difference
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.run import Run
-from tests.unit.compared_runs import BASE, TOKEN, run
+from tests.report.compared_runs import BASE, TOKEN, run
 
 
 def tensors() -> dict[str, torch.Tensor]:
