@@ -21,10 +21,11 @@ from evalengine.report.gate.evidence import of_documents
 from evalengine.report.gate.policies import Limits
 from evalengine.report.read.baseline import load_baseline, to_text
 from evalengine.report.read.lm_eval_folder import read_outcome
-from evalengine.report.stats import paired as statistics
+from evalengine.report.stats import permutation
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.mean_interval import mean_interval
-from evalengine.report.stats.paired import mcnemar, paired, sign_flip
+from evalengine.report.stats.paired import mcnemar, paired
+from evalengine.report.stats.permutation import sign_flip
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import available_tasks, load_task
 from tests.report.gate_runs import METRIC, make_run
@@ -171,7 +172,7 @@ def test_the_interval_of_related_answers_covers() -> None:
 def test_false_alarms_of_related_documents(size: int, alone: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that flip together, and no difference: the test without clusters cries wolf, the clustered one does not.
     3 sigma of 500 draws at 5 % are 2.9 points."""
-    monkeypatch.setattr(statistics, "FLIPS", 0)  # 999 flips a test
+    monkeypatch.setattr(permutation, "FLIPS", 0)  # 999 flips a test
     rng, draws, wrong = np.random.default_rng(size), 500, np.zeros(2)
     for _ in range(draws):
         groups = rng.choice([-1.0, 0.0, 1.0], 40, p=[0.15, 0.7, 0.15])

@@ -9,9 +9,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from evalengine.report.stats import intervals, power
+from evalengine.report.stats import intervals, permutation, power
 from evalengine.report.stats import paired as statistics
-from evalengine.report.stats.paired import holm, paired, sign_flip
+from evalengine.report.stats.paired import holm, paired
+from evalengine.report.stats.permutation import sign_flip
 from tests.report.paired_counts import binary, exact_mcnemar
 
 # --- standard error and intervals ------------------------------------------------------------------------------------
@@ -144,16 +145,17 @@ def test_detectable_effect_is_detected_as_often_as_said() -> None:
     """Simulated through `paired`: losses at the minimum detectable rate on top of the observed discordance."""
     rng, n, draws = np.random.default_rng(2), 400, 1500
     observed = paired(*binary(14, 14, n - 28))
-    for effect, p_value in ((observed.minimum_detectable_effect, 0), (observed.minimum_detectable_regression, 1)):
+    one_sided = power.binary_effect(n, 28 / n, 0.05, 0.8, sides=1)
+    for effect, p_value in ((observed.minimum_detectable_effect, 0), (one_sided, 1)):
         loss, win = (0.07 + effect) / 2, (0.07 - effect) / 2
         counts = rng.multinomial(n, (win, loss, 1 - win - loss), size=draws)
         found = sum(statistics.mcnemar(int(w), int(x))[p_value] <= 0.05 for w, x, _ in counts) / draws
         assert found == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
-    assert observed.minimum_detectable_regression < observed.minimum_detectable_effect
+    assert observed.minimum_detectable_loss < observed.minimum_detectable_effect
 
 
 def test_detectable_mean_is_detected_as_often_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "FLIPS", 0)  # 999 flips a test
+    monkeypatch.setattr(permutation, "FLIPS", 0)  # 999 flips a test
     rng, n, draws = np.random.default_rng(4), 60, 600
     base = rng.normal(size=n)
     base = (base - base.mean()) / base.std(ddof=1)  # stderr 1 / sqrt(60)
@@ -169,8 +171,8 @@ def test_an_alpha_below_the_smallest_drawn_p_detects_nothing() -> None:
     b = a + np.random.default_rng(1).normal(size=300)
     sharp, middle, blind = (paired(a, b, alpha=alpha) for alpha in (2.1e-4, 1.1e-4, 0.9e-4))
     assert math.isfinite(sharp.minimum_detectable_effect)
-    assert math.isinf(middle.minimum_detectable_effect) and math.isfinite(middle.minimum_detectable_regression)
-    assert math.isinf(blind.minimum_detectable_regression)
+    assert math.isinf(middle.minimum_detectable_effect) and math.isfinite(middle.minimum_detectable_loss)
+    assert math.isinf(blind.minimum_detectable_loss)
 
 
 @pytest.mark.parametrize("count", [6, 8, 100, 1319])
@@ -204,7 +206,7 @@ def test_few_differences_do_not_make_the_gate_look_sharp() -> None:
 )
 def test_too_few_items_detect_nothing(count: int, two: bool, one: bool) -> None:
     """The smallest p-values are 2^(1 - n) and 2^-n; above alpha nothing is detectable, whatever the runs show."""
-    for a, b in (([0] * count, [1] * count), ([0.5] * count, [0.7] * count), ([0.5] * count, [0.5] * count)):
+    for a, b in (([1] * count, [0] * count), ([0.5] * count, [0.7] * count), ([0.5] * count, [0.5] * count)):
         result = paired(a, b)
         assert math.isinf(result.minimum_detectable_effect) is two
-        assert math.isinf(result.minimum_detectable_regression) is one
+        assert math.isinf(result.minimum_detectable_loss) is one

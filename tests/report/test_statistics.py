@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.report.stats.paired import PairedResult, compare_many, holm, paired, sign_flip
+from evalengine.report.stats.paired import PairedResult, compare_many, holm, paired
+from evalengine.report.stats.permutation import sign_flip
 from tests.report.paired_counts import binary, exact_mcnemar
 
 
@@ -179,7 +180,7 @@ def test_compare_many_names_each() -> None:
 score = st.sampled_from([0.0, 1.0]) | st.integers(-40, 40).map(lambda v: v / 8)
 pairs = st.lists(st.tuples(score, score, st.integers(0, 5)), min_size=1, max_size=25)
 binaries = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 5)), min_size=1, max_size=25)
-MIRRORED = ("p_value", "stderr", "ties", "minimum_detectable_effect", "minimum_detectable_regression")
+MIRRORED = ("p_value", "stderr", "ties", "minimum_detectable_effect")
 
 
 def close(x: float, y: float) -> bool:
@@ -219,7 +220,8 @@ def test_every_result_is_sane(rows: list[tuple[float, float, int]], grouped: boo
     assert 0 < result.p_value <= 1 and 0 < result.p_one_sided <= 1
     assert result.p_value >= min(1.0, 2 * result.p_one_sided) - 1e-12 or result.p_one_sided > 0.5
     assert result.ci_low <= result.difference <= result.ci_high and result.ci_low < result.ci_high
-    assert 0 < result.minimum_detectable_regression <= result.minimum_detectable_effect
+    assert result.minimum_detectable_effect > 0 and result.minimum_detectable_loss > 0
+    assert math.isinf(result.minimum_detectable_loss) is bool(result.undetectable)
     assert close(result.difference, result.mean_b - result.mean_a)
     json.dumps(result.to_json(), allow_nan=False)
 

@@ -13,10 +13,11 @@ import numpy as np
 from evalengine.report.gate.policies import Average, Limits
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
-from evalengine.report.stats.detectable_loss import Detectable, binary_loss, detectable_loss
+from evalengine.report.stats.detectable_loss import Detectable, binary_loss
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
-from evalengine.report.stats.paired import cluster_codes, paired, score_scale, sign_flip
+from evalengine.report.stats.paired import cluster_codes, paired, score_scale
+from evalengine.report.stats.permutation import sign_flip
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
 from evalengine.report.stats.power import mean_effect
 
@@ -58,9 +59,9 @@ def of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, me
     names = cluster_names(a, b, key[0], documents)
     alpha = 0.05 if limits.alpha is None else limits.alpha
     level = alpha / max(metrics, 1)
-    result = paired(x, y, clusters=names, higher_is_better=higher, alpha=level, power=limits.power)
+    result = paired(x, y, clusters=names, higher_is_better=higher, alpha=alpha, power=limits.power, metrics=metrics)
     codes = cluster_codes(names, len(x))
-    least = detectable_loss(x, y, result, higher, alpha, limits.power, metrics, codes)
+    least = Detectable(result.minimum_detectable_loss, result.undetectable)
     sign = 1 if higher else -1
     scale, most = (1.0, 1.0) if _shares(x, y) else (score_scale(x, y), math.inf)
     bound = loss_bound([stratum(sign * (x - y), codes)], scale, min(alpha, 0.5), most)
@@ -77,7 +78,7 @@ def of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, me
 def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
     """A perplexity, or bits per byte, of runs that hold the sums that it is made of.
 
-    The test flips the signs of the clusters' log-likelihood differences (`paired.sign_flip`).
+    The test flips the signs of the clusters' log-likelihood differences (`permutation.sign_flip`).
     """
     found = ratios((a, b), key)
     assert found is not None
@@ -118,7 +119,7 @@ def of_average(
 ) -> Evidence:  # fmt: skip
     """A mean over tasks, which are fixed: only their documents, or clusters of them, might have been others.
 
-    Its test flips the signs of the clusters' parts of the mean, exact as for one task (`paired.sign_flip`).
+    Its test flips the signs of the clusters' parts of the mean, exact as for one task (`permutation.sign_flip`).
     """
     sizes = [len(a.scores[key]) for key in keys]
     weights = [1 / len(keys) if average.mean == "macro" else size / sum(sizes) for size in sizes]

@@ -1,7 +1,8 @@
-"""The least loss that the gate's one-sided test could have shown, given what the baseline has to lose.
+"""The least loss that a one-sided test could have shown, given what the baseline has to lose.
 
-`PairedResult.minimum_detectable_regression` asks the pairs alone. A baseline with 2 right answers of 200 can lose those
-two and no more (p = 1/4): where scores are shares, a loss is bounded, and the bound may lie below what a test can show.
+The pairs alone would say more than there is (`power.binary_effect`, `power.mean_effect` on one side). A baseline with 2
+right answers of 200 can lose those two and no more (p = 1/4): where scores are shares, a loss is bounded, and the bound
+may lie below what a test can show.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from evalengine.report.stats.paired import EXACT, PairedResult, resamples
+from evalengine.report.stats.intervals import Floats
+from evalengine.report.stats.permutation import EXACT, resamples
 from evalengine.report.stats.power import TAIL
 
 
@@ -24,28 +26,30 @@ class Detectable:
 
 
 def detectable_loss(
-    a: NDArray[np.float64], b: NDArray[np.float64], result: PairedResult, higher_is_better: bool, alpha: float,
-    power: float, metrics: int = 1, codes: NDArray[np.intp] | None = None,
+    a: Floats, b: Floats, codes: NDArray[np.intp], of_pairs: float | None, higher_is_better: bool, alpha: float,
+    power: float, metrics: int = 1,
 ) -> Detectable:  # fmt: skip
-    """What `paired`'s result on baseline `a` [n] and run `b` [n] could have shown with probability `power`.
+    """What a test of baseline `a` [n] and run `b` [n] could have shown with probability `power`.
+
+    of_pairs: what the spread of the differences alone would allow it to show (`power.mean_effect`); None for 0/1
+    scores of unrelated documents, whose test is McNemar's.
 
     `alpha` is shared among `metrics`, as Holm's first and hardest step does. No loss has a lower p than that of
     everything the baseline has, without a win: if that p is above alpha, none can be shown. If not, that loss is found
     with probability 1, so the least detectable one is at most as large, whatever an approximation says so near the
     border. Scores outside [0, 1] have no bound that is known here: every document may lose any amount. `codes` [n] are
-    the documents' clusters, as `paired` had them: related documents are one coin.
+    the documents' clusters: related documents are one coin.
     """
-    level, binary = alpha / max(metrics, 1), result.test == "mcnemar-exact"
+    level, binary = alpha / max(metrics, 1), of_pairs is None
     shares = min(a.min(), b.min()) >= 0 and max(a.max(), b.max()) <= 1
     room = (a if higher_is_better else 1 - a) if shares else np.full(len(a), math.inf)
-    losing = int(np.count_nonzero(room > 0)) if codes is None else len(np.unique(codes[room > 0]))
+    losing = len(np.unique(codes[room > 0]))
     least_p = _p_of_losses_alone(losing, binary)
     if least_p > level:
         return Detectable(math.inf, _why(losing, binary and higher_is_better, least_p, alpha, metrics))
-    if binary:
-        discordance = (result.wins + result.losses) / result.n
-        return Detectable(binary_loss(result.n, losing, discordance, level, power))
-    of_pairs, everything = result.minimum_detectable_regression, float(np.mean(room))
+    if of_pairs is None:
+        return Detectable(binary_loss(len(a), losing, float(np.mean(a != b)), level, power))
+    everything = float(np.mean(room))
     loss = of_pairs if of_pairs <= everything else everything  # so that a NaN, of one document, gives everything
     return Detectable(loss, "" if math.isfinite(loss) else "one document has no spread")
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from evalengine.report.stats.detectable_loss import detectable_loss
 from evalengine.report.stats.intervals import (
     Floats,
     bonett_price,
@@ -25,12 +26,9 @@ from evalengine.report.stats.intervals import (
     no_spread_interval,
     t_interval,
 )
+from evalengine.report.stats.permutation import EXACT, resamples, sign_flip
 from evalengine.report.stats.power import binary_effect, check_levels, mean_effect
 
-RESAMPLES = 9999  # of the permutation test: p has a resolution of 1e-4
-EXACT = 12  # differing clusters whose flips are all counted: with the 0 that is added, 2^13 <= RESAMPLES
-FLIPS = 20_000_000  # that a test may draw: it keeps 100,000 items at seconds, with fewer resamples (at least 999)
-BATCH = 1_000_000  # scores held at once
 Test = Literal["mcnemar-exact", "permutation"]
 Name = TypeVar("Name", bound=Hashable)
 
@@ -53,7 +51,8 @@ class PairedResult:
     test: Test
     p_one_sided: float  # b is worse than a
     minimum_detectable_effect: float  # two-sided test; > 0, inf: nothing is detectable
-    minimum_detectable_regression: float  # one-sided test; of the pairs alone: `detectable_loss` has what a can lose
+    minimum_detectable_loss: float  # one-sided test, of what a has to lose (`detectable_loss`); > 0, inf: none
+    undetectable: str  # why no loss can be detected; "" where one can
     clusters: int  # independent groups of items; n without clusters
 
     def to_json(self) -> dict[str, Any]:
@@ -71,14 +70,17 @@ def paired(
     alpha: float = 0.05,
     power: float = 0.8,
     seed: int = 0,
+    metrics: int = 1,
 ) -> PairedResult:
     """Compares scores `a` [n] and `b` [n] of the same items; `clusters` [n] names each item's group (its document).
 
-    `alpha` and `power` are those of the minimum detectable effects, `seed` that of the permutation test. Raises
+    `alpha` and `power` are those of the minimum detectable effects, `metrics` how many metrics share `alpha` (Holm's
+    first and hardest step), `seed` that of the permutation test. Raises
     `ValueError` for no items, unequal lengths, scores that are not finite (with their index), and levels outside
     (0, 1) or a power that is not above alpha.
     """
-    check_levels(confidence, alpha, power)
+    levels = (alpha / max(metrics, 1), power)
+    check_levels(confidence, *levels)
     a, b = _scores("a", a), _scores("b", b)
     if len(a) != len(b):
         raise ValueError(f"a has {len(a)} scores and b has {len(b)}: pairs need the same items")
@@ -88,18 +90,18 @@ def paired(
     wins, losses = (ups, downs) if higher_is_better else (downs, ups)
     stderr = clustered_stderr(difference, codes)
     binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
-    levels = (alpha, power)
     if binary and codes.max() + 1 == len(a):
         inferred = _infer_binary(ups, downs, len(a), higher_is_better, confidence, levels)
     else:
         scale = 1.0 if binary else score_scale(a, b)
         inferred = _infer_mean(difference, codes, stderr, scale, higher_is_better, confidence, levels, seed)
+    least = detectable_loss(a, b, codes, inferred.loss_of_pairs, higher_is_better, alpha, power, metrics)
     return PairedResult(
         n=len(a), wins=wins, losses=losses, ties=len(a) - ups - downs, mean_a=_mean(a),
         mean_b=_mean(b), difference=_mean(difference), stderr=stderr, ci_low=inferred.interval[0],
         ci_high=inferred.interval[1], p_value=inferred.p_values[0], test=inferred.test,
-        p_one_sided=inferred.p_values[1], minimum_detectable_effect=inferred.effects[0],
-        minimum_detectable_regression=inferred.effects[1], clusters=int(codes.max()) + 1,
+        p_one_sided=inferred.p_values[1], minimum_detectable_effect=inferred.effect,
+        minimum_detectable_loss=least.loss, undetectable=least.why, clusters=int(codes.max()) + 1,
     )  # fmt: skip
 
 
@@ -107,7 +109,8 @@ class _Inferred(NamedTuple):
     test: Test
     interval: tuple[float, float]
     p_values: tuple[float, float]  # two-sided, b is worse
-    effects: tuple[float, float]  # minimum detectable, of the same two tests
+    effect: float  # minimum detectable, of the two-sided test
+    loss_of_pairs: float | None  # the same of the one-sided test, whatever there is to lose; None: McNemar's
 
 
 def _infer_binary(
@@ -116,8 +119,7 @@ def _infer_binary(
     """0/1 scores of unrelated items; `levels` are (alpha, power)."""
     interval = bonett_price(ups, downs, count, confidence)
     p_values = mcnemar(ups, downs) if higher_is_better else mcnemar(downs, ups)
-    both, loss = (binary_effect(count, (ups + downs) / count, *levels, sides) for sides in (2, 1))
-    return _Inferred("mcnemar-exact", interval, p_values, (both, loss))
+    return _Inferred("mcnemar-exact", interval, p_values, binary_effect(count, (ups + downs) / count, *levels), None)
 
 
 def _infer_mean(
@@ -146,7 +148,7 @@ def _infer_mean(
         else mean_effect(stderr, typical, groups, *levels, sides)
         for sides in (2, 1)
     )  # fmt: skip
-    return _Inferred("permutation", interval, p_values, (both, loss))
+    return _Inferred("permutation", interval, p_values, both, loss)
 
 
 def mcnemar(wins: int, losses: int) -> tuple[float, float]:
@@ -158,43 +160,6 @@ def mcnemar(wins: int, losses: int) -> tuple[float, float]:
         return 1.0, 1.0
     both = stats.binomtest(losses, wins + losses).pvalue
     return float(both), float(stats.binomtest(losses, wins + losses, alternative="greater").pvalue)
-
-
-def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
-    """(two-sided p, p of a sum this large): the paired permutation test of `sums` [G], the clusters' differences.
-
-    Under the null hypothesis the runs' labels are exchangeable within a cluster, so each sum's sign is a fair coin
-    (Fisher 1935; Good 2005, "Permutation, Parametric and Bootstrap Tests of Hypotheses"). Clusters that sum to 0 say
-    nothing and are left out. All flips are counted where they are at most `RESAMPLES`, else that many are drawn and
-    p = (1 + extreme) / (1 + drawn), never 0 (Phipson & Smyth 2010, SAGMB 9(1)).
-    """
-    sums = sums[sums != 0]
-    if len(sums) == 0:
-        return 1.0, 1.0
-    sums = np.append(sums / np.max(np.abs(sums)), 0.0)  # a 0 changes no p-value, and SciPy wants two numbers
-    negative = math.fsum(sums) < 0
-    sums = -sums if negative else sums  # drawn alike for (a, b) and (b, a)
-    sums = sums[np.lexsort((sums, np.abs(sums)))] / math.fsum(np.abs(sums))
-    result = stats.permutation_test(
-        (sums,),
-        lambda x, axis: np.round(np.sum(x, axis=axis), 12),  # equal sums stay equal whatever order they round in
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=resamples(len(sums)),
-        batch=max(1, BATCH // len(sums)),
-        alternative="greater",
-        random_state=np.random.default_rng(seed),
-    )
-    null = result.null_distribution
-    added = 0 if len(sums) <= EXACT + 1 else 1  # as in SciPy: none when all are counted
-    larger = float(result.pvalue)
-    smaller = float((np.count_nonzero(null <= result.statistic) + added) / (len(null) + added))
-    return min(1.0, 2 * min(larger, smaller)), smaller if negative else larger
-
-
-def resamples(sums: int) -> int:
-    """How many flips of so many sums are drawn where they are too many to count them all."""
-    return max(999, min(RESAMPLES, FLIPS // sums))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

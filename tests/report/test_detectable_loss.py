@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.report.stats.detectable_loss import Detectable, binary_loss, detectable_loss, loss_power
+from evalengine.report.stats.detectable_loss import Detectable, binary_loss, loss_power
 from evalengine.report.stats.paired import mcnemar, paired
+from evalengine.report.stats.power import binary_effect, mean_effect
 from tests.report.paired_counts import exact_mcnemar
 
 
 def detectable(
     a: Any, b: Any, higher_is_better: bool = True, alpha: float = 0.05, power: float = 0.8, metrics: int = 1
 ) -> Detectable:
-    a, b = np.array(a, dtype=np.float64), np.array(b, dtype=np.float64)
-    result = paired(a, b, higher_is_better=higher_is_better, alpha=alpha / metrics, power=power)
-    return detectable_loss(a, b, result, higher_is_better, alpha, power, metrics)
+    result = paired(a, b, higher_is_better=higher_is_better, alpha=alpha, power=power, metrics=metrics)
+    return Detectable(result.minimum_detectable_loss, result.undetectable)
 
 
 def test_loss_power_by_enumeration() -> None:
@@ -63,14 +63,15 @@ def test_near_the_border_the_answers_are_as_they_are() -> None:
     """Five right answers must all be lost: with probability q^5 = 0.8. Drawn anew, they would need 3.3 points."""
     a = [1] * 5 + [0] * 195
     assert detectable(a, a).loss == pytest.approx(5 / 200 * 0.8**0.2, rel=1e-6)
-    assert paired(a, a).minimum_detectable_regression > 5 / 200
+    assert binary_effect(200, 0.0, 0.05, 0.8, sides=1) > 5 / 200
 
 
 def test_far_from_the_border_it_is_what_pairs_alone_show() -> None:
     rng = np.random.default_rng(0)
     a = (rng.random(2000) < 0.5).astype(float)
     b = np.where(rng.random(2000) < 0.1, 1 - a, a)
-    assert detectable(a, b).loss == pytest.approx(paired(a, b).minimum_detectable_regression, rel=0.05)
+    of_pairs = binary_effect(2000, float(np.mean(a != b)), 0.05, 0.8, sides=1)
+    assert detectable(a, b).loss == pytest.approx(of_pairs, rel=0.05)
 
 
 @pytest.mark.parametrize(("right", "discordance"), [(12, 0.02), (30, 0.1), (200, 0.1), (370, 0.1)])
@@ -90,13 +91,13 @@ def test_other_scores_end_at_what_there_is_to_lose() -> None:
     a = [0.1] * 6 + [0.0] * 194
     b = [0.0] * 6 + [0.9] * 4 + [0.0] * 190
     assert detectable(a, b).loss == pytest.approx(0.6 / 200)
-    assert paired(a, b).minimum_detectable_regression > 0.6 / 200
+    assert mean_effect(paired(a, b).stderr, 0.1, 200, 0.05, 0.8, sides=1) > 0.6 / 200
 
 
 def test_scores_without_bounds_have_none() -> None:
     a, b = np.linspace(0.0, 30.0, 50), np.linspace(0.5, 30.0, 50)
-    for higher in (True, False):
-        assert detectable(a, b, higher).loss == paired(a, b, higher_is_better=higher).minimum_detectable_regression
+    up, down = (detectable(a, b, higher).loss for higher in (True, False))
+    assert up == down >= 1.67 * paired(a, b).stderr, "any document may lose any amount, in either direction"
     assert "only 4 scores that can get worse" in detectable([3.0, 5.0, 7.0, 9.0], [1.0, 2.0, 3.0, 4.0]).why
 
 
