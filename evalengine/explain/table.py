@@ -11,8 +11,9 @@ from rich.table import Table
 
 from evalengine.explain.align import Explanation, First, OpDifference, Size
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace, in_words, place
+from evalengine.records.differences import differing
 from evalengine.report.numbers import shown
-from evalengine.report.read.identities import differing, said
+from evalengine.report.read.identities import said
 from evalengine.report.read.items import item_name
 from evalengine.report.terminal.tables import add, bullets, house_table
 

@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
-from evalengine.records.manifest import differences, identity_sha256
+from evalengine.records.differences import differences
+from evalengine.records.manifest import identity_sha256
 from evalengine.records.manifest_file import read_identity
 
 DIGEST, RECORDS = "digest.txt", "records.parquet"

@@ -66,7 +66,7 @@ def test_the_largest_change_comes_first_and_the_rest_is_counted(
     monkeypatch.setattr(weight_tensors, "AT_ONCE", 3)  # read in several parts
     found = in_words(weights_difference([a], [b]))
     assert found[:2] == ["6 of 10 tensors differ, the largest change first", "t6: 2 of 2 elements, by at most 6"]
-    assert found[-1] == "and 1 more" and len(found) == 7
+    assert found[-1] == "... and 1 more" and len(found) == 7
 
 
 def test_other_shapes_dtypes_and_names_are_told_apart(tmp_path: Path) -> None:

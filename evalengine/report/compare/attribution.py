@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
+from evalengine.records.differences import differing
 from evalengine.report.compare.comparability import Finding, document_change, prompt_differs
 from evalengine.report.compare.flips import SCORER
 from evalengine.report.compare.unchecked import unrecorded_weights
-from evalengine.report.read.identities import NUMERIC_SETTINGS, differing, said
+from evalengine.report.read.identities import NUMERIC_SETTINGS, said
 from evalengine.report.read.run import Item, Run
 
 SURROUNDINGS = (

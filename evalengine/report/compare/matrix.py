@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
+from evalengine.records.differences import differing
 from evalengine.records.manifest import resumed_fast
 from evalengine.report.compare.comparability import incomparable, resumed_words
 from evalengine.report.compare.compare import Comparison, Level, compare
 from evalengine.report.compare.matrix_scores import leading_metrics, metric_name, score_text
-from evalengine.report.read.identities import differing
 from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.terminal.tables import add, bullets, house_table
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evalengine.errors import first_of, listed
 from evalengine.plain_files import parse_json
 from evalengine.report.numbers import shown
 
@@ -65,15 +66,11 @@ def in_words(found: WeightsDifference) -> list[str]:
     said = []
     for label, only in (("A", found.only_a), ("B", found.only_b)):
         if only:
-            more = f" and {len(only) - SHOWN} more" if len(only) > SHOWN else ""
-            said.append(f"{_count(len(only), 'tensor')} only in {label}: {', '.join(only[:SHOWN])}{more}")
+            said.append(f"{_count(len(only), 'tensor')} only in {label}: {listed(only, SHOWN)}")
     count = len(found.tensors)
     verb = "differs" if count == 1 else "differ"
     said.append(f"{count} of {_count(found.common, 'tensor')} {verb}{', the largest change first' * (count > 1)}")
-    said += [_line(d) for d in found.tensors[:SHOWN]]
-    if count > SHOWN:
-        said.append(f"and {count - SHOWN} more")
-    return said
+    return said + first_of([_line(d) for d in found.tensors], SHOWN)
 
 
 def _line(d: TensorDifference) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of, listed
 from evalengine.report.compare.flips import answer_of
 from evalengine.report.gate.averages import average_keys
 from evalengine.report.gate.checks import DECIDED, SHOWN, Check
@@ -71,7 +71,7 @@ def _tested(
 
 def _all_skipped(known: Iterable[ScoreKey]) -> str:
     tasks = sorted({key[0] for key in known})
-    left = ", ".join(tasks[:SHOWN]) + (f" and {len(tasks) - SHOWN} more" if len(tasks) > SHOWN else "")
+    left = listed(tasks, SHOWN)
     what = f"accuracy: no metric is tested: the policy skips all that the baseline has (tasks: {left})"
     return f"{what}; set skip: false for one, or leave the rule out"
 
@@ -88,15 +88,16 @@ def _broken(key: ScoreKey, a: Run, b: Run) -> str:
     return f"{len(bad)} documents have no finite value (the first is {bad[0]})" if bad else ""
 
 
-def _lost(key: ScoreKey, a: Run, b: Run, sign: int) -> Iterator[str]:
+def _lost(key: ScoreKey, a: Run, b: Run, sign: int) -> list[str]:
     """The first documents that got worse, with both answers where they are known."""
     scores = a.scores.get(key, {})
     worse = [doc for doc in sorted(scores) if sign * (scores[doc] - b.scores[key][doc]) > 0]
-    for doc in worse[:SHOWN]:
-        said = [answer[:80] for run in (a, b) if (answer := answer_of(run, key, doc)) is not None]
-        yield f"document {doc} got worse" + (f": was {said[0]!r}, is {said[1]!r}" if len(said) == 2 else "")
-    if len(worse) > SHOWN:
-        yield f"and {len(worse) - SHOWN} more"
+    return first_of([f"document {doc} got worse{_answers(key, a, b, doc)}" for doc in worse], SHOWN)
+
+
+def _answers(key: ScoreKey, a: Run, b: Run, doc: int) -> str:
+    said = [answer[:80] for run in (a, b) if (answer := answer_of(run, key, doc)) is not None]
+    return f": was {said[0]!r}, is {said[1]!r}" if len(said) == 2 else ""
 
 
 def _check_names(rule: AccuracyRule, known: Iterable[ScoreKey]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from evalengine.errors import first_of
 from evalengine.report.read.run import Key
 
 SHOWN = 5  # requests or documents named in a check's details
@@ -32,8 +33,5 @@ class Check:
 
 
 def first(keys: Iterable[Key], what: str = "", more: Mapping[Key, str] | None = None) -> Iterator[str]:
-    keys = list(keys)
-    for key in keys[:SHOWN]:
-        yield f"{what}document {key[1]}, request {key[2]}, repeat {key[3]}{(more or {}).get(key, '')}"
-    if len(keys) > SHOWN:
-        yield f"{what}and {len(keys) - SHOWN} more"
+    lines = [f"document {key[1]}, request {key[2]}, repeat {key[3]}{(more or {}).get(key, '')}" for key in keys]
+    return (f"{what}{line}" for line in first_of(lines, SHOWN))

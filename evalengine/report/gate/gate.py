@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.base_branch import NoBaseline, load_from_base
 from evalengine.report.gate.checks import DECIDED
@@ -92,8 +92,7 @@ def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
     levelled = level(policy, a, b)
     problems = incomparable(a, levelled)
     if problems:
-        more = len(problems) - SHOWN_PROBLEMS
-        problems = [*problems[:SHOWN_PROBLEMS], *([f"and {more} more differences"] if more > 0 else [])]
+        problems = first_of(problems, SHOWN_PROBLEMS, "more differences")
         hint = f"A is the baseline, B the run; policy {policy.name} lets differ: {', '.join(policy.allow) or 'nothing'}"
         raise ConfigError([*problems, hint])
     left = {finding.text for finding in findings(a, levelled)}

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from evalengine.records.differences import Path, differing
 from evalengine.report.read.run import Run
 
-Path = tuple[str, ...]
 # May differ between comparable runs: they change how numbers are computed, not what is asked.
 NUMERIC_SETTINGS = ("numerics", "dtype", "attention_backend", "gpu_architecture", "engine", "model", "model_dtype")
 # Their effect is in the prompts, whose hashes are compared.
@@ -48,15 +48,6 @@ _THINGS = {  # a setting's name, where it stands at the identity's top -> what a
     **dict.fromkeys(SEEDS, "seed"),
 }
 _GROUPS = {"model_spec": "model configuration", "engine": "engine setting", "model_args": "model argument"}
-
-
-def differing(old: Any, new: Any, where: Path = ()) -> Iterator[tuple[Path, Any, Any]]:
-    """(path of names, value in `old`, value in `new`) of the plain JSON values that differ."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in sorted({*old, *new}):
-            yield from differing(old.get(name), new.get(name), (*where, name))
-    elif old != new:
-        yield where, old, new
 
 
 def differing_settings(a: Run, b: Run) -> Iterator[tuple[Path, Any, Any]]:
