@@ -26,10 +26,10 @@ from evalengine.errors import ConfigError
 from evalengine.experiment import run_experiment
 
 ENTRIES = {  # command -> the module whose `main(arguments)` answers it
-    "compare": "evalengine.report.compare_cli",
-    "baseline": "evalengine.report.baseline",
-    "gate": "evalengine.report.gate_cli",
-    "report": "evalengine.report.report_cli",
+    "compare": "evalengine.report.compare.cli",
+    "baseline": "evalengine.report.gate.baseline_cli",
+    "gate": "evalengine.report.gate.cli",
+    "report": "evalengine.report.cli",
     "explain": "evalengine.explain.cli",
     "verify": "evalengine.certify.cli",
     "bench": "evalengine.bench.cli",
@@ -188,7 +188,7 @@ def _run_all(jobs: list[Job], words: list[str]) -> int:
 def _run(config: Config, command: Sequence[str] | None = None) -> int:
     """One run, its report, table and digest. command: the words that asked for it."""
     folder = perform(config, command)
-    from evalengine.report.table import print_report
+    from evalengine.report.terminal.run_table import print_report
 
     print_report(folder)
     return 0

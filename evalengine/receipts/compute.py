@@ -17,7 +17,7 @@ from evalengine.models.config import dtype_name
 from evalengine.models.processors import LogitsProcessors
 from evalengine.receipts.needs import check_contract, check_level
 from evalengine.receipts.receipt import Receipt
-from evalengine.records.manifest import differences
+from evalengine.records.differences import differences
 from evalengine.records.schema import RequestRecord
 
 BLOCK = 64  # tokens

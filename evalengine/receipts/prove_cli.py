@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parse(argv)
     from evalengine.receipts.prove import prove
     from evalengine.receipts.receipt import write_receipt
-    from evalengine.report.runs import load_run
+    from evalengine.report.read.load import load_run
 
     receipt = prove(load_run(arguments.run), arguments.item, arguments.places)
     size = write_receipt(arguments.output, receipt)

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -124,15 +124,6 @@ def resumed_fast(manifest: Mapping[str, Any]) -> int:
     if manifest.get("numerics") != "fast":
         return 0
     return int((manifest.get("counts") or {}).get("resumed_requests") or 0)
-
-
-def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
-    """One sentence for each value that differs between two plain JSON values."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in sorted({*old, *new}):
-            yield from differences(old.get(name), new.get(name), f"{where}.{name}" if where else name)
-    elif old != new:
-        yield f"{where} was {json.dumps(old)}, is {json.dumps(new)}"
 
 
 def build_manifest(

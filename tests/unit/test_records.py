@@ -21,8 +21,8 @@ from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, sample_row, write_lm_eval
 from evalengine.records.manifest import RunCounts, RunTimings, build_manifest, code_version, run_id, run_identity
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
-from evalengine.report.table import print_report
-from tests.unit.run_double import bind_again
+from evalengine.report.terminal.run_table import print_report
+from tests.run_double import bind_again
 
 EXTRA: dict[str, Any] = {
     "weights": "w",
