@@ -26,6 +26,7 @@ from evalengine.kernels import (
     rms_norm,
     rope,
     softmax,
+    softmax_parts,
 )
 from evalengine.kernels.verdict import Verdict
 
@@ -141,8 +142,8 @@ def verify_parted_read_out(
     logits = Random(dtype, device)(rows, vocab_size).float() * 4
     index = torch.arange(rows, device=device)
     columns = index * 7919 % (vocab_size + 1) - 1
-    chunks = -(-vocab_size // softmax.CHUNK)
-    edges = [min(vocab_size, rank * chunks // ranks * softmax.CHUNK) for rank in range(ranks + 1)]
+    chunks = -(-vocab_size // softmax_parts.CHUNK)
+    edges = [min(vocab_size, rank * chunks // ranks * softmax_parts.CHUNK) for rank in range(ranks + 1)]
     parts = [logits[:, first:end] for first, end in pairwise(edges)]
     statistics = torch.cat([log_softmax_parts.statistics(part) for part in parts], dim=2)
     found = [
