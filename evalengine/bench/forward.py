@@ -31,8 +31,8 @@ from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.models import Qwen3ForCausalLM
-from evalengine.models.config import ModelSpec, RopeSpec
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.spec import ModelSpec, RopeSpec
 
 TARGET = 1.03  # of fast's time
 WEIGHT_STD = 0.02

@@ -9,7 +9,7 @@ import torch
 
 from evalengine.certify.exact_kernels import exact_kernels_verdict
 from evalengine.engine.settings import Settings
-from evalengine.models.config import ModelSpec, kernel_shapes
+from evalengine.models.spec import ModelSpec, kernel_shapes
 
 PAGE_SIZES = (16, 64, 256)  # those of the engine's proof
 NEEDS_CUDA = "native's kernels run on CUDA only, so none of them was verified"

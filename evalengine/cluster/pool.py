@@ -13,7 +13,7 @@ import evalengine
 from evalengine.cluster.replica import Orders, Refusal, Replica, ReplicaFacts, ReplicaSpec, Report, tokenizer_sha256
 from evalengine.cluster.settings import Share
 from evalengine.engine.loader import Checkpoint
-from evalengine.models.config import ModelSpec, dtype_name
+from evalengine.models.spec import ModelSpec, dtype_name
 
 REPLACED = 3  # times that a replica is made anew, on average, before the fleet is left to shrink
 LOG_LINES = 15

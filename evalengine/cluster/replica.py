@@ -26,7 +26,7 @@ from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 from evalengine.records.manifest import machine_facts
 
 

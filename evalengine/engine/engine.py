@@ -38,8 +38,8 @@ from evalengine.engine.submission import Limits, check_requests, to_sequences
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
-from evalengine.models.config import kernel_shapes
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.spec import kernel_shapes
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions
 from evalengine.layers.ops import Ops
 from evalengine.layers.upload import upload
-from evalengine.models.config import ModelSpec
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.spec import ModelSpec
 
 # Of one slice of logits. lm_head's weights are read once a slice (1.2 GB for Qwen3-8B, 0.3 ms of an H200), so slices
 # are large where memory is; a CPU's caches like small ones. CUDA's is that of kernels/verify.py, which compares them.

@@ -14,7 +14,7 @@ from evalengine.errors import ConfigError
 from evalengine.layers.attention_backends import backend_problems, choose_backend
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.kernel_support import head_dim_problems, hidden_size_problems, kernel_problems
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 
 DEFAULT_BLOCK_SIZE = 64
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens: what flash-attn asks for

@@ -19,8 +19,8 @@ from evalengine.engine import llm, memory
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.errors import ConfigError
 from evalengine.layers import flash_attention, kernel_support
-from evalengine.models.config import ModelSpec
 from evalengine.models.hf_config import from_hf
+from evalengine.models.spec import ModelSpec
 from evalengine.records.manifest import run_id, run_identity
 from tests.unit.flash_attn_double import FlashAttnDouble
 

@@ -27,7 +27,7 @@ from evalengine.engine.rank_runner import RankRunner
 from evalengine.engine.settings import Settings
 from evalengine.errors import EvalEngineError
 from evalengine.layers import create_ops
-from evalengine.models.config import kernel_shapes
+from evalengine.models.spec import kernel_shapes
 
 # Commands that are answered: what goes wrong in one is raised by rank 0, and this rank goes on. After any other error
 # the ranks are not in step, and this one ends.
