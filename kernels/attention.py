@@ -35,7 +35,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from evalengine.kernels.attention_decode import decode_kernel, merge_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.device_math import GLUON
-from evalengine.kernels.launch import Again, Launch, kind, launch
+from evalengine.kernels.launching.launch import Again, Launch, kind, launch
 from evalengine.kernels.limits import HEAD_DIMS
 
 CHUNK = 1024  # KV positions that are reduced from a fresh state

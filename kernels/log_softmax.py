@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum, softmax, softmax_parts
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 
 _GATHER = 128  # logprobs a program
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, log_softmax, softmax_parts
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 
 _PAIRS = 128  # logprobs a program
 

@@ -28,7 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evalengine.kernels.cublaslt import CublasLt, Product, cublaslt
 from evalengine.kernels.device_math import after_previous_kernel
-from evalengine.kernels.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Again, kind, launch, remember
 from evalengine.kernels.matmul_parts import load, multiply_add, rounded, tile_position
 from evalengine.kernels.matmul_preload import preloaded
 from evalengine.kernels.matmul_schedules import CUBLASLT, POINTER, PRELOAD, REFERENCE, TMA, Schedule, choose

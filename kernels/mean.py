@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import row_sum
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.limits import MAX_TERMS
 
 

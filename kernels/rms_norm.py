@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
-from evalengine.kernels.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Again, kind, launch, remember
 from evalengine.kernels.limits import MAX_TERMS
 
 _again: dict[tuple, Again] = {}

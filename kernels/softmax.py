@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels.device_math import GLUON
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.softmax_parts import CHUNK, chunk_sum, finish, load_chunk, merge, norm_term
 
 ASYNC_COPIES = (8, 0)  # compute capability

@@ -27,7 +27,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from evalengine.kernels import device_math, row_sum, softmax_parts
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7
 CHUNK = gl.constexpr(softmax_parts.CHUNK)

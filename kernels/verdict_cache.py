@@ -14,7 +14,7 @@ import torch
 
 from evalengine import CONTRACT_VERSION
 from evalengine.kernels import cublaslt
-from evalengine.kernels.driver import driver_version
+from evalengine.kernels.launching.driver import driver_version
 
 DRIVER = Path("/proc/driver/nvidia/version")
 COMPILER = (  # variables that change what Triton makes of a kernel
@@ -67,11 +67,11 @@ def _named(value: str) -> list:
 
 
 def sources_sha256() -> str:
-    """SHA-256 (hex) over the kernels' sources and tables, names and contents in name order."""
-    sources = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.iterdir()):
+    """SHA-256 (hex) over the kernels' sources and tables, launching included: paths and contents, in order."""
+    sources, folder = hashlib.sha256(), Path(__file__).parent
+    for file in sorted(folder.rglob("*")):
         if file.suffix in (".py", ".json"):
-            sources.update(file.name.encode() + b"\0" + file.read_bytes())
+            sources.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
     return sources.hexdigest()
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import matmul as products
-from evalengine.kernels.launch import MAX_REMEMBERED, kind
+from evalengine.kernels.launching.launch import MAX_REMEMBERED, kind
 from evalengine.kernels.verdict import Verdict
 from evalengine.kernels.verify_cases import MAX_ROWS
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.kernels import driver, verdict_cache
+from evalengine.kernels import verdict_cache
+from evalengine.kernels.launching import driver
 
 ROOT = Path(__file__).parents[2]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -87,6 +88,10 @@ def test_the_hash_is_of_sources_and_tables_by_name(monkeypatch: pytest.MonkeyPat
     (tmp_path / "a.json").write_bytes(b"{}")
     first = verdict_cache.sources_sha256()
     assert first == hashlib.sha256(b"a.json\0{}b.py\0x = 1\n").hexdigest()
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "d.py").write_bytes(b"y = 2\n")
+    assert verdict_cache.sources_sha256() == hashlib.sha256(b"a.json\0{}b.py\0x = 1\ninside/d.py\0y = 2\n").hexdigest()
+    first = verdict_cache.sources_sha256()
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "notes.md").write_text("no source")
     assert verdict_cache.sources_sha256() == first
