@@ -62,7 +62,7 @@ class Schedule:
 
 
 REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
-excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
+excluded: set[Schedule] = set()  # what evalengine/verification found wrong on this GPU: never chosen in this process
 
 
 def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:

@@ -31,7 +31,7 @@ class Schedule:
 
 
 REFERENCE = Schedule()
-excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
+excluded: set[Schedule] = set()  # what evalengine/verification found wrong on this GPU: never chosen in this process
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _walk_kernel(
 
 
 def choose(x: Tensor) -> Schedule:
-    """The schedule for [n, V] on its device: never one that kernels/verify.py found wrong there."""
+    """The schedule for [n, V] on its device: never one that evalengine/verification found wrong there."""
     schedule = _choose(x)
     return REFERENCE if schedule in excluded else schedule
 

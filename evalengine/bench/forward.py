@@ -23,10 +23,10 @@ from evalengine.bench.breakdown import breakdown
 from evalengine.bench.measure import WrongResult, capture, free_memory, guarded, reason, seeded
 from evalengine.bench.report import Comparison, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds
-from evalengine.engine.rank_runner import rows_per_slice
 from evalengine.engine.settings import DEFAULT_BLOCK_SIZE
 from evalengine.layers import create_ops
 from evalengine.layers.attention_backends import choose_backend
+from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops

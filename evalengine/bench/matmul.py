@@ -26,7 +26,7 @@ from evalengine.command import Parser
 from evalengine.errors import ConfigError
 from evalengine.kernels.matmul import REFERENCE, Schedule, linear, matmul, schedule_for
 from evalengine.kernels.matmul_schedules import BUCKETS
-from evalengine.kernels.verdict import count_differing
+from evalengine.verification.verdict import count_differing
 
 MODELS = {  # hidden, intermediate, query heads, KV heads, head_dim, vocabulary
     "Qwen3-0.6B": (1024, 3072, 16, 8, 128, 151936),

@@ -36,7 +36,7 @@ from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.kernels.matmul import REFERENCE, Schedule, matmul
 from evalengine.kernels.matmul_candidates import candidates
 from evalengine.kernels.matmul_schedules import BUCKETS, CUBLASLT, CUBLASLT_ROWS, by_cublaslt
-from evalengine.kernels.verdict import count_differing
+from evalengine.verification.verdict import count_differing
 
 FINALISTS = 4  # timed again, with more repeats, in turns with cuBLAS
 POINTER_BONUS = 1.02  # few rows: what "pointer" may be slower than "tma", which needs a tensor map for each weight

@@ -24,9 +24,9 @@ from evalengine.certify.proof import AxisResult, Proof, Trial
 from evalengine.certify.subject import Subject
 from evalengine.engine.request import GenerateRequest
 from evalengine.errors import EvalEngineError
-from evalengine.kernels.verdict_cache import sources_sha256
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version, cpu_name, gpu_names, library_versions
+from evalengine.verification.verdict_cache import sources_sha256
 
 VERSION = 3  # of the file's layout
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from evalengine.kernels import matmul as products
 from evalengine.kernels.launching.launch import MAX_REMEMBERED, kind
-from evalengine.kernels.verdict import Verdict
-from evalengine.kernels.verify_cases import MAX_ROWS
+from evalengine.verification.products import MAX_ROWS
+from evalengine.verification.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 

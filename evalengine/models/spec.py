@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import decimal
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from evalengine.kernels.shapes import Shapes
 from evalengine.models.processors import LogitsProcessors
 
 RopeType = Literal["default", "linear", "llama3", "factors"]
@@ -81,9 +82,14 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     processors: LogitsProcessors = field(default_factory=LogitsProcessors)  # the generation config's
 
+    @property
+    def shapes(self) -> Shapes:
+        """What the kernels' schedules depend on."""
+        return Shapes(**{each.name: getattr(self, each.name) for each in fields(Shapes)})
+
     def kv_heads_of_rank(self, ranks: int) -> int:
         """KV heads that each of so many ranks holds; where there are fewer heads than ranks, several hold the same."""
-        return max(1, self.num_kv_heads // ranks)
+        return self.shapes.heads_of_rank(ranks)[1]
 
     @property
     def num_parameters(self) -> int:
@@ -99,17 +105,3 @@ class ModelSpec:
 
 def dtype_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def kernel_shapes(spec: ModelSpec) -> dict[str, Any]:
-    """What the kernels' schedules depend on: the shapes that `Ops.verify_kernels` takes."""
-    return {
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_heads": spec.num_heads,
-        "num_kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "vocab_size": spec.vocab_size,
-        "attention_bias": spec.attention_bias,
-        "attention_output_bias": spec.attention_output_bias,
-    }

@@ -18,9 +18,9 @@ from evalengine.__main__ import main
 from evalengine.certify import axes, cli, exact_kernels, kernels, proof
 from evalengine.certify.cases import EFFORTS
 from evalengine.engine import settings
-from evalengine.kernels.verdict_cache import sources_sha256
 from evalengine.layers import kernel_support
 from evalengine.layers.exact import ExactOps
+from evalengine.verification.verdict_cache import sources_sha256
 from tests.engine.certify_double import CPU, TINY
 from tests.engine.certify_double import elsewhere as elsewhere  # a fixture of every test here
 
