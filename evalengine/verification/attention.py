@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from evalengine.kernels import attention, matmul
+from evalengine.kernels import attention
+from evalengine.kernels.matmul_device import gpu_of
 from evalengine.verification import operands
 from evalengine.verification.verdict import Verdict
 
@@ -84,7 +85,7 @@ def _second_tiles(group: int, num_kv_heads: int, device: int) -> tuple[int, int]
     """(new tokens, tokens) of a sequence of which one of the Hopper form's programs, one for each SM, has two tiles."""
     from evalengine.kernels.attention_hopper import TILE
 
-    tiles = matmul._gpu(device).multiprocessors // num_kv_heads + 1
+    tiles = gpu_of(device).multiprocessors // num_kv_heads + 1
     tokens = -(-tiles * TILE // group)
     return tokens, tokens + 65
 

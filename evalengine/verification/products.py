@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import matmul, matmul_schedules
+from evalengine.kernels.matmul_device import Gpu, gpu_of
 from evalengine.kernels.shapes import LinearShape
 from evalengine.verification import operands
 from evalengine.verification.verdict import Verdict
@@ -36,7 +37,7 @@ def verify_matmul(
     shapes: the weights; most_rows: the largest M that the engine has; max_rows: the largest that is
     compared.
     """
-    gpu = matmul._gpu(torch.empty(0, device=device).get_device())
+    gpu = gpu_of(torch.empty(0, device=device).get_device())
     cases: list[tuple[str, Any, Callable[[], Tensor], Tensor]] = []
     for n, k, biased in shapes:
         chosen = _chosen(gpu, n, k, dtype, out_dtype or dtype, biased, most_rows, max_rows)
@@ -53,7 +54,7 @@ def verify_matmul(
 
 
 def _chosen(
-    gpu: Any, n: int, k: int, dtype: torch.dtype, out_dtype: torch.dtype, biased: bool, most_rows: int, max_rows: int
+    gpu: Gpu, n: int, k: int, dtype: torch.dtype, out_dtype: torch.dtype, biased: bool, most_rows: int, max_rows: int
 ) -> list[tuple[Any, int]]:
     """(schedule, rows) for every schedule of [n, k] and way in which it goes: with masked rows or without, and a
     persistent one with a second tile for a program, if it ever has one. The rows are odd, and those of the largest

@@ -20,6 +20,7 @@ from triton.runtime.errors import OutOfResources
 
 from evalengine.contract import CONTRACT_VERSION
 from evalengine.kernels import log_softmax, matmul, matmul_schedules, softmax
+from evalengine.kernels.matmul_device import Gpu
 from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.verification import operands, products, verdict_cache, verify
@@ -103,7 +104,7 @@ def test_a_persistent_schedule_is_compared_where_a_program_has_a_second_tile(
 ) -> None:
     persistent = matmul.Schedule("tma", 128, 128, 64, persistent=True)
     monkeypatch.setattr(matmul_schedules, "_choose", lambda *key: persistent if key[2] > 16 else matmul.REFERENCE)
-    gpu = matmul._Gpu("GPU X", 4, True, None)
+    gpu = Gpu("GPU X", 4, True, None)
     found = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 8192, rows))
     second = {256: 383, 40: 639}[n]  # 2 or 1 tiles a row of tiles, 4 programs
     assert found[persistent] == (max(rows, second)) and persistent.loops(second, n, 4)
