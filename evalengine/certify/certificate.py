@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-import evalengine
+from evalengine import contract
 from evalengine.certify.axes import AXES
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.certificate_text import markdown
@@ -40,7 +40,7 @@ def certificate(
         "certificate_version": VERSION,
         "verdict": _whole_verdict(proof, kernels),
         "incomplete": proof.incomplete,
-        "contract_version": evalengine.CONTRACT_VERSION,
+        "contract_version": contract.CONTRACT_VERSION,
         "subject": {
             "model": subject.config.model.name,
             "tasks": subject.task_names,

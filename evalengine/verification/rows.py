@@ -48,7 +48,7 @@ def _verify_log_softmax(verdict: Verdict, random: operands.Random, vocab_size: i
     logits = random(min(1024, max(2, most_logits // vocab_size)), vocab_size).float() * 4
     whole = log_softmax.log_softmax(logits, _schedule=softmax.REFERENCE)
     for x, expected in ((logits, whole), (logits[-1:], whole[-1:])):
-        schedule = softmax._choose(x)
+        schedule = softmax.preferred(x)
         run = partial(log_softmax.log_softmax, x, _schedule=schedule)
         verdict.compare("softmax", schedule, f"{len(x)} rows of {vocab_size}", run, expected)
     index, vocabulary = (torch.arange(n, device=logits.device) for n in logits.shape)

@@ -35,9 +35,9 @@ ARROWS: dict[str, set[str]] = {
     "estimators": set(),
     "programs": {"errors"},
     "tasks": {"estimators", "programs", "line_worker", "config", "errors", "plain_files"},
-    "records": {"config", "errors", "plain_files"},
+    "records": {"contract", "config", "errors", "plain_files"},
     "report": {"records", "estimators", "command", "config", "errors", "plain_files"},
-    "cluster": {"engine", "models", "records", "config", "errors"},
+    "cluster": {"contract", "engine", "models", "records", "config", "errors"},
     "cache": {"engine", "models", "records", "command", "errors"},
     "harness": {"cache", "cluster", "engine", "models", "tasks", "programs", "records"}
     | {"config", "errors", "plain_files"},
@@ -45,7 +45,8 @@ ARROWS: dict[str, set[str]] = {
     | {"contract", "compose", "config", "command", "errors", "plain_files"},
     "explain": {"harness", "engine", "layers", "records", "report", "compose", "config", "command", "errors"}
     | {"plain_files"},
-    "receipts": {"harness", "engine", "models", "records", "report", "compose", "config", "command", "errors"},
+    "receipts": {"harness", "engine", "models", "records", "report", "compose", "config", "command", "errors"}
+    | {"contract"},
     "bench": {"cache", "compose", "harness", "certify", "engine", "models", "layers", "kernels", "records", "report"}
     | {"verification", "config", "command", "errors", "plain_files"},
     "lm_eval_model": {"cache", "harness", "engine", "records", "compose_node", "config", "arguments", "errors"}
