@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from evalengine.kernels import log_softmax, matmul, matmul_schedules, softmax
 from evalengine.kernels.matmul_device import Gpu
 from evalengine.kernels.shapes import LinearShape, Shapes
 from evalengine.layers.embedding import rows_per_slice
+from evalengine.layers.native import NativeOps
+from evalengine.layers.parallel import TensorParallel
 from evalengine.verification import operands, products, verdict_cache, verify
 from evalengine.verification.rows import verify_rows
 from evalengine.verification.verdict import MODULES, Verdict, count_differing
@@ -224,6 +227,23 @@ def test_lm_head_is_compared_for_the_slices_it_computes(
     rows_at_once = rows_per_slice(vocab_size, torch.device("cuda"))
     verified(replace(TINY, vocab_size=vocab_size), device=torch.device("cpu"), lm_head_rows=rows_at_once)
     assert max(rows) == most
+
+
+def test_native_verifies_what_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slices of logits, its page size, and this rank's part of the vocabulary, cut between chunks."""
+    asked: list[Any] = []
+    layers: list[Any] = []
+    monkeypatch.setattr(verify, "verify_matmul", lambda verdict, shapes, *more: layers.append((shapes, more[-1])))
+    monkeypatch.setattr(verify, "verify_rows", lambda *args: None)
+    monkeypatch.setattr(verify, "verify_attention", lambda *args: asked.append(args[4]))
+    monkeypatch.setattr(verify, "verify_parted_read_out", lambda verdict, vocabulary, *args: asked.append(vocabulary))
+    ops = NativeOps(torch.float16, DEVICE)
+    ops.tp = TensorParallel(1, 2, group=SimpleNamespace())
+    shapes = replace(TINY, vocab_size=10_000)
+    assert ops.verify_kernels(shapes, block_size=16)["failed"] == []
+    assert asked == [[range(4096), range(4096, 10_000)], 16]
+    assert layers[0][0] == list(shapes.linear_layers(2).values())
+    assert layers[1] == ([LinearShape(5904, 32)], rows_per_slice(10_000, DEVICE))
 
 
 def test_minus_zero_and_a_nan_are_bytes_too() -> None:
