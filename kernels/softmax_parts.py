@@ -49,7 +49,7 @@ def merge_factors(m, top, chunk_m, chunk_norm):
 
 @triton.jit
 def merge(m, norm, chunk_m, chunk_norm):
-    """A row's M and l so far, and the next chunk's -> with it. A chunk of -inf changes nothing."""
+    """Returns a row's running maximum M and sum l after adding the next chunk. A chunk of -inf changes neither."""
     top = tl.maximum(m, chunk_m, propagate_nan=tl.PropagateNan.ALL)
     a, b = merge_factors(m, top, chunk_m, chunk_norm)
     return top, tl.fma(norm, a, b)
