@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from evalengine.contract import CONTRACT_VERSION
+
 __version__ = "0.1.0"
-CONTRACT_VERSION = 2  # the arithmetic's version: any change of arithmetic raises it (CONTRIBUTING.md)
 __all__ = [
     "CONTRACT_VERSION",
     "LLM",

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 
-from evalengine import CONTRACT_VERSION, __version__
+from evalengine import __version__
 from evalengine.api.perform import perform, quiet_threads
 from evalengine.command import Parser, exit_code
 from evalengine.compose import Job, available, compose_jobs, experiment_name
 from evalengine.config import Config, to_yaml
+from evalengine.contract import CONTRACT_VERSION
 from evalengine.errors import ConfigError
 from evalengine.experiment import run_experiment
 

@@ -19,7 +19,7 @@ from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import DoubtedAnswersError, EvalEngineError, listed
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 
 BATCH, SECONDS = 512, 5.0  # answers are kept in batches: so many, or after so long
 MAX_LISTED = 5

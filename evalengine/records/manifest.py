@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import evalengine
+from evalengine import contract
 from evalengine.config import (
     OUTPUT_FIELDS,
     SCHEDULE_FIELDS,
@@ -95,7 +96,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
             del settings[name]
     if (end := think_end_token(config.model)) is not None:
         settings["think_end_token"] = end
-    identity = {"contract_version": evalengine.CONTRACT_VERSION, **settings, **extra}
+    identity = {"contract_version": contract.CONTRACT_VERSION, **settings, **extra}
     plain: dict[str, Any] = json.loads(canonical(identity))
     return plain
 
@@ -159,7 +160,7 @@ def build_manifest(
         "command": None if command is None else list(command),
         "digest": digest,
         "task_digests": dict(task_digests),
-        "contract_version": evalengine.CONTRACT_VERSION,
+        "contract_version": contract.CONTRACT_VERSION,
         "numerics": identity["numerics"],
         "identity": dict(identity),
         "model": dict(model),

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from evalengine.bench import matmul_tune
-from evalengine.bench.matmul import Shape, main, operands, point, shapes, summary_lines
+from evalengine.bench.matmul import main, summary_lines
+from evalengine.bench.matmul_candidates import candidates
+from evalengine.bench.matmul_points import Shape, operands, point_of, shapes
 from evalengine.bench.report import Comparison
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules
 from evalengine.kernels.matmul import REFERENCE, Schedule, choose, matmul
-from evalengine.kernels.matmul_candidates import candidates
 from evalengine.kernels.matmul_schedules import BUCKETS, bucket, by_cublaslt, heuristic
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -135,7 +136,7 @@ def test_the_table_is_extended_shape_by_shape(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text("{}\n")
     for shape, gpu in ((large, "GPU B"), (large, "GPU A"), (small, "GPU A"), (small, "GPU A")):
-        points = [point(shape, m, str(REFERENCE), 1.0, {"cublas": 2.0, "fixed": 3.0}) for m in (1, 2)]
+        points = [point_of(shape, m, str(REFERENCE), 1.0, {"cublas": 2.0, "fixed": 3.0}) for m in (1, 2)]
         matmul_tune.write_table(path, gpu, shape, points)
     row = {"1": str(REFERENCE), "2": str(REFERENCE)}
     rows = {"96,64": row, "1024,64": row}
@@ -147,7 +148,7 @@ def test_the_table_is_extended_shape_by_shape(tmp_path: Path) -> None:
 
 def test_the_summary_names_the_median_and_the_worst() -> None:
     shape = Shape(96, 64, False, ("x",))
-    points = [point(shape, m, "", 1.0 + m / 10, {"cublas": 1.0, "fixed": 5.0 - m}) for m in (1, 2, 4)]
+    points = [point_of(shape, m, "", 1.0 + m / 10, {"cublas": 1.0, "fixed": 5.0 - m}) for m in (1, 2, 4)]
     median, fixed_median, worst, fixed_worst = summary_lines(points)
     assert isinstance(median, Comparison) and isinstance(fixed_median, Comparison)
     assert isinstance(worst, Comparison) and isinstance(fixed_worst, Comparison)

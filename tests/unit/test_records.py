@@ -114,7 +114,7 @@ def test_contents_change_the_id(name: str) -> None:
 
 def test_the_contract_version_changes_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
     before = run_id(config(), EXTRA)
-    monkeypatch.setattr("evalengine.CONTRACT_VERSION", 999)
+    monkeypatch.setattr("evalengine.contract.CONTRACT_VERSION", 999)
     assert run_id(config(), EXTRA) != before
     assert len(before) == 8 and int(before, 16) >= 0
 

@@ -28,7 +28,6 @@ from evalengine.engine.settings import Settings
 from evalengine.errors import EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.parallel import SINGLE
-from evalengine.models.config import kernel_shapes
 
 # Commands that are answered: what goes wrong in one is raised by rank 0, and this rank goes on. After any other error
 # the ranks are not in step, and this one ends.
@@ -57,7 +56,7 @@ class Worker:
         self.model = load_model(checkpoint, self.ops, settings.max_model_len)
 
     def verify(self, block_size: int) -> None:
-        self.ops.verify_kernels(**kernel_shapes(self.spec), block_size=block_size)
+        self.ops.verify_kernels(self.spec.shapes, block_size=block_size)
 
     def drop(self) -> None:
         """The pool, so that another fits."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from evalengine import CONTRACT_VERSION
 from evalengine.kernels import cublaslt
-from evalengine.kernels.driver import driver_version
+from evalengine.kernels.launching.driver import driver_version
 
 DRIVER = Path("/proc/driver/nvidia/version")
+SOURCES = (Path(cublaslt.__file__).parent, Path(__file__).parent)  # the kernels, and what compares them
 COMPILER = (  # variables that change what Triton makes of a kernel
     "TRITON_PTXAS_PATH",
     "TRITON_PTXAS_BLACKWELL_PATH",
@@ -31,7 +31,7 @@ COMPILER = (  # variables that change what Triton makes of a kernel
 )
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device, contract_version: int) -> dict[str, Any]:
     """GPU, driver, torch, Triton, its compiler, contract version, and the kernels' own sources and tables."""
     import triton  # a CPU may have none, and `sources_sha256` needs none
 
@@ -52,7 +52,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cublaslt": cublaslt.version() if device.type == "cuda" else None,  # it picks algorithms itself
         "triton": triton.__version__,
         "compiler": {name: _named(os.environ[name]) for name in COMPILER if name in os.environ},
-        "contract_version": CONTRACT_VERSION,
+        "contract_version": contract_version,
         "sources": sources_sha256(),
     }
 
@@ -67,11 +67,12 @@ def _named(value: str) -> list:
 
 
 def sources_sha256() -> str:
-    """SHA-256 (hex) over the kernels' sources and tables, names and contents in name order."""
+    """SHA-256 (hex) over the kernels' sources and tables, and what compares them: paths and contents, in order."""
     sources = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.iterdir()):
-        if file.suffix in (".py", ".json"):
-            sources.update(file.name.encode() + b"\0" + file.read_bytes())
+    for folder in SOURCES:
+        for file in sorted(folder.rglob("*")):
+            if file.suffix in (".py", ".json"):
+                sources.update(file.relative_to(folder.parent).as_posix().encode() + b"\0" + file.read_bytes())
     return sources.hexdigest()
 
 

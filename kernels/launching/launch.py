@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
-from evalengine.kernels.device_math import INTERPRETED
-from evalengine.kernels.driver import DriverKernel, Repeat, Unsupported
+from evalengine.kernels.launching.driver import DriverKernel, Repeat, Unsupported
 
+INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU, in tests
 MAX_REMEMBERED = 1 << 12  # launches of one wrapper: operand shapes times numbers of rows; 30 kB each with their maps
 Again = Callable[..., None]
 _variants: dict[tuple, _Variant] = {}

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from evalengine.kernels import attention, matmul, verify_cases
-from evalengine.kernels.verdict import Verdict
+from evalengine.kernels import attention
+from evalengine.kernels.matmul_device import gpu_of
+from evalengine.verification import operands
+from evalengine.verification.verdict import Verdict
 
 # (new tokens, tokens): decodes first. Borders of blocks (64) and chunks (1024) on both sides.
 SEQUENCES = ((1, 1), (1, 65), (1, 1024), (1, 2100), (3, 3), (130, 130), (17, 1030), (67, 2111))
@@ -48,7 +50,7 @@ def verify_attention(
 ) -> None:
     """A batch of decodes and prefills over shuffled pages, slots past each end NaN; those of its decodes alone that
     have one chunk, so that nothing is merged; and decode against prefill."""
-    random = verify_cases.Random(dtype, device)
+    random = operands.Random(dtype, device)
     index = torch.empty(0, device=device).get_device()
     schedules = attention.schedules(head_dim, page_size, dtype, index)
     if any(schedule.hopper for schedule in schedules):
@@ -65,7 +67,7 @@ def verify_attention(
 
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"
     counts = (len(sequences), in_one_chunk)
-    verify_cases.compile_all([partial(run, schedule, count) for schedule in schedules for count in counts], device)
+    operands.compile_all([partial(run, schedule, count) for schedule in schedules for count in counts], device)
     try:
         expected = run(attention.REFERENCE, len(sequences))
     except OutOfResources as error:  # float32 with a head_dim of 256 on a GPU with little shared memory
@@ -83,13 +85,13 @@ def _second_tiles(group: int, num_kv_heads: int, device: int) -> tuple[int, int]
     """(new tokens, tokens) of a sequence of which one of the Hopper form's programs, one for each SM, has two tiles."""
     from evalengine.kernels.attention_hopper import TILE
 
-    tiles = matmul._gpu(device).multiprocessors // num_kv_heads + 1
+    tiles = gpu_of(device).multiprocessors // num_kv_heads + 1
     tokens = -(-tiles * TILE // group)
     return tokens, tokens + 65
 
 
 def _paged(
-    sequences: Sequence[tuple[int, int]], page_size: int, num_kv_heads: int, head_dim: int, random: verify_cases.Random
+    sequences: Sequence[tuple[int, int]], page_size: int, num_kv_heads: int, head_dim: int, random: operands.Random
 ) -> tuple[Tensor, Tensor]:
     """A block table [S, pages] and the K and V pools [2, B, page_size, Hkv, D] behind it."""
     pages = [-(-length // page_size) for _, length in sequences]

@@ -24,7 +24,7 @@ MAX_MAPS = 1 << 12  # tensor maps kept for one parameter: one a layer's weight, 
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_KEYS = {"swizzle", "elem_size", "elem_type", "block_size", "fp4_padded"}
 L2_PROMOTION_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B, what Triton's own launcher asks for
-# Triton numbers element types by its own list; from 8 on it is not the driver's
+# Triton's numbers 0 to 7 of element types equal the driver's CUtensorMapDataType; 8, 9 and 10 must be mapped.
 ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
 SIZES = {"i1": 4, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "fp32": 4, "fp64": 8}
 WARP = 32

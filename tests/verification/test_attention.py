@@ -9,20 +9,18 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from evalengine.kernels import (
-    attention,
-    verify_attention,
-)
-from evalengine.kernels.verdict import Verdict
-from tests.kernels.verify_double import DEVICE, GPU
-from tests.kernels.verify_double import alone as alone  # a fixture of every test here
+from evalengine.kernels import attention
+from evalengine.verification.attention import verify_attention
+from evalengine.verification.verdict import Verdict
+from tests.verification.verify_double import DEVICE, GPU
+from tests.verification.verify_double import alone as alone  # a fixture of every test here
 
 SHORT = ((1, 1), (1, 70), (1, 1030), (3, 3), (5, 67))
 
 
 def check_attention(page_size: int = 16) -> Verdict:
     verdict = Verdict()
-    verify_attention.verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
+    verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
     return verdict
 
 

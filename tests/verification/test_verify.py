@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,33 +19,27 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from evalengine.engine import rank_runner
-from evalengine.kernels import (
-    log_softmax,
-    matmul,
-    matmul_schedules,
-    softmax,
-    verdict_cache,
-    verify,
-    verify_cases,
-)
-from evalengine.kernels.verdict import MODULES, Verdict, count_differing
-from tests.kernels.verify_double import DEVICE, GPU
-from tests.kernels.verify_double import alone as alone  # a fixture of every test here
+from evalengine.contract import CONTRACT_VERSION
+from evalengine.kernels import log_softmax, matmul, matmul_schedules, softmax
+from evalengine.kernels.matmul_device import Gpu
+from evalengine.kernels.shapes import LinearShape, Shapes
+from evalengine.layers.embedding import rows_per_slice
+from evalengine.layers.native import NativeOps
+from evalengine.layers.parallel import TensorParallel
+from evalengine.verification import operands, products, verdict_cache, verify
+from evalengine.verification.rows import verify_rows
+from evalengine.verification.verdict import MODULES, Verdict, count_differing
+from tests.verification.verify_double import DEVICE, GPU
+from tests.verification.verify_double import alone as alone  # a fixture of every test here
 
 SHAPE = (48, 40)  # N, K
-TINY = {
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_heads": 2,
-    "num_kv_heads": 1,
-    "head_dim": 16,
-    "vocab_size": 100,
-    "attention_bias": False,
-    "attention_output_bias": False,
-    "dtype": torch.float16,
-    "device": DEVICE,
-}
+ABOUT: dict[str, Any] = {"device": DEVICE, "contract_version": CONTRACT_VERSION, "lm_head_rows": 1 << 20}
+TINY = Shapes(hidden_size=32, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=16, vocab_size=100)
+
+
+def verified(shapes: Shapes = TINY, dtype: torch.dtype = torch.float16, **more: Any) -> dict[str, Any]:
+    """The verdict for a model's shapes on this machine."""
+    return verify.verify(shapes, dtype, **{**ABOUT, **more})
 
 
 @pytest.fixture
@@ -57,7 +53,7 @@ def check_matmul(
     dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None, biased: bool = False
 ) -> Verdict:
     verdict = Verdict()
-    verify_cases.verify_matmul(verdict, [(*SHAPE, biased)], dtype, DEVICE, out, max_rows=rows)
+    products.verify_matmul(verdict, [LinearShape(*SHAPE, biased)], dtype, DEVICE, out, max_rows=rows)
     return verdict
 
 
@@ -111,12 +107,12 @@ def test_a_persistent_schedule_is_compared_where_a_program_has_a_second_tile(
 ) -> None:
     persistent = matmul.Schedule("tma", 128, 128, 64, persistent=True)
     monkeypatch.setattr(matmul_schedules, "_choose", lambda *key: persistent if key[2] > 16 else matmul.REFERENCE)
-    gpu = matmul._Gpu("GPU X", 4, True, None)
-    found = dict(verify_cases._chosen(gpu, n, 64, torch.float16, torch.float16, False, 8192, rows))
+    gpu = Gpu("GPU X", 4, True, None)
+    found = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 8192, rows))
     second = {256: 383, 40: 639}[n]  # 2 or 1 tiles a row of tiles, 4 programs
     assert found[persistent] == (max(rows, second)) and persistent.loops(second, n, 4)
     assert not persistent.loops(second - 128, n, 4)
-    few = dict(verify_cases._chosen(gpu, n, 64, torch.float16, torch.float16, False, 100, rows))
+    few = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 100, rows))
     assert few[persistent] == min(rows, 100), "an engine of 100 rows has no second tile"
 
 
@@ -143,7 +139,7 @@ def test_the_products_that_a_model_biases_are_compared_with_a_bias(
     monkeypatch.setattr(verify, "verify_matmul", lambda verdict, more, *args: shapes.extend(more))
     for name in ("verify_attention", "verify_rows"):
         monkeypatch.setattr(verify, name, lambda *args: None)
-    verify.verify(**{**TINY, **dict.fromkeys(names, True)})  # type: ignore[arg-type]
+    verified(replace(TINY, **dict.fromkeys(names, True)))
     attention_layers = [(64, 32, "attention_bias" in names), (32, 32, "attention_output_bias" in names)]
     assert shapes == [*attention_layers, (48, 32, False), (32, 24, False), (100, 32, False)]
 
@@ -200,9 +196,9 @@ def test_an_error_that_may_pass_is_not_cached(error: Exception, lasting: bool, m
     monkeypatch.setattr(matmul, "matmul", product)
     for name in ("verify_attention", "verify_rows"):
         monkeypatch.setattr(verify, name, lambda *args: None)
-    first = verify.verify(**TINY)  # type: ignore[arg-type]
+    first = verified()
     assert first["dropped"] and matmul_schedules.excluded
-    second = verify.verify(**TINY)  # type: ignore[arg-type]
+    second = verified()
     assert second["cached"] == lasting and second["dropped"] == first["dropped"]
 
 
@@ -212,7 +208,7 @@ def test_a_second_verdict_drops_what_the_first_one_did(monkeypatch: pytest.Monke
     assert check_matmul().dropped == check_matmul().dropped != []
 
 
-@pytest.mark.parametrize(("vocab_size", "most"), [(1 << 20, 127), (1 << 22, 31), (1000, verify_cases.MAX_ROWS)])
+@pytest.mark.parametrize(("vocab_size", "most"), [(1 << 20, 127), (1 << 22, 31), (1000, products.MAX_ROWS)])
 def test_lm_head_is_compared_for_the_slices_it_computes(
     vocab_size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,13 +220,30 @@ def test_lm_head_is_compared_for_the_slices_it_computes(
         return torch.zeros(1, dtype=out_dtype or a.dtype)
 
     monkeypatch.setattr(matmul, "matmul", product)
-    monkeypatch.setattr("evalengine.kernels.verdict.count_differing", lambda *args: 0)
-    monkeypatch.setattr(verify_cases, "Random", lambda *args: lambda *shape: torch.zeros(1).expand(*shape))
+    monkeypatch.setattr("evalengine.verification.verdict.count_differing", lambda *args: 0)
+    monkeypatch.setattr(operands, "Random", lambda *args: lambda *shape: torch.zeros(1).expand(*shape))
     for name in ("verify_attention", "verify_rows"):
         monkeypatch.setattr(verify, name, lambda *args: None)
-    assert verify.LOGITS_BYTES == rank_runner.LOGITS_BYTES
-    verify.verify(**{**TINY, "vocab_size": vocab_size, "device": torch.device("cpu")})  # type: ignore[arg-type]
+    rows_at_once = rows_per_slice(vocab_size, torch.device("cuda"))
+    verified(replace(TINY, vocab_size=vocab_size), device=torch.device("cpu"), lm_head_rows=rows_at_once)
     assert max(rows) == most
+
+
+def test_native_verifies_what_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slices of logits, its page size, and this rank's part of the vocabulary, cut between chunks."""
+    asked: list[Any] = []
+    layers: list[Any] = []
+    monkeypatch.setattr(verify, "verify_matmul", lambda verdict, shapes, *more: layers.append((shapes, more[-1])))
+    monkeypatch.setattr(verify, "verify_rows", lambda *args: None)
+    monkeypatch.setattr(verify, "verify_attention", lambda *args: asked.append(args[4]))
+    monkeypatch.setattr(verify, "verify_parted_read_out", lambda verdict, vocabulary, *args: asked.append(vocabulary))
+    ops = NativeOps(torch.float16, DEVICE)
+    ops.tp = TensorParallel(1, 2, group=SimpleNamespace())
+    shapes = replace(TINY, vocab_size=10_000)
+    assert ops.verify_kernels(shapes, block_size=16)["failed"] == []
+    assert asked == [[range(4096), range(4096, 10_000)], 16]
+    assert layers[0][0] == list(shapes.linear_layers(2).values())
+    assert layers[1] == ([LinearShape(5904, 32)], rows_per_slice(10_000, DEVICE))
 
 
 def test_minus_zero_and_a_nan_are_bytes_too() -> None:
@@ -241,7 +254,7 @@ def test_minus_zero_and_a_nan_are_bytes_too() -> None:
 
 def rows_verdict() -> Verdict:
     verdict = Verdict()
-    verify_cases.verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5, most_logits=800)
+    verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5, most_logits=800)
     return verdict
 
 
@@ -302,46 +315,46 @@ def test_a_verdict_is_cached_with_what_it_dropped(
     only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = chosen(1)
-    first = verify.verify(**TINY)  # type: ignore[arg-type]
+    first = verified()
     assert not first["cached"] and len(first["dropped"]) == 1
     assert sorted(shape[:2] for shape in only_matmul) == [(32, 24), (32, 32), (48, 32), (64, 32), (100, 32)]
     files = [file.name for file in (tmp_path / "evalengine").iterdir()]
     assert len(files) == 3 and all(name.startswith("kernels-") for name in files), "products, rows, attention"
     monkeypatch.setattr(matmul_schedules, "excluded", set())  # as in a new process
     caplog.clear()
-    again = verify.verify(**TINY)  # type: ignore[arg-type]
-    assert verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+    again = verified()
+    assert verified()["cached"]
     assert caplog.text.count("is not used on this machine (here): planted") == 1, "said once in a process"
     assert again["cached"] and {**again, "cached": False, "seconds": first["seconds"]} == first
     assert matmul_schedules.excluded == {bad} and len(only_matmul) == 5
-    assert not verify.verify(**TINY, use_cache=False)["cached"]  # type: ignore[arg-type]
-    assert not verify.verify(**{**TINY, "head_dim": 32})["cached"]  # type: ignore[arg-type]
-    assert not verify.verify(**{**TINY, "attention_bias": True})["cached"]  # type: ignore[arg-type]
+    assert not verified(use_cache=False)["cached"]
+    assert not verified(replace(TINY, head_dim=32))["cached"]
+    assert not verified(replace(TINY, attention_bias=True))["cached"]
 
 
 def test_another_page_size_costs_only_its_own_comparisons(only_matmul: list[Any]) -> None:
-    verify.verify(**TINY)  # type: ignore[arg-type]
-    other = verify.verify(**TINY, page_sizes=(16, 64))  # type: ignore[arg-type]
+    verified()
+    other = verified(page_sizes=(16, 64))
     assert not other["cached"] and len(other["dropped"]) == 1 and len(only_matmul) == 5
 
 
 @pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "compiler", "contract_version", "sources"])
 def test_what_the_cache_is_keyed_by(only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    verify.verify(**TINY)  # type: ignore[arg-type]
-    now = verdict_cache.environment(DEVICE)
-    monkeypatch.setattr(verdict_cache, "environment", lambda device: {**now, what: "another"})
-    assert not verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+    verified()
+    now = verdict_cache.environment(DEVICE, CONTRACT_VERSION)
+    monkeypatch.setattr(verdict_cache, "environment", lambda *about: {**now, what: "another"})
+    assert not verified()["cached"]
 
 
 def test_the_environment_names_the_compiler_and_the_chip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    environments = [verdict_cache.environment(DEVICE)]
+    environments = [verdict_cache.environment(DEVICE, CONTRACT_VERSION)]
     for name in ("TRITON_PTXAS_PATH", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "TRITON_LIBDEVICE_PATH"):
         monkeypatch.setenv(name, "1")
-        environments.append(verdict_cache.environment(DEVICE))
+        environments.append(verdict_cache.environment(DEVICE, CONTRACT_VERSION))
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(tmp_path / "ptxas"))
     for content in ("one", "another"):
         (tmp_path / "ptxas").write_text(content)
-        environments.append(verdict_cache.environment(DEVICE))
+        environments.append(verdict_cache.environment(DEVICE, CONTRACT_VERSION))
     assert all(a != b for i, a in enumerate(environments) for b in environments[:i])
 
     class Chip:
@@ -349,20 +362,20 @@ def test_the_environment_names_the_compiler_and_the_chip(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Chip)
-    found = verdict_cache.environment(torch.device("cuda"))
+    found = verdict_cache.environment(torch.device("cuda"), CONTRACT_VERSION)
     assert (found["gpu"], found["capability"], found["sms"]) == ("H", [9, 0], 114)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"verdict": {}}', b"\xff", None])
 def test_a_damaged_cache_is_computed_again(only_matmul: list[Any], tmp_path: Path, damage: bytes | None) -> None:
-    verify.verify(**TINY)  # type: ignore[arg-type]
+    verified()
     (file,) = (file for file in (tmp_path / "evalengine").iterdir() if '"products"' in file.read_text())
     if damage is None:  # edited by hand: the drop is gone
         content = json.loads(file.read_text())
         content["verdict"]["dropped"] = []
         damage = json.dumps(content).encode()
     file.write_bytes(damage)
-    assert not verify.verify(**TINY)["cached"] and verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+    assert not verified()["cached"] and verified()["cached"]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(
@@ -370,13 +383,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert not verify.verify(**TINY)["cached"] and not verify.verify(**TINY)["cached"]  # type: ignore[arg-type]
+    assert not verified()["cached"] and not verified()["cached"]
 
 
 @pytest.mark.gpu
 def test_a_real_model_on_this_gpu() -> None:
-    shape = {**TINY, "hidden_size": 1024, "intermediate_size": 3072, "num_heads": 16, "num_kv_heads": 8}
-    shape |= {"head_dim": 128, "vocab_size": 151936, "dtype": torch.bfloat16}
-    shape |= {"attention_bias": True}
-    verdict = verify.verify(**shape, page_sizes=(16, 64))  # type: ignore[arg-type]
+    shapes = Shapes(1024, 3072, 16, 8, 128, 151936, attention_bias=True)
+    verdict = verified(shapes, torch.bfloat16, lm_head_rows=rows_per_slice(151936, DEVICE), page_sizes=(16, 64))
     assert not verdict["dropped"] and not verdict["failed"] and verdict["schedules"] > 5

@@ -9,17 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import (
-    verify_cases,
-)
-from evalengine.kernels.verdict import MODULES
+from evalengine.verification import operands
+from evalengine.verification.verdict import MODULES
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 
 
 class Integers:
-    """Stands in for `verify_cases.Random`: -2 ... 2."""
+    """Stands in for `operands.Random`: -2 ... 2."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._generator = dtype, torch.Generator().manual_seed(0)
@@ -33,7 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A cache of its own, nothing excluded before or after, exact data under the interpreter."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if not GPU:
-        monkeypatch.setattr(verify_cases, "Random", Integers)
+        monkeypatch.setattr(operands, "Random", Integers)
     for module in MODULES.values():
         monkeypatch.setattr(module, "excluded", set())
     yield
