@@ -163,12 +163,12 @@ def test_tuning_finds_equal_schedules_and_writes_what_choose_reads(tmp_path: Pat
     arguments = ["--tune", "--shapes", "576,576", "--out", str(table), "--report", str(report), "--workers", "4"]
     assert main(arguments) == 0
     (rows,) = json.loads(table.read_text()).values()
-    assert list(rows["bfloat16"]["576,576"]) == [str(m) for m in BUCKETS]
     for m, text in rows["bfloat16"]["576,576"].items():
-        offered = [*candidates(torch.bfloat16, int(m), 576, 576, True), by_cublaslt(int(m))]
-        assert Schedule.parse(text) in offered
+        assert Schedule.parse(text) in candidates(torch.bfloat16, int(m), 576, 576, True)
     written = json.loads(report.read_text())
     assert written["differing"] == [] and len(written["times"]) == len(BUCKETS)
+    by_tiles = [str(time["m"]) for time in written["times"] if not time["schedule"].startswith("cublaslt")]
+    assert list(rows["bfloat16"]["576,576"]) == by_tiles  # cuBLASLt is what no row of the table says
     for time in written["times"]:
         assert 0 < time["floor_seconds"] < time["seconds"] < 0.01
 
