@@ -24,8 +24,7 @@ from evalengine.kernels.cublaslt import Product
 from evalengine.kernels.launching.launch import Again, kind, remember
 from evalengine.kernels.matmul_device import Gpu, gpu_of
 from evalengine.kernels.matmul_pointer import by_pointers
-from evalengine.kernels.matmul_preload import preloaded
-from evalengine.kernels.matmul_schedules import CUBLASLT, POINTER, PRELOAD, REFERENCE, TMA, Schedule, choose
+from evalengine.kernels.matmul_schedules import CUBLASLT, POINTER, REFERENCE, TMA, Schedule, choose
 from evalengine.kernels.matmul_tma import by_descriptors
 
 __all__ = ["REFERENCE", "Schedule", "bmm", "choose", "linear", "matmul"]
@@ -122,7 +121,7 @@ def _product(
     tma_ok, cublaslt_ok = gpu.forms(aligned, plain=bias is None and not round_product)
     if schedule is None:
         schedule = choose(gpu.name, dtype, m, n, k, tma_ok, cublaslt_ok)
-    elif not _suits(schedule, tma_ok, cublaslt_ok, m, k):
+    elif not _suits(schedule, tma_ok, cublaslt_ok):
         raise ValueError(
             f"{_described(a)} by {[*batch, k, n]} does not qualify for a schedule of the form {schedule.form}"
         )
@@ -158,10 +157,7 @@ def _launch(
         return run
     if s.form == TMA:
         return by_descriptors(a, b, bias, c, row_strides, s, round_product, gpu.multiprocessors)
-    if s.form == PRELOAD:
-        launched = preloaded(a, b, bias, c, row_strides, s, round_product)
-    else:
-        launched = by_pointers(a, b, bias, c, b_strides, s, round_product)
+    launched = by_pointers(a, b, bias, c, b_strides, s, round_product)
     return None if launched is None else launched.again(0, 1, 3, *([2] if bias is not None else []))
 
 
@@ -175,9 +171,7 @@ def _aligned(a: Tensor, b: Tensor, b_column: int, b_k: int, n: int, out_dtype: t
     )  # fmt: skip
 
 
-def _suits(schedule: Schedule, tma_ok: bool, cublaslt_ok: bool, m: int, k: int) -> bool:
-    if schedule.form == PRELOAD:
-        return tma_ok and schedule.preloads(m, k)
+def _suits(schedule: Schedule, tma_ok: bool, cublaslt_ok: bool) -> bool:
     return schedule.form == POINTER or (tma_ok if schedule.form == TMA else cublaslt_ok)
 
 

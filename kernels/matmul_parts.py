@@ -27,8 +27,9 @@ def rounded(
         column = first_column + tl.arange(0, BLOCK_N)
         bias = tl.load(bias_ptr + column, mask=column < N, other=0.0).to(tl.float32)
         bias = tl.broadcast_to(bias[:, None] if SWAP else bias[None, :], acc.shape)
-        # An addition, written as 1 * acc + bias: Triton turns the sum of a lone tl.dot and a tensor into a tl.dot that
-        # starts from the tensor, and a chain that starts from the bias has other bits than one that ends with it.
+        # An addition, written as 1 * acc + bias: Triton turns the sum of a tl.dot outside a loop and a tensor into a
+        # tl.dot that starts from the tensor, and a chain that starts from the bias has other bits than one that ends
+        # with it (seen on an H200, in a kernel of one block of K).
         acc = tl.fma(acc, tl.full(acc.shape, 1.0, tl.float32), bias)
     return acc.to(OUTPUT)
 

@@ -32,10 +32,8 @@ BUCKETS = (
 )
 MAX_BUCKET = BUCKETS[-1]
 CUBLASLT_ROWS = 32  # with fewer its products without a split of K take up to twice as long as a narrow tile's
-Form = Literal["pointer", "preload", "tma", "cublaslt"]
+Form = Literal["pointer", "tma", "cublaslt"]
 POINTER: Form = "pointer"
-PRELOAD: Form = "preload"
-PRELOADED = 4  # blocks of K at most that a program of the form "preload" holds in registers
 TMA: Form = "tma"
 CUBLASLT: Form = "cublaslt"
 
@@ -45,9 +43,8 @@ class Schedule:
     """How the output [M, N] is cut into tiles and how a tile is computed.
 
     form: "pointer" (any strides, batches), "tma" (tensor descriptors: both operands K-contiguous, rows 16-byte aligned;
-    Hopper or newer), "preload" (operands as of "tma", at most block_m rows and PRELOADED blocks of K: a program has all
-    its weights on their way before it waits for the kernel in front of it) or "cublaslt", which has no tile: block_m is
-    the number of rows for which cuBLASLt is asked for its algorithm, the rest means nothing.
+    Hopper or newer) or "cublaslt", which has no tile: block_m is the number of rows for which cuBLASLt is asked for its
+    algorithm, the rest means nothing.
 
     block_m, block_n: rows and columns of a tile, powers of two (block_n of "tma" without swap also the sum of two, each
     at least 16); block_k: K of one pipeline step. swap: the weights are the MMA's 64-row side, for few rows. persistent
@@ -73,10 +70,6 @@ class Schedule:
         largest = 1 << (self.block_n.bit_length() - 1)
         return largest, self.block_n - largest
 
-    def preloads(self, m: int, k: int) -> bool:
-        """Whether a schedule of the form "preload" serves m rows of k numbers."""
-        return self.form == PRELOAD and m <= self.block_m and -(-k // self.block_k) <= PRELOADED
-
     def masks_rows(self, m: int) -> bool:
         """Whether a tile's rows past the m-th are masked (half of them and more), which is another compiled kernel."""
         return self.form == POINTER and 2 * m <= self.block_m
@@ -100,7 +93,7 @@ class Schedule:
         """The inverse of str(); raises ValueError for anything else."""
         if found := re.fullmatch(rf"{CUBLASLT} m(\d+)", text):
             return by_cublaslt(int(found[1]))
-        tile = r"(pointer|preload|tma) (\d+)x(\d+)x(\d+)"
+        tile = r"(pointer|tma) (\d+)x(\d+)x(\d+)"
         pattern = tile + r" w(\d+) s(\d+) g(\d+)( swap)?( persistent)?(?: subtiles(\d+))?"
         if not (found := re.fullmatch(pattern, text)):
             raise ValueError(f"not a matmul schedule: {text!r}")

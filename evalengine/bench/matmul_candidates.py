@@ -10,12 +10,6 @@ from evalengine.kernels.matmul_schedules import POINTER, TMA, Schedule, bucket, 
 
 SMS = 132  # of an H200; it only guides what is tried
 # (rows up to, columns up to) -> the winners for such shapes among 50 to 200 schedules each, on an H200
-_PRELOADS = """
-    preload 16x16x512 w4 s1 g8
-    preload 16x8x1024 w4 s1 g8
-    preload 16x16x1024 w4 s1 g8
-    preload 16x16x1024 w8 s1 g8
-    preload 16x32x512 w4 s1 g8"""
 _TRIED = {
     (16, 2560): """
         pointer 16x8x64 w4 s8 g8
@@ -181,8 +175,6 @@ def _candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> lis
     else:
         tiles = -(-m // 128) * -(-n // 128)
         found = _parsed(_TRIED_MANY_ROWS[64 if tiles <= 64 else 528 if tiles <= 528 else 0])
-    if m <= 16 and dtype != torch.float32 and tma_ok:
-        found += [s for s in _parsed(_PRELOADS) if s.preloads(m, k)]
     if dtype != torch.float32 and m >= 128:
         found += _sums_of_two(m, n)
     found = [heuristic(dtype, bucket(m), n, k, tma_ok), *found]

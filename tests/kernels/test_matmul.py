@@ -38,7 +38,6 @@ DESCRIPTORS = [
     Schedule("tma", 16, 48, 32),  # 32 + 16 columns
     Schedule("tma", 64, 80, 16, persistent=True, group_m=2, subtiles=2),
 ]
-PRELOADS = [Schedule("preload", 16, 16, block_k) for block_k in (16, 32, 64, 128)]
 SHAPES = [(1, 1, 1), (5, 7, 3), (17, 65, 33), (31, 1, 40), (1, 67, 129)]  # M, N, K
 ALIGNED = [(1, 8, 8), (17, 72, 40), (67, 136, 72)]  # rows of 16 bytes: what a descriptor may address
 
@@ -232,25 +231,6 @@ def test_a_row_alone_and_anywhere(dtype: torch.dtype) -> None:
         assert_bitwise_equal(matmul(a[order], weight.t(), schedule=schedule), together[order])
         for row in (0, 16, 34):
             assert_bitwise_equal(matmul(a[row : row + 1], weight.t(), schedule=schedule), together[row : row + 1])
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 8), (16, 24, 64), (5, 40, 72), (7, 16, 128), (2, 48, 96)])
-def test_weights_that_are_read_before_the_input(m: int, n: int, k: int, dtype: torch.dtype) -> None:
-    """In one to four blocks of K, the last one partly past its end; of few rows, with and without a bias."""
-    a, weight, bias = (random(*shape, dtype=dtype, seed=i) for i, shape in enumerate(((m, k), (n, k), (n,))))
-    tried = 0
-    for schedule in PRELOADS:
-        if not schedule.preloads(m, k):
-            with pytest.raises(ValueError, match="of the form preload"):
-                matmul(a, weight.t(), schedule=schedule)
-            continue
-        for own in (None, bias):
-            assert_close(matmul(a, weight.t(), own, schedule=schedule), a, weight.t(), own)
-        tried += 1
-    assert tried >= 2
-    with pytest.raises(ValueError, match="of the form preload"):  # 17 rows, of 16
-        matmul(random(17, k, dtype=dtype), weight.t(), schedule=PRELOADS[-1])
 
 
 EVERY_SHAPE = [(1024, 3072), (2560, 1536), (4096, 1000), (24576, 512), (67, 131), (1, 4099)]  # N, K
