@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.digest import merkle_root
 from evalengine.records.folder import write_whole
@@ -40,28 +40,10 @@ FORMAT = SealedFormat("evalengine-baseline", 1, "baseline", "evalengine baseline
 HASHES = ("leaf", "prompt_sha256", "output_sha256")
 FOLDED = ("doc_id", "request_index", "repeat", "kind", "truncated")
 CURE = "take it from git again (git checkout -- {file}) or write it anew: evalengine baseline RUN -o {file} --force"
-HELP = """\
-usage: evalengine baseline RUN -o FILE.json [--force]
-
-Writes the run's digests, scores and manifest as one small file (0.2 MB for gsm8k) that lives in git, for
-`evalengine compare FILE RUN` and `evalengine gate FILE RUN`.
-
-  RUN            a finished run's folder, or an lm-eval output folder (scores only: it has no digests)
-  -o, --output   the file to write
-  --force        replaces that file if it exists
-
-Exit codes: 0 written, 1 the disk refused, 2 bad usage, or RUN is unfinished, damaged or edited."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `baseline` with the words after it; returns the exit code."""
-    parser = Parser("baseline", text=HELP)
-    parser.add_argument("run", nargs="?")
-    parser.add_argument("-o", "--output")
-    parser.add_argument("--force", action="store_true")
-    arguments = parser.parse_args(list(argv))
-    if not arguments.run or not arguments.output:
-        parser.error("give a run and -o FILE.json")
+def main(arguments: Namespace) -> int:
+    """Runs `baseline` with its words; returns the exit code."""
     file, run = Path(arguments.output), load_run(arguments.run)
     if run.unbound:
         print(f"evalengine: {run.source}: {UNBOUND}", file=sys.stderr)

@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 
 from evalengine.command import exit_code
+from evalengine.commands.compare import main as compare
+from evalengine.commands.report import main as report
 from evalengine.errors import ConfigError
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, read_records, write_records
 from evalengine.report.baseline import write_baseline
-from evalengine.report.compare_cli import main as compare
 from evalengine.report.gate import gate
 from evalengine.report.html.run_page import write_run_report
-from evalengine.report.report_cli import main as report
 from evalengine.report.run_data import load_run_data
 from evalengine.report.runs import load_run
 from evalengine.report.table import print_report

@@ -16,6 +16,7 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "plain_files": set(),
     "command": {"errors"},
+    "commands": {"api", "command", "compose", "config", "errors", "experiment", "launch", "report"},
     "arguments": {"errors"},
     "config": {"arguments", "errors"},
     "compose_globs": {"errors"},
@@ -44,18 +45,17 @@ ARROWS: dict[str, set[str]] = {
     | {"plain_files"},
     "receipts": {"harness", "engine", "models", "records", "report", "compose", "config", "command", "errors"},
     "bench": {"cache", "compose", "harness", "certify", "engine", "models", "layers", "kernels", "records", "report"}
-    | {"config", "command", "errors", "plain_files"},
+    | {"config", "command", "commands", "errors", "plain_files"},
     "lm_eval_model": {"cache", "harness", "engine", "records", "compose_node", "config", "arguments", "errors"},
     "assets": set(),
     "__init__": {"api", "engine", "invariant", "report", "config", "errors"},
-    "api": {"arguments", "compose", "config", "errors", "engine", "harness", "report"},
+    "api": {"arguments", "command", "compose", "config", "errors", "engine", "harness", "report"},
     "launch": {"api", "command", "compose", "errors"},
     "checkpoints": {"compose", "report"},
     "experiment": {"checkpoints", "command", "compose", "config", "errors", "plain_files", "engine", "harness"}
     | {"records", "report"},
     "task_list": {"command", "compose", "task_files", "task_outline", "tasks", "harness", "config", "errors"},
-    "__main__": {"api", "command", "task_list", "experiment", "launch", "compose", "config", "errors", "report"}
-    | {"certify", "bench"},
+    "__main__": {"command", "commands"},
 }
 HEAVY = {"torch", "transformers", "datasets", "triton", "pandas"}
 
@@ -147,6 +147,9 @@ def test_folders_are_links_inside_the_package(folder: str) -> None:
         "evalengine.report.results",
         "evalengine.report.verdicts",
         "evalengine.command",
+        "evalengine.commands.run",
+        "evalengine.commands.bench",
+        "evalengine.commands.completion",
         "evalengine.report.table",
         "evalengine.report.report_cli",
         "evalengine.report.html.run_page",
