@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from evalengine.command import Namespace
-from evalengine.compose import available, compose_jobs
+from evalengine.compose import compose_jobs
 from evalengine.config import Config, TaskConfig, leaves
 from evalengine.errors import ConfigError
+from evalengine.shipped import available
 from evalengine.task_files import offered
 from evalengine.task_outline import outline
 

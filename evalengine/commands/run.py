@@ -1,6 +1,6 @@
 """`python -m evalengine [run] [setting=value ...]`: a run, a sweep or an experiment, and the help that lists it all.
 
-Torch is imported only when a run starts, so that help and configuration errors answer at once.
+Hydra is imported for settings and torch when a run starts, so that help and configuration errors answer at once.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from evalengine import CONTRACT_VERSION, __version__
-from evalengine.api.perform import perform
 from evalengine.command import exit_code
 from evalengine.commands import MODULES
-from evalengine.compose import Job, available, compose_jobs, experiment_name
-from evalengine.config import Config, to_yaml
 from evalengine.errors import ConfigError
-from evalengine.experiment import run_experiment
+from evalengine.shipped import available
+
+if TYPE_CHECKING:
+    from evalengine.compose import Job
+    from evalengine.config import Config
 
 COMMANDS = ("run", *MODULES)
 FLAGS = {  # all that a run takes besides settings
@@ -99,11 +101,16 @@ def main(argv: Sequence[str]) -> int:
         version = f"evalengine {__version__} (contract {CONTRACT_VERSION})"
         print(_help() if "help" in flags else version, flush=True)
         return 0
+    from evalengine.compose import compose_jobs, experiment_name
+    from evalengine.config import to_yaml
+
     jobs = compose_jobs(overrides, "multirun" in flags)
     if "cfg" in flags:
         print("---\n".join(to_yaml(job.config) for job in jobs), end="")
         return 0
     if name := experiment_name(overrides):
+        from evalengine.experiment import run_experiment
+
         return run_experiment(name, jobs, partial(_run, command=argv))
     if jobs[0].launcher is not None:
         from evalengine.launch import submit
@@ -142,8 +149,8 @@ def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
 
 def _run(config: Config, command: Sequence[str] | None = None) -> int:
     """One run, its report, table and digest. command: the words that asked for it."""
-    folder = perform(config, command)
+    from evalengine.api.perform import perform
     from evalengine.report.table import print_report
 
-    print_report(folder)
+    print_report(perform(config, command))
     return 0

@@ -16,15 +16,17 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "plain_files": set(),
     "command": {"errors"},
-    "commands": {"api", "command", "compose", "config", "errors", "experiment", "launch", "report"},
+    "commands": {"shipped", "api", "command", "compose", "config", "errors", "experiment", "launch", "report"},
+    "shipped": set(),
     "arguments": {"errors"},
     "config": {"arguments", "errors"},
     "compose_globs": {"errors"},
-    "compose": {"compose_files", "compose_globs", "compose_node", "task_files", "config", "errors", "plain_files"},
+    "compose": {"compose_files", "compose_globs", "compose_node", "task_files", "config", "errors", "plain_files"}
+    | {"shipped"},
     "compose_files": {"errors", "plain_files"},
     "compose_node": {"config", "errors"},
     "task_files": {"compose_files", "task_outline", "tasks", "config", "errors", "plain_files"},
-    "task_outline": {"compose_files", "compose_node", "config", "plain_files"},
+    "task_outline": {"shipped", "compose_files", "compose_node", "config", "plain_files"},
     "kernels": set(),
     "layers": {"kernels", "errors"},
     "models": {"layers", "arguments", "errors", "plain_files"},
@@ -49,12 +51,13 @@ ARROWS: dict[str, set[str]] = {
     "lm_eval_model": {"cache", "harness", "engine", "records", "compose_node", "config", "arguments", "errors"},
     "assets": set(),
     "__init__": {"api", "engine", "invariant", "report", "config", "errors"},
-    "api": {"arguments", "command", "compose", "config", "errors", "engine", "harness", "report"},
+    "api": {"shipped", "arguments", "command", "compose", "config", "errors", "engine", "harness", "report"},
     "launch": {"api", "command", "compose", "errors"},
     "checkpoints": {"compose", "report"},
     "experiment": {"checkpoints", "command", "compose", "config", "errors", "plain_files", "engine", "harness"}
     | {"records", "report"},
-    "task_list": {"command", "compose", "task_files", "task_outline", "tasks", "harness", "config", "errors"},
+    "task_list": {"command", "compose", "task_files", "task_outline", "tasks", "harness", "config", "errors"}
+    | {"shipped"},
     "__main__": {"command", "commands"},
 }
 HEAVY = {"torch", "transformers", "datasets", "triton", "pandas"}

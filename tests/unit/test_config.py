@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.compose import available, compose_jobs, known_keys, read_config
+from evalengine.compose import compose_jobs, known_keys, read_config
 from evalengine.config import Config, EngineConfig, resolve_numerics, selection, to_yaml, validate
 from evalengine.errors import ConfigError
+from evalengine.shipped import available
 
 
 def compose(*overrides: str) -> Config:
