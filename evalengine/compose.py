@@ -30,7 +30,8 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from evalengine.compose_files import check_files
 from evalengine.compose_globs import with_folders
 from evalengine.compose_node import complete_model, freeze, mutable, to_config
-from evalengine.config import Config, validate
+from evalengine.config import Config
+from evalengine.config_run import validate
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_yaml
 from evalengine.shipped import CONF

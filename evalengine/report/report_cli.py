@@ -72,7 +72,7 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
 
 def _log(names: Sequence[str], tracker: str) -> int:
     """Logs each run. Raises `ConfigError` for a tracker that there is not, `EvalEngineError` if it refuses."""
-    from evalengine.config import tracker_problems
+    from evalengine.config_run import tracker_problems
     from evalengine.report.tracking import log_run
 
     if problems := list(tracker_problems("report: --log-to", tracker)):

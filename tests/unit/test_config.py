@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from evalengine.compose import compose_jobs, known_keys, read_config
-from evalengine.config import Config, EngineConfig, resolve_numerics, selection, to_yaml, validate
+from evalengine.config import Config, EngineConfig, selection, to_yaml
+from evalengine.config_engine import resolve_numerics
+from evalengine.config_run import validate
 from evalengine.errors import ConfigError
 from evalengine.shipped import available
 
