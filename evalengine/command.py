@@ -34,6 +34,8 @@ def exit_code(work: Callable[[], int]) -> int:
     """
     try:
         return work()
+    except SystemExit as exit:  # how lm-eval's own command line and typer's completion end
+        return int(exit.code or 0)
     except EvalEngineError as error:
         return fail(error)
     except BrokenPipeError:
