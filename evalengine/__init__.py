@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from evalengine.contract import CONTRACT_VERSION
+
 __version__ = "0.1.0"
-CONTRACT_VERSION = 2  # the arithmetic's version: any change of arithmetic raises it (CONTRIBUTING.md)
 __all__ = [
     "CONTRACT_VERSION",
     "LLM",
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from evalengine.engine.request import GenerateRequest, RequestOutput, SamplingParams, ScoreRequest
     from evalengine.errors import ConfigError, EvalEngineError
     from evalengine.invariant import set_batch_invariant_mode
-    from evalengine.report.results import Results, load_run
-    from evalengine.report.verdicts import compare, gate
+    from evalengine.report.python.results import Results, load_run
+    from evalengine.report.python.verdicts import compare, gate
 
 _LAZY = {
     "LLM": "evalengine.engine.llm",
@@ -49,11 +50,11 @@ _LAZY = {
     "ConfigError": "evalengine.errors",
     "EvalEngineError": "evalengine.errors",
     "ModelConfig": "evalengine.config",
-    "Results": "evalengine.report.results",
-    "compare": "evalengine.report.verdicts",
+    "Results": "evalengine.report.python.results",
+    "compare": "evalengine.report.python.verdicts",
     "evaluate": "evalengine.api.evaluate",
-    "gate": "evalengine.report.verdicts",
-    "load_run": "evalengine.report.results",
+    "gate": "evalengine.report.python.verdicts",
+    "load_run": "evalengine.report.python.results",
 }
 
 

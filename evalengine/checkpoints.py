@@ -1,8 +1,8 @@
 """`experiment=checkpoints`: one model at several steps of its training, each metric against the step.
 
-    <output_dir>/checkpoints-<tasks>-<model>-<time>-<id>/
-      1-path_out_checkpoint-1000/<run folder>                   one a checkpoint
-      checkpoints.html, checkpoints.svg, checkpoints.json       the page, its curves, and the list of the runs
+<output_dir>/checkpoints-<tasks>-<model>-<time>-<id>/
+  1-path_out_checkpoint-1000/<run folder>                   one a checkpoint
+  checkpoints.html, checkpoints.svg, checkpoints.json       the page, its curves, and the list of the runs
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def report_checkpoints(name: str, folder: Path, jobs: Sequence[Job], runs: Seque
     from evalengine.report.leaderboard.cli import board_lines
     from evalengine.report.leaderboard.compose import board
     from evalengine.report.leaderboard.write import write_history
-    from evalengine.report.printing import print_lines
-    from evalengine.report.runs import load_run
+    from evalengine.report.read.load import load_run
+    from evalengine.report.terminal.printing import print_lines
 
     steps = jobs[0].config.steps or _said(jobs)
     assert steps is not None, "checkpoint_problems() refuses what has none"

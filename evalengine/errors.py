@@ -26,6 +26,16 @@ class ConfigError(EvalEngineError, ValueError):
         super().__init__(self.problems[0] if one else "\n".join(f"  - {p}" for p in self.problems))
 
 
+def first_of(lines: Sequence[str], most: int, what: str = "more") -> list[str]:
+    """The first `most` of the lines of a message, and how many there are besides: `... and 3 more`."""
+    return [*lines[:most], *([f"... and {len(lines) - most} {what}"] if len(lines) > most else [])]
+
+
+def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first `most` names in a sentence, and how many there are besides: `a, b and 3 more`."""
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 class DoubtedAnswersError(EvalEngineError):
     """Two computations of one request differ that must be equal: a machine computes wrong.
 

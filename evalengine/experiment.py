@@ -145,11 +145,11 @@ def _open(name: str, jobs: Sequence[Job]) -> Path:
 
 def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]) -> int:
     """The matrix and the noise floor, to the terminal and into the folder."""
-    from evalengine.report.report_cli import leave_report
-    from evalengine.report.runs import load_run
-    from evalengine.report.sweep import Cell, sweep
-    from evalengine.report.sweep_tables import print_sweep
-    from evalengine.report.sweep_write import write_sweep
+    from evalengine.report.html.leave import leave_report
+    from evalengine.report.read.load import load_run
+    from evalengine.report.sweep.sweep import Cell, sweep
+    from evalengine.report.sweep.tables import print_sweep
+    from evalengine.report.sweep.write import write_sweep
 
     runs = [finished_run(place) for place in places]
     if name == checkpoints.NAME:

@@ -14,14 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import INTERPRETED, Again, kind, launch, remember
 
 _again: dict[tuple, Again] = {}
 BLOCK = 1024  # elements of a program: with 4 warps a thread moves 8 bf16 values, 16 bytes, of each operand
 WARPS = 4
 
 
-if device_math.INTERPRETED:
+if INTERPRETED:
 
     @triton.jit
     def _approximate_reciprocal(x):

@@ -35,7 +35,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from evalengine.kernels.attention_decode import decode_kernel, merge_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.device_math import GLUON
-from evalengine.kernels.launch import Again, Launch, kind, launch
+from evalengine.kernels.launching.launch import Again, Launch, kind, launch
+from evalengine.kernels.limits import HEAD_DIMS
 
 CHUNK = 1024  # KV positions that are reduced from a fresh state
 BLOCK = 64  # KV positions of one online-softmax step
@@ -61,7 +62,7 @@ class Schedule:
 
 
 REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
-excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
+excluded: set[Schedule] = set()  # what evalengine/verification found wrong on this GPU: never chosen in this process
 
 
 def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:
@@ -281,7 +282,7 @@ class _Call:
              stride_ot, stride_oh, *kv_strides),
             (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1,
              columns),
-            schedule.decode_warps, 8,
+            schedule.decode_warps, 8 if self.rows <= 64 else 4,  # a stage holds 256 bytes a row, and V: 160 KB at most
         ))  # fmt: skip
 
 
@@ -297,7 +298,8 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
             f"attention takes q and a KV cache of one dtype, bfloat16, float16 or float32; got {q.dtype}, "
             f"{k_cache.dtype}, {v_cache.dtype}"
         )
-    if not 16 <= q.shape[2] <= 256:
-        raise ValueError(f"attention takes a head_dim of 16 to 256; got {q.shape[2]}")
+    smallest, largest = HEAD_DIMS
+    if not smallest <= q.shape[2] <= largest:
+        raise ValueError(f"attention takes a head_dim of {smallest} to {largest}; got {q.shape[2]}")
     assert q.stride(2) == k_cache.stride(3) == 1 and k_cache.stride() == v_cache.stride()
     assert q.shape[1] % k_cache.shape[2] == 0

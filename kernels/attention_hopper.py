@@ -24,8 +24,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from evalengine.kernels.attention_hopper_kernel import prefill_kernel
-from evalengine.kernels.launch import Launch, launch
-from evalengine.kernels.pinned import to_device
+from evalengine.kernels.launching.launch import Launch, launch
+from evalengine.kernels.launching.pinned import to_device
 
 TILE = 128  # rows of a tile
 ROWS = 64  # of one consumer

@@ -6,7 +6,7 @@ cuBLASLt adds an output's products in one float32 chain over K, ascending, if it
 for an algorithm without workspace and without a reduction between blocks. Over the shapes of
 Qwen3-0.6B and 8B and 1 to 8192 rows all 220 products had the bytes of `matmul.REFERENCE` on an H200
 (results/reference/matmul-cublaslt-nvidia-h200.json); like every schedule it is compared on the live GPU before it is
-used, and dropped where it differs (kernels/verify.py).
+used, and dropped where it differs (evalengine/verification).
 
 The algorithm is asked for once for a bucket of row numbers and then used for each of them: what was compared is what
 runs. The interface is cuBLASLt's C API (docs.nvidia.com/cuda/cublas), by ctypes: torch offers no way to ask for an

@@ -12,7 +12,8 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
-INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU, in tests
+from evalengine.kernels.launching.launch import INTERPRETED
+
 # Whether our Gluon kernels can run: Triton 3.6 has all that they use, and the interpreter knows no Gluon.
 GLUON: bool = not INTERPRETED and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
 
@@ -45,7 +46,7 @@ else:
         """The first statement of a kernel: waits until the one before it on the stream has written its results.
 
         A kernel that says so may be put on the GPU while the one before it still computes (programmatic dependent
-        launch, from Hopper on; kernels/driver.py asks for it): what a launch costs is then hidden behind that one.
+        launch, from Hopper on; `launching.driver` asks for it): what a launch costs is then hidden behind that one.
         Only then may the next kernel come: allowed before the wait, kernels pile up on the SMs and slow each other
         down (results/reference/PROFILE.md).
         """

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import exact_math
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 
 _BLOCK = 512
 _SQRT_HALF_BITS = tl.constexpr(exact_math._SQRT_HALF_BITS)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.rope import tile_shape
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 
 _BLOCK = 256  # ids a program
 

@@ -3,9 +3,9 @@
     n rows (positions), V vocabulary, k wanted logprobs.
 
 Rounding points (NUMERICS.md, `native`): logits are float32; chunks of 4096 columns at absolute multiples, each with its
-maximum and its integer sum of exponentials, merged left to right in float32 (`softmax`); a logprob is (z - M) - log(l)
-in float32, rounded once to the output dtype. `read_out` gives the bytes that `log_softmax` gives, from one reading;
-`log_softmax_parts` does where a row's columns lie on several devices.
+maximum and its integer sum of exponentials, merged left to right in float32 (`softmax_parts`); a logprob is
+(z - M) - log(l) in float32, rounded once to the output dtype. `read_out` gives the bytes that `log_softmax` gives, from
+one reading; `log_softmax_parts` does where a row's columns lie on several devices.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalengine.kernels import device_math, row_sum, softmax
-from evalengine.kernels.launch import launch
+from evalengine.kernels import device_math, row_sum, softmax, softmax_parts
+from evalengine.kernels.launching.launch import launch
 
 _GATHER = 128  # logprobs a program
 
@@ -38,8 +38,8 @@ def statistics_kernel(logits_ptr, maxima_ptr, sums_ptr, rows, stride, columns, c
     device_math.after_previous_kernel()
     unit = tl.program_id(0)
     row = (unit // chunks).to(tl.int64) + tl.arange(0, 1)
-    z = softmax.load_chunk(logits_ptr, row, rows, stride, unit % chunks * BLOCK, columns, BLOCK)
-    m, norm = softmax.chunk_sum(z)
+    z = softmax_parts.load_chunk(logits_ptr, row, rows, stride, unit % chunks * BLOCK, columns, BLOCK)
+    m, norm = softmax_parts.chunk_sum(z)
     place = unit.to(tl.int64) + tl.arange(0, 1)
     tl.store(maxima_ptr + place, m)
     tl.store(sums_ptr + place, norm)
@@ -63,7 +63,7 @@ def _leave(row, columns, best, m, term, column, z, row_ptr, greedy_ptr, out_ptr,
     tl.store(greedy_ptr + row, tl.where(term == term, best, columns).to(tl.int64))
     if EACH:
         z = tl.where(column < 0, m, z)  # of equal logprobs, that of the maximum
-        tl.store(out_ptr + row, softmax.finish(z, m, term, True))
+        tl.store(out_ptr + row, softmax_parts.finish(z, m, term, True))
     else:
         tl.store(row_ptr + 2 * row, m)
         tl.store(row_ptr + 2 * row + 1, term)
@@ -76,13 +76,13 @@ def best_chunk(maxima_ptr, sums_ptr, row, chunks):
     Logits that differ can have equal logprobs (subtracting log l rounds), so logprobs are compared, as by whoever has
     the whole table; chunk by chunk, by the chunks' maxima (rounding is monotonic).
     """
-    m, norm, last = softmax.merge_row(maxima_ptr + row * chunks, sums_ptr + row * chunks, chunks)
-    term = softmax.norm_term(m, norm, True)
-    top = softmax.finish(m, m, term, True)
+    m, norm, last = softmax_parts.merge_row(maxima_ptr + row * chunks, sums_ptr + row * chunks, chunks)
+    term = softmax_parts.norm_term(m, norm, True)
+    top = softmax_parts.finish(m, m, term, True)
     first = last
     for back in tl.range(0, last):
         chunk = last - 1 - back
-        chunk_top = softmax.finish(tl.load(maxima_ptr + row * chunks + chunk), m, term, True)
+        chunk_top = softmax_parts.finish(tl.load(maxima_ptr + row * chunks + chunk), m, term, True)
         first = tl.where(chunk_top == top, chunk, first)
     return m, term, top, first
 
@@ -99,7 +99,7 @@ def _greedy_kernel(
     m, term, top, first = best_chunk(maxima_ptr, sums_ptr, row, chunks)
     column = first * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(logits_ptr + row * stride + column, column < columns, float("-inf"))
-    best = tl.min(tl.where((softmax.finish(z, m, term, True) == top) & (column < columns), column, columns), 0)
+    best = tl.min(tl.where((softmax_parts.finish(z, m, term, True) == top) & (column < columns), column, columns), 0)
     _leave(row, columns, best, m, term, wanted, z_wanted, row_ptr, greedy_ptr, out_ptr, EACH)
 
 
@@ -127,16 +127,16 @@ def _one_chunk_kernel(
     z = tl.load(logits_ptr + row * stride + column, column < columns, float("-inf"))
     maxima = device_math.row_max(z, 1)
     m = device_math.row_max(maxima, 0)
-    sums = tl.sum(softmax.fixed_terms(z, m), 1)
-    near = tl.where(maxima - softmax.finite(m) >= -9.5367431640625e-07, group, GROUPS)  # 2^-20
+    sums = tl.sum(softmax_parts.fixed_terms(z, m), 1)
+    near = tl.where(maxima - softmax_parts.finite(m) >= -9.5367431640625e-07, group, GROUPS)  # 2^-20
     total, first = tl.reduce((sums, near), 0, _sum_and_least)
-    term = softmax.norm_term(m, row_sum.from_fixed(total), True)
-    top = softmax.finish(m, m, term, True)
+    term = softmax_parts.norm_term(m, row_sum.from_fixed(total), True)
+    top = softmax_parts.finish(m, m, term, True)
     place = 4 * first + member
     some = tl.load(logits_ptr + row * stride + place, place < columns, float("-inf"))
-    best = tl.min(tl.where((softmax.finish(some, m, term, True) == top) & (place < columns), place, columns), 0)
+    best = tl.min(tl.where((softmax_parts.finish(some, m, term, True) == top) & (place < columns), place, columns), 0)
     if best == columns:
-        is_best = (softmax.finish(z, m, term, True) == top) & (column < columns)
+        is_best = (softmax_parts.finish(z, m, term, True) == top) & (column < columns)
         best = tl.min(tl.min(tl.where(is_best, column, columns), 1), 0)
     _leave(row, columns, best, m, term, wanted, z_wanted, row_ptr, greedy_ptr, out_ptr, EACH)
 
@@ -156,7 +156,7 @@ def _gather_kernel(
     z = tl.load(logits_ptr + row * stride + column, mask, 0.0)
     m = tl.load(row_ptr + 2 * row, mask, 0.0)
     term = tl.load(row_ptr + 2 * row + 1, mask, 0.0)
-    tl.store(out_ptr + pair, softmax.finish(z, m, term, True), mask)
+    tl.store(out_ptr + pair, softmax_parts.finish(z, m, term, True), mask)
 
 
 def read_out(logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,7 +178,7 @@ def read_out(logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tens
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     columns = columns.contiguous()
-    stride, chunks = logits.stride(0), triton.cdiv(vocabulary, softmax.CHUNK)
+    stride, chunks = logits.stride(0), triton.cdiv(vocabulary, softmax_parts.CHUNK)
     row_state = None if rows is None else torch.empty(n, 2, dtype=torch.float32, device=logits.device)
     left = (row_state, greedy, columns, logprobs)
     if chunks == 1:
@@ -189,11 +189,11 @@ def read_out(logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tens
         maxima, sums = torch.empty(2, n, chunks, dtype=torch.float32, device=logits.device)
         launch(
             statistics_kernel, (n * chunks, 1, 1), (logits, maxima, sums, n, stride, vocabulary, chunks),
-            (softmax.CHUNK,), 2 if n * chunks >= 4096 else 4, 1,
+            (softmax_parts.CHUNK,), 2 if n * chunks >= 4096 else 4, 1,
         )  # fmt: skip
         launch(
             _greedy_kernel, (n, 1, 1), (logits, maxima, sums, *left, stride, vocabulary, chunks),
-            (softmax.CHUNK, rows is None), 4, 1,
+            (softmax_parts.CHUNK, rows is None), 4, 1,
         )  # fmt: skip
     if rows is not None:
         wanted = logprobs.numel()

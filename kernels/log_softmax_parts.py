@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalengine.kernels import device_math, log_softmax, softmax
-from evalengine.kernels.launch import launch
+from evalengine.kernels import device_math, log_softmax, softmax_parts
+from evalengine.kernels.launching.launch import launch
 
 _PAIRS = 128  # logprobs a program
 
@@ -35,7 +35,7 @@ def _part_kernel(
     column = start + tl.arange(0, BLOCK)
     is_own = (start >= 0) & (start < own_columns)
     z = tl.load(logits_ptr + row * stride + column, is_own & (column < own_columns), float("-inf"))
-    is_best = (softmax.finish(z, m, term, True) == top) & is_own & (column < own_columns)
+    is_best = (softmax_parts.finish(z, m, term, True) == top) & is_own & (column < own_columns)
     best = tl.min(tl.where(is_best, column, columns), 0)
     found = tl.where(is_own, first_column + best, 0)
     has_first = (first_column == 0) & (own_columns > 0)
@@ -65,22 +65,23 @@ def _gather_part_kernel(
     z = tl.load(logits_ptr + row * stride + place, mask & is_own, 0.0)
     z = tl.where(column < 0, m, z)  # of equal logprobs, that of the maximum
     is_here = tl.where(column < 0, has_best, is_own) | (term != term)
-    tl.store(out_ptr + pair, tl.where(is_here, softmax.finish(z, m, term, True), 0.0), mask)
+    tl.store(out_ptr + pair, tl.where(is_here, softmax_parts.finish(z, m, term, True), 0.0), mask)
 
 
 def statistics(logits: Tensor) -> Tensor:
     """float32 logits [n, v] -> float32 [2, n, chunks]: every chunk's maximum, and its sum of exponentials below it.
 
-    The chunks are those of a row of which these are all the columns, or the ones from a multiple of `softmax.CHUNK` on.
+    The chunks are those of a row of which these are all the columns, or the ones from a multiple of
+    `softmax_parts.CHUNK` on.
     """
     n, own_columns = logits.shape
-    chunks = triton.cdiv(own_columns, softmax.CHUNK)
+    chunks = triton.cdiv(own_columns, softmax_parts.CHUNK)
     found = torch.empty(2, n, chunks, dtype=torch.float32, device=logits.device)
     if n and chunks:
         launch(
             log_softmax.statistics_kernel, (n * chunks, 1, 1),
             (logits, found[0], found[1], n, logits.stride(0), own_columns, chunks),
-            (softmax.CHUNK,), 2 if n * chunks >= 4096 else 4, 1,
+            (softmax_parts.CHUNK,), 2 if n * chunks >= 4096 else 4, 1,
         )  # fmt: skip
     return found
 
@@ -107,7 +108,7 @@ def read_out_part(
     launch(
         _part_kernel, (n, 1, 1),
         (logits, statistics[0], statistics[1], state, greedy, stride, vocabulary, chunks, first_column, own_columns),
-        (softmax.CHUNK,), 4, 1,
+        (softmax_parts.CHUNK,), 4, 1,
     )  # fmt: skip
     wanted = logprobs.numel()
     if wanted:

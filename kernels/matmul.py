@@ -17,147 +17,21 @@ change nothing. Zeros are +0; only a negative number too small for the output's 
 
 from __future__ import annotations
 
-from functools import cache
-from typing import NamedTuple
-
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from evalengine.kernels.cublaslt import CublasLt, Product, cublaslt
-from evalengine.kernels.device_math import after_previous_kernel
-from evalengine.kernels.launch import Again, kind, launch, remember
-from evalengine.kernels.matmul_parts import load, multiply_add, rounded, tile_position
+from evalengine.kernels.cublaslt import Product
+from evalengine.kernels.launching.launch import Again, kind, remember
+from evalengine.kernels.matmul_device import Gpu, gpu_of
+from evalengine.kernels.matmul_pointer import by_pointers
 from evalengine.kernels.matmul_preload import preloaded
 from evalengine.kernels.matmul_schedules import CUBLASLT, POINTER, PRELOAD, REFERENCE, TMA, Schedule, choose
+from evalengine.kernels.matmul_tma import by_descriptors
 
 __all__ = ["REFERENCE", "Schedule", "bmm", "choose", "linear", "matmul"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _again: dict[tuple, Again] = {}
-
-
-# -- pointers: any strides, batches -----------------------------------------------------------------------------------
-
-
-@triton.jit(do_not_specialize=["M"])
-def _pointer_kernel(
-    a_ptr, b_ptr, bias_ptr, c_ptr, M, N, K,
-    stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SWAP: tl.constexpr,
-    EVEN_K: tl.constexpr, MASK_A: tl.constexpr, MASK_B: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
-):  # fmt: skip
-    """Program: one tile of one batch entry.
-
-    Rows and columns past the end repeat the first (no mask in the loop) or are masked; none is stored. They are masked
-    where the operand is not contiguous along K (a repeated index would hide the contiguity along rows or columns), and
-    where half of the tile's rows are past the end: loads of a repeated row cost traffic, masked ones none.
-    """
-    after_previous_kernel()
-    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-    batch = (tl.program_id(0) // tiles).to(tl.int64)
-    row_block, column_block = tile_position(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    row = row_block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = column_block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K).to(tl.int64)
-    row_in, column_in = row < M, column < N
-    row_read = row if MASK_A else tl.where(row_in, row, 0)
-    column_read = column if MASK_B else tl.where(column_in, column, 0)
-    a_ptr += batch * stride_ab
-    b_ptr += batch * stride_bb
-    if SWAP:  # everything transposed: [N, K] x [K, M]
-        a_pointers = a_ptr + row_read[None, :] * stride_am + k[:, None] * stride_ak
-        b_pointers = b_ptr + column_read[:, None] * stride_bn + k[None, :] * stride_bk
-        a_in, b_in, k_a, k_b = row_in[None, :], column_in[:, None], k[:, None], k[None, :]
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    else:
-        a_pointers = a_ptr + row_read[:, None] * stride_am + k[None, :] * stride_ak
-        b_pointers = b_ptr + column_read[None, :] * stride_bn + k[:, None] * stride_bk
-        a_in, b_in, k_a, k_b = row_in[:, None], column_in[None, :], k[None, :], k[:, None]
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    step_a, step_b = tl.cast(stride_ak, tl.int64) * BLOCK_K, tl.cast(stride_bk, tl.int64) * BLOCK_K
-    for step in range(tl.cdiv(K, BLOCK_K)):
-        left = K - step * BLOCK_K
-        a = load(a_pointers, a_in, k_a < left, MASK_A, EVEN_K)
-        b = load(b_pointers, b_in, k_b < left, MASK_B, EVEN_K)
-        acc = multiply_add(a, b, acc, SWAP)
-        a_pointers += step_a
-        b_pointers += step_b
-    c = rounded(acc, bias_ptr, column_block * BLOCK_N, N, BLOCK_N, SWAP,
-                 a_ptr.dtype.element_ty, c_ptr.dtype.element_ty, ROUND_PRODUCT)  # fmt: skip
-    row, column = (row[None, :], column[:, None]) if SWAP else (row[:, None], column[None, :])
-    tl.store(c_ptr + (batch * M + row) * N + column, c, mask=(row < M) & (column < N))
-
-
-# -- tensor descriptors: K-contiguous operands, Hopper or newer --------------------------------------------------------
-
-
-@triton.jit
-def _store_tile(c_desc, c, row, column, BLOCK_N: tl.constexpr, SUBTILES: tl.constexpr):
-    """c [BLOCK_M, BLOCK_N] in SUBTILES = 1, 2 or 4 column parts: each needs that much less shared memory."""
-    if SUBTILES == 1:
-        c_desc.store([row, column], c)
-    else:
-        PART: tl.constexpr = BLOCK_N // 2
-        left, right = c.reshape(c.shape[0], 2, PART).permute(0, 2, 1).split()
-        _store_tile(c_desc, left, row, column, PART, SUBTILES // 2)
-        _store_tile(c_desc, right, row, column + PART, PART, SUBTILES // 2)
-
-
-@triton.jit
-def _tma_tile(
-    tile, a_desc, b_desc, c_desc, b_rest, c_rest, bias_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, REST_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SWAP: tl.constexpr, SUBTILES: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
-):  # fmt: skip
-    row_block, column_block = tile_position(tile, M, N, BLOCK_M, BLOCK_N + REST_N, GROUP_M)
-    row, column = row_block * BLOCK_M, column_block * (BLOCK_N + REST_N)
-    acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), tl.float32)
-    if REST_N == 0:
-        for step in range(tl.cdiv(K, BLOCK_K)):
-            a = a_desc.load([row, step * BLOCK_K])
-            b = b_desc.load([column, step * BLOCK_K])
-            acc = multiply_add(a.T, b, acc, SWAP) if SWAP else multiply_add(a, b.T, acc, SWAP)
-    else:
-        rest = tl.zeros((BLOCK_M, REST_N), tl.float32)
-        for step in range(tl.cdiv(K, BLOCK_K)):
-            a = a_desc.load([row, step * BLOCK_K])
-            b = b_desc.load([column, step * BLOCK_K])
-            more = b_rest.load([column + BLOCK_N, step * BLOCK_K])
-            acc = multiply_add(a, b.T, acc, False)
-            rest = multiply_add(a, more.T, rest, False)
-        c = rounded(rest, bias_ptr, column + BLOCK_N, N, REST_N, False, a_desc.dtype, c_desc.dtype, ROUND_PRODUCT)
-        c_rest.store([row, column + BLOCK_N], c)
-    c = rounded(acc, bias_ptr, column, N, BLOCK_N, SWAP, a_desc.dtype, c_desc.dtype, ROUND_PRODUCT)
-    _store_tile(c_desc, c.T if SWAP else c, row, column, BLOCK_N, SUBTILES)
-
-
-@triton.jit(do_not_specialize=["M"])
-def _tma_kernel(
-    a_desc, b_desc, c_desc, b_rest, c_rest, bias_ptr, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, REST_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SWAP: tl.constexpr, SUBTILES: tl.constexpr, PERSISTENT: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
-):  # fmt: skip
-    """a [M, K], b [N, K] (the weights' own layout), c [M, N] by descriptor: outside reads as 0, is not stored.
-
-    Program: one tile, or (PERSISTENT) every num_programs-th; then the loads of the next tile overlap this one's end.
-    A tile's columns are BLOCK_N and REST_N, two powers of two or one (REST_N = 0; b_rest, c_rest: None): widths like
-    160 cut some N into one tile for every SM, where 128 or 256 would leave a third of the SMs idle.
-    """
-    after_previous_kernel()
-    if PERSISTENT:
-        tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N + REST_N)
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
-            _tma_tile(tile, a_desc, b_desc, c_desc, b_rest, c_rest, bias_ptr, M, N, K,
-                      BLOCK_M, BLOCK_N, REST_N, BLOCK_K, GROUP_M, SWAP, SUBTILES, ROUND_PRODUCT)  # fmt: skip
-    else:
-        _tma_tile(tl.program_id(0), a_desc, b_desc, c_desc, b_rest, c_rest, bias_ptr, M, N, K,
-                  BLOCK_M, BLOCK_N, REST_N, BLOCK_K, GROUP_M, SWAP, SUBTILES, ROUND_PRODUCT)  # fmt: skip
-
-
-# -- the host side ----------------------------------------------------------------------------------------------------
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -200,7 +74,7 @@ def bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, schedule:
 
 def schedule_for(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, plain: bool = True) -> Schedule:
     """The schedule that `matmul(a, b)`, or `bmm`, takes; plain: without a bias and `round_product`."""
-    gpu, (k, n) = _gpu(a.get_device()), b.shape[-2:]
+    gpu, (k, n) = gpu_of(a.get_device()), b.shape[-2:]
     aligned = _aligned(a, b, b.stride(-1), b.stride(-2), n, out_dtype or a.dtype)
     return choose(gpu.name, a.dtype, a.shape[-2], n, k, *gpu.forms(aligned, plain))
 
@@ -243,7 +117,7 @@ def _product(
     c = torch.empty((*batch, m, n), dtype=out_dtype or dtype, device=a.device)
     if c.numel() == 0:
         return c
-    gpu = _gpu(device)
+    gpu = gpu_of(device)
     aligned = _aligned(a, b, b_strides[2], b_strides[1], n, c.dtype)
     tma_ok, cublaslt_ok = gpu.forms(aligned, plain=bias is None and not round_product)
     if schedule is None:
@@ -252,7 +126,7 @@ def _product(
         raise ValueError(
             f"{_described(a)} by {[*batch, k, n]} does not qualify for a schedule of the form {schedule.form}"
         )
-    launched = _launch(a, b, bias, c, k, b_strides, schedule, round_product, gpu)
+    launched = _launch(a, b, bias, c, b_strides, schedule, round_product, gpu)
     if launched and as_given:
         remember(_again, key, launched)
     return c
@@ -268,75 +142,27 @@ def _launch(
     b: Tensor,
     bias: Tensor | None,
     c: Tensor,
-    k: int,
     b_strides: tuple[int, ...],
     s: Schedule,
     round_product: bool,
-    gpu: _Gpu,
+    gpu: Gpu,
 ) -> Again | None:
     """Runs it; returns the same launch for other a, b, c (and bias), unless it went through the interpreter."""
-    *batch, m, n = c.shape
-    a_batch, (a_row, a_k) = a.stride(0) if batch else 0, a.stride()[-2:]
-    b_batch, b_k, b_column = b_strides
+    row_strides = a.stride(-2), b_strides[2]
     if s.form == CUBLASLT:
         assert gpu.cublaslt is not None, "choose() names it where it is"
-        run = gpu.cublaslt.product(Product(m, s.block_m, n, k, (a_row, b_column), a.dtype, c.dtype))
+        run = gpu.cublaslt.product(
+            Product(c.shape[0], s.block_m, c.shape[1], a.shape[1], row_strides, a.dtype, c.dtype)
+        )
         run(a, b, c)
         return run
-    tiles = -(-m // s.block_m) * -(-n // s.block_n)
-    mask_a = a_k != 1 or s.masks_rows(m)
+    if s.form == TMA:
+        return by_descriptors(a, b, bias, c, row_strides, s, round_product, gpu.multiprocessors)
     if s.form == PRELOAD:
-        launched = preloaded(a, b, bias, c, (a_row, b_column), s, round_product)
-        return None if launched is None else launched.again(0, 1, 3, *([2] if bias is not None else []))
-    if s.form == POINTER:
-        grid = (tiles * (batch[0] if batch else 1), 1, 1)
-        args: tuple = (a, b, bias, c, m, n, k, a_batch, a_row, a_k, b_batch, b_k, b_column)
-        even_k = k % s.block_k == 0
-        constants: tuple = (
-            s.block_m, s.block_n, s.block_k, s.group_m, s.swap, even_k, mask_a, b_k != 1, round_product
-        )  # fmt: skip
-        launched = launch(_pointer_kernel, grid, args, constants, s.num_warps, s.num_stages)
-        return None if launched is None else launched.again(0, 1, 3, *([2] if bias is not None else []))
-    subtiles = s.subtiles * c.element_size() // 2  # a float32 tile takes twice the shared memory to store
-    grid = (min(gpu.multiprocessors, tiles) if s.persistent else tiles, 1, 1)
-    main, rest = s.columns
-    blocks = (
-        _descriptor(a, [m, k], a_row, [s.block_m, s.block_k]),
-        _descriptor(b, [n, k], b_column, [main, s.block_k]),
-        _descriptor(c, [m, n], n, [s.block_m, main // subtiles]),
-        _descriptor(b, [n, k], b_column, [rest, s.block_k]) if rest else None,
-        _descriptor(c, [m, n], n, [s.block_m, rest]) if rest else None,
-    )
-    constants = (s.block_m, main, rest, s.block_k, s.group_m, s.swap, subtiles, s.persistent, round_product)
-    launched = launch(_tma_kernel, grid, (*blocks, bias, m, n, k), constants, s.num_warps, s.num_stages)
-    if launched is None:
-        return None
-    again = launched.again(0, 1, 2, *([3, 4] if rest else []), *([5] if bias is not None else []))
-    return (lambda a, b, c, *bias: again(a, b, c, b, c, *bias)) if rest else again
-
-
-def _descriptor(base: Tensor, shape: list[int], row_stride: int, block_shape: list[int]) -> TensorDescriptor:
-    return TensorDescriptor(base, shape, [row_stride, 1], block_shape)
-
-
-class _Gpu(NamedTuple):
-    name: str
-    multiprocessors: int
-    descriptors: bool
-    cublaslt: CublasLt | None
-
-    def forms(self, aligned: bool, plain: bool) -> tuple[bool, bool]:
-        """Whether schedules of the forms "tma" and "cublaslt" may be taken. plain: the product and one rounding."""
-        return self.descriptors and aligned, self.cublaslt is not None and aligned and plain
-
-
-@cache
-def _gpu(device: int) -> _Gpu:
-    if device < 0:  # the interpreter: any tile, and more than one for each program
-        return _Gpu("cpu", 2, True, None)
-    properties = torch.cuda.get_device_properties(device)
-    descriptors = properties.major in (9, 10)
-    return _Gpu(properties.name, properties.multi_processor_count, descriptors, cublaslt(device))
+        launched = preloaded(a, b, bias, c, row_strides, s, round_product)
+    else:
+        launched = by_pointers(a, b, bias, c, b_strides, s, round_product)
+    return None if launched is None else launched.again(0, 1, 3, *([2] if bias is not None else []))
 
 
 def _aligned(a: Tensor, b: Tensor, b_column: int, b_k: int, n: int, out_dtype: torch.dtype) -> bool:

@@ -26,7 +26,10 @@ def rounded(
     if bias_ptr is not None:
         column = first_column + tl.arange(0, BLOCK_N)
         bias = tl.load(bias_ptr + column, mask=column < N, other=0.0).to(tl.float32)
-        acc += bias[:, None] if SWAP else bias[None, :]
+        bias = tl.broadcast_to(bias[:, None] if SWAP else bias[None, :], acc.shape)
+        # An addition, written as 1 * acc + bias: Triton turns the sum of a lone tl.dot and a tensor into a tl.dot that
+        # starts from the tensor, and a chain that starts from the bias has other bits than one that ends with it.
+        acc = tl.fma(acc, tl.full(acc.shape, 1.0, tl.float32), bias)
     return acc.to(OUTPUT)
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels.device_math import after_previous_kernel
-from evalengine.kernels.launch import Launch, launch
+from evalengine.kernels.launching.launch import Launch, launch
 from evalengine.kernels.matmul_parts import load, multiply_add, rounded
 from evalengine.kernels.matmul_schedules import Schedule
 

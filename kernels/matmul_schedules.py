@@ -120,7 +120,7 @@ def by_cublaslt(rows: int) -> Schedule:
     return Schedule(CUBLASLT, rows, 1, 1, num_warps=0, num_stages=0, group_m=0)
 
 
-excluded: set[Schedule] = set()  # what kernels/verify.py found wrong on this GPU: never chosen in this process
+excluded: set[Schedule] = set()  # what evalengine/verification found wrong on this GPU: never chosen in this process
 
 
 def bucket(m: int) -> int:

@@ -3,7 +3,7 @@
     n rows, K numbers in a row.
 
 Rounding points (NUMERICS.md, `native`): everything is float32; the mean is rounded once to the output dtype. A row is
-cut at absolute multiples of `row_sum.MAX_TERMS` = 16384 numbers. A part is summed exactly on the grid 2^-44 of its own
+cut at absolute multiples of `limits.MAX_TERMS` = 16384 numbers. A part is summed exactly on the grid 2^-44 of its own
 largest magnitude, the sum rounded to float32 and divided by K; parts are added in order in float32.
 """
 
@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import row_sum
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
+from evalengine.kernels.limits import MAX_TERMS
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def _schedule_for(block: int) -> tuple[int, int]:
 def _mean_rows(x: Tensor, out: Tensor, schedule: tuple[int, int] | None) -> None:
     """contiguous [n, K] -> mean of each row, written to out [n]."""
     n, columns = x.shape
-    block = min(row_sum.MAX_TERMS, triton.next_power_of_2(columns))
+    block = min(MAX_TERMS, triton.next_power_of_2(columns))
     parts = triton.cdiv(columns, block)
     rows, warps = schedule or _schedule_for(block)
     values = out if parts == 1 else torch.empty(n, parts, dtype=torch.float32, device=x.device)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 
 WORD = 8  # bytes: what is moved is seen as int64, whatever its type
 _BLOCK = 1024  # words a program

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evalengine.kernels.device_math import after_previous_kernel
 from evalengine.kernels.kv_cache import slot_offset
-from evalengine.kernels.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Again, kind, launch, remember
 from evalengine.kernels.rms_norm import normalize
 from evalengine.kernels.rope import load_for_rows, rotate, tile_shape
 

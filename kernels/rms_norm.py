@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math, row_sum
-from evalengine.kernels.launch import Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Again, kind, launch, remember
+from evalengine.kernels.limits import MAX_TERMS
 
 _again: dict[tuple, Again] = {}
 
@@ -91,8 +92,8 @@ def _launch(
         again(x, other, weight, out, total)
         return out, total
     hidden = x.shape[-1]
-    if hidden > row_sum.MAX_TERMS:
-        raise ValueError(f"rms_norm over {hidden} numbers: at most {row_sum.MAX_TERMS}")
+    if hidden > MAX_TERMS:
+        raise ValueError(f"rms_norm over {hidden} numbers: at most {MAX_TERMS}")
     if weight.shape != (hidden,) or weight.dtype != x.dtype:
         raise ValueError(
             f"rms_norm of {x.dtype} {list(x.shape)} needs a weight of {x.dtype} [{hidden}], "
@@ -130,7 +131,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, _schedule: tuple[int, int
     """x [..., H] of any leading strides, weight [H] of x's dtype -> contiguous [..., H].
 
     A row that holds an infinity or a NaN becomes NaN as a whole; one whose mean of squares is beyond float32 becomes
-    zeros, as in eager code. H is at most 16384 (`row_sum.MAX_TERMS`), else ValueError. `_schedule` is (rows a program,
+    zeros, as in eager code. H is at most 16384 (`limits.MAX_TERMS`), else ValueError. `_schedule` is (rows a program,
     warps), for tests and verify: it cannot change a bit.
     """
     return _launch(x, None, weight, eps, _schedule)[0]

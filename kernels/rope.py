@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from evalengine.kernels.launch import launch
+from evalengine.kernels.launching.launch import launch
 
 TILE_WARPS = 4  # warps that share one tile; each thread holds 16 bytes of it
 

@@ -5,15 +5,13 @@ to one tile shape and one register layout, which Triton picks by alignment; inte
 block size, any number of warps, fused or not, give the same bits. It costs one conversion an element (16 a clock and SM
 on Hopper, where the memory delivers about 5 elements a clock and SM).
 
-The grid is 2^-44. `MAX_TERMS` terms of magnitude 16 stay below 2^63.
+The grid is 2^-44. `limits.MAX_TERMS` terms of magnitude 16 stay below 2^63.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-MAX_TERMS = 1 << 14
 
 
 @triton.jit

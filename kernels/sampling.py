@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import exact_math
-from evalengine.kernels.pinned import to_device
+from evalengine.kernels.launching.pinned import to_device
 
 _MASK32 = 0xFFFFFFFF
 _ROUNDS = 10

@@ -1,4 +1,4 @@
-"""softmax and log_softmax of long rows, read once: `softmax.py`'s arithmetic, with the row kept on the chip.
+"""softmax and log_softmax of long rows, read once: the arithmetic of `softmax_parts`, with the row kept on the chip.
 
     n rows, V columns, C chunks a row.
 
@@ -26,11 +26,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from evalengine.kernels import device_math, row_sum, softmax
-from evalengine.kernels.launch import launch
+from evalengine.kernels import device_math, row_sum, softmax_parts
+from evalengine.kernels.launching.launch import launch
 
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7
-CHUNK = gl.constexpr(softmax.CHUNK)
+CHUNK = gl.constexpr(softmax_parts.CHUNK)
 WARPS = 4
 PER_SM = 6  # programs: with 4 of them, or with 8 warps, or a longer ring in fewer of them, it took 1 % to 100 % longer
 REGISTERS = 80  # a thread: as many as let PER_SM programs run (every GPU's SM has 65,536)
@@ -84,7 +84,7 @@ def _chunk(ring, slot, unit, columns, offset, CHUNKS: gl.constexpr):
 @gluon.jit
 def _publish(z, pairs_ptr, unit, units, CHUNKS: gl.constexpr, WIDTH: gl.constexpr):
     m = device_math.row_max(z, 0)
-    norm = row_sum.from_fixed(gl.sum(softmax.fixed_terms(z, m), 0))
+    norm = row_sum.from_fixed(gl.sum(softmax_parts.fixed_terms(z, m), 0))
     if unit < units:
         place = pairs_ptr + (unit // CHUNKS).to(gl.int64) * WIDTH + unit % CHUNKS
         gl.atomic_xchg(place, _pair(m, norm), sem="relaxed")
@@ -106,7 +106,7 @@ def _normaliser(pairs_ptr, factors, row, LOG: gl.constexpr, CHUNKS: gl.constexpr
     m = gl.where(chunk < CHUNKS, _high(pairs), float("-inf"))
     nothing = gl.full([WIDTH], float("-inf"), gl.float32, layout=layout)
     before, top = gl.associative_scan((nothing, m), 0, _maxima)
-    a, b = softmax.merge_factors(before, top, m, _low(pairs))
+    a, b = softmax_parts.merge_factors(before, top, m, _low(pairs))
     factors.store(_pair(a, b))
     thread_barrier()
     norm = _low(gl.max(factors.slice(0, 1).load(single), 0))  # of one number: the number
@@ -115,7 +115,7 @@ def _normaliser(pairs_ptr, factors, row, LOG: gl.constexpr, CHUNKS: gl.constexpr
         norm = gl.fma(norm, _high(factor), _low(factor))
     thread_barrier()
     row_m = device_math.row_max(m, 0)
-    return row_m, softmax.norm_term(row_m, norm, LOG)
+    return row_m, softmax_parts.norm_term(row_m, norm, LOG)
 
 
 @gluon.jit
@@ -149,7 +149,7 @@ def resident_kernel(
         _publish(_chunk(ring, 1 - slot, ahead, columns, offset, CHUNKS), pairs_ptr, ahead, units, CHUNKS, WIDTH)
         row = (unit // CHUNKS).to(gl.int64)
         m, term = _normaliser(pairs_ptr, factors, row, LOG, CHUNKS, WIDTH)
-        value = softmax.finish(_chunk(ring, slot, unit, columns, offset, CHUNKS), m, term, LOG)
+        value = softmax_parts.finish(_chunk(ring, slot, unit, columns, offset, CHUNKS), m, term, LOG)
         column = unit % CHUNKS * CHUNK + offset
         place = out_ptr + row * columns + column
         gl.store(place, value.to(out_ptr.dtype.element_ty), mask=column < columns, eviction_policy="evict_first")
@@ -158,14 +158,14 @@ def resident_kernel(
 
 def covers(x: Tensor) -> bool:
     """Whether [n, V] on a GPU can be done so: not rows of a million columns, nor on a slice of a GPU with few SMs."""
-    return triton.cdiv(x.shape[1], softmax.CHUNK) <= min(MAX_CHUNKS, _programs(x.device, x.element_size()))
+    return triton.cdiv(x.shape[1], softmax_parts.CHUNK) <= min(MAX_CHUNKS, _programs(x.device, x.element_size()))
 
 
 def normalize_rows(x: Tensor, out: Tensor, *, log: bool) -> None:
     """[n, V] of any row stride, contiguous [n, V] -> softmax or log_softmax of each row, written to `out`."""
     assert covers(x), "its programs would wait for ever for those that cannot run beside them"
     n, columns = x.shape
-    chunks = triton.cdiv(columns, softmax.CHUNK)
+    chunks = triton.cdiv(columns, softmax_parts.CHUNK)
     width = max(32, triton.next_power_of_2(chunks))
     pairs = torch.full((n, width), ABSENT.value, dtype=torch.int64, device=x.device)
     # An asynchronous copy moves at least 4 bytes: of half precision, several numbers that lie aligned and end together.
@@ -185,7 +185,7 @@ def normalize_rows(x: Tensor, out: Tensor, *, log: bool) -> None:
 
 def most_shared_bytes(element_size: int) -> int:
     """Of one program: the ring, the factors, and what the reductions and the driver may take."""
-    return 2 * softmax.CHUNK * element_size + 8 * MAX_CHUNKS + 2048
+    return 2 * softmax_parts.CHUNK * element_size + 8 * MAX_CHUNKS + 2048
 
 
 @cache

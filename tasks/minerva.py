@@ -10,20 +10,17 @@ solution says. Both are lm-eval's own code, as are the four exemplars: called an
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import subprocess
 import sys
-import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from evalengine.config import TaskConfig
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.line_worker import LineWorker
 from evalengine.tasks.base import Doc, Metric, MetricValue
 from evalengine.tasks.lm_eval_scorer import scorer_definition, scorer_problems
 from evalengine.tasks.lm_eval_yaml import installed_file
@@ -79,7 +76,7 @@ class MathScorer:
     """lm-eval's scorer, in a process that starts with the first question and is replaced if one ends it."""
 
     def __init__(self) -> None:
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._worker: LineWorker | None = None
 
     def scores(self, doc: Doc, answer: str) -> dict[str, float]:
         """The two scores of an answer; 0 for one that cannot be compared within the worker's limits."""
@@ -100,45 +97,24 @@ class MathScorer:
         """The worker's answer. Raises ConfigError for what its code refuses, and `WorkerDied`."""
         if self._worker is None:
             self._worker = _start()
-            weakref.finalize(self, _stop, self._worker)
-            self._reply(self._worker)  # that it is ready
-        worker = self._worker
-        assert worker.stdin is not None
-        with suppress(BrokenPipeError):
-            worker.stdin.write(json.dumps(question).encode() + b"\n")
-            worker.stdin.flush()
-        return self._reply(worker)
+            self._understood(self._worker.read())  # that it is ready
+        return self._understood(self._worker.ask(question))
 
-    def _reply(self, worker: subprocess.Popen[bytes]) -> dict[str, Any]:
-        assert worker.stdout is not None
-        if not (line := worker.stdout.readline()):
-            code, self._worker = worker.wait(), None  # its output ends only with itself
+    def _understood(self, reply: dict[str, Any] | None) -> dict[str, Any]:
+        if reply is None:
+            assert self._worker is not None
+            code, self._worker = self._worker.exit_code(), None
             raise WorkerDied(f"comparing an answer ended the process that compares (exit code {code})")
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise ConfigError(f"lm-eval's {SCORER} cannot be used: {found['error']}")
-        return found
+        if "error" in reply:
+            raise ConfigError(f"lm-eval's {SCORER} cannot be used: {reply['error']}")
+        return reply
 
 
 class WorkerDied(EvalEngineError):
     """An answer took more memory or time than the worker may have."""
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start() -> LineWorker:
     code = f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(installed_file(SCORER))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONHASHSEED": "0"},  # sympy goes through sets
-    )
-
-
-def _stop(worker: subprocess.Popen[bytes]) -> None:
-    worker.kill()
-    worker.wait()
-    for pipe in (worker.stdin, worker.stdout):
-        assert pipe is not None
-        with suppress(BrokenPipeError):
-            pipe.close()
+    hashing = {"PYTHONHASHSEED": "0"}  # sympy goes through sets
+    return LineWorker(["-c", code, str(installed_file(SCORER))], {**os.environ, **hashing})

@@ -11,7 +11,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of
 
 Row = dict[str, Any]
 
@@ -55,8 +55,7 @@ def check_rows(rows: Rows, *, thorough: bool = False) -> Rows:
         if (thorough or not _is_plain(row)) and (why := _problem(row)):
             problems.append(f"{rows.place(number)} cannot be used: {why}")
     if problems:
-        more = len(problems) - SHOWN
-        raise ConfigError(problems[:SHOWN] + ([f"... and {more} more rows"] if more > 0 else []))
+        raise ConfigError(first_of(problems, SHOWN, "more rows"))
     return rows
 
 
@@ -75,9 +74,8 @@ def cluster_names(rows: Rows, column: str, setting: str) -> list[str]:
         problems.append(f"{setting}={column}: {rows.place(number)} has {what} {column!r}")
     if problems:
         there = ", ".join(repr(name) for name in rows.rows[0])
-        more = [f"... and {len(problems) - SHOWN} more rows"] if len(problems) > SHOWN else []
         cure = f"the first row has {there}; name a column that every row has, or set {setting}=null: all rows unrelated"
-        raise ConfigError([*problems[:SHOWN], *more, cure])
+        raise ConfigError([*first_of(problems, SHOWN, "more rows"), cure])
     return names
 
 

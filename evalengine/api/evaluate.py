@@ -19,7 +19,7 @@ from evalengine.shipped import available
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM
-    from evalengine.report.results import Results
+    from evalengine.report.python.results import Results
 
 OF_THE_ENGINE = ("engine", "cluster", "batch_invariant", "numerics")  # fixed once an LLM is loaded
 
@@ -53,7 +53,7 @@ def evaluate(
     if problems:
         raise ConfigError(problems)
     (job,) = compose_jobs(asked)
-    from evalengine.report.results import load_run
+    from evalengine.report.python.results import load_run
 
     return load_run(perform(job.config, asked, llm))
 

@@ -22,12 +22,12 @@ def perform(config: Config, command: Sequence[str] | None = None, llm: LLM | Non
     """
     quiet_threads()
     from evalengine.harness.runner import run
-    from evalengine.report.report_cli import leave_list, leave_report
+    from evalengine.report.html.leave import leave_list, leave_report
 
     folder = run(config, leave_report, command, llm).folder
     leave_list(folder)
     if config.log_to is not None:
-        from evalengine.report.tracking import leave_log
+        from evalengine.report.export.tracking import leave_log
 
         leave_log(folder, config.log_to)
     return folder

@@ -66,6 +66,7 @@ def _lines(name: str, models: Sequence[str], collected: Report) -> Iterator[Line
 
         return rows.measure(compare_graphs, device)
     from evalengine.bench import forward
+    from evalengine.bench.models import published_spec
 
-    specs = {model: forward.MODELS[model] for model in models}
+    specs = {model: published_spec(model) for model in models}
     return forward.measure(device, collected.explanations, specs)

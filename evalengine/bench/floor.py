@@ -33,7 +33,7 @@ import torch
 from evalengine.bench.measure import LARGE_COPY_BYTES, copies_of, free_memory, quickest_copy
 from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 
 GPU_PRODUCTS = ((8192, 8192, 8192), (8192, 4096, 24576))  # (rows, K, N): large ones, of which the quicker counts
 CPU_PRODUCT, CPU_COPY_BYTES = (512, 512, 512), 64 << 20

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,50 +23,21 @@ from evalengine.bench.breakdown import breakdown
 from evalengine.bench.measure import WrongResult, capture, free_memory, guarded, reason, seeded
 from evalengine.bench.report import Comparison, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds
-from evalengine.engine.rank_runner import rows_per_slice
 from evalengine.engine.settings import DEFAULT_BLOCK_SIZE
 from evalengine.layers import create_ops
 from evalengine.layers.attention_backends import choose_backend
+from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.models import Qwen3ForCausalLM
-from evalengine.models.config import ModelSpec, RopeSpec
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.spec import ModelSpec
 
 TARGET = 1.03  # of fast's time
 WEIGHT_STD = 0.02
 LARGEST_ERROR = 0.1  # norm of the modes' logits' difference over their norm: unrelated logits have 1.4
 EAGER_STEPS = 11
-QWEN3_0_6B = ModelSpec(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=151936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-6,
-    rope=RopeSpec(theta=1e6),
-    max_position_embeddings=40960,
-    tie_word_embeddings=True,
-    attention_bias=False,
-    attention_output_bias=False,
-    qk_norm=True,
-    dtype=torch.bfloat16,
-    bos_token_id=151643,
-    eos_token_ids=(151645,),
-)
-QWEN3_8B = replace(
-    QWEN3_0_6B,
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_layers=36,
-    num_heads=32,
-    tie_word_embeddings=False,
-)
-MODELS = {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-8B": QWEN3_8B}
 
 
 @dataclass(frozen=True)

@@ -10,118 +10,26 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evalengine.bench.measure import WrongResult, free_memory, guarded, seeded
+from evalengine.bench import matmul_tune
+from evalengine.bench.matmul_points import FIXED, Point, Shape, cublas, operands, point_of, poisoned, shapes
+from evalengine.bench.measure import WrongResult, free_memory, guarded
+from evalengine.bench.models import PRODUCTS_OF
 from evalengine.bench.report import Comparison, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds, host_seconds
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError
 from evalengine.kernels.matmul import REFERENCE, Schedule, linear, matmul, schedule_for
-from evalengine.kernels.matmul_schedules import BUCKETS
-from evalengine.kernels.verdict import count_differing
+from evalengine.kernels.matmul_schedules import BUCKETS, TABLE
+from evalengine.verification.verdict import count_differing
 
-MODELS = {  # hidden, intermediate, query heads, KV heads, head_dim, vocabulary
-    "Qwen3-0.6B": (1024, 3072, 16, 8, 128, 151936),
-    "Qwen3-1.7B": (2048, 6144, 16, 8, 128, 151936),
-    "Qwen3-4B": (2560, 9728, 32, 8, 128, 151936),
-    "Qwen3-8B": (4096, 12288, 32, 8, 128, 151936),
-    "Llama-3.2-1B": (2048, 8192, 32, 8, 64, 128256),
-    "Llama-3.1-8B": (4096, 14336, 32, 8, 128, 128256),
-    "SmolLM2-135M": (576, 1536, 9, 3, 64, 49152),
-}
-FIXED = Schedule("tma", 128, 128, 64, num_warps=8, num_stages=3, persistent=True)
 MEDIAN_TARGET, WORST_TARGET = 1.02, 1.20  # our time over cuBLAS's
-BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12  # what an H200 copies and multiplies: the floor of a time
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A weight [n, k]; lm_head's products stay float32. The engine takes 64 MiB of logits at once, 110 rows of Qwen3's
-    vocabulary and 341 of SmolLM2's; other models in the mode take all their rows."""
-
-    n: int
-    k: int
-    lm_head: bool
-    names: tuple[str, ...]
-
-    @property
-    def out_dtype(self) -> torch.dtype:
-        return torch.float32 if self.lm_head else torch.bfloat16
-
-    def __str__(self) -> str:
-        return f"N{self.n} K{self.k}"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One shape and M: the schedule, and seconds of ours, cuBLAS's and the fixed tile's product, and their floor."""
-
-    names: tuple[str, ...]
-    n: int
-    k: int
-    m: int
-    out_dtype: str
-    schedule: str
-    seconds: float
-    cublas_seconds: float
-    fixed_seconds: float
-    floor_seconds: float
-    differing: tuple[str, ...] = ()  # schedules whose bytes were not the reference's
-
-    @property
-    def ratio(self) -> float:
-        return self.seconds / self.cublas_seconds
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "ratio": round(self.ratio, 4)}
-
-
-def shapes() -> list[Shape]:
-    """Every distinct weight of the models, the smallest first."""
-    names: dict[tuple[int, int, bool], list[str]] = {}
-    for model, (hidden, intermediate, heads, kv_heads, head_dim, vocabulary) in MODELS.items():
-        for layer, n, k in (
-            ("qkv_proj", (heads + 2 * kv_heads) * head_dim, hidden),
-            ("o_proj", hidden, heads * head_dim),
-            ("gate_up_proj", 2 * intermediate, hidden),
-            ("down_proj", hidden, intermediate),
-            ("lm_head", vocabulary, hidden),
-        ):
-            names.setdefault((n, k, layer == "lm_head"), []).append(f"{model} {layer}")
-    return [Shape(*key, tuple(names[key])) for key in sorted(names, key=lambda key: key[0] * key[1])]
-
-
-def operands(shape: Shape, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """x [rows, K] and the weight [N, K], random, of a trained layer's magnitudes."""
-    generator = seeded(device, shape.n + shape.k)
-    x = torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)
-    return x, torch.randn(shape.n, shape.k, device=device, dtype=torch.bfloat16, generator=generator) * 0.03
-
-
-def cublas(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Callable[[], Tensor]:
-    """The same product by torch, with its default settings."""
-    if out_dtype == x.dtype:
-        return lambda: torch.mm(x, weight.t())
-    return lambda: torch.mm(x, weight.t(), out_dtype=out_dtype)
-
-
-def floor_seconds(shape: Shape, m: int) -> float:
-    moved = 2 * (shape.n * shape.k + m * shape.k) + m * shape.n * shape.out_dtype.itemsize
-    return max(moved / BYTES_PER_SECOND, 2 * m * shape.n * shape.k / FLOPS_PER_SECOND)
-
-
-def poisoned(run: Callable[[], Tensor], like: Tensor) -> Tensor:
-    """`run`'s output, whose memory held NaN before: the allocator hands out the block that was just given back."""
-    block = torch.full_like(like, torch.nan)
-    del block
-    return run()
 
 
 def measure_points(device: torch.device, chosen: Iterable[Shape], budget_s: float = 0.012) -> Iterator[Point]:
@@ -143,14 +51,7 @@ def measure_points(device: torch.device, chosen: Iterable[Shape], budget_s: floa
             }
             seconds = compare_gpu_seconds(runs, budget_s, (7, 60))
             schedule = str(schedule_for(x, weight.t(), out_dtype))
-            yield point(shape, m, schedule, seconds["ours"], seconds)
-
-
-def point(shape: Shape, m: int, schedule: str, seconds: float, beside: Mapping[str, float], *differing: str) -> Point:
-    dtype = str(shape.out_dtype).removeprefix("torch.")
-    cublas_seconds, fixed_seconds, floor = beside["cublas"], beside["fixed"], floor_seconds(shape, m)
-    names = (shape.names, shape.n, shape.k, m, dtype, schedule)
-    return Point(*names, seconds, cublas_seconds, fixed_seconds, floor, differing)
+            yield point_of(shape, m, schedule, seconds["ours"], seconds)
 
 
 def measure(device: torch.device, explanations: dict[str, Any]) -> Iterator[Line]:
@@ -221,12 +122,9 @@ def main(arguments: Namespace) -> int:
 
     Raises ConfigError for unknown shapes or without a GPU.
     """
-    from evalengine.bench import matmul_tune
-    from evalengine.kernels.matmul_schedules import TABLE
-
     chosen = [shape for shape in shapes() if not arguments.shapes or _selected(shape, arguments.shapes.split(";"))]
     if not chosen:
-        raise ConfigError(f"--shapes {arguments.shapes}: no shape of {', '.join(MODELS)} is meant")
+        raise ConfigError(f"--shapes {arguments.shapes}: no shape of {', '.join(PRODUCTS_OF)} is meant")
     if not torch.cuda.is_available():
         raise ConfigError("bench measures a CUDA device, and this machine has none that can be used.")
     device = torch.device("cuda", torch.cuda.current_device())

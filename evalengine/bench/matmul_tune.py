@@ -21,22 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.bench.matmul import (
+from evalengine.bench.matmul_candidates import candidates
+from evalengine.bench.matmul_points import (
     FIXED,
     Point,
     Shape,
     cublas,
     operands,
-    point,
+    point_of,
     poisoned,
 )
 from evalengine.bench.measure import free_memory, reason
 from evalengine.bench.report import environment
 from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.kernels.matmul import REFERENCE, Schedule, matmul
-from evalengine.kernels.matmul_candidates import candidates
 from evalengine.kernels.matmul_schedules import BUCKETS, CUBLASLT, CUBLASLT_ROWS, by_cublaslt
-from evalengine.kernels.verdict import count_differing
+from evalengine.verification.verdict import count_differing
 
 FINALISTS = 4  # timed again, with more repeats, in turns with cuBLAS
 POINTER_BONUS = 1.02  # few rows: what "pointer" may be slower than "tma", which needs a tensor map for each weight
@@ -111,7 +111,7 @@ def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
     final = compare_gpu_seconds({**runs, **beside}, 0.012, (7, 60))
     handicap = POINTER_BONUS if m <= FEW_ROWS else 1
     chosen = min(runs, key=lambda text: final[text] * (handicap if text.startswith("tma") else 1))
-    return point(shape, m, chosen, final[chosen], final, *map(str, differing))
+    return point_of(shape, m, chosen, final[chosen], final, *map(str, differing))
 
 
 # -- compiling beforehand ---------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class _Ops:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
 
-    def verify_kernels(self, **_: Any) -> None:
+    def verify_kernels(self, *_: Any, **__: Any) -> None:
         return None
 
 

@@ -22,12 +22,13 @@ from evalengine.bench.statistics_cases import (
     related_flips,
     unequal_groups,
 )
-from evalengine.report.gate_power import binary_loss
-from evalengine.report.intervals import bonett_price, clustered_stderr, t_interval
-from evalengine.report.loss_bound import loss_bound, stratum
-from evalengine.report.mean_interval import mean_interval
-from evalengine.report.perplexity import Ratio, loss_stratum, ratio_interval
-from evalengine.report.statistics import holm, mcnemar, sign_flip
+from evalengine.report.stats.detectable_loss import binary_loss
+from evalengine.report.stats.intervals import bonett_price, clustered_stderr, t_interval
+from evalengine.report.stats.loss_bound import loss_bound, stratum
+from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.paired import holm, mcnemar
+from evalengine.report.stats.permutation import sign_flip
+from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval
 
 Draw = Callable[[np.random.Generator], tuple[bool, ...]]
 

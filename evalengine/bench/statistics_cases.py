@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from evalengine.report.intervals import bonett_price, clustered_stderr
-from evalengine.report.loss_bound import LossBound, loss_bound, stratum
+from evalengine.report.stats.intervals import bonett_price, clustered_stderr
+from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
 
 Floats = NDArray[np.float64]
 Bound = Callable[[int, int, int], float]  # of losses, wins and documents

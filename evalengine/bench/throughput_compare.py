@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of
 from evalengine.plain_files import read_json
 
 OURS = "evalengine"
@@ -44,8 +44,7 @@ def read_others(path: Path) -> list[Others]:
         raise ConfigError(f"--compare {path}: has no rows; give a file of bench throughput, or one with its keys")
     problems = [f"row {i}: {problem}" for i, row in enumerate(rows) if (problem := _problem(row))]
     if problems:
-        more = [f"--compare {path}: ... and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else []
-        raise ConfigError([*(f"--compare {path}: {problem}" for problem in problems[:MOST_LISTED]), *more])
+        raise ConfigError([f"--compare {path}: {problem}" for problem in first_of(problems, MOST_LISTED)])
     return _columns(rows)
 
 

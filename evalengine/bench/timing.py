@@ -23,19 +23,12 @@ CLEAR_SECONDS = 2e-4  # about, on an H200; only the number of repeats follows fr
 Key = TypeVar("Key")
 
 
-def gpu_seconds(function: Callable[[], Any], budget_s: float = 0.02, repeats: tuple[int, int] = (5, 100)) -> float:
-    """Median time of one call, in seconds, with a cold L2.
-
-    About `budget_s` of GPU time is spent, within `repeats` = (least, most) calls; two calls warm up before.
-    """
-    return compare_gpu_seconds({"": function}, budget_s, repeats)[""]
-
-
 def compare_gpu_seconds(
     functions: Mapping[Key, Callable[[], Any]], budget_s: float = 0.02, repeats: tuple[int, int] = (5, 100)
 ) -> dict[Key, float]:
-    """Median time of each function's call, in seconds, with a cold L2; `budget_s` and `repeats` are each function's.
+    """Median time of each function's call, in seconds, with a cold L2.
 
+    About `budget_s` of GPU time is spent on each, within `repeats` = (least, most) calls; two calls warm up before.
     The functions take turns, so that a clock that drifts (or a power limit) is the same for all: for ratios of times.
     """
     for function in functions.values():

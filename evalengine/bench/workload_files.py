@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of
 from evalengine.plain_files import parse_json, read_bytes
 
 SUFFIX = ".jsonl.gz"
@@ -70,8 +70,7 @@ def read_workload(path: Path, vocab_size: int) -> list[Request]:
     if not requests and not problems:
         problems.append("it holds no request")
     if problems:
-        more = [f"{path}: ... and {len(problems) - MOST_LISTED} more"] if len(problems) > MOST_LISTED else []
-        raise ConfigError([*(f"{path}: {problem}" for problem in problems[:MOST_LISTED]), *more])
+        raise ConfigError([f"{path}: {problem}" for problem in first_of(problems, MOST_LISTED)])
     return requests
 
 

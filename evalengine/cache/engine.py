@@ -18,8 +18,8 @@ from evalengine.engine.difference import difference
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
-from evalengine.errors import DoubtedAnswersError, EvalEngineError
-from evalengine.models.config import ModelSpec
+from evalengine.errors import DoubtedAnswersError, EvalEngineError, listed
+from evalengine.models.spec import ModelSpec
 
 BATCH, SECONDS = 512, 5.0  # answers are kept in batches: so many, or after so long
 MAX_LISTED = 5
@@ -102,9 +102,8 @@ class CachedEngine:
         if corrupt := set(found.corrupt) - self._corrupt:
             self._corrupt |= corrupt
             names = [self._name(request) for request, key in new if key in corrupt]
-            more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
             _say(f"{self.store.path}: damaged entries, whose requests are computed again: "
-                 f"{'; '.join(names[:MAX_LISTED])}{more}")  # fmt: skip
+                 f"{listed(names, MAX_LISTED, '; ')}")  # fmt: skip
         answers = [self._found[request.request_id][2] for request in requests]
         return None in answers or bool(self._audit and answers)
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 from evalengine.records.schema import packed_ids
 from evalengine.records.sealed import canonical
 

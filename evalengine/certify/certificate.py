@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-import evalengine
+from evalengine import contract
 from evalengine.certify.axes import AXES
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.certificate_text import markdown
@@ -24,9 +24,9 @@ from evalengine.certify.proof import AxisResult, Proof, Trial
 from evalengine.certify.subject import Subject
 from evalengine.engine.request import GenerateRequest
 from evalengine.errors import EvalEngineError
-from evalengine.kernels.verdict_cache import sources_sha256
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version, cpu_name, gpu_names, library_versions
+from evalengine.verification.verdict_cache import sources_sha256
 
 VERSION = 3  # of the file's layout
 
@@ -40,7 +40,7 @@ def certificate(
         "certificate_version": VERSION,
         "verdict": _whole_verdict(proof, kernels),
         "incomplete": proof.incomplete,
-        "contract_version": evalengine.CONTRACT_VERSION,
+        "contract_version": contract.CONTRACT_VERSION,
         "subject": {
             "model": subject.config.model.name,
             "tasks": subject.task_names,

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from evalengine.certify.exact_kernels import exact_kernels_verdict
+from evalengine.contract import CONTRACT_VERSION
 from evalengine.engine.settings import Settings
-from evalengine.models.config import ModelSpec, kernel_shapes
+from evalengine.layers.embedding import rows_per_slice
+from evalengine.models.spec import ModelSpec
 
 PAGE_SIZES = (16, 64, 256)  # those of the engine's proof
 NEEDS_CUDA = "native's kernels run on CUDA only, so none of them was verified"
@@ -17,7 +19,7 @@ NOT_ASKED = "native's kernels were not verified: these settings use exact's"
 
 
 def kernels_verdict(spec: ModelSpec, settings: Settings, use_cache: bool = True) -> dict[str, Any]:
-    """{"exact": of `exact_kernels_verdict`, "native": of `kernels.verify.verify` or None, "note": why None}.
+    """{"exact": of `exact_kernels_verdict`, "native": of `verification.verify.verify` or None, "note": why None}.
 
     `exact`'s run on every device; `native`'s where the settings choose them.
     """
@@ -31,9 +33,17 @@ def kernels_verdict(spec: ModelSpec, settings: Settings, use_cache: bool = True)
 
 def schedules_verdict(spec: ModelSpec, dtype: torch.dtype, device: torch.device, use_cache: bool) -> dict[str, Any]:
     """The verdict of `verify.verify` for a model."""
-    from evalengine.kernels import verify  # Triton: a CPU may have none, and its verdicts in words need none
+    from evalengine.verification import verify  # Triton: a CPU may have none, and its verdicts in words need none
 
-    return verify.verify(**kernel_shapes(spec), dtype=dtype, device=device, page_sizes=PAGE_SIZES, use_cache=use_cache)
+    return verify.verify(
+        spec.shapes,
+        dtype,
+        device,
+        contract_version=CONTRACT_VERSION,
+        lm_head_rows=rows_per_slice(spec.vocab_size, device),
+        page_sizes=PAGE_SIZES,
+        use_cache=use_cache,
+    )
 
 
 def failures(verdict: Mapping[str, Any]) -> list[str]:

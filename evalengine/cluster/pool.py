@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import evalengine
+from evalengine import contract
 from evalengine.cluster.replica import Orders, Refusal, Replica, ReplicaFacts, ReplicaSpec, Report, tokenizer_sha256
 from evalengine.cluster.settings import Share
 from evalengine.engine.loader import Checkpoint
-from evalengine.models.config import ModelSpec, dtype_name
+from evalengine.models.spec import ModelSpec, dtype_name
 
 REPLACED = 3  # times that a replica is made anew, on average, before the fleet is left to shrink
 LOG_LINES = 15
@@ -213,7 +213,7 @@ class Pool:
 def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer: str | None) -> Iterator[str]:
     """What a replica does not share with the driver (the model's spec, the tokenizer's hash) or with the first replica,
     though answers depend on it; a sentence each."""
-    ours = evalengine.CONTRACT_VERSION
+    ours = contract.CONTRACT_VERSION
     if facts.contract_version != ours:
         yield f"its contract version is {facts.contract_version}, the driver's {ours}"
     if facts.spec != spec:

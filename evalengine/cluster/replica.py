@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-import evalengine
+from evalengine import contract
 from evalengine.config import EngineConfig, ModelConfig
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import resolve_checkpoint, weights_fingerprint
@@ -26,7 +26,7 @@ from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 from evalengine.records.manifest import machine_facts
 
 
@@ -148,7 +148,7 @@ class Replica:
             settings=llm.settings,
             limits=llm.limits,
             kernels_verdict=llm.kernels_verdict,
-            contract_version=evalengine.CONTRACT_VERSION,
+            contract_version=contract.CONTRACT_VERSION,
             spec=llm.spec,
             tokenizer=tokenizer_sha256(llm.tokenizer),
             gpu_architecture="sm_{}{}".format(*torch.cuda.get_device_capability(device)) if cuda else None,

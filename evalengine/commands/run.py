@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from evalengine import CONTRACT_VERSION, __version__
+from evalengine import __version__
 from evalengine.command import exit_code
 from evalengine.commands import MODULES
+from evalengine.contract import CONTRACT_VERSION
 from evalengine.errors import ConfigError
 from evalengine.shipped import available
 
@@ -150,7 +151,7 @@ def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
 def _run(config: Config, command: Sequence[str] | None = None) -> int:
     """One run, its report, table and digest. command: the words that asked for it."""
     from evalengine.api.perform import perform
-    from evalengine.report.table import print_report
+    from evalengine.report.terminal.run_table import print_report
 
     print_report(perform(config, command))
     return 0

@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
+from evalengine.line_worker import LineWorker
 
 # Far above what a real template takes: 1 ms, 20 MiB and some 10,000 characters for 25 exemplars.
 LIMITS = {"seconds": 10, "bytes": 1 << 30, "characters": 1 << 24}
@@ -69,7 +66,7 @@ class ChatTemplate:
         self._wording = wording
         known = {**special, **(variables or {})}
         self._setup = {"template": template, "variables": known, "date": date, "limits": LIMITS}
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._worker: LineWorker | None = None
         self._reads: frozenset[str] = frozenset()
 
     def __call__(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -91,7 +88,6 @@ class ChatTemplate:
         if self._worker is not None:
             return
         self._worker = _start()
-        weakref.finalize(self, _stop, self._worker)
         if "error" in (answer := self._ask(self._setup)):
             self._worker = None
             self._result(answer, messages)
@@ -113,18 +109,10 @@ class ChatTemplate:
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; an "error" if it died over the question."""
-        worker = self._worker
-        assert worker is not None and worker.stdin is not None and worker.stdout is not None
-        try:
-            worker.stdin.write(json.dumps(question).encode() + b"\n")
-            worker.stdin.flush()
-            line = worker.stdout.readline()
-        except BrokenPipeError:
-            line = b""
-        if line:
-            answer: dict[str, Any] = json.loads(line)
+        assert self._worker is not None
+        if (answer := self._worker.ask(question)) is not None:
             return answer
-        code, self._worker = worker.wait(), None  # its output ends only with itself
+        code, self._worker = self._worker.exit_code(), None
         return {"error": "limit", "message": _epitaph(code)}
 
     def _result(self, answer: dict[str, Any], messages: list[dict[str, str]]) -> str:
@@ -134,29 +122,14 @@ class ChatTemplate:
         raise ConfigError(_sentence(answer["error"], _short(answer["message"]), messages, self._wording))
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start() -> LineWorker:
     import jinja2
     import markupsafe
 
     # -I: nothing of the user's environment or folder is imported; jinja2 may lie in a place of its own all the same
     places = sorted({str(Path(module.__file__ or "").parents[1]) for module in (jinja2, markupsafe)})
     code = f"import runpy, sys; sys.path += {places!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
-    return subprocess.Popen(
-        [sys.executable, "-I", "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **FIXED_ENVIRONMENT},
-    )
-
-
-def _stop(worker: subprocess.Popen[bytes]) -> None:
-    worker.kill()
-    worker.wait()
-    for pipe in (worker.stdin, worker.stdout):
-        assert pipe is not None
-        with suppress(BrokenPipeError):
-            pipe.close()
+    return LineWorker(["-I", "-c", code], {**os.environ, **FIXED_ENVIRONMENT})
 
 
 def _epitaph(code: int) -> str:

@@ -37,8 +37,8 @@ from evalengine.engine.settings import Settings
 from evalengine.layers.attention import KVCache
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.models.config import ModelSpec
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 

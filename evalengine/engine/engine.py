@@ -38,7 +38,6 @@ from evalengine.engine.submission import Limits, check_requests, to_sequences
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
-from evalengine.models.config import kernel_shapes
 from evalengine.models.decoder import DecoderForCausalLM
 
 logger = logging.getLogger(__name__)
@@ -124,7 +123,7 @@ class Engine:
         if settings.block_size not in self._kernels_verdicts:
             size = settings.block_size
             verdicts = self._ranks.together(
-                "verify", (size,), lambda: ops.verify_kernels(**kernel_shapes(self.spec), block_size=size)
+                "verify", (size,), lambda: ops.verify_kernels(self.spec.shapes, block_size=size)
             )
             self._kernels_verdicts[size] = verdicts[0]
         if num_kv_blocks is None:

@@ -27,8 +27,9 @@ from evalengine.engine.gguf_header import read_header
 from evalengine.engine.gguf_names import EMBEDDING, HEAD, ROPE_FACTORS, hf_name, listing, tensor_shapes
 from evalengine.engine.gguf_support import ignored, unsupported
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.config import ModelSpec, RopeSpec, spec_problems
 from evalengine.models.registry import model_class_for_type
+from evalengine.models.spec import ModelSpec, RopeSpec
+from evalengine.models.spec_checks import spec_problems
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 
 _TOP_NAMES = {
     "token_embd": "model.embed_tokens",

@@ -12,8 +12,10 @@ from typing import Any
 from evalengine.engine.locate import CONFIG_FILES, WEIGHT_FILES
 from evalengine.engine.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.config import ModelSpec, one_line, spec_problems
+from evalengine.models.file_values import one_line
 from evalengine.models.hf_config import spec_from_json, token_ids
+from evalengine.models.spec import ModelSpec
+from evalengine.models.spec_checks import spec_problems
 from evalengine.plain_files import read_json
 
 CONFIG = "config.json"

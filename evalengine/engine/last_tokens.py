@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evalengine.layers.attention_backends import kernel_problems
+from evalengine.layers.kernel_support import kernel_problems
 
 
 class LastTokens:

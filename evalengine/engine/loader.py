@@ -27,9 +27,11 @@ from evalengine.engine.weights import dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
-from evalengine.models.config import SUPPORTED_DTYPES, ModelSpec, dtype_name, plain, spec_problems
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.file_values import plain
 from evalengine.models.registry import get_model_class
+from evalengine.models.spec import ModelSpec, dtype_name
+from evalengine.models.spec_checks import SUPPORTED_DTYPES, spec_problems
 from evalengine.plain_files import fingerprint
 
 Format = Literal["safetensors", "gguf", "dummy"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evalengine.config import ModelConfig
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.config import one_line, plain
+from evalengine.models.file_values import one_line, plain
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import torch
 
 from evalengine.config import EngineConfig
 from evalengine.engine.cuda_graphs import graph_bytes, has_graphs
-from evalengine.engine.rank_runner import rows_per_slice
 from evalengine.engine.read_out import SHARE
 from evalengine.engine.settings import Settings
 from evalengine.errors import ConfigError
-from evalengine.models.config import ModelSpec
+from evalengine.layers.embedding import rows_per_slice
+from evalengine.models.spec import ModelSpec
 
 CPU_POOL_BYTES = 4 << 30  # unless one sequence or num_kv_blocks needs more: a CPU's memory is shared with all else
 BOOKKEEPING_BYTES = 400  # of Python objects a page (`Block` and its place in the free list)

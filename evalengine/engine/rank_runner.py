@@ -13,16 +13,14 @@ from evalengine.engine.batch import Batch, Wanted
 from evalengine.engine.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.last_tokens import LastTokens
 from evalengine.engine.read_out import Choose, Found, ReadOut
+from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions
 from evalengine.layers.ops import Ops
 from evalengine.layers.upload import upload
-from evalengine.models.config import ModelSpec
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.spec import ModelSpec
 
-# Of one slice of logits. lm_head's weights are read once a slice (1.2 GB for Qwen3-8B, 0.3 ms of an H200), so slices
-# are large where memory is; a CPU's caches like small ones. CUDA's is that of kernels/verify.py, which compares them.
-LOGITS_BYTES, CPU_LOGITS_BYTES = 512 << 20, 64 << 20
 Culprits = dict[int, tuple[int, str]]  # row -> the first op whose output was not finite there: its number and its name
 
 
@@ -114,9 +112,3 @@ class RankRunner:
             source, destination = upload([*np.array(copies, dtype=np.int64).T], self.ops.device)
             for layer in self.kv_pool:  # one by one: what is being copied lies in memory twice
                 layer[:, destination] = layer[:, source]
-
-
-def rows_per_slice(vocab_size: int, device: torch.device) -> int:
-    """Rows that go through lm_head at once."""
-    size = CPU_LOGITS_BYTES if device.type == "cpu" else LOGITS_BYTES
-    return max(1, size // (4 * vocab_size))

@@ -12,15 +12,10 @@ from evalengine.arguments import shown
 from evalengine.config import MAX_RANKS, EngineConfig, Numerics
 from evalengine.config_engine import engine_problems, resolve_numerics
 from evalengine.errors import ConfigError
-from evalengine.layers.attention_backends import (
-    backend_problems,
-    choose_backend,
-    head_dim_problems,
-    hidden_size_problems,
-    kernel_problems,
-)
+from evalengine.layers.attention_backends import backend_problems, choose_backend
 from evalengine.layers.flash_attention import PAGE_MULTIPLE
-from evalengine.models.config import ModelSpec
+from evalengine.layers.kernel_support import head_dim_problems, hidden_size_problems, kernel_problems
+from evalengine.models.spec import ModelSpec
 
 DEFAULT_BLOCK_SIZE = 64
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens: what flash-attn asks for

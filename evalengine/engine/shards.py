@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.config import one_line, plain, shown
+from evalengine.models.file_values import one_line, plain, shown
 from evalengine.plain_files import read_json
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from evalengine.engine.hf_folder import refuse_pipes
 from evalengine.errors import ConfigError
-from evalengine.models.config import is_integer, is_number, one_line, shown
+from evalengine.models.file_values import is_integer, is_number, one_line, shown
 from evalengine.plain_files import read_json
 
 CURE = "set model.tokenizer to a folder or Hub id with the model's tokenizer.json"

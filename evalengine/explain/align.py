@@ -19,8 +19,8 @@ import numpy as np
 from evalengine.errors import ConfigError
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace
 from evalengine.records.schema import RecordKey
-from evalengine.report.compare_tables import item_name
-from evalengine.report.divergence import ulps
+from evalengine.report.compare.divergence import ulps
+from evalengine.report.read.items import item_name
 
 Pair = tuple[Computation, Computation]
 

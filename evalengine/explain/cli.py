@@ -16,12 +16,13 @@ from evalengine.explain.table import as_json, report
 from evalengine.explain.trace import Trace
 from evalengine.explain.weights import differing_weights
 from evalengine.records.schema import RecordKey
-from evalengine.report.compare import compare
-from evalengine.report.compare_tables import bullets, item_name
-from evalengine.report.items import named_item
-from evalengine.report.printing import print_findings
-from evalengine.report.runs import Run, load_run, merkle_differences
-from evalengine.report.unchecked import UNBOUND
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.item_differences import differing_leaves
+from evalengine.report.read.items import item_name, named_item
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import UNBOUND, Run
+from evalengine.report.terminal.printing import print_findings
+from evalengine.report.terminal.tables import bullets
 
 if TYPE_CHECKING:  # it brings the engine, which two files do not need
     from evalengine.explain.rerun import Side
@@ -113,7 +114,7 @@ def _key(sources: Sequence[_Source], arguments: Namespace) -> RecordKey:
     elif files:
         keys = [files[0].key]
     else:
-        keys = [key for key in merkle_differences(*runs) if _in_all(key, runs)] if len(runs) == 2 else []
+        keys = [key for key in differing_leaves(*runs) if _in_all(key, runs)] if len(runs) == 2 else []
     if not keys:
         why = ""
         if len(runs) == 2:

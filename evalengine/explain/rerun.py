@@ -31,7 +31,7 @@ from evalengine.harness.runner import engine_settings
 from evalengine.harness.same_run import check_model, check_prompts, check_weights
 from evalengine.records.manifest import machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256
-from evalengine.report.runs import Run
+from evalengine.report.read.run import Run
 
 # What the run resolved by itself, from the machine's memory for instance, and must be the same again.
 RESOLVED = ("device", "num_threads", "max_model_len", "dtype", "block_size", "num_kv_blocks")

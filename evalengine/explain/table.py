@@ -11,9 +11,11 @@ from rich.table import Table
 
 from evalengine.explain.align import Explanation, First, OpDifference, Size
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace, in_words, place
-from evalengine.report.compare_tables import add, bullets, house_table, item_name
-from evalengine.report.identities import differing, said
+from evalengine.records.differences import differing
 from evalengine.report.numbers import shown
+from evalengine.report.read.identities import said
+from evalengine.report.read.items import item_name
+from evalengine.report.terminal.tables import add, bullets, house_table
 
 STREAM = "input_layernorm.residual"  # what a layer was given: all that the layers before it have added up
 BAR = 24  # characters of the longest bar

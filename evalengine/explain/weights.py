@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from evalengine.errors import ConfigError
 from evalengine.explain.align import Explanation
-from evalengine.report.identities import short
-from evalengine.report.weight_tensors import in_words, weights_difference
+from evalengine.report.compare.weight_tensors import in_words, weights_difference
+from evalengine.report.read.identities import short
 
 if TYPE_CHECKING:  # it brings the engine, which two files do not need
     from evalengine.explain.rerun import Side

@@ -18,7 +18,7 @@ from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings, settings_problems
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 
 
 class Answering(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evalengine.config import Config, think_end_token
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 from evalengine.tasks.base import Task
 from evalengine.tasks.generation import generation_settings
 

@@ -11,7 +11,7 @@ from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.engine.stats import EngineStats
-from evalengine.errors import DoubtedAnswersError, EvalEngineError
+from evalengine.errors import DoubtedAnswersError, EvalEngineError, first_of
 from evalengine.harness.answering import Answering
 from evalengine.harness.journal import Asked, Journal, JournalEntry, Top
 from evalengine.harness.plan import Plan
@@ -55,8 +55,7 @@ def execute(
                     journal.append(_entry(item, output))
                 bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
         if failed:
-            more = [f"... and {len(failed) - MAX_LISTED} more"] if len(failed) > MAX_LISTED else []
-            raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *failed[:MAX_LISTED], *more]))
+            raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED)]))
         return journal.finished, {item.key for item in todo.values()}
 
 

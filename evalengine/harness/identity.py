@@ -13,7 +13,7 @@ from typing import Any
 from evalengine.config import Config
 from evalengine.harness.answering import Answering, gpu_architecture, weights_sha256
 from evalengine.harness.plan import Plan
-from evalengine.models.config import ModelSpec, dtype_name
+from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.records.manifest import run_id, run_identity
 from evalengine.records.sealed import canonical
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of
 from evalengine.harness.metrics import WEIGHTED, summarize
 from evalengine.tasks.base import Instance, MetricKey, MetricValue, Response, Task
 
@@ -30,8 +30,7 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
     if not problems:
         problems.extend(f"tasks.{task.name}: {problem}" for problem in _totals(task, values))
     if problems:
-        more = len(problems) - SHOWN
-        raise ConfigError(problems[:SHOWN] + ([f"... and {more} more documents"] if more > 0 else []))
+        raise ConfigError(first_of(problems, SHOWN, "more documents"))
     try:
         summarize(task, values, bootstrap_iterations=1000)
     except Exception as error:  # an aggregation of the task's own

@@ -15,7 +15,7 @@ from typing import Any
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.rolling import rolling_windows
 from evalengine.engine.text import encode, encode_pair, prefix_token_id, stop_strings
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of
 from evalengine.records.schema import RecordKey
 from evalengine.tasks.base import Instance
 
@@ -86,7 +86,7 @@ class RequestBuilder:
                 requests.append(HarnessRequest(key, instance, request, truncated))
                 indices[document] += 1
         if problems:
-            raise ConfigError(problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else []))
+            raise ConfigError(first_of(problems, 10))
         return requests
 
     def _build(self, instance: Instance, first_id: int) -> list[tuple[Request, int]]:

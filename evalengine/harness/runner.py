@@ -32,7 +32,7 @@ from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
-from evalengine.models.config import dtype_name
+from evalengine.models.spec import dtype_name
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder

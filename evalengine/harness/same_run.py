@@ -11,7 +11,7 @@ from evalengine.engine.loader import Checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError
 from evalengine.harness.identity import model_identity
 from evalengine.harness.plan import Plan
-from evalengine.records.manifest import differences
+from evalengine.records.differences import differences
 
 MAX_LISTED = 5  # changed fields of the model
 NAME_IT = "by --with model.path=..."

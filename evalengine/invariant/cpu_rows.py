@@ -6,7 +6,7 @@ Operands that `covered` refuses, empty ones and odd arguments go to torch's own 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, prod
+from math import prod
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
+    # Norms of order inf and -inf are maxima, whose order of comparing cannot matter: torch's own kernel computes them.
     if order not in (1, 2) or not _takes(x, dim, dtype):
         like = dtype or (torch.empty(0, dtype=x.dtype).abs().dtype)
         return stock(aten.linalg_vector_norm.out, x, like, x, order, dim, keepdim, dtype=dtype)
@@ -158,8 +159,6 @@ def _group_norm(
     statistics = x.dtype if weight is None else weight.dtype
     return out.view(x.shape).to(x.dtype), mean.view(n, groups).to(statistics), scale.view(n, groups).to(statistics)
 
-
-NORM_ORDERS = (1, 2, inf, -inf)  # of linalg_vector_norm: the last two are maxima, torch's own kernels
 
 KERNELS: dict[str, Kernel] = {
     "sum": _sum,

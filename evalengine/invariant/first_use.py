@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import matmul as products
-from evalengine.kernels.launch import MAX_REMEMBERED, kind
-from evalengine.kernels.verdict import Verdict
-from evalengine.kernels.verify_cases import MAX_ROWS
+from evalengine.kernels.launching.launch import MAX_REMEMBERED, kind
+from evalengine.kernels.matmul_device import gpu_of
+from evalengine.verification.products import MAX_ROWS
+from evalengine.verification.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def checked(product: partial[Tensor], *operands: Tensor) -> Tensor:
 def _way(schedule: products.Schedule, a: Tensor, b: Tensor) -> tuple:
     """What tells the compiled kernels of a schedule apart, and whether a persistent one loops."""
     device = a.get_device()
-    loops = schedule.loops(a.shape[-2], b.shape[-1], products._gpu(device).multiprocessors)
+    loops = schedule.loops(a.shape[-2], b.shape[-1], gpu_of(device).multiprocessors)
     even_k = a.shape[-1] % schedule.block_k == 0
     k_strides = (a.stride(-1) == 1, b.stride(-2) == 1)
     return (schedule, schedule.masks_rows(a.shape[-2]), loops, even_k, k_strides, a.ndim, a.dtype, device)
@@ -72,7 +73,7 @@ def _compare(product: partial[Tensor], schedule: products.Schedule, operands: tu
     """On random numbers: what a program multiplies first may well be zeros, which prove nothing."""
     a, b, *bias = operands
     rows = min(a.shape[-2], MAX_ROWS)
-    if schedule.loops(a.shape[-2], b.shape[-1], products._gpu(a.get_device()).multiprocessors):
+    if schedule.loops(a.shape[-2], b.shape[-1], gpu_of(a.get_device()).multiprocessors):
         rows = a.shape[-2]
     left, right = a[..., :rows, :], b
     if a.ndim == 3:

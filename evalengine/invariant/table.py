@@ -61,6 +61,3 @@ COVERED_OPS: dict[str, CoveredOp] = {
     "rsqrt_": CoveredOp(_CPU, "likewise"),
 }
 """aten op (with its overload, unless that is the default) -> where it is covered and how."""
-
-TORCHS_OWN = frozenset({"cumsum", "cumsum_", "cumprod", "cumprod_", "index_add", "index_add_"})
-"""Covered without an override: torch's kernel already gives a row the same bits in any batch."""

@@ -40,7 +40,8 @@ def _ops(level: str, dtype: torch.dtype, device: torch.device, attention_backend
 
 
 def _fast_ops(dtype: torch.dtype, device: torch.device, attention_backend: str) -> Ops:
-    from evalengine.layers.attention_backends import choose_backend, kernel_problems
+    from evalengine.layers.attention_backends import choose_backend
+    from evalengine.layers.kernel_support import kernel_problems
 
     if attention_backend == "auto":
         attention_backend = choose_backend(device, dtype, head_dim=None, block_size=1)

@@ -19,11 +19,11 @@ from evalengine.kernels import (
     qkv,
     rms_norm,
     rope,
-    softmax,
+    softmax_parts,
 )
-from evalengine.layers.fast import rope_table
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
+from evalengine.layers.rotary import rope_table
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
@@ -35,7 +35,7 @@ class CudaOps(Ops):
     """All but `prepare_weight`, `linear`, `lm_head` and `attention`, which are the level's own."""
 
     fused = True
-    vocabulary_block = softmax.CHUNK
+    vocabulary_block = softmax_parts.CHUNK
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)
@@ -90,7 +90,7 @@ class CudaOps(Ops):
         probable token and the wanted ones among its own; what the others have not found they add as zeros."""
         ids, vocabulary, n = ranges[self.tp.rank], ranges[-1].stop, len(logits)
         own = log_softmax_parts.statistics(logits)
-        chunks = [-(-len(part) // softmax.CHUNK) for part in ranges]
+        chunks = [-(-len(part) // softmax_parts.CHUNK) for part in ranges]
         statistics = self.tp.gather(own.flatten(0, 1), chunks).unflatten(0, (2, n))
         greedy, logprobs = log_softmax_parts.read_out_part(logits, statistics, ids.start, vocabulary, rows, columns)
         # In one sum: float64 holds every token id and every float32, and adding zeros to one number changes none of it.

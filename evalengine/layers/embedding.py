@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops, PreparedWeight
 
+# Of one slice of logits. lm_head's weights are read once a slice (1.2 GB for Qwen3-8B, 0.3 ms of an H200), so slices
+# are large where memory is; a CPU's caches like small ones.
+LOGITS_BYTES, CPU_LOGITS_BYTES = 512 << 20, 64 << 20
+
 
 class VocabEmbedding(Layer):
     """Rows of a table; each rank owns a range of token ids."""
@@ -80,3 +84,9 @@ class LMHead(Layer):
         if self.ops.tp.size == 1:
             return self.ops.read_out(logits, rows, columns)
         return self.ops.read_out_part(logits, rows, columns, self.ops.vocabulary_ranges(self.shape[0]))
+
+
+def rows_per_slice(vocab_size: int, device: torch.device) -> int:
+    """Rows that go through lm_head at once, so that their float32 logits fill no more than a slice."""
+    size = CPU_LOGITS_BYTES if device.type == "cpu" else LOGITS_BYTES
+    return max(1, size // (4 * vocab_size))

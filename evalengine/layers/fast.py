@@ -13,16 +13,7 @@ from evalengine.layers import kv_cache
 from evalengine.layers.attention_backends import attention_function
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops, PreparedWeight
-
-
-def rope_table(
-    inv_freq: Tensor, max_positions: int, scaling: float, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """float32 [D/2] -> cos, sin [max_positions, D/2] of the float32 angle, times `scaling` in float32, rounded to
-    `dtype`."""
-    positions = torch.arange(max_positions, dtype=torch.float32, device=device)
-    angles = positions[:, None] * inv_freq.to(device)
-    return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+from evalengine.layers.rotary import rope_table
 
 
 class FastOps(Ops):

@@ -11,11 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evalengine.contract import CONTRACT_VERSION
 from evalengine.errors import EvalEngineError
-from evalengine.kernels import matmul, verify
+from evalengine.kernels import matmul
+from evalengine.kernels.shapes import Shapes
 from evalengine.layers.cuda import CudaOps, paged_attention
+from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import PreparedWeight
+from evalengine.verification import verify
 
 
 class NativeOps(CudaOps):
@@ -24,14 +28,16 @@ class NativeOps(CudaOps):
     name = "native"
     capturable = True
 
-    def verify_kernels(self, *, block_size: int, **shapes: Any) -> dict[str, Any]:
+    def verify_kernels(self, shapes: Shapes, *, block_size: int) -> dict[str, Any]:
         verdict = verify.verify(
-            dtype=self.dtype,
-            device=self.device,
+            shapes,
+            self.dtype,
+            self.device,
+            contract_version=CONTRACT_VERSION,
+            lm_head_rows=rows_per_slice(shapes.vocab_size, self.device),
             page_sizes=(block_size,),
-            tensor_parallel_size=self.tp.size,
-            own_vocabulary=len(self.vocabulary_range(shapes["vocab_size"])),
-            **shapes,
+            vocabulary=self.vocabulary_ranges(shapes.vocab_size),
+            rank=self.tp.rank,
         )
         if verdict["failed"]:
             raise EvalEngineError(

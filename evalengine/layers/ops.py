@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import sampling
+from evalengine.kernels.shapes import Shapes
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
 
@@ -57,19 +58,7 @@ class Ops(ABC):
         """This rank's token ids."""
         return self.vocabulary_ranges(vocab_size)[self.tp.rank]
 
-    def verify_kernels(
-        self,
-        *,
-        hidden_size: int,
-        intermediate_size: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        vocab_size: int,
-        attention_bias: bool,
-        attention_output_bias: bool,
-        block_size: int,
-    ) -> dict[str, Any] | None:
+    def verify_kernels(self, shapes: Shapes, *, block_size: int) -> dict[str, Any] | None:
         """Whether the kernels' free schedules agree on this device, for a model's shapes: the verdict as plain JSON
         values, or None where nothing is free. Raises `EvalEngineError` where the level cannot keep its promise."""
         return None

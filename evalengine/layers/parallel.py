@@ -9,6 +9,7 @@ so no floating-point sum crosses ranks and every degree gives the bits of one ra
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class TensorParallel:
         assert 0 <= rank < size and (size == 1 or group is not None)
         self.rank, self.size, self._group = rank, size, group
         self._peers: PeerMemory | None = None
+        self._aborted = False
 
     def share_memory(self, slot_bytes: int, device: torch.device) -> None:
         """Lets `gather_features` push into the other ranks' memory, if the GPUs allow it. Every rank calls it.
@@ -84,17 +86,23 @@ class TensorParallel:
         return x
 
     def abort(self) -> None:
-        """Gives up what this process waits for: another rank is lost. The collectives cannot be used any more."""
+        """Gives up what this process waits for: another rank is lost. The collectives cannot be used any more.
+
+        Returns at once. NCCL lets its kernels go at once, too, but its abort returns only after more than a minute of
+        asking the lost process for what they shared.
+        """
+        self._aborted = True
         if self._peers is not None:
             self._peers.abort()
         if self._group is not None:
-            self._group.abort()
+            threading.Thread(target=self._group.abort, name="evalengine abort", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the collectives, with their threads and their memory."""
+        """Ends the collectives, with their threads and their memory. Every rank calls it, or one has called `abort`:
+        NCCL waits for the others otherwise."""
         if self._peers is not None:
             self._peers.close()
-        if self._group is not None:
+        if self._group is not None and not self._aborted:
             self._group.abort()
         self._peers = self._group = None
 

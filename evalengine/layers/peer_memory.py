@@ -51,6 +51,7 @@ class PeerMemory:
         self._own, problem = 0, ""
         try:
             self._own = _allocate(NUM_SLOTS * self._slot_bytes + FLAG_BYTES)
+            self._lay_out()
             handle = _handle_of(self._own)
         except OSError as error:
             handle, problem = bytes(64), str(error)
@@ -65,21 +66,22 @@ class PeerMemory:
         if failed:
             self.close()
             raise NoPeerMemory(problem or "another rank cannot")
-        self._lay_out(addresses)
+        starts = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self._tables = [starts + slot * self._slot_bytes for slot in range(NUM_SLOTS)]
+        self._flag_tables = starts + NUM_SLOTS * self._slot_bytes
+        torch.cuda.synchronize(device)
 
     def _open(self, handle: bytes) -> int:
         address = _open(handle)
         self._opened.append(address)
         return address
 
-    def _lay_out(self, addresses: list[int]) -> None:
+    def _lay_out(self) -> None:
+        """This rank's memory, its flags at zero before another rank could push."""
         memory = torch.as_tensor(_Array(self._own, NUM_SLOTS * self._slot_bytes + FLAG_BYTES), device=self._device)
         *self._slots, flags = memory.split([*[self._slot_bytes] * NUM_SLOTS, FLAG_BYTES])
         self._flags = flags.view(torch.int32)
         self._flags.zero_()
-        starts = torch.tensor(addresses, dtype=torch.int64, device=self._device)
-        self._tables = [starts + slot * self._slot_bytes for slot in range(NUM_SLOTS)]
-        self._flag_tables = starts + NUM_SLOTS * self._slot_bytes
         self._state = torch.zeros(2, dtype=torch.int32, device=self._device)
         self._aside = torch.cuda.Stream(self._device)
         self._turn = 0

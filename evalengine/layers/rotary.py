@@ -5,10 +5,21 @@ T tokens, D head_dim.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
+
+
+def rope_table(
+    inv_freq: Tensor, max_positions: int, scaling: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """float32 [D/2] -> cos, sin [max_positions, D/2] of the float32 angle, times `scaling` in float32, rounded to
+    `dtype`."""
+    positions = torch.arange(max_positions, dtype=torch.float32, device=device)
+    angles = positions[:, None] * inv_freq.to(device)
+    return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
 
 
 class RopeTable(Layer):

@@ -13,7 +13,7 @@ from typing import Any
 from lm_eval import utils as lm_eval_utils
 from tqdm import tqdm
 
-from evalengine import CONTRACT_VERSION
+from evalengine.contract import CONTRACT_VERSION
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.submission import check_requests, listed
 from evalengine.errors import ConfigError

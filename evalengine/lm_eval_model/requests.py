@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.lm_eval_model.generation import Generation
 from evalengine.records.schema import RecordKey
 
@@ -86,8 +86,7 @@ def check_outputs(asked: Sequence[Asked], outputs: Sequence[RequestOutput]) -> N
     """Raises EvalEngineError that names the requests that failed, the first few."""
     failed = [f"{a.named}: {output.error}" for a, output in zip(asked, outputs, strict=True) if output.error]
     if failed:
-        more = [f"... and {len(failed) - MAX_LISTED} more"] if len(failed) > MAX_LISTED else []
-        raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *failed[:MAX_LISTED], *more]))
+        raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED)]))
 
 
 def warnings_of(asked: Sequence[Asked], max_length: int) -> Iterator[str]:

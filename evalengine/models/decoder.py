@@ -21,7 +21,7 @@ from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.norm import AddRMSNorm, RMSNorm
 from evalengine.layers.ops import Ops
 from evalengine.layers.rotary import Rope, RopeTable
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 
 
 class DecoderAttention(nn.Module):

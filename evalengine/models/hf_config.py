@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evalengine.errors import ConfigError
-from evalengine.models.config import LARGEST, ModelSpec, RopeSpec, is_integer, one_line, shown, spec_problems
+from evalengine.models.file_values import is_integer, one_line, shown
 from evalengine.models.registry import find_class_for_type, get_model_class, model_class_for_type
+from evalengine.models.spec import ModelSpec, RopeSpec
+from evalengine.models.spec_checks import LARGEST, spec_problems
 
 if TYPE_CHECKING:
     from evalengine.models.decoder import DecoderForCausalLM

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from evalengine.errors import ConfigError
-from evalengine.models.config import plain
+from evalengine.models.file_values import plain
 
 if TYPE_CHECKING:
     from evalengine.models.decoder import DecoderForCausalLM

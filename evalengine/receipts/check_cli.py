@@ -49,7 +49,7 @@ def _check_receipt(arguments: Namespace) -> int:
 
 def _check_run(arguments: Namespace) -> int:
     from evalengine.receipts.check_run import differing
-    from evalengine.report.runs import load_run
+    from evalengine.report.read.load import load_run
 
     run = load_run(arguments.source)
     checked, found = differing(run, arguments.sample, arguments.seed, arguments.places)

@@ -12,7 +12,7 @@ from evalengine.receipts.of_run import planned
 from evalengine.receipts.prove import provable
 from evalengine.records.folder import RECORDS
 from evalengine.records.schema import read_records
-from evalengine.report.runs import Run
+from evalengine.report.read.run import Run
 
 
 def differing(run: Run, sample: int, seed: int, places: Sequence[str] = ()) -> tuple[int, list[str]]:

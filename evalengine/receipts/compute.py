@@ -13,11 +13,11 @@ from evalengine.engine.loader import Checkpoint, resolve_checkpoint, weights_fin
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.harness.identity import plain_spec, plain_tokenizer
-from evalengine.models.config import dtype_name
 from evalengine.models.processors import LogitsProcessors
+from evalengine.models.spec import dtype_name
 from evalengine.receipts.needs import check_contract, check_level
 from evalengine.receipts.receipt import Receipt
-from evalengine.records.manifest import differences
+from evalengine.records.differences import differences
 from evalengine.records.schema import RequestRecord
 
 BLOCK = 64  # tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import evalengine
+from evalengine import contract
 from evalengine.errors import ConfigError
 
 LEVELS = ("exact", "native")
@@ -13,10 +13,10 @@ LEVELS = ("exact", "native")
 
 def check_contract(version: Any, whose: str) -> None:
     """Raises ConfigError if this evalengine computes by another contract."""
-    if version != evalengine.CONTRACT_VERSION:
+    if version != contract.CONTRACT_VERSION:
         raise ConfigError(
             f"{whose}: computed by contract {str(version)[:20]}, and this evalengine computes by contract "
-            f"{evalengine.CONTRACT_VERSION}, whose bits are others; check it with an evalengine of that contract"
+            f"{contract.CONTRACT_VERSION}, whose bits are others; check it with an evalengine of that contract"
         )
 
 

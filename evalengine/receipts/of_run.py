@@ -16,7 +16,7 @@ from evalengine.engine.loader import Checkpoint
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.same_run import check_model, check_prompts, check_weights
 from evalengine.receipts.needs import check_contract
-from evalengine.report.runs import Run
+from evalengine.report.read.run import Run
 
 
 def planned(run: Run, places: Sequence[str]) -> tuple[Plan, DeferredLLM]:

@@ -12,7 +12,7 @@ def main(arguments: Namespace) -> int:
         raise ConfigError(f"prove: -o {arguments.output}: a folder; name a file in it")
     from evalengine.receipts.prove import prove
     from evalengine.receipts.receipt import write_receipt
-    from evalengine.report.runs import load_run
+    from evalengine.report.read.load import load_run
 
     receipt = prove(load_run(arguments.run), arguments.item, arguments.places)
     size = write_receipt(arguments.output, receipt)

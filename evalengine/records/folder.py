@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
-from evalengine.records.manifest import differences, identity_sha256
+from evalengine.records.differences import differences
+from evalengine.records.manifest import identity_sha256
 from evalengine.records.manifest_file import read_identity
 
 DIGEST, RECORDS = "digest.txt", "records.parquet"
@@ -187,14 +188,16 @@ def write_whole(target: Path, write: Callable[[Path], Any]) -> None:
 def write_text_file(file: Path, text: str) -> int:
     """Writes a text that belongs to no run's folder, whole or not at all, making folders on its way; returns its bytes.
 
-    Raises `EvalEngineError` if the disk refuses.
+    A lone surrogate, which a model's text may hold and UTF-8 does not, is written as its escape. Raises
+    `EvalEngineError` if the disk refuses.
     """
+    content = text.encode("utf-8", "backslashreplace")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
+        write_whole(file, lambda path: path.write_bytes(content))
     except OSError as error:
         raise EvalEngineError(f"could not write {file}: {error.strerror or error}; name another place") from error
-    return len(text.encode())
+    return len(content)
 
 
 def write_failed(path: Path, error: OSError) -> EvalEngineError:

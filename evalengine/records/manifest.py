@@ -8,13 +8,14 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import evalengine
+from evalengine import contract
 from evalengine.config import (
     OUTPUT_FIELDS,
     SCHEDULE_FIELDS,
@@ -95,7 +96,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
             del settings[name]
     if (end := think_end_token(config.model)) is not None:
         settings["think_end_token"] = end
-    identity = {"contract_version": evalengine.CONTRACT_VERSION, **settings, **extra}
+    identity = {"contract_version": contract.CONTRACT_VERSION, **settings, **extra}
     plain: dict[str, Any] = json.loads(canonical(identity))
     return plain
 
@@ -124,15 +125,6 @@ def resumed_fast(manifest: Mapping[str, Any]) -> int:
     if manifest.get("numerics") != "fast":
         return 0
     return int((manifest.get("counts") or {}).get("resumed_requests") or 0)
-
-
-def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
-    """One sentence for each value that differs between two plain JSON values."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in sorted({*old, *new}):
-            yield from differences(old.get(name), new.get(name), f"{where}.{name}" if where else name)
-    elif old != new:
-        yield f"{where} was {json.dumps(old)}, is {json.dumps(new)}"
 
 
 def build_manifest(
@@ -168,7 +160,7 @@ def build_manifest(
         "command": None if command is None else list(command),
         "digest": digest,
         "task_digests": dict(task_digests),
-        "contract_version": evalengine.CONTRACT_VERSION,
+        "contract_version": contract.CONTRACT_VERSION,
         "numerics": identity["numerics"],
         "identity": dict(identity),
         "model": dict(model),

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from evalengine.errors import listed
+
 MAX_SAID = 5
 
 
@@ -69,8 +71,7 @@ def wrong(value: Any, shape: Any) -> str:
     """What does not have its shape, in words, the first few; "" if all does."""
     if _fits(value, shape):
         return ""
-    found = [*_wrong(value, shape, "")]
-    return "; ".join(found[:MAX_SAID]) + (f"; and {len(found) - MAX_SAID} more" if len(found) > MAX_SAID else "")
+    return listed([*_wrong(value, shape, "")], MAX_SAID, "; ")
 
 
 def _fits(value: Any, shape: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import evalengine
+from evalengine import contract
 from evalengine.cache import engine as cached_engine
 from evalengine.cache.store import FILE, Store
 from evalengine.engine.llm import LLM
@@ -214,7 +215,7 @@ def test_the_same_weights_otherwise_understood_are_another_model(
 
 
 def test_another_contract_finds_nothing(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evalengine, "CONTRACT_VERSION", evalengine.CONTRACT_VERSION + 1)
+    monkeypatch.setattr(contract, "CONTRACT_VERSION", contract.CONTRACT_VERSION + 1)
     assert counts(run(tmp_path / "out", f"cache={copied}")) == (0, ROWS)
 
 

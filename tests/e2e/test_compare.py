@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import Outcome, Run, call, finished
-from tests.unit.run_double import bind_again
+from tests.run_double import bind_again
 
 DOCUMENTS = 12
 SETTINGS = (f"limit={DOCUMENTS}", "task.generation.max_gen_toks=24")

@@ -16,7 +16,7 @@ import evalengine
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.schema import RequestRecord, write_records
 from tests.e2e.command import Outcome, Run, call, finished
-from tests.unit.run_double import bind_again
+from tests.run_double import bind_again
 
 SETTINGS = ("limit=8", "task.generation.max_gen_toks=16")
 FAST = ("batch_invariant=false", "engine.dtype=float32")

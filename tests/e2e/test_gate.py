@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from evalengine.errors import ConfigError
 from tests.e2e.command import ROOT, Run, call, finished
 
 SNIPPETS = ROOT / "conf" / "gate" / "ci"
@@ -169,5 +170,5 @@ def test_the_pytest_snippet(project: Path, tmp_path: Path, monkeypatch: pytest.M
     test(tmp_path / "run")
     fewer = finished(tmp_path / "fewer", "limit=2")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: None)
-    with pytest.raises(AssertionError, match="A has 16 requests, B 2"):
+    with pytest.raises(ConfigError, match="A has 16 requests, B 2"):
         test(fewer.folder.parent)

@@ -20,7 +20,7 @@ from evalengine.commands import run as command
 from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.engine.llm import LLM
-from evalengine.report.runs import load_run
+from evalengine.report.read.load import load_run
 from tests.e2e.command import ROOT, finish, runs, start
 
 SETTINGS = ("engine.device=cpu", "limit=2", "task.generation.max_gen_toks=3", "progress=false")

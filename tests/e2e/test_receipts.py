@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import evalengine
+from evalengine import contract
 from evalengine.engine.llm import LLM
 from evalengine.receipts.receipt import FORMAT, Receipt, read_receipt
 from evalengine.records.digest import leaf_hash
@@ -299,7 +300,7 @@ def test_a_copy_of_the_model_agrees_and_another_is_named(receipt: Path, model: P
 
 
 def test_another_contract_is_named(receipt: Path, greedy: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evalengine, "CONTRACT_VERSION", evalengine.CONTRACT_VERSION + 1)
+    monkeypatch.setattr(contract, "CONTRACT_VERSION", contract.CONTRACT_VERSION + 1)
     for done in (check(receipt), call("check", str(greedy.folder))):
         assert done.code == 2 and "check it with an evalengine of that contract" in done.err
 

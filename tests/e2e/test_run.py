@@ -13,6 +13,7 @@ import pytest
 
 from evalengine import CONTRACT_VERSION
 from evalengine.errors import EvalEngineError
+from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
 from evalengine.records.digest import run_digest
 from evalengine.records.tokens import read_tokens, token_texts
@@ -123,7 +124,7 @@ def test_the_manifest_names_the_attention_that_ran(reference: Run, tmp_path: Pat
 def test_the_verdict_on_the_kernels_is_in_the_manifest(
     reference: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def verify_kernels(self: ExactOps, *, block_size: int, **shapes: int) -> dict[str, Any]:
+    def verify_kernels(self: ExactOps, shapes: Shapes, *, block_size: int) -> dict[str, Any]:
         return {"schedules": 3, "dropped": [{"kernel": "matmul", "where": f"pages of {block_size}"}], "failed": []}
 
     monkeypatch.setattr(ExactOps, "verify_kernels", verify_kernels)

@@ -19,9 +19,9 @@ from evalengine.certify import axes, exact_kernels, kernels, proof
 from evalengine.certify.cases import EFFORTS
 from evalengine.commands import verify
 from evalengine.engine import settings
-from evalengine.kernels.verdict_cache import sources_sha256
-from evalengine.layers import attention_backends
+from evalengine.layers import kernel_support
 from evalengine.layers.exact import ExactOps
+from evalengine.verification.verdict_cache import sources_sha256
 from tests.engine.certify_double import CPU, TINY
 from tests.engine.certify_double import elsewhere as elsewhere  # a fixture of every test here
 
@@ -164,7 +164,7 @@ def test_what_the_settings_refuse_is_bad_usage(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(attention_backends, "find_spec", lambda name: object() if triton else None)
+    monkeypatch.setattr(kernel_support, "find_spec", lambda name: object() if triton else None)
     monkeypatch.setattr(kernels, "kernels_verdict", lambda *args, **more: pytest.fail("it ran"))
     assert run_cli(what, f"engine.device={device}") == 2
     out, err = capsys.readouterr()

@@ -21,8 +21,8 @@ from evalengine.engine.gguf import GGUFFile, hf_name
 from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
-from evalengine.models.config import RopeSpec
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.spec import RopeSpec
 from tests.parity.paged import PagedRunner
 
 Q = gguf.GGMLQuantizationType

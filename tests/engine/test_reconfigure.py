@@ -11,6 +11,7 @@ import torch
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import ScoreRequest
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
 
 
@@ -65,7 +66,7 @@ def test_kernels_are_verified_for_every_page_size(
 ) -> None:
     seen: list[int] = []
 
-    def verify_kernels(self: ExactOps, *, block_size: int, **shapes: int) -> dict[str, Any]:
+    def verify_kernels(self: ExactOps, shapes: Shapes, *, block_size: int) -> dict[str, Any]:
         seen.append(block_size)
         if block_size == 32:
             raise EvalEngineError("no promise for 32")

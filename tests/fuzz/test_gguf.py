@@ -15,7 +15,7 @@ import pytest
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import resolve_checkpoint
 from evalengine.errors import EvalEngineError
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 from tests.fuzz.cases import Case, cases
 from tests.fuzz.gguf_bytes import Described, Parts, Type, Value, sample
 

@@ -24,15 +24,15 @@ from evalengine.commands.report import main as report
 from evalengine.errors import ConfigError
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, read_records, write_records
-from evalengine.report.baseline import write_baseline
-from evalengine.report.gate import gate
+from evalengine.report.gate.baseline_cli import write_baseline
+from evalengine.report.gate.gate import gate
 from evalengine.report.html.run_page import write_run_report
-from evalengine.report.run_data import load_run_data
-from evalengine.report.runs import load_run
-from evalengine.report.table import print_report
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run_data import load_run_data
+from evalengine.report.terminal.run_table import print_report
 from tests.fuzz.cases import Case, cases
 from tests.report.written_run import Doc, write_choices, write_generations
-from tests.unit.run_double import bind_again, generated, write_run
+from tests.run_double import bind_again, generated, write_run
 
 ODD_VALUES: list[Any] = [
     *(None, True, 0, -1, 1.5, 10**400, "", "x", [], {}, [[]], {"a": {}}),

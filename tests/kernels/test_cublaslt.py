@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import cublaslt, matmul, verdict_cache
+from evalengine.contract import CONTRACT_VERSION
+from evalengine.kernels import cublaslt, matmul
 from evalengine.kernels.cublaslt import CublasLt, CublasLtError, Product
 from evalengine.kernels.matmul_schedules import BUCKETS, CUBLASLT_ROWS, bucket, by_cublaslt
+from evalengine.verification import verdict_cache
 from tests.bitwise import assert_bitwise_equal
 
 DTYPES = {number: dtype for dtype, number in cublaslt.DATA_TYPES.items()}
@@ -177,7 +179,7 @@ def test_another_version_of_the_library_has_verdicts_of_its_own(monkeypatch: pyt
     for number in (130002, 130100):
         library = SimpleNamespace(cublasLtGetVersion=_Version(number))
         monkeypatch.setattr(cublaslt, "_library", lambda library=library: library)
-        found.append(verdict_cache.environment(torch.device("cuda")))
+        found.append(verdict_cache.environment(torch.device("cuda"), CONTRACT_VERSION))
     assert [one.pop("cublaslt") for one in found] == [130002, 130100] and found[0] == found[1]
     monkeypatch.setattr(cublaslt, "_library", lambda: None)
     assert cublaslt.version() is None

@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import activation, driver, launch, matmul, rms_norm
-from evalengine.kernels.driver import DriverKernel, Repeat, Unsupported
+from evalengine.kernels import activation, matmul, rms_norm
+from evalengine.kernels.launching import driver, launch
+from evalengine.kernels.launching.driver import DriverKernel, Repeat, Unsupported
 from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.paged_batch import PagedBatch

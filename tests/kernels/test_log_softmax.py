@@ -7,7 +7,8 @@ import torch
 
 from evalengine.kernels import reference
 from evalengine.kernels.log_softmax import log_softmax, read_out
-from evalengine.kernels.softmax import CHUNK, Schedule
+from evalengine.kernels.softmax import Schedule
+from evalengine.kernels.softmax_parts import CHUNK
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import softmax_contract as contract
 from tests.kernels.softmax_contract import DEVICE, SCHEDULES, randn

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evalengine.kernels import log_softmax_parts as parts
 from evalengine.kernels.log_softmax import read_out
-from evalengine.kernels.softmax import CHUNK
+from evalengine.kernels.softmax_parts import CHUNK
 from evalengine.layers.parallel import vocabulary_ranges
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.softmax_contract import DEVICE, randn

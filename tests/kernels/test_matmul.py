@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from evalengine.bench.matmul_candidates import candidates
 from evalengine.kernels import reference
 from evalengine.kernels.matmul import REFERENCE, Schedule, bmm, linear, matmul
-from evalengine.kernels.matmul_candidates import candidates
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

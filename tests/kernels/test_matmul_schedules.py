@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from evalengine.bench import matmul_tune
-from evalengine.bench.matmul import Shape, main, operands, point, shapes, summary_lines
+from evalengine.bench.matmul import summary_lines
+from evalengine.bench.matmul_candidates import candidates
+from evalengine.bench.matmul_points import Shape, operands, point_of, shapes
 from evalengine.bench.report import Comparison
+from evalengine.commands.bench import MATMUL
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules
 from evalengine.kernels.matmul import REFERENCE, Schedule, choose, matmul
-from evalengine.kernels.matmul_candidates import candidates
 from evalengine.kernels.matmul_schedules import BUCKETS, bucket, by_cublaslt, heuristic
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -135,7 +137,7 @@ def test_the_table_is_extended_shape_by_shape(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_text("{}\n")
     for shape, gpu in ((large, "GPU B"), (large, "GPU A"), (small, "GPU A"), (small, "GPU A")):
-        points = [point(shape, m, str(REFERENCE), 1.0, {"cublas": 2.0, "fixed": 3.0}) for m in (1, 2)]
+        points = [point_of(shape, m, str(REFERENCE), 1.0, {"cublas": 2.0, "fixed": 3.0}) for m in (1, 2)]
         matmul_tune.write_table(path, gpu, shape, points)
     row = {"1": str(REFERENCE), "2": str(REFERENCE)}
     rows = {"96,64": row, "1024,64": row}
@@ -147,7 +149,7 @@ def test_the_table_is_extended_shape_by_shape(tmp_path: Path) -> None:
 
 def test_the_summary_names_the_median_and_the_worst() -> None:
     shape = Shape(96, 64, False, ("x",))
-    points = [point(shape, m, "", 1.0 + m / 10, {"cublas": 1.0, "fixed": 5.0 - m}) for m in (1, 2, 4)]
+    points = [point_of(shape, m, "", 1.0 + m / 10, {"cublas": 1.0, "fixed": 5.0 - m}) for m in (1, 2, 4)]
     median, fixed_median, worst, fixed_worst = summary_lines(points)
     assert isinstance(median, Comparison) and isinstance(fixed_median, Comparison)
     assert isinstance(worst, Comparison) and isinstance(fixed_worst, Comparison)
@@ -160,13 +162,14 @@ def test_the_summary_names_the_median_and_the_worst() -> None:
 def test_tuning_finds_equal_schedules_and_writes_what_choose_reads(tmp_path: Path) -> None:
     table, report = tmp_path / "table.json", tmp_path / "report.json"
     arguments = ["--tune", "--shapes", "576,576", "--out", str(table), "--report", str(report), "--workers", "4"]
-    assert main(arguments) == 0
+    assert MATMUL(arguments) == 0
     (rows,) = json.loads(table.read_text()).values()
-    assert list(rows["bfloat16"]["576,576"]) == [str(1 << i) for i in range(14)]
+    assert list(rows["bfloat16"]["576,576"]) == [str(m) for m in BUCKETS]
     for m, text in rows["bfloat16"]["576,576"].items():
-        assert Schedule.parse(text) in candidates(torch.bfloat16, int(m), 576, 576, True)
+        offered = [*candidates(torch.bfloat16, int(m), 576, 576, True), by_cublaslt(int(m))]
+        assert Schedule.parse(text) in offered
     written = json.loads(report.read_text())
-    assert written["differing"] == [] and len(written["times"]) == 14
+    assert written["differing"] == [] and len(written["times"]) == len(BUCKETS)
     for time in written["times"]:
         assert 0 < time["floor_seconds"] < time["seconds"] < 0.01
 
@@ -177,19 +180,19 @@ def test_a_schedule_with_other_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch)
 
     def broken(*arguments: Tensor, schedule: Schedule, **options: torch.dtype) -> Tensor:
         product = matmul(*arguments, schedule=schedule, **options)
-        return product if schedule == REFERENCE or schedule.form == "tma" else product + 1
+        return product if schedule == REFERENCE or schedule.form != "pointer" else product + 1
 
     monkeypatch.setattr(matmul_tune, "matmul", broken)
     (shape,) = (s for s in shapes() if (s.n, s.k) == (576, 576))
     x, weight = operands(shape, 64, torch.device(DEVICE))
     found = matmul_tune.tune_point(shape, x, weight)
-    assert found.schedule.startswith("tma") and found.differing
+    assert not found.schedule.startswith("pointer") and found.differing
     assert all(text.startswith("pointer") for text in found.differing)
 
 
 def test_no_gpu_or_an_unknown_shape_is_refused() -> None:
     with pytest.raises(ConfigError, match="no shape"):
-        main(["--shapes", "1,1"])
+        MATMUL(["--shapes", "1,1"])
     if DEVICE == "cpu":
         with pytest.raises(ConfigError, match="CUDA"):
-            main(["--tune"])
+            MATMUL(["--tune"])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from evalengine.kernels import reference
-from evalengine.kernels.softmax import CHUNK, softmax
+from evalengine.kernels.softmax import softmax
+from evalengine.kernels.softmax_parts import CHUNK
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import softmax_contract as contract
 from tests.kernels.softmax_contract import DEVICE, SCHEDULES, randn

@@ -15,7 +15,8 @@ import torch
 import evalengine.kernels
 from evalengine.kernels import softmax, softmax_resident
 from evalengine.kernels.log_softmax import log_softmax
-from evalengine.kernels.softmax import CHUNK, Schedule
+from evalengine.kernels.softmax import Schedule
+from evalengine.kernels.softmax_parts import CHUNK
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels import softmax_contract as contract
 from tests.kernels.compile_gluon import compiled_elsewhere

@@ -22,7 +22,7 @@ import pytest
 from evalengine.errors import ConfigError
 from evalengine.lm_eval_model.cli import NAME, TARGET, register
 from evalengine.records.schema import read_records
-from evalengine.report.folders import read_evidence
+from evalengine.report.read.run_folder import read_evidence
 from tests.e2e.command import ROOT, Outcome, call
 from tests.parity.lm_eval_runs import TINYMATH, evaluate, ours, task_files
 

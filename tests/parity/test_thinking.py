@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lm_eval.api.instance import Instance
-from lm_eval.models.utils import postprocess_generated_text
 from transformers import AutoTokenizer
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.detokenizer import Detokenizer
 from tests.parity.lm_eval_runs import TINYMATH, theirs
+
+pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(str(files("evalengine.assets") / "tinymath"))
 END = "<|endoftext|>"
@@ -23,6 +23,8 @@ PIECES = ("</think>", " and", "\n\n", "Question:", " 12", "th", "ink>", "</", " 
 
 def hf_answer(ids: list[int], end: str | int, stop: list[str]) -> str:
     """What lm-eval's hf model makes of generated tokens (`HFLM.generate_until`, behind the generation)."""
+    from lm_eval.models.utils import postprocess_generated_text
+
     if isinstance(end, int):
         places = [i for i, token in enumerate(ids) if token == end]
         ids = ids[places[-1] + 1 :] if places else ids
@@ -43,6 +45,8 @@ def test_any_tokens_are_parted_as_by_hf(texts: list[str], by_id: bool, word: str
 
 @pytest.mark.parametrize("end", [" and", TOKENIZER.encode(" and")[0]])
 def test_generations_are_those_of_lm_evals_hf_model(end: str | int) -> None:
+    from lm_eval.api.instance import Instance
+
     prompts = [
         f"Question: Arlo collects {n} flowers. Diego has {n} fewer. How many do they have together?\nAnswer:"
         for n in (13, 45, 60)

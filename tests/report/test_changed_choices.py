@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evalengine.report.compare import compare
+from evalengine.report.compare.compare import compare
 from evalengine.report.html.comparison_page import comparison_page
-from evalengine.report.runs import load_run
+from evalengine.report.read.load import load_run
 from tests.browser import Browser
 from tests.report.test_comparison_in_browser import opened
 from tests.report.written_run import write_choices

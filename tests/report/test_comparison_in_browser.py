@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 
 from evalengine.records.schema import ids_sha256
-from evalengine.report.compare import compare
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.matrix import matrix
 from evalengine.report.html import page as page_module
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.markup import Markup
 from evalengine.report.html.matrix_page import matrix_page
-from evalengine.report.matrix import matrix
-from evalengine.report.runs import Item, Run, load_run
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Item, Run
 from tests.browser import Browser, Tab
+from tests.report.compared_runs import BASE, FILTER, KEY, TASK, TOKEN, run
 from tests.report.test_pages import HOSTILE, quiet
 from tests.report.written_run import Doc, write_generations
-from tests.unit.compared_runs import BASE, FILTER, KEY, TASK, TOKEN, run
 
 TOKENS = 12
 READY = "'ready' in document.querySelector('[data-map]').dataset"

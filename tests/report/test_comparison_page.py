@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.report import compare_cli
-from evalengine.report.compare import Comparison, compare
+from evalengine.report.compare import cli as compare_cli
+from evalengine.report.compare.compare import Comparison, compare
+from evalengine.report.compare.matrix import matrix
 from evalengine.report.html import differences
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.differences import ITEM_BYTES, TEXT_BYTES
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import BLOCK, Page
-from evalengine.report.matrix import matrix
-from evalengine.report.runs import Run
-from tests.unit.compared_runs import BASE, BIT, FILTER, TASK, TOKEN, run
+from evalengine.report.read.run import Run
+from tests.report.compared_runs import BASE, BIT, FILTER, TASK, TOKEN, run
 
 
 def with_texts(base: Run, **texts: str | None) -> Run:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.report.compare import compare
-from evalengine.report.divergence import shared_text
-from evalengine.report.divergence_map import divergence_map
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.divergence import shared_text
+from evalengine.report.compare.divergence_map import divergence_map
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.page import Page
-from evalengine.report.runs import Run
-from tests.unit.compared_runs import BASE, BIT, TOKEN, run
+from evalengine.report.read.run import Run
+from tests.report.compared_runs import BASE, BIT, TOKEN, run
 
 
 def test_equal_runs_have_rows_without_a_difference() -> None:

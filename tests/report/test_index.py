@@ -18,13 +18,13 @@ from evalengine.errors import EvalEngineError
 from evalengine.harness import runner
 from evalengine.report.html import index_page
 from evalengine.report.html.index_page import leave_index, write_index
-from evalengine.report.run_index import DAMAGED, UNFINISHED, entries
-from evalengine.report.run_names import INDEX
-from evalengine.report.runs import SWEEP_FORMAT
+from evalengine.report.read.experiment import SWEEP_FORMAT
+from evalengine.report.read.index import DAMAGED, UNFINISHED, entries
+from evalengine.report.read.places import INDEX
 from tests.browser import Browser
 from tests.report.test_pages import quiet
 from tests.report.written_run import Doc, write_choices, write_generations
-from tests.unit.run_double import bind_again
+from tests.run_double import bind_again
 
 DOCS = [Doc(f"{n}", score=float(n > 0)) for n in range(4)]
 

@@ -11,7 +11,7 @@ import pytest
 from evalengine.commands import run as command
 from evalengine.harness import runner
 from evalengine.report.html import run_page
-from evalengine.report.report_cli import leave_report
+from evalengine.report.html.leave import leave_report
 from tests.report.written_run import Doc, write_generations
 
 

@@ -14,20 +14,20 @@ from scipy import stats
 
 from evalengine.errors import ConfigError
 from evalengine.records.tokens import read_tokens, token_texts, tokens_json
-from evalengine.report.choices import Bin, choices, expected_calibration_error, reliability, target_index
-from evalengine.report.compare import compare
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.noise_floor import is_pair, noise_floor, sibling
 from evalengine.report.html import samples
 from evalengine.report.html.distributions import edges
 from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.parts import beginning
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import mark_title
-from evalengine.report.mean_interval import mean_interval, wilson
-from evalengine.report.noise_floor import is_pair, noise_floor, sibling
-from evalengine.report.run_data import load_run_data
-from evalengine.report.runs import load_run
+from evalengine.report.read.choices import Bin, choices, expected_calibration_error, reliability, target_index
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run_data import load_run_data
+from evalengine.report.stats.mean_interval import mean_interval, wilson
 from tests.report.written_run import Doc, write_choices, write_generations
-from tests.unit.run_double import bind_again
+from tests.run_double import bind_again
 
 
 @pytest.mark.parametrize(("successes", "count"), [(0, 1), (1, 1), (0, 40), (40, 40), (7, 40), (1, 100_000)])
@@ -126,12 +126,12 @@ def test_the_noise_floor_counts_what_was_planted(tmp_path: Path) -> None:
     assert found is not None and found.source.name == "fast" and is_pair(invariant, fast)
     for floor in (noise_floor(invariant, fast), noise_floor(fast, invariant)):
         assert (floor.requests, floor.differing, floor.outputs, floor.answers, floor.documents) == (6, 1, 1, 1, 6)
-        assert [(m.gained, m.lost, m.documents) for m in floor.metrics] == [(0, 1, 6)]
-        assert floor.metrics[0].fast - floor.metrics[0].invariant == pytest.approx(-1 / 6)
-        assert floor.logprobs is not None and floor.logprobs.differing == 0
-        assert floor.compared == 5 * 5 + 1, "of equal requests too; the sixth shares its first token, o"
+        (metric,) = floor.comparison.metrics
+        assert metric.paired is not None and (metric.paired.wins, metric.paired.losses, metric.paired.n) == (0, 1, 6)
+        assert metric.difference == pytest.approx(-1 / 6), "fast less invariant, in whichever order they are given"
+        assert floor.logprobs == (0, 5 * 5 + 1), "of equal requests too; the sixth shares its first token, o"
     moved = load_run(write_generations(tmp_path / "moved", made, numerics="fast", shift=-0.5))
-    assert (change := noise_floor(invariant, moved).logprobs) is not None
+    assert (change := noise_floor(invariant, moved).change) is not None
     assert change.max_abs == pytest.approx(0.5) and change.differing == change.compared == 30
 
 
@@ -140,12 +140,12 @@ def test_the_noise_floor_counts_choices_that_flip(tmp_path: Path) -> None:
     fast = load_run(write_choices(tmp_path / "fast", [[-1.0, -2.0], [-1.0, -0.5]], targets=[0, 0], numerics="fast"))
     floor = noise_floor(exact, fast)
     assert (floor.requests, floor.differing, floor.outputs, floor.answers, floor.documents) == (4, 1, 0, 1, 2)
-    assert (floor.compared, floor.logprobs and floor.logprobs.differing) == (4, 1)
+    assert floor.logprobs == (1, 4)
     assert floor.answers == len({flip.doc_id for flip in compare(exact, fast).flips})
     page = _page(exact.source)
     assert "25.0 % of 4 logprobs differ" in page and "Answers that flipped" in page
     same = load_run(write_choices(tmp_path / "same", [[-1.0, -2.0], [-1.0, -2.0]], targets=[0, 0], numerics="fast"))
-    assert (noise_floor(exact, same).answers, noise_floor(exact, same).compared) == (0, 4)
+    assert (noise_floor(exact, same).answers, noise_floor(exact, same).logprobs) == (0, (0, 4))
 
 
 def test_a_sibling_in_another_folder_of_the_experiment(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 
 from evalengine.report.html.run_page import run_page, write_run_report
 from evalengine.report.html.samples import Scissors
-from evalengine.report.run_data import load_run_data
+from evalengine.report.read.run_data import load_run_data
 from tests.browser import Browser, Tab
 from tests.report.test_pages import HOSTILE, quiet
 from tests.report.written_run import ISO, Doc, write_choices, write_generations
-from tests.unit.run_double import bind_again
+from tests.run_double import bind_again
 
 ROWS = "[...document.querySelectorAll('.grid-row')]"
 

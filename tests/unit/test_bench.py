@@ -13,6 +13,7 @@ import torch
 
 from evalengine.__main__ import main
 from evalengine.bench import attention, breakdown, cli, forward, measure, row_cases, rows
+from evalengine.bench.models import published_spec
 from evalengine.bench.report import Comparison, Failure, Report, markdown, summary, table, write
 from evalengine.commands.bench import BENCH, BENCHES, MODELS
 from evalengine.layers import create_ops
@@ -248,7 +249,7 @@ def test_attention_is_checked_at_both_ends(rows_of_each: int) -> None:
 # -- the forward step ------------------------------------------------------------------------------------------------
 
 SMALL = replace(
-    forward.QWEN3_0_6B, vocab_size=101, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2,
+    published_spec("Qwen3-0.6B"), vocab_size=101, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2,
     num_kv_heads=1, head_dim=16, dtype=torch.float32,
 )  # fmt: skip
 
@@ -331,9 +332,9 @@ def test_wanted_rows_are_the_last_of_each_sequence() -> None:
 
 
 def test_qwen3_shapes_have_their_published_sizes() -> None:
-    assert forward.MODELS.keys() == set(MODELS)
-    assert round(forward.QWEN3_0_6B.num_parameters / 1e9, 3) == 0.596
-    assert round(forward.QWEN3_8B.num_parameters / 1e9, 2) == 8.19
+    assert round(published_spec("Qwen3-0.6B").num_parameters / 1e9, 3) == 0.596
+    assert round(published_spec("Qwen3-8B").num_parameters / 1e9, 2) == 8.19
+    assert all(published_spec(name).dtype == torch.bfloat16 for name in MODELS)
 
 
 # -- the breakdown ---------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from evalengine.__main__ import main
 from evalengine.bench import statistics, statistics_cli
 from evalengine.bench.statistics import Figure, figures
 from evalengine.bench.statistics_cases import bonett_price_bound, gate_bound, passing
-from evalengine.report import statistics as tests_of
-from evalengine.report.loss_bound import loss_bound, stratum
+from evalengine.report.stats import permutation
+from evalengine.report.stats.loss_bound import loss_bound, stratum
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "statistics.json"
 ABOUT = {"command": "c", "code": {"commit": "abc", "dirty": False}, "python": "3", "scipy": "1", "numpy": "2",
@@ -26,7 +26,7 @@ ABOUT = {"command": "c", "code": {"commit": "abc", "dirty": False}, "python": "3
 def short() -> list[Figure]:
     """A few draws of each, with a tenth of the tests' flips."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tests_of, "FLIPS", 0)
+        patch.setattr(permutation, "FLIPS", 0)
         return list(figures(60, seed=1))
 
 
@@ -36,7 +36,7 @@ def test_every_claim_holds_in_a_short_run() -> None:
 
 
 def test_a_seed_fixes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tests_of, "FLIPS", 0)
+    monkeypatch.setattr(permutation, "FLIPS", 0)
     first = [next(figures(60, seed)) for seed in (1, 1)]
     assert first[0] == first[1] == short()[0]
 

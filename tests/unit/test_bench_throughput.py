@@ -25,7 +25,7 @@ from evalengine.config import ModelConfig
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.errors import ConfigError
-from evalengine.models.config import ModelSpec, RopeSpec
+from evalengine.models.spec import ModelSpec, RopeSpec
 
 SEGMENT = {"kind": "segment", "ids": [5, 6]}
 GENERATE = {"kind": "generate", "prompt": [1, 2], "max_tokens": 3}

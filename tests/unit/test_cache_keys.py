@@ -11,8 +11,8 @@ from evalengine.cache.keys import Computer, Keys
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.models.config import ModelSpec
 from evalengine.models.processors import LogitsProcessors
+from evalengine.models.spec import ModelSpec
 
 NATIVE = {"numerics": "native", "gpu_architecture": "sm_90"}
 IDENTITY: dict[str, Any] = {

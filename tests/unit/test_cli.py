@@ -37,8 +37,8 @@ def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]
     runner = ModuleType("evalengine.harness.runner")
     runner.run = lambda config, leave, command, llm: run(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
-    monkeypatch.setattr("evalengine.report.table.print_report", lambda folder: print(f"digest: {folder}"))
-    monkeypatch.setattr("evalengine.report.report_cli.leave_list", lambda folder: None)  # beside folders that are none
+    monkeypatch.setattr("evalengine.report.terminal.run_table.print_report", lambda folder: print(f"digest: {folder}"))
+    monkeypatch.setattr("evalengine.report.html.leave.leave_list", lambda folder: None)  # beside folders that are none
 
 
 def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +212,7 @@ def test_what_a_command_does_not_catch_is_one_line(
     def command(arguments: Any) -> int:
         raise error
 
-    monkeypatch.setattr("evalengine.report.compare_cli.main", command)
+    monkeypatch.setattr("evalengine.report.compare.cli.main", command)
     assert main(["compare", "a", "b"]) == code
     assert capsys.readouterr() == ("", f"evalengine: {error}\n")
 

@@ -14,8 +14,8 @@ from evalengine.compose import compose_jobs
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.harness.identity import model_identity, plain_spec, plain_tokenizer
-from evalengine.models.config import ModelSpec, RopeSpec
 from evalengine.models.processors import LogitsProcessors
+from evalengine.models.spec import ModelSpec, RopeSpec
 
 (JOB,) = compose_jobs([])
 (CHAT,) = compose_jobs(["apply_chat_template=true"])

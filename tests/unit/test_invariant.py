@@ -22,7 +22,6 @@ from evalengine.invariant import (
 )
 from evalengine.invariant.audit import REDUCTIONS, UNEVEN_ON_CPU
 from evalengine.invariant.cpu import CPUOverrides
-from evalengine.invariant.table import TORCHS_OWN
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 
@@ -336,7 +335,9 @@ def test_the_table_lists_the_overrides() -> None:
     assert all(op.note and op.devices for op in COVERED_OPS.values())
     on_cpu = {name for name, op in COVERED_OPS.items() if "cpu" in op.devices}
     refused = {"_scaled_dot_product_flash_attention_for_cpu"}
-    assert on_cpu - TORCHS_OWN == set(CPUOverrides().kernels()) - refused
+    # Covered without an override: torch's kernel already gives a row the same bits in any batch.
+    torchs_own = {"cumsum", "cumsum_", "cumprod", "cumprod_", "index_add", "index_add_"}
+    assert on_cpu - torchs_own == set(CPUOverrides().kernels()) - refused
 
 
 def met(call: object) -> set[str]:

@@ -22,9 +22,9 @@ from evalengine.layers.linear import MergedLinear, OutputLinear, QKVLinear
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import GREEDY, Ops
 from evalengine.layers.parallel import TensorParallel, vocabulary_ranges
-from evalengine.models.config import RopeSpec
 from evalengine.models.hf_config import from_hf
 from evalengine.models.registry import get_model_class, model_class_for_type
+from evalengine.models.spec import RopeSpec
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -176,7 +176,7 @@ def test_inv_freq_equals_transformers_to_an_ulp(theta: float, rope: dict, head_d
 def test_inv_freq_bits_do_not_depend_on_the_instruction_set() -> None:
     code = (
         "import torch\n"
-        "from evalengine.models.config import RopeSpec\n"
+        "from evalengine.models.spec import RopeSpec\n"
         "sizes = (64, 80, 96, 128, 256)\n"
         "ours = [RopeSpec(theta=130000.0).inv_freq(d) for d in sizes]\n"
         "torchs = [1.0 / 130000.0 ** (torch.arange(0, d, 2).float() / d) for d in sizes]\n"

@@ -21,8 +21,8 @@ from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, sample_row, write_lm_eval
 from evalengine.records.manifest import RunCounts, RunTimings, build_manifest, code_version, run_id, run_identity
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
-from evalengine.report.table import print_report
-from tests.unit.run_double import bind_again
+from evalengine.report.terminal.run_table import print_report
+from tests.run_double import bind_again
 
 EXTRA: dict[str, Any] = {
     "weights": "w",
@@ -114,7 +114,7 @@ def test_contents_change_the_id(name: str) -> None:
 
 def test_the_contract_version_changes_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
     before = run_id(config(), EXTRA)
-    monkeypatch.setattr("evalengine.CONTRACT_VERSION", 999)
+    monkeypatch.setattr("evalengine.contract.CONTRACT_VERSION", 999)
     assert run_id(config(), EXTRA) != before
     assert len(before) == 8 and int(before, 16) >= 0
 

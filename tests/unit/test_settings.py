@@ -18,9 +18,9 @@ from evalengine.engine import engine as engine_module
 from evalengine.engine import llm, memory
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.errors import ConfigError
-from evalengine.layers import attention_backends, flash_attention
-from evalengine.models.config import ModelSpec
+from evalengine.layers import flash_attention, kernel_support
 from evalengine.models.hf_config import from_hf
+from evalengine.models.spec import ModelSpec
 from evalengine.records.manifest import run_id, run_identity
 from tests.unit.flash_attn_double import FlashAttnDouble
 
@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: int(capability is not None))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr(flash_attention, "package", package)
-        monkeypatch.setattr(attention_backends, "find_spec", lambda name: object() if triton else None)
+        monkeypatch.setattr(kernel_support, "find_spec", lambda name: object() if triton else None)
 
     return say
 
@@ -201,11 +201,6 @@ def test_fast_with_our_kernels_has_their_limit_of_hidden_size(machine: Any) -> N
     assert not problems(False, replace(SPEC, hidden_size=16385), device="cpu")
     machine(triton=False)
     assert not problems(False, replace(SPEC, hidden_size=16385)), "torch's own ops run"
-
-
-def test_the_limit_is_that_of_the_kernels() -> None:
-    row_sum = pytest.importorskip("evalengine.kernels.row_sum", reason="needs Triton")
-    assert row_sum.MAX_TERMS == attention_backends.MAX_HIDDEN_SIZE
 
 
 def test_native_lists_everything_at_once(machine: Any) -> None:

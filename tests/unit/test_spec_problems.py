@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.models.config import ModelSpec, RopeSpec, spec_problems
+from evalengine.models.spec import ModelSpec, RopeSpec
+from evalengine.models.spec_checks import spec_problems
 
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",

@@ -9,7 +9,6 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from lm_eval.filters.selection import MajorityVoteFilter, TakeFirstFilter
 
 from evalengine.compose import compose_jobs
 from evalengine.config import GenerationConfig, TaskConfig
@@ -28,6 +27,8 @@ def right(answer: str) -> float:
 
 def their_vote(answers: Sequence[str]) -> str:
     """lm-eval's majority_vote, then take_first."""
+    from lm_eval.filters.selection import MajorityVoteFilter, TakeFirstFilter
+
     voted = MajorityVoteFilter().apply([list(answers)], [{}])
     (first,) = TakeFirstFilter().apply(list(voted), [{}])
     return str(first)
@@ -43,6 +44,7 @@ def test_pass_at_j_is_the_share_of_draws_that_hold_a_right_one() -> None:
 
 
 def test_votes_and_ties_are_lm_evals() -> None:
+    pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
     rng = random.Random(3)
     for _ in range(300):
         answers = rng.choices(["18", "20", "[invalid]", ""], k=rng.randint(2, 7))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from evalengine.config import EngineConfig
 from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import TensorParallel
-from evalengine.models.config import ModelSpec
+from evalengine.models.spec import ModelSpec
 
 # A rank waits so long for another in a collective. One that dies is noticed at once; this is for one that hangs.
 PATIENCE = timedelta(minutes=10)

@@ -197,17 +197,25 @@ def _why(children: _Children, rank: int) -> str:
 
 
 def _end(children: _Children) -> None:
+    """Every rank closes its collectives while the others do; who does not leave within seconds is killed."""
+    closing = None if children.tp is None else threading.Thread(target=children.tp.close, daemon=True)
     children.reason = children.reason or "this LLM is closed"
-    children.failed.set()
-    for connection in children.connections:
-        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)  # closing it would leave the watching thread with a descriptor of others
+    if not children.failed.is_set():
+        children.failed.set()
+        for connection in children.connections:
+            with suppress(OSError):
+                connection.send_bytes(pickle.dumps(("leave", ())))
+    if closing is not None:
+        closing.start()  # its threads end here, not while the interpreter does
     for process in children.processes:
         try:
             process.wait(SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    if children.tp is not None:
-        children.tp.close()  # its threads end here, not while the interpreter does
+    if closing is not None:
+        closing.join(SECONDS_TO_END)
+    for connection in children.connections:
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)  # closing it would leave the watching thread with a descriptor of others
     shutil.rmtree(children.folder, ignore_errors=True)

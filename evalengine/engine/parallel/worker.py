@@ -27,7 +27,7 @@ from evalengine.engine.rank_runner import RankRunner
 from evalengine.engine.settings import Settings
 from evalengine.errors import EvalEngineError
 from evalengine.layers import create_ops
-from evalengine.models.config import kernel_shapes
+from evalengine.layers.parallel import SINGLE
 
 # Commands that are answered: what goes wrong in one is raised by rank 0, and this rank goes on. After any other error
 # the ranks are not in step, and this one ends.
@@ -38,7 +38,7 @@ class Worker:
     """One rank's state; a method a command."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.tp = rank, size, SINGLE
         self.runner: RankRunner | None = None
 
     def connect(self, folder: str, devices: list[torch.device]) -> None:
@@ -56,7 +56,7 @@ class Worker:
         self.model = load_model(checkpoint, self.ops, settings.max_model_len)
 
     def verify(self, block_size: int) -> None:
-        self.ops.verify_kernels(**kernel_shapes(self.spec), block_size=block_size)
+        self.ops.verify_kernels(self.spec.shapes, block_size=block_size)
 
     def drop(self) -> None:
         """The pool, so that another fits."""
@@ -86,6 +86,12 @@ class Worker:
     def fill(self, value: float) -> None:
         """The pool, so that whoever reads a slot before it is written shows."""
         self._built.kv_pool.fill_(value)
+
+    def leave(self) -> NoReturn:
+        """Ends this process, its collectives together with rank 0's."""
+        self.runner = None
+        self.tp.close()
+        os._exit(0)
 
     @property
     def _built(self) -> RankRunner:

@@ -6,10 +6,23 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from evalengine.report.compare import Comparison
-from evalengine.report.compare_report import AGGREGATED
-from evalengine.report.compare_tables import evidence, near_ties, no_distance, scope
-from evalengine.report.flips import CHANGES, score_unchanged, tally
+from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.flips import CHANGES, score_unchanged, tally
+from evalengine.report.compare.item_differences import KINDS
+from evalengine.report.compare.metric_deltas import MetricDelta
+from evalengine.report.compare.metric_tables import (
+    MDE,
+    delta,
+    effect,
+    p_values,
+    p_words,
+    pairing_notes,
+    units,
+    value_text,
+)
+from evalengine.report.compare.metric_tables import interval as interval_text
+from evalengine.report.compare.report import AGGREGATED
+from evalengine.report.compare.tables import evidence, near_ties, no_distance, scope
 from evalengine.report.html.differences import flips_grid, outputs_grid, parting
 from evalengine.report.html.map_section import map_section
 from evalengine.report.html.markup import Markup, join, tag
@@ -17,13 +30,9 @@ from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
-from evalengine.report.item_differences import KINDS
-from evalengine.report.metric_deltas import MetricDelta
-from evalengine.report.metric_tables import MDE, delta, effect, p_values, p_words, pairing_notes, units, value_text
-from evalengine.report.metric_tables import interval as interval_text
 from evalengine.report.numbers import shown
-from evalengine.report.runs import Run
-from evalengine.report.statistics import PairedResult
+from evalengine.report.read.run import Run
+from evalengine.report.stats.paired import PairedResult
 
 LEVEL = 0.05  # of the adjusted p-values, from which on a worse metric colours the verdict
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}

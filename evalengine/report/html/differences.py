@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from evalengine.report.compare import Comparison, ItemDifference
-from evalengine.report.compare_tables import item_name
-from evalengine.report.divergence import Divergence, shared_text
-from evalengine.report.flips import Flip
+from evalengine.report.compare.compare import Comparison, ItemDifference
+from evalengine.report.compare.divergence import Divergence, shared_text
+from evalengine.report.compare.flips import Flip
 from evalengine.report.html.markup import Markup
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.numbers import shown
-from evalengine.report.runs import Key
+from evalengine.report.read.items import item_name
+from evalengine.report.read.run import Key
 
 TEXT_BYTES = 10_000_000  # of all texts in UTF-8: packed, they then stay below 15 MB of the file, however random
 ITEM_BYTES = 12_000  # of one item's texts

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from evalengine.report.choices import Choice, choices, expected_calibration_error, margins, reliability
 from evalengine.report.html.markup import Markup, join
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted, figure, fold, row_of
 from evalengine.report.html.plots import Series, bars, calibration, histogram, legend
-from evalengine.report.mean_interval import wilson
-from evalengine.report.run_data import RunData
-from evalengine.report.runs import Item
+from evalengine.report.read.choices import Choice, choices, expected_calibration_error, margins, reliability
+from evalengine.report.read.run import Item
+from evalengine.report.read.run_data import RunData
+from evalengine.report.stats.mean_interval import wilson
 
 BINS = 30
 WORDS = {"stop": "a stop string or end token", "length": "the length limit"}

@@ -14,8 +14,8 @@ from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import PAGE
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, grid, tiles
-from evalengine.report.run_index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, entries
-from evalengine.report.run_names import INDEX
+from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, entries
+from evalengine.report.read.places import INDEX
 
 GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # what a page of ours has in its first bytes
 NOTE = (

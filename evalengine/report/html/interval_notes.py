@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from evalengine.report.lm_eval_samples import ROLLING
-from evalengine.report.run_data import RunData
-from evalengine.report.runs import ScoreKey
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.run import ScoreKey
+from evalengine.report.read.run_data import RunData
 
 
 def interval_note(data: RunData, known: Mapping[ScoreKey, bool], about: str) -> str:

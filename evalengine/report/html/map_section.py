@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from evalengine.report.compare import Comparison
-from evalengine.report.compare_tables import item_name
-from evalengine.report.divergence_map import LIMITS, NO_DISTANCE, MapRow, divergence_map
+from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.divergence_map import LIMITS, NO_DISTANCE, MapRow, divergence_map
 from evalengine.report.html.differences import parting
 from evalengine.report.html.markup import Markup, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted
+from evalengine.report.read.items import item_name
 
 PARTS, AFTER = 9, 10  # states beside the levels of a `MapRow`: the first token that differs, and what follows it
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from evalengine.report.compare import Comparison
-from evalengine.report.html.comparison_page import GOOD, listed, title
-from evalengine.report.html.markup import Child, Markup, join, tag
-from evalengine.report.html.origin import common_command, origin_line
-from evalengine.report.html.page import Page
-from evalengine.report.html.parts import table, tiles, verdict
-from evalengine.report.matrix import Matrix, Pair, evidence, run_notes, told_apart
-from evalengine.report.matrix_scores import (
+from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.matrix import Matrix, Pair, evidence, run_notes, told_apart
+from evalengine.report.compare.matrix_scores import (
     change_text,
     leading_metrics,
     metric_name,
@@ -20,6 +15,11 @@ from evalengine.report.matrix_scores import (
     setting_changes,
     setting_words,
 )
+from evalengine.report.html.comparison_page import GOOD, listed, title
+from evalengine.report.html.markup import Child, Markup, join, tag
+from evalengine.report.html.origin import common_command, origin_line
+from evalengine.report.html.page import Page
+from evalengine.report.html.parts import table, tiles, verdict
 
 WORDS = {"IDENTICAL": "identical", "SAME TOKENS": "same tokens", "DIFFERENT": "different"}
 LOOKS = {"IDENTICAL": "same", "SAME TOKENS": "tokens", "DIFFERENT": "other"}  # classes of page.css

@@ -2,57 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from evalengine.records.manifest import resumed_fast
-from evalengine.report.comparability import resumed_words
+from evalengine.report.compare.comparability import resumed_words
+from evalengine.report.compare.distance import Distance
+from evalengine.report.compare.flips import score_unchanged
+from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.html.markup import Child, tag
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import facts, table, tiles
 from evalengine.report.html.plots import percent
-from evalengine.report.noise_floor import NoiseFloor
-from evalengine.report.runs import Run
+from evalengine.report.numbers import shown
+from evalengine.report.read.run import Run
 
 
-def noise_floor_section(page: Page, found: NoiseFloor) -> None:
-    """Flips, metric deltas, the largest logprob change, and both runs' time."""
-    level = found.invariant.manifest["numerics"]
-    change = found.logprobs
-    figures: list[tuple[str, Child, Child]] = [
-        ("Requests whose bits differ", f"{found.differing:,}", f"of {found.requests:,}"),
-        ("Outputs that part", f"{found.outputs:,}", f"of {found.requests:,}"),
-        (
-            "Answers that flipped",
-            f"{found.answers:,}",
-            f"of {found.documents:,} documents{f'; {found.alone}' * bool(found.alone)}",
-        ),
-    ]
-    if found.compared:
-        differing, unknown = (change.differing, change.not_finite) if change else (0, 0)
-        share = f"{percent(differing / found.compared)} of {found.compared:,} logprobs differ"
-        share += f"; {unknown:,} have no distance: NaN or infinite" if unknown else ""
-        figures.append(("Largest logprob change", change.largest if change else "0 nat", share))
-    several = len({m.key[0] for m in found.metrics}) > 1
-    rows: list[list[Child]] = [
-        [
-            *([m.key[0]] if several else []),
-            *(m.key[1], f"{m.invariant:.4f}", f"{m.fast:.4f}", f"{m.fast - m.invariant:+.4f}"),
-            *((f"{m.gained:,}", f"{m.lost:,}") if m.documents else ("", "")),
-            m.key[2],
-        ]
-        for m in found.metrics
-    ]
-    head = ["Task"] * several + ["Metric", level, "fast", "Delta", "Higher in fast", "Lower in fast", "Filter"]
-    right = range(1 + several, 6 + several)
-    sources = facts(
-        (f"{_level(run)}, {_seconds(run)}", tag("code", run.source.name)) for run in (found.invariant, found.fast)
-    )
+def noise_floor_section(page: Page, floor: Distance) -> None:
+    """Flips, metric deltas, the largest logprob change, and both runs' time. floor: as `noise_floor` gives it."""
+    invariant, fast, metrics = floor.comparison.a, floor.comparison.b, floor.comparison.metrics
+    several = len({metric.key[0] for metric in metrics}) > 1
+    head = ["Task"] * several + ["Metric", str(invariant.manifest["numerics"]), "fast", "Delta"]
+    head += ["Better in fast", "Worse in fast", "Filter"]
+    drawn = table(head, [list(_row(m, several)) for m in metrics], numbers=range(1 + several, 6 + several))
+    sources = facts((f"{_level(run)}, {_seconds(run)}", tag("code", run.source.name)) for run in (invariant, fast))
     note = (
         "The same inputs under both kinds of arithmetic. A difference between two fast runs that is no larger than "
         "this says nothing about the model."
     )
-    if kept := resumed_fast(found.fast.manifest):
-        note += f" The fast run {resumed_words(found.fast, kept)}."
-    drawn = table(head, rows, numbers=right)
-    page.section("noise", "Noise floor: fast against invariant", tiles(figures), drawn, sources, note=note)
+    if kept := resumed_fast(fast.manifest):
+        note += f" The fast run {resumed_words(fast, kept)}."
+    page.section("noise", "Noise floor: fast against invariant", tiles(_figures(floor)), drawn, sources, note=note)
+
+
+def _figures(floor: Distance) -> Iterator[tuple[str, Child, Child]]:
+    alone = score_unchanged(floor.comparison.flips)
+    yield "Requests whose bits differ", f"{floor.differing:,}", f"of {floor.requests:,}"
+    yield "Outputs that part", f"{floor.outputs:,}", f"of {floor.requests:,}"
+    of = f"of {floor.documents:,} documents{f'; {alone}' if alone else ''}"
+    yield "Answers that flipped", f"{floor.answers:,}", of
+    differing, compared = floor.logprobs
+    if compared:
+        unknown = floor.change.not_finite if floor.change else 0
+        share = f"{percent(differing / compared)} of {compared:,} logprobs differ"
+        share += f"; {unknown:,} have no distance: NaN or infinite" if unknown else ""
+        yield "Largest logprob change", floor.largest, share
+
+
+def _row(metric: MetricDelta, several: bool) -> Iterator[Child]:
+    task, name, filter_name = metric.key
+    if several:
+        yield task
+    yield name
+    a, b, paired = metric.value_a, metric.value_b, metric.paired
+    yield from ("" if value is None else shown(value, ".4f") for value in (a, b))
+    yield "" if a is None or b is None else shown(b - a, "+.4f")
+    yield from ("", "") if paired is None else (f"{paired.wins:,}", f"{paired.losses:,}")
+    yield filter_name
 
 
 def _level(run: Run) -> str:

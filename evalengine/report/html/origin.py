@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evalengine.report.html.markup import Child, Markup, join, tag
-from evalengine.report.provenance import provenance
-from evalengine.report.runs import Run
+from evalengine.report.read.provenance import provenance
+from evalengine.report.read.run import Run
 
 
 def origin_facts(run: Run) -> Iterator[tuple[str, Child]]:

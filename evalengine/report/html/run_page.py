@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from evalengine.records.evidence import PAGE
+from evalengine.report.compare.noise_floor import noise_floor, sibling
 from evalengine.report.html.distributions import distributions_section, likelihood_section
 from evalengine.report.html.noise_floor import noise_floor_section
 from evalengine.report.html.page import Page
 from evalengine.report.html.samples import samples_section
 from evalengine.report.html.summary import cost_section, manifest_section, metrics_section, summary_lead
-from evalengine.report.noise_floor import noise_floor, sibling
-from evalengine.report.pass_at_k import with_pass_at_k
-from evalengine.report.run_data import RunData, load_run_data
-from evalengine.report.runs import Run
+from evalengine.report.read.run import Run
+from evalengine.report.read.run_data import RunData, load_run_data
+from evalengine.report.stats.pass_at_k import with_pass_at_k
 
 TASKS = 4  # named in the title, at most
 

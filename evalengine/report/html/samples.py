@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalengine.records.tokens import token_texts
-from evalengine.report.choices import continuations, target_index
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import Page, packed
 from evalengine.report.html.parts import Column, beginning, grid
-from evalengine.report.run_data import RunData
-from evalengine.report.runs import Item, ScoreKey
+from evalengine.report.read.choices import continuations, target_index
+from evalengine.report.read.run import Item, ScoreKey
+from evalengine.report.read.run_data import RunData
 
 BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shrink until they fit
 # Characters kept of a (prompt, other text), a quarter as many tokens: few-shot examples are the first to go.

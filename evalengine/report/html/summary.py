@@ -15,11 +15,10 @@ from evalengine.report.html.origin import origin_facts
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval, percent
-from evalengine.report.metric_interval import metric_interval
 from evalengine.report.numbers import outcome_words
-from evalengine.report.run_data import RunData
-from evalengine.report.runs import Run, ScoreKey
-from evalengine.report.unchecked import UNBOUND
+from evalengine.report.read.run import UNBOUND, Run, ScoreKey
+from evalengine.report.read.run_data import RunData
+from evalengine.report.stats.metric_interval import metric_interval
 
 TILES = 4  # metrics shown large
 

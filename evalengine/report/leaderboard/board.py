@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from evalengine.report.leaderboard.pairing import Shared, related
-from evalengine.report.lm_eval_samples import ROLLING
-from evalengine.report.mean_interval import mean_interval
-from evalengine.report.metric_interval import metric_interval
 from evalengine.report.numbers import exact_sum
-from evalengine.report.runs import Run, ScoreKey
-from evalengine.report.statistics import PairedResult, paired
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.metric_interval import metric_interval
+from evalengine.report.stats.paired import PairedResult, paired
 
 ALPHA = 0.05  # what a test calls significant, after Holm's correction
 CORPUS = 1e-6  # relative: how far a result lies from its documents' mean before it is taken for no mean of them

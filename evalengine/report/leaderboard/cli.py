@@ -12,15 +12,15 @@ from rich.text import Text
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.folder import write_whole
-from evalengine.report.compare_tables import add, bullets, house_table, printable
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.formats import latex, markdown
 from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.numbers import board_json, comma_separated
 from evalengine.report.leaderboard.sheets import Sheet, group_sheet, models_sheet, scores_sheet, tests_sheet, verdict
-from evalengine.report.printing import print_findings
-from evalengine.report.runs import Run
+from evalengine.report.read.run import Run
+from evalengine.report.terminal.printing import print_findings
+from evalengine.report.terminal.tables import add, bullets, house_table, printable
 
 FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}
@@ -123,7 +123,7 @@ def _targets(given: Sequence[str]) -> list[tuple[Path, str]]:
 
 def _write(found: Board, path: Path, form: str, history: bool) -> None:
     """Whole or not at all. A file that cannot be written is bad usage, as for --json."""
-    from evalengine.report.html.leaderboard_page import leaderboard_page
+    from evalengine.report.leaderboard.page import leaderboard_page
 
     try:
         if form == "page":

@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from evalengine.errors import ConfigError
-from evalengine.report.comparability import findings
-from evalengine.report.identities import CONTENT
+from evalengine.report.compare.comparability import findings
 from evalengine.report.leaderboard.board import Contest, contests, values_of, with_family
 from evalengine.report.leaderboard.means import Group, Part, average_parts, group
 from evalengine.report.leaderboard.models import labels, steps
 from evalengine.report.leaderboard.pairing import Shared, documents_of, pairing_notes, related, shared_documents
 from evalengine.report.leaderboard.subjects import group_tasks, subjects
-from evalengine.report.pass_at_k import with_pass_at_k
-from evalengine.report.runs import Run
-from evalengine.report.statistics import holm
-from evalengine.report.unchecked import UNBOUND
+from evalengine.report.read.identities import CONTENT
+from evalengine.report.read.run import UNBOUND, Run
+from evalengine.report.stats.paired import holm
+from evalengine.report.stats.pass_at_k import with_pass_at_k
 
 FEW = 10  # tasks that are each tested beside their average; of more, the averages alone, with the tasks as their parts
 EXPECTED = tuple(text for name, text in CONTENT.items() if name != "contract_version")  # other models differ in these

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from evalengine.report.leaderboard.board import Contest, Score, contest, pair_tests, ranked
-from evalengine.report.runs import ScoreKey
+from evalengine.report.read.run import ScoreKey
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from evalengine.report.identities import MODEL_NAMES
-from evalengine.report.runs import Run
+from evalengine.report.read.identities import MODEL_NAMES
+from evalengine.report.read.run import Run
 
 _STEP = re.compile(r"(?:global[-_]?step|step|checkpoint|ckpt|iter|epoch)s?[-_=]?0*(\d+)([kKmM]?)(?![A-Za-z\d])")
 _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}

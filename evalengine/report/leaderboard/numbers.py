@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from evalengine.report.compare_json import run_json
+from evalengine.report.compare.as_json import run_json
 from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import verdict

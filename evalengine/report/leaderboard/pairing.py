@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evalengine.report.clusters import cluster_names
-from evalengine.report.runs import Run
+from evalengine.report.read.run import Run
+from evalengine.report.stats.clusters import cluster_names
 
 
 @dataclass(frozen=True)

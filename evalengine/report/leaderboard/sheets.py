@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evalengine.report.leaderboard.board import ALPHA, Contest, PairTest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.means import Group
-from evalengine.report.provenance import provenance
+from evalengine.report.read.provenance import provenance
 
 WIDE = 6  # metrics side by side; with more, models are the columns
 MINUS = "\u2212"

@@ -10,9 +10,9 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.plain_files import parse_json
 from evalengine.report.leaderboard.pairing import Shared
-from evalengine.report.lm_eval_folders import newest
-from evalengine.report.run_groups import group_subtasks, leaves
-from evalengine.report.runs import Run
+from evalengine.report.read.groups import group_subtasks, leaves
+from evalengine.report.read.lm_eval_folder import newest
+from evalengine.report.read.run import Run
 
 SUBJECT = "subject"  # the field that is looked for without being asked (MMLU's)
 MAX_SUBJECTS = 500  # a field of more values is no subject

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from evalengine.report.html.leaderboard_page import leaderboard_page
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.numbers import board_json
-from evalengine.report.runs import SWEEP_FORMAT
-from evalengine.report.sweep_write import VERSION, write_picture_and_list
+from evalengine.report.leaderboard.page import leaderboard_page
+from evalengine.report.read.experiment import SWEEP_FORMAT
+from evalengine.report.sweep.write import VERSION, write_picture_and_list
 
 
 def write_history(found: Board, name: str, folder: Path) -> list[Path]:

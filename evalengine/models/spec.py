@@ -1,0 +1,107 @@
+"""What a model is, as a frozen dataclass.
+
+`hf_config` and the GGUF reader translate a checkpoint's own configuration into it, once, and `spec_checks` looks at the
+result. Nothing below reads a Hugging Face config or GGUF metadata.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels.shapes import Shapes
+from evalengine.models.processors import LogitsProcessors
+
+RopeType = Literal["default", "linear", "llama3", "factors"]
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding: the base and how its frequencies are stretched."""
+
+    theta: float
+    type: RopeType = "default"
+    factor: float = 1.0  # linear, llama3
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    original_max_position_embeddings: int = 8192  # llama3
+    freq_factors: tuple[float, ...] | None = None  # factors: one divisor a frequency (GGUF's rope_freqs tensor)
+
+    def inv_freq(self, head_dim: int) -> Tensor:
+        """float32 [head_dim / 2], by transformers' formulas.
+
+        The powers are rounded from 40 decimal digits: torch's float32 `pow` gives other bits on another instruction
+        set (12 of 2160 values over common bases and head sizes, AVX2 against scalar), the rest is IEEE arithmetic.
+        """
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        with decimal.localcontext(decimal.Context(prec=40)):
+            powers = [float(decimal.Decimal(self.theta) ** decimal.Decimal(e)) for e in exponents.tolist()]
+        inv_freq = 1.0 / torch.tensor(powers, dtype=torch.float32)
+        if self.type == "linear":
+            return inv_freq / self.factor
+        if self.type == "factors":
+            return inv_freq / torch.tensor(self.freq_factors, dtype=torch.float32)
+        return self._llama3(inv_freq) if self.type == "llama3" else inv_freq
+
+    def _llama3(self, inv_freq: Tensor) -> Tensor:
+        """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between blended."""
+        context = self.original_max_position_embeddings
+        wavelength = 2 * math.pi / inv_freq
+        blend = (context / wavelength - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        blended = (1 - blend) * inv_freq / self.factor + blend * inv_freq
+        long, short = wavelength > context / self.low_freq_factor, wavelength < context / self.high_freq_factor
+        return torch.where(long, inv_freq / self.factor, torch.where(short, inv_freq, blended))
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One decoder-only model. Sizes are element counts."""
+
+    architecture: str  # key of MODEL_REGISTRY
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    attention_bias: bool  # on q, k and v
+    attention_output_bias: bool  # on o_proj
+    qk_norm: bool
+    dtype: torch.dtype  # of the checkpoint
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    processors: LogitsProcessors = field(default_factory=LogitsProcessors)  # the generation config's
+
+    @property
+    def shapes(self) -> Shapes:
+        """What the kernels' schedules depend on."""
+        return Shapes(**{each.name: getattr(self, each.name) for each in fields(Shapes)})
+
+    def kv_heads_of_rank(self, ranks: int) -> int:
+        """KV heads that each of so many ranks holds; where there are fewer heads than ranks, several hold the same."""
+        return self.shapes.heads_of_rank(ranks)[1]
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the model; a tied table counts once."""
+        hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = hidden * (q + 2 * kv) + q * hidden
+        attention += (q + 2 * kv) * self.attention_bias + hidden * self.attention_output_bias
+        norms = 2 * hidden + 2 * self.head_dim * self.qk_norm
+        layer = attention + norms + 3 * hidden * self.intermediate_size
+        tables = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
+        return self.num_layers * layer + tables + hidden
+
+
+def dtype_name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")

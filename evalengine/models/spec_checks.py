@@ -1,0 +1,90 @@
+"""The one check of a resolved `ModelSpec`: its fields' types and ranges, wherever they were read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from evalengine.models.file_values import is_integer, is_number, shown
+from evalengine.models.spec import ModelSpec, RopeSpec, dtype_name
+
+# Largest sizes that are believed, several times those of any model known: what is larger is a damaged or hostile file,
+# and would be asked of the memory before a missing tensor shows it.
+LARGEST = {
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_layers": 1024,
+    "num_heads": 1024,
+    "num_kv_heads": 1024,
+    "head_dim": 1024,
+    "max_position_embeddings": 1 << 24,  # float32, of which RoPE's angles are made, holds no odd position beyond it
+}
+SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def spec_problems(spec: ModelSpec) -> list[str]:
+    """What of a resolved spec cannot be meant, a sentence each that begins with the field's name: values of another
+    type, out of range, or that contradict each other. Nothing but a spec without problems may reach the layers."""
+    problems = [
+        f"{name}={shown(getattr(spec, name))}: must be an integer from 1 to {largest}"
+        for name, largest in LARGEST.items()
+        if not is_integer(getattr(spec, name), 1, largest)
+    ]
+    if not problems:
+        problems += _head_problems(spec)
+    if not is_number(spec.rms_norm_eps, 1e-30, 1.0):
+        problems.append(f"rms_norm_eps={shown(spec.rms_norm_eps)}: must be a number from 1e-30 to 1")
+    problems += _rope_problems(spec.rope, spec.head_dim)
+    for flag in ("tie_word_embeddings", "attention_bias", "attention_output_bias", "qk_norm"):
+        if not isinstance(getattr(spec, flag), bool):
+            problems.append(f"{flag}={shown(getattr(spec, flag))}: must be true or false")
+    if spec.dtype not in SUPPORTED_DTYPES:
+        supported = ", ".join(dtype_name(dtype) for dtype in SUPPORTED_DTYPES)
+        problems.append(f"dtype={dtype_name(spec.dtype)}: not supported; supported: {supported}")
+    if is_integer(spec.vocab_size, 1):
+        ids = [("bos_token_id", spec.bos_token_id)] if spec.bos_token_id is not None else []
+        for name, token_id in [*ids, *(("eos_token_ids", i) for i in spec.eos_token_ids)]:
+            if not is_integer(token_id, 0, spec.vocab_size - 1):
+                problems.append(
+                    f"{name}={shown(token_id)}: must be a token id, an integer from 0 to {spec.vocab_size - 1}"
+                )
+    return problems
+
+
+def _head_problems(spec: ModelSpec) -> Iterator[str]:
+    if spec.num_heads % spec.num_kv_heads:
+        yield f"num_kv_heads={spec.num_kv_heads}: num_heads={spec.num_heads} is not a multiple of it"
+    if spec.head_dim % 2:
+        yield f"head_dim={spec.head_dim}: must be even, RoPE rotates pairs"
+
+
+def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
+    """Its numbers within what stretches a context; only those that its type uses."""
+    if rope.type not in ("default", "linear", "llama3", "factors"):
+        yield f"rope.type={shown(rope.type)}: not supported; supported: default, linear, llama3"
+        return
+    ranges = {"theta": (1.0, 1e15)}
+    if rope.type in ("linear", "llama3"):
+        ranges["factor"] = (1.0, 1e6)
+    if rope.type == "llama3":
+        ranges |= {"low_freq_factor": (1e-6, 1e6), "high_freq_factor": (1e-6, 1e6)}
+    wrong = [name for name, limits in ranges.items() if not is_number(getattr(rope, name), *limits)]
+    for name in wrong:
+        least, most = ranges[name]
+        yield f"rope.{name}={shown(getattr(rope, name))}: must be a number from {least:g} to {most:g}"
+    if rope.type == "llama3":
+        if not {"low_freq_factor", "high_freq_factor"} & set(wrong) and rope.low_freq_factor >= rope.high_freq_factor:
+            yield f"rope.low_freq_factor={rope.low_freq_factor}: must be below high_freq_factor={rope.high_freq_factor}"
+        largest, context = LARGEST["max_position_embeddings"], rope.original_max_position_embeddings
+        if not is_integer(context, 1, largest):
+            name = "rope.original_max_position_embeddings"
+            yield f"{name}={shown(context)}: must be an integer from 1 to {largest}"
+    if rope.type == "factors":
+        factors = rope.freq_factors
+        if factors is None or not is_integer(head_dim) or len(factors) != head_dim // 2:
+            have = "none" if factors is None else str(len(factors))
+            yield f"rope.freq_factors: {have}, and head_dim={shown(head_dim)} needs one for each pair"
+        elif wrong_factor := [f for f in factors if not is_number(f, 1e-6, 1e6)]:
+            yield f"rope.freq_factors: {shown(wrong_factor[0])} must be a number from 1e-06 to 1e+06"

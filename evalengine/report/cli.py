@@ -1,0 +1,119 @@
+"""`python -m evalengine report`: a run, several compared, or the list of a folder's runs, as one HTML file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evalengine.command import Namespace
+from evalengine.errors import ConfigError, readable
+from evalengine.report.read.places import holds_runs
+
+
+def main(arguments: Namespace) -> int:
+    """Runs `report` with its words; returns the exit code."""
+    target = Path(arguments.output) if arguments.output else None
+    if target is not None:
+        _check(target)
+    from evalengine.report.read.names import named_runs
+
+    runs = named_runs(arguments.runs)
+    if arguments.table or arguments.model_index or arguments.log_to:
+        return _other_form(runs, arguments, target)
+    if len(runs) == 1 and holds_runs(Path(runs[0])):
+        from evalengine.report.html.index_page import write_index
+
+        path, count = write_index(Path(runs[0]), target)
+        print(f"{path}: {count} run{'' if count == 1 else 's'}")
+        return 0
+    if len(runs) == 1:
+        from evalengine.report.html.run_page import write_run_report
+
+        path, size = write_run_report(runs[0], target)
+    else:
+        path = target or Path("comparison.html")
+        size = _write_comparison(runs, path, arguments.allow)
+    print(f"{path}: {size / 1e6:.1f} MB")
+    return 0
+
+
+def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None) -> int:
+    """A table or a model index in place of a page."""
+    if sum(map(bool, (arguments.table, arguments.model_index, arguments.log_to))) > 1:
+        raise ConfigError("report: --table, --model-index and --log-to are several things: give one of them")
+    if arguments.log_to:
+        return _log(names, arguments.log_to)
+    if arguments.model_index and (len(names) > 1 or target is not None):
+        raise ConfigError(
+            "report: --model-index FILE: is of one run and names its own file: give neither -o nor other runs"
+        )
+    from evalengine.report.read.load import load_run
+
+    runs = [load_run(name) for name in names]
+    if arguments.model_index:
+        from evalengine.report.export.model_index import write_model_index
+
+        path = Path(arguments.model_index)
+        _check(path)
+        count = write_model_index(runs[0], path)
+        print(f"{path}: {count} result{'' if count == 1 else 's'}")
+        return 0
+    from evalengine.report.export.results_table import TABLES, results_sheet
+
+    text = TABLES[arguments.table](results_sheet(runs)) + "\n"
+    if target is None:
+        sys.stdout.write(text)
+        return 0
+    from evalengine.records.folder import write_text_file
+
+    write_text_file(target, text)
+    print(target)
+    return 0
+
+
+def _log(names: Sequence[str], tracker: str) -> int:
+    """Logs each run. Raises `ConfigError` for a tracker that there is not, `EvalEngineError` if it refuses."""
+    from evalengine.config_run import tracker_problems
+    from evalengine.report.export.tracking import log_run
+
+    if problems := list(tracker_problems("report: --log-to", tracker)):
+        raise ConfigError(problems)
+    for name in names:
+        print(f"{name}: {log_run(name, tracker)}")
+    return 0
+
+
+def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
+    """The comparison's page, of different models as `compare` has it; two runs of unlike modes show their noise floor
+    too."""
+    from evalengine.report.compare.cli import compared
+    from evalengine.report.compare.noise_floor import is_pair, noise_floor
+    from evalengine.report.html.comparison_page import comparison_page
+    from evalengine.report.html.noise_floor import noise_floor_section
+    from evalengine.report.leaderboard.models import are_models
+    from evalengine.report.read.load import load_run
+
+    runs = [load_run(name) for name in names]
+    if not allow and are_models(runs):
+        from evalengine.report.leaderboard.compose import board
+        from evalengine.report.leaderboard.page import leaderboard_page
+
+        return leaderboard_page(board(runs)).write(path)
+    if len(runs) > 2:
+        from evalengine.report.compare.matrix import matrix
+        from evalengine.report.html.matrix_page import matrix_page
+
+        return matrix_page(matrix(runs, allow)).write(path)
+    page = comparison_page(compared(runs[0], runs[1], allow))
+    if is_pair(runs[0], runs[1]):
+        noise_floor_section(page, noise_floor(runs[0], runs[1]))
+    return page.write(path)
+
+
+def _check(target: Path) -> None:
+    with readable(f"report: -o {target}"):
+        if target.is_dir():
+            raise ConfigError(f"report: -o {target}: a folder; name a file in it, such as {target / 'report.html'}")
+        if not target.parent.is_dir():
+            raise ConfigError(f"report: -o {target}: there is no folder {target.parent}; make it, or name another file")

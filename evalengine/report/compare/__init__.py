@@ -1,0 +1,1 @@
+"""Two or more runs of the same inputs side by side: are they the same; if not, where, and why."""

@@ -1,0 +1,121 @@
+"""A comparison as JSON: complete, with names that stay. What is not finite is null."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from evalengine.records.manifest import resumed_fast
+from evalengine.report.compare.compare import LEVELS, Comparison
+from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
+from evalengine.report.compare.flips import tally
+from evalengine.report.compare.matrix import Matrix
+from evalengine.report.compare.metric_deltas import MetricDelta
+from evalengine.report.read.run import Key, Run
+
+FORMAT = "evalengine.compare"
+VERSION = 2  # rises when a name below changes its meaning or goes
+
+
+def comparison_json(c: Comparison) -> dict[str, Any]:
+    """One pair of runs."""
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "verdict": c.verdict,
+        "within": {level: c.within(level) for level in LEVELS},
+        "digests_equal": c.digests_equal,
+        "runs": {"a": run_json(c.a), "b": run_json(c.b)},
+        "requests": {"common": c.common, "only_a": c.only_a, "only_b": c.only_b, "differing": len(c.differences)},
+        "unlike": c.unlike,
+        "settings": c.settings,
+        "surroundings": c.surroundings,
+        "unchecked": c.unchecked,
+        "differing_in": c.kinds,
+        "answers": c.answers,
+        "answers_by_metric": [
+            {**dict(zip(("task", "metric", "filter"), key, strict=True)), **counts}
+            for key, counts in sorted(tally(c.flips).items())
+        ],
+        "causes": c.causes,
+        "causes_explained": {cause: c.why.get(cause, []) for cause in c.causes},
+        "tensors": c.tensors,
+        "rescored": c.rescored,
+        "differences": [{**_key(d.key), "what": d.what, "in": d.kinds, "cause": d.cause} for d in c.differences],
+        "logprobs": None if c.logprobs is None else _logprobs(c.logprobs),
+        "near_tie_nat": NEAR_TIE,
+        "near_tie_ceiling": TIE_CEILING,
+        "divergences": [{**_key(d.key), **{k: v for k, v in asdict(d).items() if k != "key"}} for d in c.divergences],
+        "flips": [asdict(flip) for flip in c.flips],
+        "metrics": [_metric(metric) for metric in c.metrics],
+    }
+    plain: dict[str, Any] = _finite(content)
+    return plain
+
+
+def matrix_json(matrix: Matrix) -> dict[str, Any]:
+    """Many runs: every pair in full, and the groups of equal digests (numbers of runs, from 1)."""
+    return {
+        "format": f"{FORMAT}.matrix",
+        "version": VERSION,
+        "verdict": matrix.verdict,
+        "runs": [run_json(run) for run in matrix.runs],
+        "groups": [{"digest": digest, "runs": members} for digest, members in matrix.groups()],
+        "pairs": [{"pair": list(pair), **comparison_json(c)} for pair, c in sorted(matrix.pairs.items())],
+        "refused": [{"pair": list(pair), "why": why} for pair, why in sorted(matrix.refused.items())],
+    }
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """Which run this was."""
+    return {
+        "source": str(run.source),
+        "name": run.name,
+        "kind": run.kind,
+        "digest": run.digest,
+        "task_digests": run.task_digests,
+        "requests": len(run.items),
+        "resumed_fast": resumed_fast(run.manifest) > 0,
+        "bound": not run.unbound and not run.by_lm_eval,
+    }
+
+
+def _key(key: Key) -> dict[str, Any]:
+    return dict(zip(("task", "doc_id", "request_index", "repeat"), key, strict=True))
+
+
+def _logprobs(change: LogprobChange) -> dict[str, Any]:
+    """Distances are null where logprobs differ and none of them has one."""
+    content = asdict(change)
+    if change.differing and not change.measured:
+        content |= {"max_abs": None, "percentiles": None, "max_ulps": None, "percentile_ulps": None}
+    return content
+
+
+def _metric(metric: MetricDelta) -> dict[str, Any]:
+    task, name, filter_name = metric.key
+    return {
+        "task": task,
+        "metric": name,
+        "filter": filter_name,
+        "a": metric.value_a,
+        "b": metric.value_b,
+        "common_a": metric.common_a,
+        "common_b": metric.common_b,
+        "delta": metric.difference,
+        "no_delta_because": metric.apart or None,
+        "paired": None if metric.paired is None else metric.paired.to_json(),
+        "p_holm": metric.p_holm,
+        "unit": metric.unit,
+        "left_out": metric.left_out,
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

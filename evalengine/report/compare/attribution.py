@@ -1,0 +1,135 @@
+"""What the differences between two runs come from: the thing that differs, with both values, not a class of things.
+
+A request is blamed on what differs and can change it: its document or prompt if those differ, and every setting that
+differs, of its own task. Several are joined by "or": nothing in the records tells them apart. Where no setting differs,
+what surrounds the runs is left (code, libraries, hardware; under fast numerics the schedule too), and else "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+from evalengine.records.differences import differing
+from evalengine.report.compare.comparability import Finding, document_change, prompt_differs
+from evalengine.report.compare.flips import SCORER
+from evalengine.report.compare.unchecked import unrecorded_weights
+from evalengine.report.read.identities import NUMERIC_SETTINGS, said
+from evalengine.report.read.run import Item, Run
+
+SURROUNDINGS = (
+    "engine",
+    "hardware",
+    "libraries",
+    "code",
+    "python",
+    "platform",
+)  # of the manifest, outside the identity
+NO_MATTER = (("engine", "stats"), ("hardware", "cpu_count"))  # of those: what happened, and what was not used
+SAID = {
+    "documents": "the documents' content differs",
+    "targets": "the documents' targets differ",
+    "prompts": "the prompts differ, and no recorded setting says why",
+    "batches": "both ran under fast numerics, whose bits depend on the batches; nothing else recorded differs",
+    SCORER: "the same outputs were scored in another way",
+    "unknown": "nothing that the runs recorded differs",
+}
+NO_OUTPUTS = "a run holds no outputs, so that nothing says whether they changed or how they were scored"
+
+
+Blame = tuple[str, str]  # what a thing is called, and the sentence that says how it differs
+
+
+class Attribution:
+    """Names causes, and says what each name means: `why` holds the sentences of those that were named."""
+
+    def __init__(self, a: Run, b: Run, findings: list[Finding]) -> None:
+        self.a, self.b, self.findings = a, b, findings
+        self.why: dict[str, list[str]] = {}
+        self._of_settings: dict[tuple[str, bool], list[Blame]] = {}
+
+    def of(self, x: Item, y: Item, computed: bool) -> str:
+        """The cause of a difference between two records of one request.
+
+        computed: whether its output or logprobs differ, not only what was asked or expected.
+        """
+        blamed = [*self._asked(x, y)]
+        if computed:
+            settings = self._settings(x.task, x.kind == "generate_until")
+            blamed += settings or ([] if blamed else self._surroundings)
+        return self._named(blamed)
+
+    def scorer(self, task: str) -> str:
+        """The cause of another score or answer for equal outputs."""
+        found = [f for f in self.findings if f.task == task and f.subject == "configuration"]
+        settings = [(name, f.text) for f in found for name in f.names if name.startswith("task setting ")]
+        return self._named(settings or [(SCORER, SAID[SCORER])])
+
+    def document(self, task: str, doc_id: int) -> str | None:
+        """The part of a document that differs, for a difference that its outputs do not explain."""
+        name = document_change(self.a, self.b, task, doc_id)
+        return None if name is None else self._named([(name, SAID[name])])
+
+    def unknown(self) -> str:
+        """The cause of another answer where a run holds no outputs."""
+        return self._named([("unknown", NO_OUTPUTS)])
+
+    def sentences(self, cause: str) -> list[str]:
+        """What a cause that was named means; a sentence each, without its full stop."""
+        return self.why.get(cause, [])
+
+    def _named(self, blamed: Iterable[Blame]) -> str:
+        """`weights or dtype`."""
+        found = [*dict.fromkeys(blamed)]
+        cause = " or ".join(dict.fromkeys(name for name, _ in found))
+        known = self.why.setdefault(cause, [])
+        known += [text for _, text in found if text not in known]
+        return cause
+
+    def _asked(self, x: Item, y: Item) -> Iterator[Blame]:
+        change = document_change(self.a, self.b, x.task, x.doc_id)
+        if change in ("documents", "targets"):
+            yield change, SAID[change]
+        if change != "documents" and prompt_differs(self.a, self.b, x, y):
+            yield from self._prompts(x.task)
+
+    def _prompts(self, task: str) -> list[Blame]:
+        """What shapes a task's prompts and differs."""
+        found = [f for f in self.findings if f.subject == "data" and f.task == task]
+        named = [(name, f.text) for f in found for name in f.names if name != "prompts"]
+        return named or [("prompts", SAID["prompts"])]
+
+    def _settings(self, task: str, generated: bool) -> list[Blame]:
+        if (task, generated) not in self._of_settings:
+            found = [f for f in self.findings if f.subject == "configuration" and f.task in (None, task)]
+            named = [(name, f.text) for f in found for name in f.names]
+            if not generated:
+                named = [(name, text) for name, text in named if not name.startswith("generation setting")]
+            if named and (lacking := unrecorded_weights(self.a, self.b)):
+                named.append(("unrecorded weights", lacking))
+            self._of_settings[task, generated] = named
+        return self._of_settings[task, generated]
+
+    @cached_property
+    def _surroundings(self) -> list[Blame]:
+        """Where no setting differs. The contract of other numerics than fast makes a schedule change no bit."""
+        if lacking := unrecorded_weights(self.a, self.b):
+            return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
+        fast = [run.manifest.get("numerics", run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
+        found = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
+        name = "batches" if all(fast) else "unknown"
+        return [(_place(path), text) for path, text in found] or [(name, SAID[name])]
+
+
+def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(path in the manifest, sentence): machine, schedule and versions that differ, outside the identity."""
+    if a.manifest and b.manifest:
+        for name in SURROUNDINGS:
+            for path, old, new in differing(a.manifest.get(name), b.manifest.get(name), (name,)):
+                if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # those are findings
+                    yield path, said(path, old, new)
+
+
+def _place(path: tuple[str, ...]) -> str:
+    """`schedule max_num_seqs`, `code`, `libraries`, ..."""
+    return f"schedule {path[-1]}" if path[0] == "engine" else path[0]

@@ -1,0 +1,208 @@
+"""Two runs side by side: a verdict, the items that differ, and what each difference comes from.
+
+IDENTICAL: every request that both runs hold has the same digest leaf, and every answer and score is the same. SAME
+TOKENS: the outputs are equal, logprobs are not (or, in lm-eval's files, cannot be compared). DIFFERENT: prompts,
+outputs, answers or scores differ. Runs of unlike inputs are compared on what they share;
+`comparability.incomparable` says whether that is wise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from evalengine.report.compare.attribution import Attribution, surroundings
+from evalengine.report.compare.comparability import Finding, findings
+from evalengine.report.compare.divergence import Divergence, LogprobChange, divergence, logprob_change
+from evalengine.report.compare.flips import OF_ANSWER, SCORER, Change, Flip, changed_documents, flips
+from evalengine.report.compare.item_differences import KINDS, ItemDifference, item_differences, outputs_known, pairs
+from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
+from evalengine.report.compare.unchecked import unchecked
+from evalengine.report.numbers import same_number
+from evalengine.report.read.rolling import aligned
+from evalengine.report.read.run import Key, Run
+
+Verdict = Literal["IDENTICAL", "SAME TOKENS", "DIFFERENT"]
+Level = Literal["bitwise", "tokens", "answers"]
+LEVELS: tuple[Level, ...] = ("bitwise", "tokens", "answers")
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Everything that `compare` found."""
+
+    a: Run
+    b: Run
+    verdict: Verdict
+    common: int  # requests in both
+    only_a: int
+    only_b: int
+    findings: list[Finding]
+    unchecked: list[str]
+    differences: list[ItemDifference]
+    logprobs: LogprobChange | None  # over the differing items
+    divergences: list[Divergence]
+    flips: list[Flip]
+    metrics: list[MetricDelta]
+    rescored: bool  # other aggregated results, of outputs or scores that are equal
+    surroundings: list[str]  # machine, schedule and versions: outside the identity, and different
+    why: dict[str, list[str]] = field(default_factory=dict)  # cause -> what it means, a sentence each
+    tensors: list[str] = field(default_factory=list)  # which weights differ, where they were looked at
+
+    @property
+    def partial(self) -> bool:
+        """Whether a run holds requests that the other lacks, which were left out."""
+        return bool(self.only_a or self.only_b)
+
+    @property
+    def larger(self) -> int:
+        """How many requests the larger run holds."""
+        return self.common + max(self.only_a, self.only_b)
+
+    @property
+    def unlike(self) -> list[str]:
+        """What makes the runs incomparable: they were compared all the same."""
+        return [finding.text for finding in self.findings if finding.refused]
+
+    @property
+    def settings(self) -> list[str]:
+        """What may change bits between comparable runs."""
+        return [finding.text for finding in self.findings if not finding.refused]
+
+    @property
+    def digests_equal(self) -> bool | None:
+        """None if a run has no digest."""
+        return self.a.digest == self.b.digest if self.a.digest and self.b.digest else None
+
+    @property
+    def other_prompts(self) -> set[Key]:
+        """Requests that were asked in other words, so that their tokens do not stand side by side."""
+        return {difference.key for difference in self.differences if "prompt" in difference.kinds}
+
+    @property
+    def outputs(self) -> int:
+        """How many requests have another output, whatever else differs."""
+        return sum("output" in difference.kinds for difference in self.differences)
+
+    @property
+    def answers(self) -> dict[Change, int]:
+        """How many documents have another answer or score, by what changed; each counts once."""
+        return changed_documents(self.flips)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Every kind of difference: requests whose document, prompt, output, logprobs or text differ, each as often as
+        it applies; documents whose score, and whose answer alone, differ; requests that are missing from a run."""
+        counts = Counter(kind for difference in self.differences for kind in difference.kinds)
+        answers = self.answers
+        alone = sum(answers.get(change, 0) for change in OF_ANSWER)
+        more = {"score": sum(answers.values()) - alone, "answer": alone, "missing": self.only_a + self.only_b}
+        return {**{kind: counts[kind] for kind in KINDS}, **more}
+
+    @property
+    def causes(self) -> dict[str, int]:
+        """How many items, and for what no item explains documents, each cause accounts for."""
+        counts = Counter(difference.cause for difference in self.differences)
+        scored = {flip.cause for flip in self.flips} - counts.keys()
+        for cause in scored:
+            counts[cause] = len({(flip.task, flip.doc_id) for flip in self.flips if flip.cause == cause})
+        if self.rescored and not scored:
+            counts[SCORER] = 1
+        return {cause: count for cause, count in sorted(counts.items()) if count}
+
+    def within(self, level: Level) -> bool:
+        """Whether the runs agree at this level: every bit, every output token, or every answer and 0/1 score."""
+        if level == "answers":
+            return not self.flips and not self.rescored
+        return self.verdict == "IDENTICAL" or (level == "tokens" and self.verdict == "SAME TOKENS")
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """The evidence on two runs, over the requests and documents that both hold."""
+    a, b = aligned(a, b)
+    found = findings(a, b)
+    blame = Attribution(a, b, found)
+    common = a.items.keys() & b.items.keys()
+    differences = item_differences(a, b, blame)
+    moved = _moved(a, b, differences, blame)
+    flipped = [_blamed(flip, blame) for flip in flips(a, b, moved)]
+    rescored = _rescored(a, b, {task for task, _ in moved})
+    if rescored:
+        blame.scorer("")
+    asked_alike = [d.key for d in differences if "prompt" not in d.kinds]
+    return Comparison(
+        a=a,
+        b=b,
+        verdict="DIFFERENT" if rescored else _verdict(a, b, differences, flipped),
+        common=len(common),
+        only_a=len(a.items) - len(common),
+        only_b=len(b.items) - len(common),
+        findings=found,
+        unchecked=unchecked(a, b),
+        differences=differences,
+        logprobs=logprob_change((a.items[key], b.items[key]) for key in asked_alike),
+        divergences=_divergences(a, b, [d.key for d in differences], {*asked_alike}),
+        flips=flipped,
+        metrics=metric_deltas(a, b),
+        rescored=rescored,
+        surroundings=[text for _, text in surroundings(a, b)],
+        why=blame.why,
+    )
+
+
+def _divergences(a: Run, b: Run, keys: Sequence[Key], asked_alike: Collection[Key]) -> list[Divergence]:
+    """Where the outputs of these requests part. A choice after another prompt was no near-tie nor none."""
+    greedy = {task: _greedy(a, task) and _greedy(b, task) for task in {key[0] for key in keys}}
+    found = (divergence(a.items[key], b.items[key], greedy[key[0]] and key in asked_alike) for key in keys)
+    return [d for d in found if d is not None]
+
+
+def _blamed(flip: Flip, blame: Attribution) -> Flip:
+    """A flip that no output explains comes from the document, or from how it was scored."""
+    if flip.cause != SCORER:
+        return flip
+    return replace(flip, cause=blame.document(flip.task, flip.doc_id) or blame.scorer(flip.task))
+
+
+def _verdict(a: Run, b: Run, differences: list[ItemDifference], flipped: list[Flip]) -> Verdict:
+    if flipped or any({"document", "prompt", "output"} & {*d.kinds} for d in differences):
+        return "DIFFERENT"
+    bits = all(x.leaf and y.leaf for x, y in pairs(a, b))
+    return "IDENTICAL" if bits and not differences else "SAME TOKENS"
+
+
+def _moved(a: Run, b: Run, differences: list[ItemDifference], blame: Attribution) -> Mapping[tuple[str, int], str]:
+    """Documents whose answer may be another one for what the requests gave, and why.
+
+    Logprobs make the answer where given texts are scored. A generated answer is made of its tokens alone: where those
+    are equal, whoever scored them is left.
+    """
+    why = [d for d in differences if {*d.kinds} != {"logprobs"} or a.items[d.key].kind != "generate_until"]
+    moved: dict[tuple[str, int], str] = {d.key[:2]: d.cause for d in reversed(why)}
+    for x, y in pairs(a, b):
+        if not outputs_known(x, y) and (x.task, x.doc_id) not in moved:
+            moved[x.task, x.doc_id] = blame.unknown()
+    return moved
+
+
+def _rescored(a: Run, b: Run, moved: set[str]) -> bool:
+    """Whether results differ that the same outputs gave: the scorer's or the aggregation's doing.
+
+    moved: tasks with other outputs. Results of no single task, such as a group's, are made of all of them. Sums may be
+    rounded in another order on another machine, hence the tolerance.
+    """
+    tasks = {key[0] for key in a.items} | {key[0] for key in b.items}
+    moved = moved | {key[0] for key in a.items.keys() ^ b.items.keys()}
+    keys = [k for k in a.results.keys() & b.results.keys() if k[0] not in moved and (k[0] in tasks or not moved)]
+    pairs = [(a.results[key][0], b.results[key][0]) for key in keys]
+    return any(not same_number(x, y) and not math.isclose(x, y, rel_tol=1e-12) for x, y in pairs)
+
+
+def _greedy(run: Run, task: str) -> bool:
+    """Whether the likeliest token was taken, by the logprobs that the records hold: processors choose by others."""
+    settings = run.identity.get("tasks", {}).get(task) or {}
+    processors = (run.manifest.get("model") or {}).get("processors")
+    return not processors and not (settings.get("generation") or {}).get("temperature")

@@ -1,0 +1,94 @@
+"""The metrics of a comparison: a table for the terminal, and the sentences below it here and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from evalengine.report.compare.metric_deltas import MetricDelta
+from evalengine.report.numbers import shown
+from evalengine.report.stats.paired import PairedResult
+from evalengine.report.terminal.tables import add, house_table
+
+LARGE = 1e6  # from which on a value has no place after the point that says anything
+MDE = "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
+
+
+def metrics_table(metrics: Sequence[MetricDelta]) -> Table:
+    """Each metric of both runs with the statistics of its pairs."""
+    headings = ("Task", "Filter", "Metric", "", "A", "B", "B - A", "95% interval", "W/L/T", "p", "p (Holm)", "Test")
+    table = house_table((*headings, "MDE"), left=(0, 1, 2, 3, 11))
+    for metric in metrics:
+        task, name, filter_name = metric.key
+        arrow = {True: "↑", False: "↓", None: ""}[metric.higher_is_better]
+        values = ["" if v is None else value_text(v) for v in metric.shown]
+        cells = [delta(metric), *[""] * 6]
+        if (p := metric.paired) is not None:
+            between = interval(p, ", ")
+            cells[1:] = [f"[{between}]" if between else "none", f"{p.wins}/{p.losses}/{p.ties}", *p_values(metric)]
+            cells += [p.test, effect(p)]
+        add(table, [task, filter_name, name, arrow, *values, *cells])
+    return table
+
+
+def value_text(number: float, sign: str = "") -> str:
+    """A metric's value: four places after the point, six digits of a large one (the perplexity of a weak model)."""
+    return shown(number, f"{sign}.4f" if not abs(number) >= LARGE else f"{sign}.6g")
+
+
+def delta(metric: MetricDelta) -> str:
+    """B - A of the same documents; "" where there is none."""
+    return "" if metric.difference is None else value_text(metric.difference, "+")
+
+
+def p_values(metric: MetricDelta) -> tuple[str, str]:
+    """(p of the metric by itself, p adjusted by Holm for all tests); "" where there is no test."""
+    raw = None if metric.paired is None else metric.paired.p_value
+    first, second = ("" if value is None else f"{value:.3g}" for value in (raw, metric.p_holm))
+    return first, second
+
+
+def interval(p: PairedResult, between: str) -> str:
+    """The confidence interval's ends; "" where one document leaves it without an end."""
+    ends = (p.ci_low, p.ci_high)
+    return between.join(shown(end, "+.4f") for end in ends) if all(map(math.isfinite, ends)) else ""
+
+
+def effect(p: PairedResult) -> str:
+    """The minimum detectable effect; `none` where no difference could be found."""
+    return shown(p.minimum_detectable_effect, ".4f") if math.isfinite(p.minimum_detectable_effect) else "none"
+
+
+def p_words(metrics: Sequence[MetricDelta]) -> str:
+    """Which p-value is which."""
+    tests = sum(metric.paired is not None for metric in metrics)
+    family = f"adjusted for the {tests} tests of this comparison" if tests > 1 else "the same, as there is one test"
+    return f"p: two-sided, of each metric by itself; p (Holm): {family}."
+
+
+def units(metrics: Sequence[MetricDelta]) -> str:
+    """What the statistics pair: `documents`, or `documents (of log-likelihoods per window: windows)`."""
+    windows = any(metric.unit == "window" for metric in metrics)
+    return "documents (of log-likelihoods per window: windows)" if windows else "documents"
+
+
+def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
+    """What a metric's numbers rest on, where that is not all of its documents, each by itself."""
+    for metric in metrics:
+        name = ", ".join(metric.key)
+        if metric.apart:
+            yield f"{name}: no difference is given: {metric.apart}."
+        elif metric.shown != (metric.value_a, metric.value_b) and metric.unit == "document":
+            reported = " and ".join("none" if v is None else value_text(v) for v in (metric.value_a, metric.value_b))
+            yield f"{name}: over the documents of both runs; as reported, over all of each: {reported}."
+        if metric.unit == "window" and metric.paired is not None:
+            of = f"{metric.paired.n} windows of {metric.paired.clusters} documents"
+            yield f"{name}: {of}; interval, p and MDE take each document as one (clustered)."
+        elif metric.paired is not None and metric.paired.clusters < metric.paired.n:
+            of = f"{metric.paired.n} documents in {metric.paired.clusters} clusters of related ones"
+            yield f"{name}: {of}; interval, p and MDE take each cluster as one."
+        if metric.left_out:
+            what = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
+            yield f"{name}: {metric.left_out} {metric.unit}s without a finite {what} are left out of the statistics."

@@ -1,0 +1,76 @@
+"""A comparison on the terminal: plain sentences and tables, and the verdict as the last line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.table import Table
+
+from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.item_differences import KINDS
+from evalengine.report.compare.metric_tables import MDE, metrics_table, p_words, pairing_notes, units
+from evalengine.report.compare.tables import (
+    ROWS,
+    answers_table,
+    divergence_table,
+    flips_table,
+    logprobs_table,
+    near_ties,
+    no_distance,
+    verdict,
+)
+from evalengine.report.terminal.tables import bullets
+
+AGGREGATED = "No document's score changed, yet the reported results did: they were aggregated in another way."
+
+
+def report(comparison: Comparison) -> Iterator[Table | str]:
+    """Everything to print, in order; a string is one line."""
+    c = comparison
+    for label, run in (("A", c.a), ("B", c.b)):
+        yield f"{label}: {run.source} ({f'digest {run.digest[:12]}...' if run.digest else 'no digest'})"
+    yield from bullets("Compared although they are unlike", c.unlike)
+    yield from bullets("Settings that may change bits", c.settings)
+    if c.verdict != "IDENTICAL":
+        yield from bullets("Also different around the runs", c.surroundings)
+    yield from bullets("Not known", c.unchecked)
+    yield from bullets("Weights that differ", c.tensors)
+    yield ""
+    yield from _summary(c)
+    if c.logprobs is not None and c.logprobs.differing:
+        yield logprobs_table(c.logprobs)
+        yield from no_distance(c.logprobs)
+    if c.divergences:
+        yield divergence_table(c)
+        yield from _rest(len(c.divergences), "diverging outputs")
+        yield from near_ties(c)
+    if c.flips:
+        yield answers_table(c)
+        yield flips_table(c)
+        yield from _rest(len(c.flips), "changed answers")
+    if c.verdict != "IDENTICAL" and c.metrics:
+        yield metrics_table(c.metrics)
+        yield f"W/L/T: {units(c.metrics)} on which B is better, worse and equal. {p_words(c.metrics)} {MDE}"
+        yield from pairing_notes(c.metrics)
+    yield f"verdict: {verdict(c)}"
+
+
+def differing_in(kinds: Mapping[str, int]) -> str:
+    """`16 in prompt, 11 in output`: every kind of difference between requests, each as often as it applies."""
+    return ", ".join(f"{kinds[kind]} in {kind}" for kind in KINDS if kinds[kind])
+
+
+def _summary(c: Comparison) -> Iterator[str]:
+    parts = differing_in(c.kinds)
+    yield f"{len(c.differences)} of {c.common} requests differ{f': {parts}' if parts else ''}."
+    if c.partial:
+        yield f"{c.only_a} requests are only in A and {c.only_b} only in B; they were left out."
+    for cause, number in c.causes.items():
+        yield f"Cause: {cause} ({number}): {'; '.join(c.why.get(cause, []))}."
+    if c.rescored and not c.flips:
+        yield AGGREGATED
+
+
+def _rest(number: int, what: str) -> Iterator[str]:
+    if number > ROWS:
+        yield f"The first {ROWS} of {number} {what}; --json FILE holds them all."

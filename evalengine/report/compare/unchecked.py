@@ -1,0 +1,85 @@
+"""What of two runs cannot be compared, since a source does not hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from evalengine.report.read.chosen import BY_CHOICE
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.run import UNBOUND, Run
+
+_WEIGHTS = ("weights", "model_sha")
+
+
+def unchecked(a: Run, b: Run) -> list[str]:
+    """What was not compared, a sentence each."""
+    notes = []
+    for label, run in (("A", a), ("B", b)):
+        if run.kind == "lm-eval":
+            notes.append(
+                f"{label} is an lm-eval folder: it holds texts, log-likelihood sums and scores, but no token ids, "
+                "no logprobs by token and no digest; two such outputs are equal as far as those tell"
+            )
+        elif run.unbound:
+            notes.append(f"{label}: {UNBOUND}")
+        elif run.by_lm_eval:
+            notes.append(
+                f"{label} is a baseline of an lm-eval folder: it holds log-likelihood sums, answers and scores, but no "
+                "outputs and no digest; what was generated cannot be compared"
+            )
+        elif run.kind == "baseline":
+            notes.append(f"{label} is a baseline: it holds hashes and scores, no tokens and no logprobs by token")
+    for names, label in ((_WEIGHTS, "the model weights"), (("tokenizer",), "the tokenizer")):
+        if lacking := _lacking(a, b, names):
+            notes.append(f"{lacking} did not record a hash of {label}: equality was not checked")
+    notes += [f"{task}: no hashes of documents or prompts that both hold: equality was not checked"
+              for task in sorted(_unhashed(a, b))]  # fmt: skip
+    notes += _unknown_choices(a, b)
+    if a.by_lm_eval != b.by_lm_eval:
+        notes += [f"{task}: lm-eval's files hold a log-likelihood a document, so the other run's windows were summed"
+                  for task in sorted({item.task for item in a.items.values() if item.kind == ROLLING})]  # fmt: skip
+    return notes
+
+
+def unrecorded_weights(a: Run, b: Run) -> str:
+    """Which of two runs recorded no hash of its weights that the other's compares with; "" if both did."""
+    lacking = _lacking(a, b, _WEIGHTS)
+    return f"{lacking} did not record a hash of the model weights" if lacking else ""
+
+
+def _lacking(a: Run, b: Run, names: tuple[str, ...]) -> str:
+    """`A and B`, `B` or "". lm-eval's model_sha is the Hub's commit: it compares with its like only."""
+    known = names if a.by_lm_eval == b.by_lm_eval else names[:1]
+    return " and ".join(
+        label for label, run in (("A", a), ("B", b)) if not any(run.identity.get(name) for name in known)
+    )
+
+
+def _unhashed(a: Run, b: Run) -> set[str]:
+    """Tasks with a request of both runs that no hash of both covers: a baseline of ours holds other ones than lm-eval's
+    files."""
+    found = set()
+    for key in a.items.keys() & b.items.keys():
+        prompts = a.items[key].prompt_sha256 and b.items[key].prompt_sha256
+        documents = all(key[1] in run.hashes.get(key[0], {}) for run in (a, b))
+        if not prompts and not documents:
+            found.add(key[0])
+    return found
+
+
+def _unknown_choices(a: Run, b: Run) -> Iterator[str]:
+    """Metrics of multiple choice whose choices a run does not tell, so that another wrong one would pass unseen."""
+    several = {key[0] for key, item in a.items.items() if item.kind == "loglikelihood" and key[2] > 0}
+    shared = a.scores.keys() & b.scores.keys()
+    for task in sorted(several):
+        metrics = sorted(key for key in shared if key[0] == task and key[1] in BY_CHOICE)
+        metrics = [key for key in metrics if {*a.scores[key].values(), *b.scores[key].values()} <= {0.0, 1.0}]
+        for label, run in (("A", a), ("B", b)):
+            if unknown := [key[1] for key in metrics if key not in run.choices]:
+                why = (
+                    "its baseline was written without" if run.kind == "baseline" else "its scores follow no known rule"
+                )
+                yield (
+                    f"{task}: {label} does not say which choice {' and '.join(dict.fromkeys(unknown))} took ({why}): "
+                    "another wrong one would pass unseen"
+                )

@@ -1,0 +1,73 @@
+"""The weights of two runs that recorded unlike hashes: found where their manifests say, and compared by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from evalengine.plain_files import fingerprint, read_json
+from evalengine.report.compare.weight_tensors import in_words, weights_difference
+from evalengine.report.read.identities import short
+from evalengine.report.read.run import Run
+
+AT_MOST = 2_000_000_000  # bytes of one run's weights that `compare` reads, twice: half a minute for two such
+INDEX = "model.safetensors.index.json"
+
+
+def differing_weights(a: Run, b: Run, at_most: int = AT_MOST) -> list[str]:
+    """Which tensors differ, a sentence each without its full stop; or why that cannot be told.
+
+    Nothing where a run recorded no hash of its weights, or both the same one.
+    """
+    hashes = [run.identity.get("weights") for run in (a, b)]
+    if None in hashes or hashes[0] == hashes[1]:
+        return []
+    found = []
+    for label, run in (("A", a), ("B", b)):
+        try:
+            found.append(_weights_of(run, at_most))
+        except (OSError, ValueError) as error:
+            return [f"which tensors differ is not known: {label}'s weights {error}"]
+    try:
+        return in_words(weights_difference(*found))
+    except (OSError, ValueError) as error:
+        return [f"which tensors differ is not known: {error}"]
+
+
+def _weights_of(run: Run, at_most: int) -> list[Path]:
+    """The files with the recorded hash. Raises `ValueError` (after "A's weights"), or OSError."""
+    model, wanted = run.manifest.get("model") or {}, str(run.identity["weights"])
+    source = model.get("source")
+    if not isinstance(source, str):
+        raise ValueError("are not named in its manifest")
+    if model.get("format") == "dummy":
+        raise ValueError("are made up (dummy), and lie in no file")
+    place = Path(str(files("evalengine"))) / "assets" / source[6:] if source.startswith("asset:") else Path(source)
+    sets = list(_sets(place.expanduser()))
+    if not sets:
+        raise ValueError(f"are not at {source} on this machine")
+    if (size := min(sum(file.stat().st_size for file in one) for one in sets)) > at_most:
+        raise ValueError(f"take {size / 1e9:.1f} GB, which `explain` reads, and this command does not")
+    found = next((one for one in sets if fingerprint(one) == wanted), None)
+    if found is None:
+        raise ValueError(f"at {source} are others now (their hash is not {short(wanted)})")
+    return found
+
+
+def _sets(place: Path) -> Iterator[list[Path]]:
+    """Every set of files that a loader may take as the weights of this place; their hash tells which it was."""
+    if place.is_file():
+        yield [place]
+    if not place.is_dir():
+        return
+    if (single := place / "model.safetensors").is_file():
+        yield [single]
+    if (index := place / INDEX).is_file():
+        named = read_json(index).get("weight_map")
+        shards = [place / Path(str(name)).name for name in sorted({*named.values()})] if isinstance(named, dict) else []
+        if shards and all(file.is_file() for file in shards):
+            yield shards
+    for pattern in ("*.safetensors", "*.gguf"):
+        if every := sorted(place.glob(pattern)):
+            yield every

@@ -1,0 +1,162 @@
+"""Which weights differ between two checkpoints: their tensors, by name, from the files. No torch, no engine.
+
+Safetensors are read by their header (8 bytes of its length, JSON, then the tensors' bytes), GGUF by its own library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evalengine.errors import first_of, listed
+from evalengine.plain_files import parse_json
+from evalengine.report.numbers import shown
+
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # bfloat16 is the upper half of a float32
+MAX_HEADER = 100_000_000  # bytes, as the library has it
+AT_ONCE = 1 << 22  # elements held as float64
+SHOWN = 5  # tensors named, those with the largest change first
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One stored tensor, not read yet."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: np.ndarray  # uint8, on disk
+    values: Callable[[], Iterator[np.ndarray]] | None  # float64, some at a time; None: no numbers that we read
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """A tensor that both checkpoints have, with other bytes."""
+
+    name: str
+    elements: int
+    differing: int | None  # elements of another value; None where shapes are unlike, or values are not read
+    max_abs: float  # over the finite ones
+    stored: tuple[str, str]  # dtype and shape in A and B
+
+
+@dataclass(frozen=True)
+class WeightsDifference:
+    """Two checkpoints, tensor by tensor."""
+
+    common: int
+    tensors: list[TensorDifference]  # the largest change first
+    only_a: list[str]
+    only_b: list[str]
+
+
+def weights_difference(a: Sequence[Path], b: Sequence[Path]) -> WeightsDifference:
+    """The files of one checkpoint against those of another. Raises OSError or ValueError for what cannot be read."""
+    left, right = _tensors(a), _tensors(b)
+    names = [name for name in left if name in right]
+    found = [d for name in names if (d := _difference(name, left[name], right[name])) is not None]
+    found.sort(key=lambda d: (d.differing is not None, -d.max_abs, d.name))
+    return WeightsDifference(len(names), found, sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys()))
+
+
+def in_words(found: WeightsDifference) -> list[str]:
+    """A sentence each, without its full stop: how many tensors differ, which, and the largest change."""
+    said = []
+    for label, only in (("A", found.only_a), ("B", found.only_b)):
+        if only:
+            said.append(f"{_count(len(only), 'tensor')} only in {label}: {listed(only, SHOWN)}")
+    count = len(found.tensors)
+    verb = "differs" if count == 1 else "differ"
+    said.append(f"{count} of {_count(found.common, 'tensor')} {verb}{', the largest change first' * (count > 1)}")
+    return said + first_of([_line(d) for d in found.tensors], SHOWN)
+
+
+def _line(d: TensorDifference) -> str:
+    if d.differing is None:
+        return f"{d.name}: {d.stored[0]} in A and {d.stored[1]} in B"
+    other = f" ({d.stored[0]} in A, {d.stored[1]} in B)" if d.stored[0] != d.stored[1] else ""
+    if not d.differing:
+        return f"{d.name}: the same values, stored otherwise{other}"
+    return f"{d.name}: {d.differing:,} of {d.elements:,} elements, by at most {shown(d.max_abs, '.3g')}{other}"
+
+
+def _difference(name: str, x: Tensor, y: Tensor) -> TensorDifference | None:
+    alike = x.dtype == y.dtype and x.shape == y.shape
+    if alike and all(np.array_equal(u, v) for u, v in zip(_parts(x.data), _parts(y.data), strict=True)):
+        return None
+    stored = _stored(x), _stored(y)
+    elements = int(np.prod(x.shape, dtype=np.int64))
+    if x.shape != y.shape or x.values is None or y.values is None:
+        return TensorDifference(name, elements, None, 0.0, stored)
+    differing, largest = 0, 0.0
+    for u, v in zip(x.values(), y.values(), strict=True):
+        differing += int(np.count_nonzero((u != v) & ~(np.isnan(u) & np.isnan(v))))
+        with np.errstate(invalid="ignore"):  # inf - inf
+            delta = np.abs(u - v)
+        largest = max(largest, float(delta[np.isfinite(delta)].max(initial=0.0)))
+    return TensorDifference(name, elements, differing, largest, stored)
+
+
+def _tensors(files: Sequence[Path]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in files:
+        found.update(_of_gguf(file) if file.suffix.lower() == ".gguf" else _of_safetensors(file))
+    return found
+
+
+def _of_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    data = np.memmap(file, dtype=np.uint8, mode="r")
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if not 2 <= length <= min(MAX_HEADER, len(data) - 8):
+        raise ValueError(f"{file}: no safetensors file")
+    header = parse_json(data[8 : 8 + length].tobytes())
+    if not isinstance(header, Mapping):
+        raise ValueError(f"{file}: its header is no object")
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            begin, end = (8 + length + int(offset) for offset in entry["data_offsets"])
+            yield str(name), _raw(str(entry["dtype"]), tuple(map(int, entry["shape"])), data[begin:end])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{file}: its header is damaged at {str(name)[:80]}") from error
+
+
+def _raw(dtype: str, shape: tuple[int, ...], data: np.ndarray) -> Tensor:
+    if dtype not in DTYPES:
+        return Tensor(dtype, shape, data, None)
+    numbers = data.view(DTYPES[dtype])
+
+    def values() -> Iterator[np.ndarray]:
+        for part in _parts(numbers):
+            wide = (part.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else part
+            yield wide.astype(np.float64)
+
+    return Tensor(dtype, shape, data, values)
+
+
+def _of_gguf(file: Path) -> Iterator[tuple[str, Tensor]]:
+    from gguf import GGUFReader
+    from gguf.quants import dequantize
+
+    for tensor in GGUFReader(file).tensors:
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+
+        def values(one: object = tensor) -> Iterator[np.ndarray]:
+            yield from _parts(dequantize(one.data, one.tensor_type).reshape(-1).astype(np.float64))  # type: ignore[attr-defined]
+
+        yield str(tensor.name), Tensor(tensor.tensor_type.name, shape, tensor.data.reshape(-1).view(np.uint8), values)
+
+
+def _parts(data: np.ndarray) -> Iterator[np.ndarray]:
+    return (data[start : start + AT_ONCE] for start in range(0, len(data), AT_ONCE))
+
+
+def _stored(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

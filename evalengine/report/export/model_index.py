@@ -1,0 +1,86 @@
+"""A run's results as the Hub's `model-index`: YAML for the front matter of a model card, which shows them as a widget.
+
+The format is that of huggingface_hub's own `ModelCardData`, which writes it here and reads it back in the tests.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalengine.errors import ConfigError
+from evalengine.records.folder import write_text_file
+from evalengine.report.leaderboard.models import labels
+from evalengine.report.read.lm_eval_folder import newest
+from evalengine.report.read.run import Run
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+TASK_TYPE = "text-generation"  # of the Hub's pipelines: what a causal language model does
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+SUFFIXES = (".yaml", ".yml")
+
+
+def write_model_index(run: Run, target: Path) -> int:
+    """Writes the YAML file, whole or not at all; returns how many results it holds.
+
+    Raises `ConfigError` for another ending than .yaml, and for a run without results that can be said there;
+    `EvalEngineError` if the disk refuses.
+    """
+    if target.suffix not in SUFFIXES:
+        raise ConfigError(f"report: --model-index {target}: is YAML: name a file that ends in .yaml; its content goes "
+                          "between the --- lines at the top of the model card")  # fmt: skip
+    from huggingface_hub import ModelCardData
+
+    found = list(eval_results(run))
+    if not found:
+        raise ConfigError(f"report: --model-index: {run.source} holds no finite results")
+    data = ModelCardData(model_name=labels([run])[0], eval_results=found)
+    write_text_file(target, data.to_yaml() + "\n")
+    return len(found)
+
+
+def eval_results(run: Run) -> Iterator[EvalResult]:
+    """A result per task, metric and filter whose value is finite. Shares stay shares of 1, not percent.
+
+    Raises `ConfigError` for a baseline, which does not say what its datasets are.
+    """
+    if run.kind == "baseline":
+        raise ConfigError(f"report: --model-index: {run.source} is a baseline, which does not name its datasets; give "
+                          "the run's folder")  # fmt: skip
+    from huggingface_hub import EvalResult
+
+    results, _ = newest(run.source)
+    for (task, metric, name), (value, stderr) in run.results.items():
+        if not math.isfinite(value):
+            continue
+        more = {"filter": name, "num_few_shot": results["n-shot"].get(task), "stderr": stderr, "digest": run.digest}
+        more["documents"] = (results["n-samples"].get(task) or {}).get("effective")
+        yield EvalResult(
+            task_type=TASK_TYPE,
+            task_name="Text Generation",
+            **_dataset(run, task, results["configs"].get(task) or {}),
+            metric_type=metric,
+            metric_name=f"{task} {metric}" + ("" if name == "none" else f" ({name})"),
+            metric_value=value,
+            metric_args={key: value for key, value in more.items() if value is not None},
+        )
+
+
+def _dataset(run: Run, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Which rows: the Hub's id where they have one, else the task's name. A path of this machine is nobody's."""
+    mine = (run.manifest.get("datasets") or {}).get(task) or {}
+    path = mine.get("dataset") or config.get("dataset_path")
+    on_hub = isinstance(path, str) and HUB_ID.fullmatch(path) is not None
+    name = mine.get("name") or config.get("dataset_name")
+    return {
+        "dataset_name": task,
+        "dataset_type": path if on_hub else task,
+        "dataset_config": name if on_hub else None,
+        "dataset_split": mine.get("split") or config.get("test_split") or config.get("validation_split"),
+        "dataset_revision": mine.get("revision") if on_hub else None,
+    }

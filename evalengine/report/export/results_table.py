@@ -1,0 +1,55 @@
+"""Several runs in one table for a document: tasks as rows, runs as columns, value ± standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from evalengine.report.compare.metric_tables import value_text
+from evalengine.report.leaderboard.formats import latex_table, markdown_table
+from evalengine.report.leaderboard.models import labels
+from evalengine.report.leaderboard.sheets import MINUS, Sheet
+from evalengine.report.read.groups import group_subtasks, groups_first
+from evalengine.report.read.run import Run, ScoreKey
+
+NEEDS = "% needs \\usepackage{booktabs}; made by evalengine report"
+TABLES: dict[str, Callable[[Sheet], str]] = {
+    "md": markdown_table,
+    "latex": lambda sheet: f"{NEEDS}\n{latex_table(sheet)}",
+}
+
+
+def results_sheet(runs: Sequence[Run]) -> Sheet:
+    """Every task, metric and filter that some run has a result for, in the order in which they are first met, a group
+    above its tasks; a cell is empty where a run has none. Its note says of each run how it was computed, and its
+    digest."""
+    names = labels(runs)
+    met = list(dict.fromkeys(key for run in runs for key in run.results))
+    said = {name: tasks for run in reversed(runs) for name, tasks in group_subtasks(run).items()}
+    keys = [key for task in groups_first((key[0] for key in met), said) for key in met if key[0] == task]
+    rows = [[*_words(runs, key), *(_cell(run, key) for run in runs)] for key in keys]
+    made = [f"{name}: {_made(run)}." for name, run in zip(names, runs, strict=True)]
+    note = " ".join([*made, "± is one standard error."])
+    return Sheet("Results", ["Task", "Metric", "Filter", *names], rows, (0, 1, 2), note=note)
+
+
+def _words(runs: Sequence[Run], key: ScoreKey) -> list[str]:
+    task, metric, name = key
+    better = next((run.higher_is_better[key] for run in runs if key in run.higher_is_better), None)
+    arrow = {True: " ↑", False: " ↓", None: ""}[better]
+    return [task, metric + arrow, "" if name == "none" else name]
+
+
+def _cell(run: Run, key: ScoreKey) -> str:
+    if key not in run.results:
+        return ""
+    value, stderr = run.results[key]
+    text = value_text(value) + ("" if stderr is None else f" ± {value_text(stderr)}")
+    return text.replace("-", MINUS)
+
+
+def _made(run: Run) -> str:
+    """`exact numerics, digest 28bdce46b423, 200 requests`."""
+    level = run.manifest.get("numerics") or run.identity.get("numerics")
+    how = f"{level} numerics" if level else run.kind
+    digest = f"digest {run.digest[:12]}" if run.digest else "no digest"
+    return f"{how}, {digest}, {len(run.items):,} request{'' if len(run.items) == 1 else 's'}"

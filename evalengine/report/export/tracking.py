@@ -1,0 +1,132 @@
+"""A finished run in a tracker of experiments: Weights & Biases or MLflow, by their own libraries.
+
+Logged are the metrics with their standard errors (`task/metric/filter`), what the run was made of, its digest, and its
+small files. A run that is active already, as in a training, takes the metrics and stays open; else one is made, and
+ended. Where it goes is the libraries' own affair: WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, ...
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import EvalEngineError
+from evalengine.records.folder import DIGEST
+from evalengine.records.manifest import MANIFEST
+from evalengine.report.leaderboard.models import labels
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Run
+
+PROJECT = "evalengine"  # of W&B and of MLflow's experiments, where their own settings name none
+FILES = ("results_*.json", "config.yaml", MANIFEST, DIGEST)  # not samples and pages, which hold a dataset's own texts
+_FORBIDDEN = re.compile(r"[^\w\-. /:]")  # in the name of a metric of MLflow
+LONGEST = 500  # characters of a parameter of MLflow
+
+
+def leave_log(folder: Path, tracker: str) -> None:
+    """Logs a run that has just finished. The run is worth more than its entry: a failure is said, and passes."""
+    try:
+        print(f"evalengine: {log_run(folder, tracker)}", file=sys.stderr)
+    except EvalEngineError as error:
+        cure = f"the run is whole; try again: python -m evalengine report {folder} --log-to {tracker}"
+        print(f"evalengine: {error}; {cure}", file=sys.stderr)
+
+
+def log_run(path: str | Path, tracker: str) -> str:
+    """Logs a finished run to `wandb` or `mlflow`, whose library is installed; returns where it is, in words.
+
+    Raises `ConfigError` for a run that cannot be read, `EvalEngineError` if the tracker refuses.
+    """
+    run = load_run(path)
+    log: Callable[[Run], str] = {"wandb": _to_wandb, "mlflow": _to_mlflow}[tracker]
+    try:
+        return log(run)
+    except Exception as error:  # whatever another library raises: no network, no account, a full disk
+        if os.environ.get("EVALENGINE_DEBUG"):
+            traceback.print_exc()
+        raise EvalEngineError(f"{tracker}: the run is not logged ({type(error).__name__}: {error})") from error
+
+
+def metrics_of(run: Run) -> dict[str, float]:
+    """`task/metric/filter` -> value, and the same with `_stderr`; a filter `none` is left out."""
+    found = {}
+    for (task, metric, name), (value, stderr) in run.results.items():
+        end = "" if name == "none" else f"/{name}"
+        found[_FORBIDDEN.sub("_", f"{task}/{metric}{end}")] = value
+        if stderr is not None:
+            found[_FORBIDDEN.sub("_", f"{task}/{metric}_stderr{end}")] = stderr
+    return found
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """What the run was made of, in dotted names: model, engine, the settings that can change a result, its digest."""
+    manifest = run.manifest
+    chosen = ("limit", "seed", "apply_chat_template", "dtype", "contract_version")
+    whole = {name: run.identity.get(name) for name in chosen}
+    tasks = run.identity.get("tasks")
+    for task, settings in tasks.items() if isinstance(tasks, Mapping) else ():
+        whole[f"tasks.{task}"] = {name: settings.get(name) for name in ("version", "num_fewshot")}
+    engine = {name: value for name, value in (manifest.get("engine") or {}).items() if name not in ("stats", "kernels")}
+    parts = {"model": manifest.get("model"), "engine": engine, "code": manifest.get("code")}
+    names = {"run_id": manifest.get("run_id"), "numerics": manifest.get("numerics"), "digest": run.digest}
+    return dict(_flat({**names, **whole, **parts}))
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _flat(inner, f"{above}{name}.")
+        elif inner is not None:
+            yield f"{above}{name}", inner
+
+
+def _files(run: Run) -> list[Path]:
+    folder = run.source if run.source.is_dir() else run.source.parent
+    return [file for pattern in FILES for file in sorted(folder.glob(pattern))]
+
+
+def _to_wandb(run: Run) -> str:
+    import wandb
+
+    active = wandb.run
+    name = run.source.resolve().name
+    project = None if os.environ.get("WANDB_PROJECT") else PROJECT
+    entry = active or wandb.init(project=project, name=name, job_type="evaluation", config=settings_of(run))
+    try:
+        entry.log(metrics_of(run))
+        entry.summary["digest"] = run.digest
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name)[:120], type="evaluation", metadata=settings_of(run))
+        for file in _files(run):
+            artifact.add_file(str(file))
+        entry.log_artifact(artifact)
+        return f"logged to wandb: {entry.url or entry.dir}"
+    finally:
+        if active is None:
+            entry.finish()
+
+
+def _to_mlflow(run: Run) -> str:
+    import mlflow
+
+    active = mlflow.active_run()
+    if active is None and not (os.environ.get("MLFLOW_EXPERIMENT_NAME") or os.environ.get("MLFLOW_EXPERIMENT_ID")):
+        mlflow.set_experiment(PROJECT)
+    entry = active or mlflow.start_run(run_name=run.source.resolve().name)
+    status = "FAILED"
+    try:
+        mlflow.log_metrics(metrics_of(run))
+        if active is None:  # a training's parameters are its own
+            mlflow.log_params({name: str(value)[:LONGEST] for name, value in settings_of(run).items()})
+        mlflow.set_tags({"evalengine.digest": run.digest or "", "evalengine.model": labels([run])[0]})
+        for file in _files(run):
+            mlflow.log_artifact(str(file), artifact_path="evalengine")
+        status = "FINISHED"
+        return f"logged to mlflow: run {entry.info.run_id}"
+    finally:
+        if active is None:
+            mlflow.end_run(status)

@@ -1,0 +1,129 @@
+"""The gate's rule "accuracy": no metric of a task is worse than in the baseline, as far as pairs of documents tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from evalengine.errors import ConfigError, first_of, listed
+from evalengine.report.compare.flips import answer_of
+from evalengine.report.gate.averages import average_keys
+from evalengine.report.gate.checks import DECIDED, SHOWN, Check
+from evalengine.report.gate.evidence import Evidence, of_average, of_documents, of_ratio
+from evalengine.report.gate.judging import judged, without_spread
+from evalengine.report.gate.policies import AccuracyRule, Limits
+from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.paired import holm
+from evalengine.report.stats.perplexity import ratios
+
+
+def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
+    """A check per task and metric, and per average. Raises `ConfigError` for a task without a metric that could be
+    tested, and if the policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an
+    any_of.
+    """
+    known = sorted({*a.scores, *a.results})
+    _check_names(rule, known)
+    limits = {key: rule.of(*key) for key in known}
+    kept = [key for key in known if not limits[key].skip]
+    if known and not kept and not rule.averages:
+        raise ConfigError(_all_skipped(known))
+    checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in known if limits[key].skip]
+    broken = {key: _broken(key, a, b) for key in a.scores}
+    checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in kept if broken.get(key)]
+    whole = [key for key in kept if key not in a.scores and ratios((a, b), key) is None]
+    checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
+    averages = {name: average_keys(name, average, a) for name, average in rule.averages.items()}
+    for name in [name for name, keys in averages.items() if any(broken[key] for key in keys)]:
+        why = [f"{key[0]}: {broken[key]}" for key in averages.pop(name) if broken[key]]
+        checks.append(Check("accuracy", f"average {name}", "", "fail", "; ".join(why[:SHOWN])))
+    tested = {key: limits[key] for key in kept if key not in whole and not broken.get(key)}
+    checks += _tested(rule, a, b, tested, averages)
+    blind = {key[0] for key in kept} - {check.task for check in checks if check.status in DECIDED}
+    if blind or not checks:
+        what = ", ".join(sorted(blind)) or str(a.source)
+        cure = "set margin_percent or max_regression_percent, or skip: true for the task"
+        raise ConfigError(f"{what}: no metric could be tested; {cure}")
+    return sorted(checks, key=lambda check: (check.task, check.name))
+
+
+def _tested(
+    rule: AccuracyRule, a: Run, b: Run, limits: Mapping[ScoreKey, Limits], averages: Mapping[str, Sequence[ScoreKey]]
+) -> Iterator[Check]:
+    """What has a spread, so that it can be tested: its p-values are one family for Holm's correction."""
+    family = [own.alpha for own in limits.values()] + [rule.averages[name].limits.alpha for name in averages]
+    count = sum(alpha is not None for alpha in family)
+    found: list[tuple[Evidence, Limits, tuple[str, ...]]] = []
+    for key, own in limits.items():
+        higher = _higher(key, a, own)
+        evidence = (of_documents if key in a.scores else of_ratio)(key, a, b, own, higher, count)
+        found.append((evidence, own, tuple(_lost(key, a, b, 1 if higher else -1))))
+    for name, keys in averages.items():
+        average = rule.averages[name]
+        directions = {key: _higher(key, a, average.limits) for key in keys}
+        found.append((of_average(name, average, keys, a, b, directions, count), average.limits, ()))
+    adjusted = iter(holm([evidence.p for evidence, own, _ in found if own.alpha is not None]))
+    for evidence, own, lost in found:
+        check = judged(evidence, own, None if own.alpha is None else next(adjusted), count)
+        yield replace(check, details=lost) if check.status in ("fail", "blind") else check
+
+
+def _all_skipped(known: Iterable[ScoreKey]) -> str:
+    tasks = sorted({key[0] for key in known})
+    left = listed(tasks, SHOWN)
+    what = f"accuracy: no metric is tested: the policy skips all that the baseline has (tasks: {left})"
+    return f"{what}; set skip: false for one, or leave the rule out"
+
+
+def _broken(key: ScoreKey, a: Run, b: Run) -> str:
+    """Why the pairs of one metric cannot be formed; "" if they can."""
+    theirs = b.scores.get(key)
+    if theirs is None:
+        return "missing from the run"
+    unlike = sorted(a.scores[key].keys() ^ theirs.keys())
+    if unlike:
+        return f"{len(unlike)} documents have a value in one of the two only (the first is {unlike[0]})"
+    bad = [doc for doc, value in a.scores[key].items() if not (math.isfinite(value) and math.isfinite(theirs[doc]))]
+    return f"{len(bad)} documents have no finite value (the first is {bad[0]})" if bad else ""
+
+
+def _lost(key: ScoreKey, a: Run, b: Run, sign: int) -> list[str]:
+    """The first documents that got worse, with both answers where they are known."""
+    scores = a.scores.get(key, {})
+    worse = [doc for doc in sorted(scores) if sign * (scores[doc] - b.scores[key][doc]) > 0]
+    return first_of([f"document {doc} got worse{_answers(key, a, b, doc)}" for doc in worse], SHOWN)
+
+
+def _answers(key: ScoreKey, a: Run, b: Run, doc: int) -> str:
+    said = [answer[:80] for run in (a, b) if (answer := answer_of(run, key, doc)) is not None]
+    return f": was {said[0]!r}, is {said[1]!r}" if len(said) == 2 else ""
+
+
+def _check_names(rule: AccuracyRule, known: Iterable[ScoreKey]) -> None:
+    """A task or metric that the baseline lacks is a slip of the pen that would leave its limits without effect."""
+    problems = []
+    for task, own in rule.tasks.items():
+        names = {name for key in known if key[0] == task for name in (key[1], f"{key[1]},{key[2]}")}
+        if not names:
+            there = ", ".join(sorted({key[0] for key in known}))
+            problems.append(f"accuracy: tasks: {task}: the baseline has no such task; there is: {there}")
+            continue
+        for metric in own.get("metrics", {}):
+            if metric not in names:
+                there = ", ".join(sorted(names))
+                problems.append(f"accuracy: tasks: {task}: metrics: {metric}: not in the baseline; there is: {there}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _higher(key: ScoreKey, a: Run, limits: Limits) -> bool:
+    better = a.higher_is_better.get(key) if limits.higher_is_better is None else limits.higher_is_better
+    if better is None:
+        where = f"accuracy: tasks: {key[0]}: metrics: {key[1]}: higher_is_better"
+        raise ConfigError(f"{where}: the results do not say which way is better; set it to true or false")
+    return better
+
+
+def _names(key: ScoreKey) -> tuple[str, str]:
+    return key[0], f"{key[1]},{key[2]}"

@@ -1,0 +1,104 @@
+"""A gate's verdict for machines: JUnit XML, and GitHub's workflow commands. Every sink escapes for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.plain_text import plain
+from evalengine.report.gate.report import Report
+
+ANNOTATIONS = 10  # GitHub shows ten errors a step and drops the rest; as many warnings
+# What a blind check is to a test report, by the policy's `inconclusive`: as red as the job will be.
+BLIND_TAG = {"fail": "failure", "report": "error", "pass": "skipped"}
+BLIND_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}
+
+
+def junit(report: Report) -> str:
+    """JUnit XML as GitLab and Jenkins read it: a test case per check; one with `<error>` per problem."""
+    cases = [_case(report, check) for check in report.checks]
+    for number, problem in enumerate(report.problems, 1):
+        name = f"{plain(report.trouble)} {number}" if len(report.problems) > 1 else plain(report.trouble)
+        case = ElementTree.Element("testcase", classname=_class(report, ""), name=name, time="0")
+        error = ElementTree.SubElement(case, "error", message=plain(problem), type=plain(report.trouble))
+        error.text = plain(problem, None)
+        cases.append(case)
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": str(sum(case.find("error") is not None for case in cases)),
+        "skipped": str(sum(case.find("skipped") is not None for case in cases)),
+        "time": "0",
+    }
+    root = ElementTree.Element("testsuites", {"name": "evalengine gate", **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": f"evalengine gate {plain(report.policy)}", **counts})
+    properties = ElementTree.SubElement(suite, "properties")
+    for name in ("verdict", "baseline", "run", "baseline_digest", "run_digest"):
+        ElementTree.SubElement(properties, "property", name=name, value=plain(str(getattr(report, name) or "")))
+    for warning in report.warnings:
+        ElementTree.SubElement(properties, "property", name="warning", value=plain(warning))
+    suite.extend(cases)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def workflow_commands(report: Report) -> Iterator[str]:
+    """GitHub's workflow commands, a line each: `::error title=...::message`, and `::warning` and `::notice`."""
+    for warning in report.warnings:
+        yield f"::warning title={_property(f'gate {report.policy}')}::{_data(warning)}"
+    errors = [(report.trouble, problem) for problem in report.problems]
+    yield from _commands("error", report, errors + [_of_check(check) for check in report.failures])
+    yield from _commands(BLIND_COMMAND[report.inconclusive], report, [_of_check(check) for check in report.blind])
+
+
+def write(path: Path, text: str, append: bool = False) -> None:
+    """Writes a report's file, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a" if append else "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _commands(kind: str, report: Report, found: list[tuple[str, str]]) -> Iterator[str]:
+    for title, message in found if len(found) <= ANNOTATIONS else found[: ANNOTATIONS - 1]:
+        yield f"::{kind} title={_property(f'gate {report.policy}: {title}')}::{_data(message)}"
+    if len(found) > ANNOTATIONS:
+        more = f"and {len(found) - ANNOTATIONS + 1} more {'failed' if kind == 'error' else 'blind'} checks"
+        yield f"::{kind} title={_property(f'gate {report.policy}')}::{more}"
+
+
+def _of_check(check: Check) -> tuple[str, str]:
+    blind = "blind: " if check.status == "blind" else ""
+    return f"{blind}{check.label}", " ".join((check.message, *check.details))
+
+
+def _case(report: Report, check: Check) -> ElementTree.Element:
+    name = " ".join(part for part in (check.rule, check.name) if part)
+    case = ElementTree.Element("testcase", classname=_class(report, check.task), name=plain(name), time="0")
+    body = "\n".join(plain(text) for text in (check.message, *check.details, check.detects) if text)
+    if check.status == "fail":
+        ElementTree.SubElement(case, "failure", message=plain(check.message), type=check.rule).text = body
+    elif check.status == "blind":
+        tag = BLIND_TAG[report.inconclusive]
+        ElementTree.SubElement(case, tag, message=f"blind: {plain(check.message)}", type="blind").text = body
+    elif check.status in ("skip", "excused"):
+        why = "" if check.status == "skip" else "another rule of any_of decides: "
+        ElementTree.SubElement(case, "skipped", message=plain(f"{why}{check.message}"))
+    else:
+        ElementTree.SubElement(case, "system-out").text = body
+    return case
+
+
+def _class(report: Report, task: str) -> str:
+    return ".".join(("gate", plain(report.policy), *([plain(task)] if task else [])))
+
+
+def _data(text: str) -> str:
+    """https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts: escapeData."""
+    return plain(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """The same source: escapeProperty."""
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,90 @@
+"""`evalengine gate BASELINE RUN --policy ...`: may this change be merged?
+
+Exit codes: 0 the policy holds, 1 it does not, 2 the gate could not judge (runs that are not comparable, a bad policy, a
+damaged baseline, bad usage), 3 inconclusive: nothing failed, but some check could not see the loss that the policy
+names (the policy's `inconclusive` makes that 0 or 1). All of them reach the reports that were asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from evalengine.command import Namespace
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.report.gate.ci import junit, workflow_commands, write
+from evalengine.report.gate.gate import could_not_judge, gate, problems_of, unready
+from evalengine.report.gate.made_run import made_run
+from evalengine.report.gate.markdown import markdown
+from evalengine.report.gate.plain_text import plain
+from evalengine.report.gate.policy_files import load_policy
+from evalengine.report.gate.report import STYLES, Report, headline, to_json
+
+CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "blind": STYLES["inconclusive"]}
+
+
+def main(arguments: Namespace) -> int:
+    """Runs the gate, writes its reports and returns the exit code."""
+    report = _report(arguments)
+    try:
+        _deliver(report, arguments)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: the gate's report cannot be written ({error.strerror})") from error
+    return report.exit_code
+
+
+def _report(arguments: Namespace) -> Report:
+    asked = (arguments.policy, arguments.base)
+    if arguments.run is not None:
+        return gate(arguments.baseline, arguments.run, *asked)
+    if (problem := unready(arguments.baseline, *asked)) is not None:  # before minutes are spent on a run
+        return problem
+    try:
+        with made_run(arguments.settings, arguments.keep) as folder:
+            return gate(arguments.baseline, folder, *asked)
+    except ConfigError:
+        raise
+    except EvalEngineError as error:
+        policy = load_policy(arguments.policy)
+        return could_not_judge(policy, arguments.baseline, "none", "the run failed", problems_of(error))
+
+
+def _deliver(report: Report, arguments: Namespace) -> None:
+    """The terminal's text first: it must not be lost to a full disk."""
+    out = sys.stderr if arguments.json == "-" else sys.stdout
+    console = Console(file=out, soft_wrap=True, highlight=False)
+    for line in report_lines(report):
+        console.print(line)
+    for problem in report.problems:
+        print(f"evalengine: {plain(problem)}", file=sys.stderr)
+    if arguments.annotations:
+        for command in workflow_commands(report):
+            print(command, file=out)
+    console.print(Text(headline(report), style=STYLES[report.verdict]))
+    if arguments.junit:
+        write(arguments.junit, junit(report))
+    if arguments.summary:
+        write(arguments.summary, markdown(report), append=True)
+    if arguments.json == "-":
+        print(to_json(report), end="")
+    elif arguments.json:
+        write(Path(arguments.json), to_json(report))
+
+
+def report_lines(report: Report) -> Iterator[Text]:
+    """A line per check, its details below. No line begins with text from outside, which GitHub might obey."""
+    for check in report.checks:
+        status = Text(f"{check.status.upper():<8}", style=CHECK_STYLES.get(check.status, "dim"))
+        yield status + Text(f"{plain(check.label)}: {plain(check.message)}", style="default")
+        for detail in check.details:
+            yield Text(f"        - {plain(detail)}")
+        if check.detects:
+            yield Text(f"        can detect: {plain(check.detects)}", style="dim")
+    for note in report.notes:
+        yield Text(f"allowed to differ: {plain(note)}")
+    for warning in report.warnings:
+        yield Text(f"WARNING {plain(warning)}", style=STYLES["inconclusive"])

@@ -1,0 +1,186 @@
+"""What two runs show of one metric, for the gate: how large the loss is and may be, how likely it is chance, and what
+could have been seen. Documents in pairs, with their clusters; perplexities; and means over several tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalengine.report.gate.policies import Average, Limits
+from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.detectable_loss import Detectable, binary_loss
+from evalengine.report.stats.intervals import Floats
+from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
+from evalengine.report.stats.paired import cluster_codes, paired, score_scale
+from evalengine.report.stats.permutation import sign_flip
+from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
+from evalengine.report.stats.power import mean_effect
+
+MANY_FLIPS = 0.1  # the share of answers for which a second detectable loss is said
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a loss is said: in points, or in percent of the baseline."""
+
+    name: str
+    shown: Callable[[float], float]  # of a loss in the metric's units
+    metric: Callable[[float], float]  # its inverse
+
+
+POINTS = Unit("points", lambda loss: 100 * loss, lambda points: points / 100)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One metric, or one average. Losses are in the metric's units, positive if the run is worse."""
+
+    task: str
+    name: str  # "metric,filter", or what of an average
+    unit: Unit
+    change: str  # "0.7700 -> 0.7050 (-6.50 points), 3 better, 16 worse of 200 documents"
+    p: float  # one-sided, of the run being worse
+    test: str  # which p that is
+    bound: LossBound
+    least: Detectable  # that the test can detect, at alpha over all metrics
+    what: str  # is counted: "200 documents in 31 clusters"
+    assuming: str = ""  # under which the least detectable loss holds
+
+
+def of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
+    """A metric with a score per document. `metrics`: how many Holm's correction is shared among."""
+    documents = sorted(a.scores[key])
+    x, y = (_column(run.scores[key], documents) for run in (a, b))
+    names = cluster_names(a, b, key[0], documents)
+    alpha = 0.05 if limits.alpha is None else limits.alpha
+    level = alpha / max(metrics, 1)
+    result = paired(x, y, clusters=names, higher_is_better=higher, alpha=alpha, power=limits.power, metrics=metrics)
+    codes = cluster_codes(names, len(x))
+    least = Detectable(result.minimum_detectable_loss, result.undetectable)
+    sign = 1 if higher else -1
+    scale, most = (1.0, 1.0) if _shares(x, y) else (score_scale(x, y), math.inf)
+    bound = loss_bound([stratum(sign * (x - y), codes)], scale, min(alpha, 0.5), most)
+    what = _counted(result.n, result.clusters)
+    change = f"{_moved(result.mean_a, result.mean_b)}, {result.wins} better, {result.losses} worse of {what}"
+    test = {"mcnemar-exact": "exact McNemar", "permutation": "permutation test"}[result.test]
+    flips = (result.wins + result.losses) / result.n if result.test == "mcnemar-exact" else None
+    assuming = _assuming(x if higher else 1 - x, flips, level, limits.power)
+    return Evidence(
+        key[0], f"{key[1]},{key[2]}", POINTS, change, result.p_one_sided, test, bound, least, what, assuming
+    )
+
+
+def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
+    """A perplexity, or bits per byte, of runs that hold the sums that it is made of.
+
+    The test flips the signs of the clusters' log-likelihood differences (`permutation.sign_flip`).
+    """
+    found = ratios((a, b), key)
+    assert found is not None
+    documents, (old, new) = found
+    codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
+    worse = loss_stratum(new, old, codes) if higher else loss_stratum(old, new, codes)
+    alpha = 0.05 if limits.alpha is None else limits.alpha
+    # Log-likelihoods that are all as they were show that nothing has changed: what was not seen has no size here.
+    bound = loss_bound([worse], 0.0, min(alpha, 0.5))
+    unit = percent_of(old)
+    change = 100 * (new.value - old.value) / abs(old.value)
+    what = _counted(len(documents), len(worse.parts))
+    return Evidence(
+        key[0], f"{key[1]},{key[2]}", unit, f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}",
+        sign_flip(worse.parts)[1], "permutation test", bound,
+        of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), what,
+        "at the spread of differences seen here",
+    )  # fmt: skip
+
+
+def percent_of(old: Ratio) -> Unit:
+    """A rise of nats as percent of what the baseline's metric was."""
+    if old.kind == "perplexity":
+        return Unit("%", lambda nats: 100 * _expm1(nats), lambda percent: math.log1p(percent / 100))
+    return Unit("%", lambda nats: 100 * nats / old.nats, lambda percent: percent / 100 * old.nats)
+
+
+def _expm1(value: float) -> float:
+    try:
+        return math.expm1(value)
+    except OverflowError:
+        return math.inf
+
+
+def of_average(
+    name: str, average: Average, keys: Sequence[ScoreKey], a: Run, b: Run, directions: Mapping[ScoreKey, bool],
+    metrics: int,
+) -> Evidence:  # fmt: skip
+    """A mean over tasks, which are fixed: only their documents, or clusters of them, might have been others.
+
+    Its test flips the signs of the clusters' parts of the mean, exact as for one task (`permutation.sign_flip`).
+    """
+    sizes = [len(a.scores[key]) for key in keys]
+    weights = [1 / len(keys) if average.mean == "macro" else size / sum(sizes) for size in sizes]
+    strata, old, new, wins, losses, most = [], 0.0, 0.0, 0, 0, 1.0
+    for key, weight in zip(keys, weights, strict=True):
+        documents = sorted(a.scores[key])
+        x, y = (_column(run.scores[key], documents) for run in (a, b))
+        lost = x - y if directions[key] else y - x
+        codes = cluster_codes(cluster_names(a, b, key[0], documents), len(x))
+        strata.append(stratum(lost, codes, weight))
+        most = most if _shares(x, y) else math.inf
+        old, new = old + weight * math.fsum(x) / len(x), new + weight * math.fsum(y) / len(y)
+        wins, losses = wins + int(np.count_nonzero(lost < 0)), losses + int(np.count_nonzero(lost > 0))
+    limits = average.limits
+    alpha = 0.05 if limits.alpha is None else limits.alpha
+    bound = loss_bound(strata, 1.0, min(alpha, 0.5), most)
+    parts = np.concatenate([each.parts for each in strata])
+    what = f"{_counted(sum(sizes), len(parts))} of {len(keys)} tasks"
+    level = alpha / max(metrics, 1)
+    return Evidence(
+        f"average {name}", f"{average.metric}, {average.mean} mean", POINTS,
+        f"{_moved(old, new)}, {wins} better, {losses} worse of {what}", sign_flip(parts)[1], "permutation test", bound,
+        of_parts(parts, bound, level, limits.power), what, "at the spread of differences seen here",
+    )  # fmt: skip
+
+
+def of_parts(parts: Floats, bound: LossBound, level: float, power: float) -> Detectable:
+    """The least loss that the sign-flip test over clusters' parts of a mean could have shown."""
+    if bound.groups < 2 or math.isnan(bound.stderr):
+        return Detectable(math.inf, "one document, or cluster, has no spread")
+    sizes = np.abs(parts[parts != 0])
+    typical = (float(np.mean(sizes)) if len(sizes) else 1 / bound.groups) * bound.groups
+    loss = mean_effect(bound.stderr, typical, bound.groups, level, power, sides=1)
+    few = f"the smallest p that {bound.groups} clusters can have is above alpha"
+    return Detectable(loss, "" if math.isfinite(loss) else few)
+
+
+def _assuming(right: Floats, flips: float | None, level: float, power: float) -> str:
+    """At which rate of flips the least detectable loss holds; a test of few flips sees less among many."""
+    if flips is None:
+        return "at the spread of differences seen here"
+    said = f"at the {flips * 100:.1f} % of answers that flip here"
+    able = int(np.count_nonzero(right > 0))
+    if flips >= MANY_FLIPS or 0.5**able > level or not np.isin(right, (0, 1)).all():
+        return said
+    loss = binary_loss(len(right), able, MANY_FLIPS, level, power)
+    return f"{said}; among {MANY_FLIPS * 100:g} % flips it would take {loss * 100:.2f} points"
+
+
+def _shares(x: Floats, y: Floats) -> bool:
+    """Whether a score is a part of 1, of which no more than 1 can be lost."""
+    return bool(min(x.min(), y.min()) >= 0 and max(x.max(), y.max()) <= 1)
+
+
+def _counted(documents: int, clusters: int) -> str:
+    return f"{documents} documents" + (f" in {clusters} clusters" if clusters < documents else "")
+
+
+def _moved(old: float, new: float) -> str:
+    return f"{old:.4f} -> {new:.4f} ({(new - old) * 100 + 0.0:+.2f} points)"
+
+
+def _column(scores: Mapping[int, float], documents: Sequence[int]) -> Floats:
+    return np.array([scores[doc] for doc in documents], dtype=np.float64)

@@ -1,0 +1,110 @@
+"""The gate's judgement: is a run as good as its baseline, by a policy?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from evalengine.errors import ConfigError, EvalEngineError, first_of
+from evalengine.report.compare.comparability import findings, incomparable
+from evalengine.report.gate.base_branch import NoBaseline, load_from_base
+from evalengine.report.gate.checks import DECIDED
+from evalengine.report.gate.policies import AllOf, Policy
+from evalengine.report.gate.policy_files import load_policy
+from evalengine.report.gate.report import Report, Verdict
+from evalengine.report.gate.rules import evaluate, level, standing
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import UNBOUND, Run
+
+SHOWN_PROBLEMS = 20
+NO_BASELINE = "no baseline yet"
+BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read", "the run cannot be read"
+VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "blind": "inconclusive"}
+
+
+def gate(baseline: str | Path, run: str | Path, policy: str = "bitwise", base: str | None = None) -> Report:
+    """Judges `run` against `baseline` (run folders, lm-eval folders or baseline files) by a policy's name or file.
+
+    base: a git revision, usually the branch that a change is to be merged into; the baseline file is taken from it, and
+    a change of that file is among the report's warnings.
+
+    Never raises for what is wrong with them: that becomes `problems`, their title `trouble`, and exit code 2.
+    """
+    chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
+    try:
+        chosen, trouble = load_policy(policy), BAD_BASELINE
+        (a, warnings), trouble = _baseline(baseline, base), BAD_RUN
+        b, trouble = load_run(run), "not comparable"
+        notes, trouble = _comparable(chosen, a, b), "the policy does not fit the baseline"
+        return _judge(chosen, a, b, notes, warnings)
+    except NoBaseline as error:
+        return could_not_judge(chosen, baseline, run, NO_BASELINE, error.problems)
+    except EvalEngineError as error:
+        missing = _missing(baseline, run, base) if trouble in (BAD_BASELINE, BAD_RUN) else None
+        return could_not_judge(chosen, baseline, run, *(missing or (trouble, problems_of(error))))
+
+
+def unready(baseline: str | Path, policy: str, base: str | None = None) -> Report | None:
+    """Why no run can be judged, before one is made; None if one can. The same reports as `gate`'s."""
+    chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
+    try:
+        chosen, trouble = load_policy(policy), BAD_BASELINE
+        _baseline(baseline, base)
+        return None
+    except NoBaseline as error:
+        return could_not_judge(chosen, baseline, "not made", NO_BASELINE, error.problems)
+    except EvalEngineError as error:
+        missing = _missing(baseline, None, base) if trouble == BAD_BASELINE else None
+        return could_not_judge(chosen, baseline, "not made", *(missing or (trouble, problems_of(error))))
+
+
+def problems_of(error: EvalEngineError) -> list[str]:
+    return error.problems if isinstance(error, ConfigError) else [str(error)]
+
+
+def _baseline(baseline: str | Path, base: str | None) -> tuple[Run, tuple[str, ...]]:
+    return (load_run(baseline), ()) if base is None else load_from_base(Path(baseline), base)
+
+
+def could_not_judge(policy: Policy, baseline: str | Path, run: str | Path, trouble: str, problems: list[str]) -> Report:
+    """A report without a verdict on the run."""
+    names = (policy.name, policy.description, str(baseline), str(run))
+    return Report("error", *names, problems=tuple(problems), trouble=trouble)
+
+
+def _missing(baseline: str | Path, run: str | Path | None, base: str | None) -> tuple[str, list[str]] | None:
+    """(title, problems) if there is nothing to read: a gate's first run has no baseline, and a failed one no run."""
+    problems, titles = [], []
+    if base is None and not os.path.exists(baseline):
+        titles.append(NO_BASELINE)
+        problems.append(
+            f"{baseline}: there is no such baseline; write one from a run that is good, and commit it: "
+            f"python -m evalengine baseline RUN -o {baseline}"
+        )
+    if run is not None and not os.path.exists(run):
+        titles.append("no run")
+        problems.append(f"{run}: there is no such run; its command may have failed: look at what it printed")
+    return (" and ".join(titles), problems) if problems else None
+
+
+def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
+    """What differs as the policy allows. Raises `ConfigError` with all that it does not."""
+    levelled = level(policy, a, b)
+    problems = incomparable(a, levelled)
+    if problems:
+        problems = first_of(problems, SHOWN_PROBLEMS, "more differences")
+        hint = f"A is the baseline, B the run; policy {policy.name} lets differ: {', '.join(policy.allow) or 'nothing'}"
+        raise ConfigError([*problems, hint])
+    left = {finding.text for finding in findings(a, levelled)}
+    notes = [finding.text for finding in findings(a, b) if finding.text not in left]
+    return notes + [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
+
+
+def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str, ...]) -> Report:
+    checks = tuple(evaluate(policy.rule, a, b))
+    if not any(check.status in DECIDED for check in checks):
+        raise ConfigError(f"policy {policy.name}: {a.source} holds nothing that it tests, so nothing was gated")
+    return Report(
+        VERDICTS[standing(checks)], policy.name, policy.description, str(a.source), str(b.source), a.digest, b.digest,
+        checks, notes=tuple(notes), warnings=warnings, inconclusive=policy.inconclusive,
+    )  # fmt: skip

@@ -1,0 +1,138 @@
+"""A policy's rules, applied to a baseline (A) and a run (B): one check per rule, task and metric.
+
+Nothing passes unseen: a rule that cannot be judged (no digest, no logprobs, no metric with values, or all of them
+skipped) raises `ConfigError`, and what a policy leaves out is a check of its own with the status "skip".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from evalengine.errors import ConfigError
+from evalengine.report.compare.item_differences import differing_leaves
+from evalengine.report.gate.accuracy import accuracy
+from evalengine.report.gate.checks import DECIDED, Check, first
+from evalengine.report.gate.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
+from evalengine.report.numbers import same_number
+from evalengine.report.read.run import Item, Run
+
+
+def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
+    """The checks of `rule`: it does not hold if one has the status "fail", and is undecided if one is "blind"."""
+    if isinstance(rule, DigestRule):
+        return _digest(a, b)
+    if isinstance(rule, TokensRule):
+        return _tokens(rule, a, b)
+    if isinstance(rule, AccuracyRule):
+        return accuracy(rule, a, b)
+    branches = [evaluate(part, a, b) for part in rule.rules]
+    checks = [check for branch in branches for check in branch]
+    return _any_of(branches) if isinstance(rule, AnyOf) else checks
+
+
+def _any_of(branches: Sequence[Sequence[Check]]) -> list[Check]:
+    """The logic of true, false and unknown (Kleene's): one branch that holds excuses what failed or was blind in the
+    others; if none holds, one that is undecided excuses those that fail, and stays blind itself."""
+    standings = [standing(branch) for branch in branches]
+    best = next((each for each in ("pass", "blind") if each in standings), "fail")
+    checks = []
+    for branch, own in zip(branches, standings, strict=True):
+        excused = own != best and best != "fail"
+        checks += [
+            replace(check, status="excused") if excused and check.status in ("fail", "blind") else check
+            for check in branch
+        ]
+    return checks
+
+
+def standing(checks: Sequence[Check]) -> Literal["pass", "fail", "blind"]:
+    """What checks come to together. Where nothing was tested nothing holds, and nothing is excused by it."""
+    statuses = {check.status for check in checks}
+    if "fail" in statuses or not statuses & set(DECIDED):
+        return "fail"
+    return "blind" if "blind" in statuses else "pass"
+
+
+def level(policy: Policy, a: Run, b: Run) -> Run:
+    """`b` with everything that the policy lets differ as it is in `a`: what is left to compare must be equal."""
+    identity = {name: value for name, value in b.identity.items() if name not in policy.allow}
+    identity |= {name: a.identity[name] for name in policy.allow if name in a.identity}
+    if "prompts" not in policy.allow:
+        return replace(b, identity=identity)
+    prompts = {key: a.items[key].prompt_sha256 for key in b.items if key in a.items}
+    items = {key: replace(item, prompt_sha256=prompts.get(key, "")) for key, item in b.items.items()}
+    hashes = {
+        task: {doc: (own[0], a.hashes.get(task, {}).get(doc, own)[1], own[2]) for doc, own in documents.items()}
+        for task, documents in b.hashes.items()
+    }
+    return replace(b, identity=identity, items=items, hashes=hashes)
+
+
+def _digest(a: Run, b: Run) -> list[Check]:
+    """A check per task; each names the first requests whose leaves differ."""
+    for run, role in ((a, "baseline"), (b, "run")):
+        if run.digest is None:
+            raise ConfigError(f"the {role} {run.source} is no run of evalengine, it has no digest; use policy accuracy")
+    changed = [] if a.digest == b.digest else differing_leaves(a, b)
+    checks = []
+    for task in sorted({*a.task_digests, *b.task_digests}):
+        old, new = a.task_digests.get(task), b.task_digests.get(task)
+        keys = [key for key in changed if key[0] == task]
+        count = sum(key[0] == task for key in a.items)
+        detects = f"any changed token or logprob bit of {count} requests"
+        if old == new and not keys:
+            checks.append(Check("digest", task, "", "pass", f"{old}", (), detects))
+        else:
+            message = f"{len(keys)} of {count} requests differ: digest was {old}, is {new}"
+            checks.append(Check("digest", task, "", "fail", message, tuple(first(keys)), detects))
+    if a.digest != b.digest and all(check.status == "pass" for check in checks):
+        checks.append(Check("digest", "", "", "fail", f"digest of the run was {a.digest}, is {b.digest}"))
+    return checks
+
+
+def _tokens(rule: TokensRule, a: Run, b: Run) -> list[Check]:
+    checks = []
+    for task in sorted({key[0] for key in a.items}):
+        keys = [key for key in a.items if key[0] == task]
+        missing = [key for key in keys if key not in b.items]
+        changed, deltas = [], {}
+        for key in (key for key in keys if key in b.items):
+            x, y = a.items[key], b.items[key]
+            if not x.output_sha256 or not y.output_sha256:
+                raise ConfigError(f"{task}: policy rule tokens needs token ids, which an lm-eval folder does not hold")
+            if x.output_sha256 != y.output_sha256:
+                changed.append(key)
+            elif rule.epsilon is not None:
+                deltas[key] = _delta(x, y)
+        limit = math.inf if rule.epsilon is None else rule.epsilon
+        far = sorted((key for key in deltas if not deltas[key] <= limit), key=lambda key: -deltas[key])
+        detects = f"any changed token of {len(keys)} requests"
+        if rule.epsilon is not None:
+            detects += f"; a summed logprob that moves by more than {limit:g}"
+        details = (
+            *first(missing, "missing from the run: "),
+            *first(changed, "other tokens: "),
+            *first(far, "logprob moved: ", {key: f" by {deltas[key]:.3g}" for key in far}),
+        )
+        failed = bool(missing or changed or far)
+        worst = f"; largest |change| of a summed logprob {max(deltas.values()):.3g}" if deltas else ""
+        message = f"{len(changed) + len(missing)} of {len(keys)} requests have other tokens{worst}"
+        if far:
+            message += f", {len(far)} above epsilon {limit:g}"
+        checks.append(Check("tokens", task, "", "fail" if failed else "pass", message, details, detects))
+    if not checks:
+        raise ConfigError(f"{a.source}: holds no requests, so there is nothing to gate")
+    return checks
+
+
+def _delta(x: Item, y: Item) -> float:
+    """|difference| of two summed logprobs; 0 for two equal infinities or two NaNs, infinity for one NaN."""
+    if x.sum_logprob is None or y.sum_logprob is None:
+        raise ConfigError(f"{x.task}: a side holds no logprobs; set tokens: {{epsilon: null}} to compare tokens alone")
+    if same_number(x.sum_logprob, y.sum_logprob):
+        return 0.0
+    delta = abs(x.sum_logprob - y.sum_logprob)
+    return math.inf if math.isnan(delta) else delta

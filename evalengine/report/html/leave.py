@@ -1,0 +1,33 @@
+"""What a finished run leaves for people: its page, and the list of all runs beside it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from evalengine.errors import EvalEngineError
+
+
+def leave_list(folder: Path) -> None:
+    """The list of all runs beside a finished one, anew."""
+    from evalengine.report.html.index_page import leave_index
+    from evalengine.report.read.places import root_of
+
+    leave_index(root_of(folder))
+
+
+def leave_report(folder: Path) -> None:
+    """A finished run's `report.html`. The run is worth more than its page: a failure is said, and passes."""
+    try:
+        from evalengine.report.html.run_page import write_run_report
+
+        write_run_report(folder)
+        return
+    except EvalEngineError as error:
+        why = str(error)
+    except Exception:
+        traceback.print_exc()
+        why = "a bug in the report, shown above"
+    cure = f"the run is whole; try again: python -m evalengine report {folder}"
+    print(f"evalengine: no report.html ({why}); {cure}", file=sys.stderr)

@@ -1,0 +1,77 @@
+"""A run as pandas frames: metrics, samples, records. pandas is imported when one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from evalengine.errors import ConfigError
+from evalengine.records.folder import RECORDS
+from evalengine.records.schema import RequestRecord, read_records
+from evalengine.report.read.groups import group_documents, group_subtasks, groups_first
+from evalengine.report.read.run import Run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+METRICS = ("task", "metric", "filter", "value", "stderr", "higher_is_better", "documents")
+SAMPLES = ("task", "doc_id", "filter", "target", "prompts", "responses", "answers", "doc", "doc_hash", "prompt_hash")
+RECORD = tuple(item.name for item in fields(RequestRecord))
+
+
+def metrics_frame(run: Run) -> DataFrame:
+    """A row per task, metric and filter. `value` and `stderr` are in the metric's own units (a share of 1, a
+    perplexity); what the run does not say is missing. `documents`: how many have a score of their own; of a
+    group, how many its tasks have together. A group stands above its tasks."""
+    said = group_subtasks(run)
+    rows = [
+        (*key, *run.results[key], run.higher_is_better.get(key), len(run.scores[key]) if key in run.scores
+         else group_documents(run, said, key))
+        for task in groups_first((key[0] for key in run.results), said)
+        for key in run.results if key[0] == task
+    ]  # fmt: skip
+    frame = _frame(rows, METRICS)
+    return frame.astype({"value": "float64", "stderr": "float64", "documents": "Int64", "higher_is_better": "boolean"})
+
+
+def samples_frame(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> DataFrame:
+    """A row per task, document and filter: what was asked, what was said, what counted as the answer, and a column for
+    each metric (missing where a task has no such one). `prompts`, `responses` and `answers` are lists, one entry a
+    request. samples: task -> its rows, as lm-eval's files have them."""
+    rows = list(_samples(samples))
+    metrics = list(dict.fromkeys(name for _, scores in rows for name in scores))
+    frame = _frame([(*row, *(scores.get(name) for name in metrics)) for row, scores in rows], (*SAMPLES, *metrics))
+    return frame.sort_values(["task", "doc_id"], kind="stable", ignore_index=True)
+
+
+def records_frame(run: Run) -> DataFrame:
+    """A row per request, in (task, document, request, repeat) order: token ids (lists), raw float32 logprobs in nats
+    (arrays), `sum_logprob` (nats, correctly rounded), finish reason, tokens cut from the prompt's left.
+
+    Raises `ConfigError` for an lm-eval folder or a baseline, which hold no records.
+    """
+    if run.kind != "run":
+        raise ConfigError(f"{run.source}: {run.kind} files hold no records; `samples` and `metrics` have what they say")
+    records = read_records((run.records or run.source) / RECORDS)
+    rows = [(*(getattr(one, name) for name in RECORD), run.items[one.key].sum_logprob) for one in records]
+    return _frame(rows, (*RECORD, "sum_logprob"))
+
+
+def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """(the values of `SAMPLES`, metric -> this document's value) of each sample."""
+    for task, rows in samples.items():
+        for row in rows:
+            asked = row.get("arguments") or {}
+            prompts = [next(iter(one.values()), None) for one in asked.values()] if isinstance(asked, dict) else []
+            said = (row.get("target"), prompts, row.get("resps"), row.get("filtered_resps"), row.get("doc"))
+            hashes = (row.get("doc_hash"), row.get("prompt_hash"))
+            scores = {name: row[name] for name in row.get("metrics") or () if name in row}
+            yield (task, row["doc_id"], row["filter"], *said, *hashes), scores
+
+
+def _frame(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> DataFrame:
+    """Cells that are lists stay lists."""
+    import pandas as pd
+
+    return pd.DataFrame({name: [row[place] for row in rows] for place, name in enumerate(columns)})

@@ -1,0 +1,107 @@
+"""`evalengine.load_run`: a finished run for Python, with its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalengine.errors import ConfigError
+from evalengine.report.compare.metric_tables import value_text
+from evalengine.report.python.frames import metrics_frame, records_frame, samples_frame
+from evalengine.report.python.notebook import Line, Shown
+from evalengine.report.read.lm_eval_folder import newest
+from evalengine.report.read.load import load_run as read_run
+from evalengine.report.read.run import Run
+from evalengine.report.terminal.run_table import results_table, summary_lines
+from evalengine.report.terminal.tables import add, house_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Results(Shown):
+    """A finished run: a folder of ours, an output folder of lm-eval, or a baseline.
+
+    `metrics`, `samples` and `records` are pandas frames, made when they are first asked for. All files were checked
+    against the manifest's hashes when the run was loaded.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @property
+    def path(self) -> Path:
+        """The run's folder; of a baseline its file."""
+        return self.run.source
+
+    @property
+    def digest(self) -> str | None:
+        """64 hex digits: equal digests mean equal bits. None for a run of lm-eval's own."""
+        return self.run.digest
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """`manifest.json`: what the run ran on, and how it went; empty where there is none."""
+        return self.run.manifest
+
+    @cached_property
+    def metrics(self) -> DataFrame:
+        """A row per task, metric and filter (`frames.metrics_frame`)."""
+        return metrics_frame(self.run)
+
+    @cached_property
+    def samples(self) -> DataFrame:
+        """A row per task, document and filter (`frames.samples_frame`). Raises `ConfigError` for a baseline."""
+        return samples_frame(self._left[1])
+
+    @cached_property
+    def records(self) -> DataFrame:
+        """A row per request (`frames.records_frame`). Raises `ConfigError` where there are no records."""
+        return records_frame(self.run)
+
+    @cached_property
+    def _left(self) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+        """(lm-eval's results, task -> its samples). Raises `ConfigError` for a baseline, which holds no texts."""
+        if self.run.kind == "baseline":
+            raise ConfigError(f"{self.path}: a baseline holds no texts; load the run's folder")
+        return newest(self.path)
+
+    def value(self, metric: str, task: str | None = None, filter: str | None = None) -> float:
+        """One metric's value, in its own units. Raises `ConfigError` unless exactly one fits the given names."""
+        found = [
+            key for key in self.run.results
+            if key[1] == metric and task in (None, key[0]) and filter in (None, key[2])
+        ]  # fmt: skip
+        if len(found) != 1:
+            there = "; ".join(", ".join(key) for key in (found or self.run.results))
+            said = f"{len(found)} results are called so" if found else "no result is called so"
+            raise ConfigError(f"value({metric!r}): {said}; there are (task, metric, filter): {there}")
+        return self.run.results[found[0]][0]
+
+    def _lines(self) -> Iterator[Line]:
+        if self.run.kind == "baseline":
+            yield _metrics_table(self.run)
+        else:
+            yield results_table(self._left[0])
+        if self.run.kind == "run" and "counts" in self.manifest:
+            yield from summary_lines(self.manifest)
+        yield str(self.path)
+        if self.digest is not None:
+            yield f"digest: {self.digest}"
+
+
+def load_run(path: str | Path) -> Results:
+    """A run's folder, an lm-eval output folder, a baseline file; or `latest`, `FOLDER:latest`, `SWEEP:3`.
+
+    Raises `ConfigError` (the file at fault, and the cure) for what is missing, unfinished, damaged or edited.
+    """
+    return Results(read_run(path))
+
+
+def _metrics_table(run: Run) -> Line:
+    table = house_table(("Task", "Metric", "Filter", "Value"), left=(0, 1, 2))
+    for (task, metric, name), (value, _) in run.results.items():
+        add(table, [task, metric, name, value_text(value)])
+    return table

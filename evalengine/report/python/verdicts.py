@@ -1,0 +1,144 @@
+"""`evalengine.compare` and `evalengine.gate`: what the commands find, for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalengine.errors import ConfigError
+from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.cli import compared
+from evalengine.report.compare.compare import LEVELS, Comparison
+from evalengine.report.compare.report import report as comparison_lines
+from evalengine.report.gate.cli import report_lines
+from evalengine.report.gate.gate import gate as judge
+from evalengine.report.gate.report import Report, headline
+from evalengine.report.leaderboard.cli import board_lines
+from evalengine.report.leaderboard.compose import Board, board
+from evalengine.report.leaderboard.models import are_models
+from evalengine.report.leaderboard.numbers import board_json
+from evalengine.report.leaderboard.sheets import verdict as board_verdict
+from evalengine.report.python.notebook import Line, Shown
+from evalengine.report.python.results import Results
+from evalengine.report.read.load import load_run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Named = str | Path | Results  # what stands for a run
+
+
+class Compared(Shown):
+    """Two runs compared: `verdict` is IDENTICAL, SAME TOKENS or DIFFERENT, or of different models which is better."""
+
+    def __init__(self, found: Comparison | Board, same: bool) -> None:
+        self.found = found
+        self.same = same  # whether they agree at the level that was asked for; never of different models
+
+    @property
+    def verdict(self) -> str:
+        """One word for runs; a sentence for models."""
+        return self.found.verdict if isinstance(self.found, Comparison) else board_verdict(self.found)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `compare --json` writes, as plain values."""
+        return comparison_json(self.found) if isinstance(self.found, Comparison) else board_json(self.found)
+
+    @cached_property
+    def metrics(self) -> DataFrame:
+        """A row per metric, of models one per metric and model; the values are in the metric's own units."""
+        rows = self.to_json()["metrics"]
+        if isinstance(self.found, Comparison):
+            return _frame({**row, **(row["paired"] or {})} for row in rows).drop(columns="paired", errors="ignore")
+        names = ("task", "metric", "filter", "documents")
+        return _frame({**{n: row[n] for n in names}, **score} for row in rows for score in row["scores"] if score)
+
+    @cached_property
+    def differences(self) -> DataFrame:
+        """A row per request that differs, with its cause. Raises `ConfigError` for different models: they have none."""
+        if not isinstance(self.found, Comparison):
+            raise ConfigError("differences: these are different models, whose requests are not held side by side; "
+                              "compare(a, b, allow=True) does that")  # fmt: skip
+        return _frame(self.to_json()["differences"])
+
+    def _lines(self) -> Iterator[Line]:
+        found = self.found
+        yield from comparison_lines(found) if isinstance(found, Comparison) else board_lines(found)
+
+
+class Gated(Shown):
+    """A gate's judgement: `passed`, the `verdict` (pass, fail or inconclusive), and its `checks`."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    @property
+    def verdict(self) -> str:
+        """pass, fail or inconclusive: some check could not see the loss that the policy names."""
+        return self.report.verdict
+
+    @property
+    def passed(self) -> bool:
+        """Whether the command's exit code would be 0."""
+        return self.report.exit_code == 0
+
+    @cached_property
+    def checks(self) -> DataFrame:
+        """A row per check: rule, task, name, status, message, details, detects."""
+        return _frame(vars(check) for check in self.report.checks)
+
+    def _lines(self) -> Iterator[Line]:
+        yield from (line.plain for line in report_lines(self.report))
+        yield headline(self.report)
+
+
+def compare(a: Named, b: Named, *, level: str | None = None, allow: bool = False) -> Compared:
+    """Are two runs the same; if not, where, and why? Of different models: which is better?
+
+    a, b: what `load_run` takes, or what it and `evaluate` return. level: what must be the same for `.same`: bitwise
+    (default), tokens or answers. allow: unlike runs, different models too, on the requests that they share.
+
+    Raises `ConfigError` for runs that cannot be read, are not comparable, or share no request.
+    """
+    problems = [] if level in (None, *LEVELS) else [f"level={level}: must be one of {', '.join(LEVELS)}"]
+    runs = [run for run in (_collect(problems, one) for one in (a, b)) if run is not None]
+    if problems:
+        raise ConfigError(problems)
+    if level is None and not allow and are_models(runs):
+        return Compared(board(runs), same=False)
+    found = compared(runs[0], runs[1], allow)
+    return Compared(found, found.within(level or LEVELS[0]))  # type: ignore[arg-type]  # checked above
+
+
+def gate(baseline: Named, run: Named, policy: str | Path = "bitwise", *, base: str | None = None) -> Gated:
+    """May this change be merged: is `run` as good as `baseline`, by a policy's name or file?
+
+    base: a git revision that the baseline file is taken from.
+
+    Raises `ConfigError` with all reasons where the gate cannot judge: a bad policy, runs that cannot be read or are
+    not comparable.
+    """
+    report = judge(_place(baseline), _place(run), str(policy), base)
+    if report.verdict == "error":
+        raise ConfigError([f"gate: {report.trouble}: {problem}" for problem in report.problems])
+    return Gated(report)
+
+
+def _place(one: Named) -> str | Path:
+    return one.path if isinstance(one, Results) else one
+
+
+def _collect(problems: list[str], one: Named) -> Any:
+    try:
+        return one.run if isinstance(one, Results) else load_run(one)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def _frame(rows: Iterator[Any] | Sequence[Any]) -> DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))

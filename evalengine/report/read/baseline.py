@@ -1,0 +1,185 @@
+"""A baseline file (`evalengine baseline RUN -o FILE`): what of a run a later one is held against, small enough for git.
+
+A baseline is JSON with sorted keys: the run's digest and task digests, its manifest, and per request the digest leaf,
+the hashes of prompt and output ids and the summed log-probability; per document scores, answers, the choices that were
+taken (which older files lack) and what perplexities are made of; results. Token ids, single log-probabilities and texts
+stay out; so do lm-eval's hashes of documents where the manifest has those of datasets and prompts. 1319 generated items
+(gsm8k) take 0.2 MB.
+
+The file carries its own hash (`records.sealed`), and the leaves must give the digest as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.records.digest import merkle_root
+from evalengine.records.sealed import SealedFormat
+from evalengine.report.read.packing import (
+    fold,
+    pack_floats,
+    pack_hashes,
+    pack_number,
+    unfold,
+    unpack_floats,
+    unpack_hashes,
+    unpack_number,
+)
+from evalengine.report.read.run import Item, Key, Run
+from evalengine.report.read.run_folder import tree_digests
+
+FORMAT = SealedFormat("evalengine-baseline", 1, "baseline", "evalengine baseline RUN -o")
+HASHES = ("leaf", "prompt_sha256", "output_sha256")
+FOLDED = ("doc_id", "request_index", "repeat", "kind", "truncated")
+CURE = "take it from git again (git checkout -- {file}) or write it anew: evalengine baseline RUN -o {file} --force"
+
+
+def to_text(run: Run) -> str:
+    """The file's content."""
+    return FORMAT.seal(_content(run))
+
+
+def is_baseline(path: Path) -> bool:
+    """Whether the file calls itself a baseline, whole or not."""
+    return FORMAT.claimed_by(path)
+
+
+def load_baseline(path: Path) -> Run:
+    """Raises `ConfigError` if the file is no baseline, is truncated, damaged or edited, or is of a newer version."""
+    cure = CURE.format(file=path)
+    content = FORMAT.unseal(path, cure)
+    try:
+        run = _run(path, content)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"{path}: its parts contradict each other ({error}); {cure}") from error
+    if run.digest is not None and _digests(run) != (run.digest, run.task_digests):
+        raise ConfigError(f"{path}: its leaves do not give its digests: it was edited; {cure}")
+    return run
+
+
+def _digests(run: Run) -> tuple[str, dict[str, str]]:
+    return merkle_root([bytes.fromhex(item.leaf) for item in run.items.values()]).hex(), tree_digests(run.items)
+
+
+def _content(run: Run) -> dict[str, Any]:
+    # Of a run of ours, the identity holds the hashes of datasets and prompts.
+    hashes = {} if run.program == "evalengine" else run.hashes
+    return {
+        "name": run.name,
+        "digest": run.digest,
+        "task_digests": run.task_digests,
+        "identity": run.identity,
+        "manifest": {key: value for key, value in run.manifest.items() if key != "identity"},
+        "items": {
+            task: _columns(list(group)) for task, group in groupby(run.items.values(), key=lambda item: item.task)
+        },
+        "scores": [[*key, *_by_document(values, pack_number)] for key, values in sorted(run.scores.items())],
+        "results": [[*key, *map(pack_number, pair)] for key, pair in sorted(run.results.items())],
+        "higher_is_better": [[*key, value] for key, value in sorted(run.higher_is_better.items())],
+        "answers": [[*key, *_by_document(values, str)] for key, values in sorted(run.answers.items())],
+        "choices": [[*key, *_by_document(values, int)] for key, values in sorted(run.choices.items())],
+        "hashes": {task: _packed_hashes(found) for task, found in hashes.items()},
+        **_some("weighted", [[*key, *_pairs(found)] for key, found in sorted(run.weighted.items())]),
+        **_some("clusters", {task: _by_document(names, str) for task, names in sorted(run.clusters.items())}),
+    }
+
+
+def _some(name: str, value: Any) -> dict[str, Any]:
+    """Nothing for what is empty: files of runs without it stay as they were."""
+    return {name: value} if value else {}
+
+
+def _pairs(found: Mapping[int, tuple[float, float]]) -> tuple[int, Any, Any, Any]:
+    """(count, documents, log-likelihoods, weights)."""
+    docs = sorted(found)
+    return len(docs), fold(docs), *(pack_floats([found[doc][place] for doc in docs]) for place in (0, 1))
+
+
+def _columns(items: Sequence[Item]) -> dict[str, Any]:
+    return {
+        "count": len(items),
+        **{name: fold([getattr(item, name) for item in items]) for name in FOLDED},
+        **{name: pack_hashes([getattr(item, name) for item in items]) for name in HASHES},
+        "sum_logprob": pack_floats([item.sum_logprob for item in items]),
+    }
+
+
+def _by_document(values: Mapping[int, Any], pack: Any) -> tuple[int, Any, Any]:
+    """(count, documents, their values)."""
+    docs = sorted(values)
+    return len(docs), fold(docs), fold([pack(values[doc]) for doc in docs])
+
+
+def _run(path: Path, content: Mapping[str, Any]) -> Run:
+    items: dict[Key, Item] = {}
+    for task, columns in content["items"].items():
+        items.update((item.key, item) for item in _items(task, columns))
+    manifest = content["manifest"]
+    return Run(
+        source=path,
+        kind="baseline",
+        name=path.stem,
+        digest=content["digest"],
+        task_digests=content["task_digests"],
+        identity=content["identity"],
+        manifest={**manifest, "identity": content["identity"]} if manifest else {},
+        items=dict(sorted(items.items())),
+        scores={
+            (task, metric, name): dict(zip(unfold(docs, count), map(float, unfold(values, count)), strict=True))
+            for task, metric, name, count, docs, values in content["scores"]
+        },
+        results={(t, m, f): (float(value), unpack_number(error)) for t, m, f, value, error in content["results"]},
+        higher_is_better={(task, metric, name): value for task, metric, name, value in content["higher_is_better"]},
+        answers={
+            (task, name): dict(zip(unfold(docs, count), unfold(values, count), strict=True))
+            for task, name, count, docs, values in content["answers"]
+        },
+        hashes={task: _hashes(*columns) for task, columns in content["hashes"].items()},
+        choices={
+            (task, metric, name): dict(zip(unfold(docs, count), map(_choice, unfold(values, count)), strict=True))
+            for task, metric, name, count, docs, values in content.get("choices", ())
+        },
+        weighted={
+            (task, metric, name): dict(zip(unfold(docs, count), _weighted(count, *columns), strict=True))
+            for task, metric, name, count, docs, *columns in content.get("weighted", ())  # none in older files
+        },
+        clusters={
+            task: dict(zip(unfold(docs, count), map(str, unfold(names, count)), strict=True))
+            for task, (count, docs, names) in content.get("clusters", {}).items()
+        },
+    )
+
+
+def _items(task: str, columns: Mapping[str, Any]) -> list[Item]:
+    count = columns["count"]
+    table = {name: unfold(columns[name], count) for name in FOLDED}
+    table |= {name: unpack_hashes(columns[name], count) for name in HASHES}
+    table["sum_logprob"] = unpack_floats(columns["sum_logprob"], count)
+    rows = (dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True))
+    return [Item(task=task, output_ids=None, logprobs=None, text=None, **row) for row in rows]
+
+
+def _choice(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"choice {str(value)[:20]} is no number of a choice")
+    return value
+
+
+def _weighted(count: int, totals: Any, weights: Any) -> list[tuple[float, float]]:
+    columns = [unpack_floats(column, count) for column in (totals, weights)]
+    return [(float(total), float(weight)) for total, weight in zip(*columns, strict=True)]
+
+
+def _packed_hashes(found: Mapping[int, tuple[str, str, str]]) -> list[Any]:
+    """[documents, doc hashes, prompt hashes, target hashes, count]."""
+    docs = sorted(found)
+    return [fold(docs), *(pack_hashes([found[doc][place] for doc in docs]) for place in range(3)), len(docs)]
+
+
+def _hashes(docs: Any, doc: Any, prompt: Any, target: Any, count: int) -> dict[int, tuple[str, str, str]]:
+    columns = (unpack_hashes(column, count) for column in (doc, prompt, target))
+    return dict(zip(unfold(docs, count), zip(*columns, strict=True), strict=True))

@@ -1,0 +1,78 @@
+"""Multiple-choice documents seen as probabilities: what was chosen, how surely, and by what margin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalengine.report.read.chosen import continuations, target_index
+from evalengine.report.read.run_data import RunData
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One document's decision by summed log-likelihood (lm-eval's `acc`)."""
+
+    doc_id: int
+    chosen: int
+    target: int | None  # None where the samples do not say which choice is right
+    confidence: float  # softmax over the choices' summed log-likelihoods, of the chosen one
+    margin: float | None  # the target's log-likelihood less the best other's, nat; > 0 if it was chosen
+
+    @property
+    def correct(self) -> bool:
+        return self.chosen == self.target
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Documents of similar confidence."""
+
+    confidence: float  # mean
+    correct: int
+    count: int
+
+
+def choices(data: RunData, task: str) -> list[Choice]:
+    """The documents of a multiple-choice task; empty for other tasks. Documents without a finite likelihood are left
+    out: no probability follows from them."""
+    if data.kinds.get(task) != "loglikelihood":
+        return []
+    found = []
+    for doc, rows in data.samples[task].items():
+        row, items = rows[0], data.documents[task, doc]
+        texts = continuations(row)
+        sums = [item.sum_logprob for item in items if item.repeat == 0][: len(texts)]
+        if len(sums) < 2 or any(value is None or not math.isfinite(value) for value in sums):
+            continue
+        found.append(_choice(doc, np.array(sums, dtype=np.float64), target_index(row, texts)))
+    return found
+
+
+def reliability(found: Sequence[Choice], bins: int = 10) -> list[Bin]:
+    """Documents in equally wide bins of confidence, empty ones left out."""
+    known = [choice for choice in found if choice.target is not None]
+    places = [min(int(choice.confidence * bins), bins - 1) for choice in known]
+    groups = [[c for c, place in zip(known, places, strict=True) if place == number] for number in range(bins)]
+    return [Bin(math.fsum(c.confidence for c in g) / len(g), sum(c.correct for c in g), len(g)) for g in groups if g]
+
+
+def expected_calibration_error(found: Sequence[Bin]) -> float:
+    """Mean |share correct - mean confidence| over documents, by bins (Naeini, Cooper & Hauskrecht 2015, AAAI)."""
+    total = sum(b.count for b in found)
+    return math.fsum(b.count / total * abs(b.correct / b.count - b.confidence) for b in found)
+
+
+def _choice(doc: int, sums: np.ndarray, target: int | None) -> Choice:
+    chosen = int(np.argmax(sums))  # the first of equals, as lm-eval's
+    weights = np.exp(sums - sums[chosen])
+    margin = None if target is None else float(sums[target] - np.delete(sums, target).max())
+    return Choice(doc, chosen, target, float(1.0 / weights.sum()), margin)
+
+
+def margins(found: Sequence[Choice]) -> Iterator[float]:
+    """The known margins, in nats."""
+    return (choice.margin for choice in found if choice.margin is not None)

@@ -1,0 +1,199 @@
+"""All runs of a folder at a glance: what each was, what came out, and whether it still equals the latest baseline.
+
+It is written after every run, so a run costs its manifest and its results file, not its records: those two files are
+checked against the manifest's hashes, the others where a run is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.records.evidence import AGAIN, FILES, SHA256, file_sha256, is_bound
+from evalengine.records.folder import DIGEST
+from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import read_manifest
+from evalengine.records.sealed import sha256_of
+from evalengine.report.numbers import same_number
+from evalengine.report.read.baseline import is_baseline, load_baseline
+from evalengine.report.read.lm_eval_samples import number
+from evalengine.report.read.places import runs_below
+from evalengine.report.read.provenance import command_line, parsed
+from evalengine.report.read.run import Run
+
+NEWEST = 1000  # runs listed
+BASELINES = 20  # newest JSON files looked at, in the folder and in the one above it
+BASELINE_BYTES = 20_000_000  # a larger file is no baseline for git
+FINISHED, UNFINISHED, DAMAGED = "finished", "unfinished", "damaged"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a run's results."""
+
+    name: str
+    filter: str
+    value: float
+    stderr: float | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run, or one task of a run of several."""
+
+    folder: Path
+    state: str
+    started: datetime | None = None
+    run_id: str = ""
+    command: str | None = None
+    model: str = ""
+    task: str = ""
+    metrics: tuple[Metric, ...] = ()
+    digest: str = ""  # the task's
+    problem: str = ""  # what is wrong with a damaged one
+    baseline: str = ""  # the file's name
+    verdict: str = ""  # against it
+
+
+def entries(root: Path) -> list[Entry]:
+    """A row a run and task, the newest first; at most `NEWEST` runs. A run that cannot be read is a row that says why.
+
+    Raises OSError if the folder itself cannot be read.
+    """
+    known = baselines(root)
+    runs = sorted(runs_below(root), key=_written, reverse=True)[:NEWEST]
+    foreign = [child for child in root.iterdir() if child.is_dir() and child not in runs and results_files(child)]
+    found = [entry for folder in (*runs, *foreign) for entry in _entries(folder, folder in runs, known)]
+    return sorted(found, key=_age)
+
+
+def baselines(root: Path) -> list[Run]:
+    """The baselines in the folder of runs and in the one above it, the newest first; damaged ones are left out."""
+    places = {root.resolve(), root.resolve().parent}
+    files = [file for place in places for file in place.glob("*.json") if file.is_file()]
+    files = [file for file in files if file.stat().st_size <= BASELINE_BYTES]
+    found = []
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)[:BASELINES]:
+        try:
+            if is_baseline(file):
+                found.append(load_baseline(file))
+        except (ConfigError, OSError):
+            continue
+    return found
+
+
+def _entries(folder: Path, ours: bool, known: Sequence[Run]) -> Iterator[Entry]:
+    try:
+        if ours and not (folder / DIGEST).is_file():
+            yield Entry(folder, UNFINISHED, problem="its command, given again, takes it up")
+            return
+        manifest = _manifest(folder) if ours else {}
+        file = results_files(folder)[-1]
+        results = read_results(file)
+        _check(file, manifest)
+        yield from _tasks(folder, manifest, results, known)
+    except IndexError:
+        yield Entry(folder, DAMAGED, problem=f"results_*.json is missing; {AGAIN}")
+    except (ConfigError, OSError) as error:
+        yield Entry(folder, DAMAGED, problem=str(error))
+
+
+def _tasks(
+    folder: Path, manifest: Mapping[str, Any], results: Mapping[str, Any], known: Sequence[Run]
+) -> Iterator[Entry]:
+    started = parsed(manifest.get("started")) or parsed(results.get("date"))
+    model = str((manifest.get("model") or {}).get("name") or results.get("model_name") or "")
+    for task, values in results["results"].items():
+        digest = str((manifest.get("task_digests") or {}).get(task, ""))
+        metrics = tuple(_metrics(values))
+        baseline, verdict = against(task, digest, metrics, manifest, known)
+        yield Entry(
+            folder=folder,
+            state=FINISHED,
+            started=started,
+            run_id=str(manifest.get("run_id") or ""),
+            command=command_line(manifest.get("command")),
+            model=model,
+            task=task,
+            metrics=metrics,
+            digest=digest,
+            baseline=baseline,
+            verdict=verdict,
+        )
+
+
+def against(
+    task: str, digest: str, metrics: Sequence[Metric], manifest: Mapping[str, Any], known: Sequence[Run]
+) -> tuple[str, str]:
+    """(the latest baseline of the task, of the same model if there is one; what sets the run apart from it); empty
+    where no baseline holds the task."""
+    holding = [one for one in known if any(key[0] == task for key in one.results)]
+    name, identity = _model(manifest), manifest.get("identity") or {}
+    one = next((one for one in holding if _model(one.manifest) == name), holding[0] if holding else None)
+    if one is None:
+        return "", ""
+    moved = _moved(task, metrics, one)
+    if digest and digest == one.task_digests.get(task):
+        return one.source.name, f"{moved}: the same bits, scored otherwise" if moved else "same bits"
+    if any(identity.get(part) != one.identity.get(part) for part in ("limit", "datasets")):
+        return one.source.name, "other documents"
+    if identity.get("weights") != one.identity.get("weights"):
+        return one.source.name, f"{moved or 'the same scores'}, another model"
+    if identity.get("prompts") != one.identity.get("prompts"):
+        return one.source.name, f"{moved or 'the same scores'}, other prompts"
+    return one.source.name, moved or "other bits, the same scores"
+
+
+def _moved(task: str, metrics: Sequence[Metric], baseline: Run) -> str:
+    """The first metric that is another one than the baseline's, and what it was: `was 0.8167`."""
+    for place, metric in enumerate(metrics):
+        old = baseline.results.get((task, metric.name, metric.filter))
+        if old is not None and not same_number(old[0], metric.value):
+            return f"{'' if place == 0 else f'{metric.name} '}was {old[0]:.4f}"
+    return ""
+
+
+def _metrics(values: Mapping[str, Any]) -> Iterator[Metric]:
+    for key, raw in values.items():
+        name, comma, filter_name = key.partition(",")
+        if comma and not name.endswith("_stderr") and (value := number(raw)) is not None:
+            yield Metric(name, filter_name, value, number(values.get(f"{name}_stderr,{filter_name}")))
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, whose own hash and digest hold. Raises `ConfigError`."""
+    manifest = read_manifest(folder / MANIFEST, AGAIN)
+    said = manifest.get(SHA256)
+    if said is not None and said != sha256_of({name: value for name, value in manifest.items() if name != SHA256}):
+        raise ConfigError(f"{folder / MANIFEST}: it was edited or damaged; {AGAIN}")
+    if (folder / DIGEST).read_bytes().strip() != manifest["digest"].encode():
+        raise ConfigError(f"{folder / DIGEST}: not the digest of {MANIFEST}: one of them was edited; {AGAIN}")
+    return manifest
+
+
+def _check(file: Path, manifest: Mapping[str, Any]) -> None:
+    """Of a run of ours: that the results are the file that it wrote."""
+    files = manifest.get(FILES)
+    if is_bound(manifest) and (not isinstance(files, Mapping) or files.get(file.name) != file_sha256(file)):
+        raise ConfigError(f"{file}: not the file that the run wrote; {AGAIN}")
+
+
+def _age(entry: Entry) -> float:
+    """Seconds before the epoch: what began last comes first; what does not say when, by its files."""
+    return -(entry.started.timestamp() if entry.started else _written(entry.folder)[0] / 1e9)
+
+
+def _model(manifest: Mapping[str, Any]) -> str:
+    model = manifest.get("model")
+    return str(model.get("name")) if isinstance(model, Mapping) else ""
+
+
+def _written(folder: Path) -> tuple[int, str]:
+    """When the run ended, or was last worked on."""
+    file = folder / DIGEST
+    return (file if file.is_file() else folder).stat().st_mtime_ns, folder.name

@@ -1,0 +1,193 @@
+"""lm-evaluation-harness's files, read as evidence: `results_<iso>.json` and `samples_<task>_<iso>.jsonl`.
+
+Read in lm_eval 0.4.12: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (names, the folder
+<output_path>/<model>/, responses saved as strings, the task hash), `utils.handle_non_serializable` (scalars of NumPy
+become strings). Run folders of ours hold the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.plain_files import read_bytes
+from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
+from evalengine.report.read.chosen import choice_texts, choices_of
+from evalengine.report.read.lm_eval_samples import ROLLING, answer, number, responses, weighted_pair
+from evalengine.report.read.run import Item, Key, Run, ScoreKey
+
+MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
+SEED_KEYS = ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed")
+# Not model_name: that is one of the model's arguments, or a random word where they name no model.
+RUN_KEYS = ("system_instruction_sha", "chat_template_sha", "fewshot_as_multiturn", "task_hashes")
+TASK_KEYS = ("dataset_path", "dataset_name", "test_split", "validation_split", "fewshot_split", "num_fewshot")
+PROMPT_KEYS = ("output_type", "description", "doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter")
+
+
+def load_lm_eval(path: Path) -> Run:
+    """The newest run of an lm-eval output folder (or that of a results file): texts, log-likelihoods, scores; no
+    digests, since lm-eval records no tokens. Raises `ConfigError` if a file is missing or damaged."""
+    return of_lm_eval(path, *newest(path))
+
+
+def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]]) -> Run:
+    """The same of what `newest` read."""
+    kinds = {task: _kind(config) for task, config in results["configs"].items()}
+    items: dict[Key, Item] = {}
+    for task, rows in samples.items():
+        for row in rows:
+            for item in responses(task, row, kinds.get(task)):
+                items.setdefault(item.key, item)
+    return Run(
+        source=path,
+        kind="lm-eval",
+        name=path.resolve().name if path.is_dir() else path.stem,
+        digest=None,
+        task_digests={},
+        identity=_identity(results),
+        manifest={},
+        items=dict(sorted(items.items())),
+        **_outcome(results, samples, kinds),
+    )
+
+
+def read_outcome(path: Path, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """`Run`'s scores, results, answers, hashes and what else hangs on them, from the newest results and their samples.
+
+    kinds: task -> kind of request.
+    """
+    return _outcome(*newest(path), kinds)
+
+
+def newest(path: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """(results, task -> rows of its samples) of a folder's newest run, or of a results file.
+
+    Raises `ConfigError` for what is missing, damaged or edited.
+    """
+    found = results_files(path)
+    if not found:
+        raise ConfigError(f"{path}: results_*.json is missing; {AGAIN}")
+    file = found[-1]
+    results = read_results(file)
+    hashes = results.get("task_hashes") or {}
+    samples = {task: list(_rows(name, hashes.get(task))) for task, name in _samples_of(file).items()}
+    missing = sorted({*hashes, *results["n-samples"]} - {*samples})
+    if missing or not samples:
+        wanted = f"samples_{missing[0] if missing else '<task>'}_{results_date(file)}.jsonl"
+        raise ConfigError(f"{file.parent / wanted}: missing; run lm_eval with --log_samples, or copy the file too")
+    return results, samples
+
+
+def _samples_of(results: Path) -> dict[str, Path]:
+    """Task -> the samples written with these results: older ones belong to another run."""
+    named = ((re.fullmatch(rf"samples_(.+)_{ISO}\.jsonl", file.name), file) for file in results.parent.iterdir())
+    date = results_date(results)
+    return {m[1]: file for m, file in sorted(named, key=lambda pair: pair[1].name) if m and m[2] == date}
+
+
+def _rows(file: Path, task_hash: str | None) -> Iterator[dict[str, Any]]:
+    """The rows of a samples file. The task hash, where the results hold one, is over the hashes of every row."""
+    hasher, seen = hashlib.sha256(), set()
+    try:
+        lines = read_bytes(file).decode("utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: damaged ({error}); {AGAIN}") from error
+    for line_number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row = parse_sample(line, f"{file}, line {line_number}")
+        if (row["doc_id"], row["filter"]) in seen:
+            raise ConfigError(f"{file}, line {line_number}: document {row['doc_id']} a second time; {AGAIN}")
+        seen.add((row["doc_id"], row["filter"]))
+        hasher.update(f"{row['doc_hash']}{row['prompt_hash']}{row['target_hash']}".encode())
+        yield row
+    if task_hash is not None and hasher.hexdigest() != task_hash:
+        raise ConfigError(f"{file}: not the samples of its results (lines are missing or edited); {AGAIN}")
+
+
+def _outcome(
+    results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
+) -> dict[str, Any]:
+    scores: dict[ScoreKey, dict[int, float]] = defaultdict(dict)
+    answers: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    hashes: dict[str, dict[int, tuple[str, str, str]]] = defaultdict(dict)
+    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = defaultdict(dict)
+    clusters: dict[str, dict[int, str]] = defaultdict(dict)
+    for task, rows in samples.items():
+        for row in rows:
+            doc, name = row["doc_id"], row["filter"]
+            hashes[task][doc] = (row["doc_hash"], row["prompt_hash"], row["target_hash"])
+            for metric in row["metrics"]:
+                if (value := number(row.get(metric))) is not None:
+                    scores[task, metric, name][doc] = value
+                elif kinds.get(task) == ROLLING and (pair := weighted_pair(row.get(metric))) is not None:
+                    weighted[task, metric, name][doc] = pair
+            if (text := answer(row, kinds.get(task))) is not None:
+                answers[task, name][doc] = text
+            if row.get("doc_cluster") is not None:
+                clusters[task][doc] = row["doc_cluster"]
+    aggregated = dict(_aggregated(results))
+    better = results["higher_is_better"]
+    directions = {key: (better.get(key[0]) or {}).get(key[1]) for key in {*scores, *aggregated}}
+    return {
+        "scores": dict(scores),
+        "results": aggregated,
+        "higher_is_better": {key: value for key, value in sorted(directions.items()) if isinstance(value, bool)},
+        "answers": dict(answers),
+        "hashes": dict(hashes),
+        "weighted": dict(weighted),
+        **_choices(results, samples, kinds),
+        "clusters": dict(clusters),
+    }
+
+
+def _choices(
+    results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
+) -> dict[str, Any]:
+    tasks = [task for task in samples if kinds.get(task) in ("loglikelihood", None)]  # None: an older file says none
+    texts = {task: choice_texts(samples[task], _delimiter(results, task)) for task in tasks}
+    choices = {(task, *key): found for task in tasks for key, found in choices_of(samples[task], texts[task]).items()}
+    return {"choices": choices, "choice_texts": texts}
+
+
+def _delimiter(results: Mapping[str, Any], task: str) -> str | None:
+    """What lm-eval puts before each choice; None where the results do not say. Under a chat template it is nothing,
+    unless a prefix of the answer stands before it that does not end in white space (`construct_requests`)."""
+    config = results["configs"].get(task) or {}
+    said, prefix = config.get("target_delimiter"), config.get("gen_prefix")
+    if results.get("chat_template_sha") and not (isinstance(prefix, str) and prefix and not prefix[-1].isspace()):
+        return ""
+    return said if isinstance(said, str) else None
+
+
+def _aggregated(results: Mapping[str, Any]) -> Iterator[tuple[ScoreKey, tuple[float, float | None]]]:
+    for task, values in results["results"].items():
+        for key, raw in values.items():
+            metric, comma, name = key.partition(",")
+            if comma and not metric.endswith("_stderr") and (value := number(raw)) is not None:
+                yield (task, metric, name), (value, number(values.get(f"{metric}_stderr,{name}")))
+
+
+def _kind(config: Mapping[str, Any]) -> str | None:
+    """A task's kind of request; lm-eval's multiple-choice tasks ask for log-likelihoods."""
+    output_type = config.get("output_type")
+    return "loglikelihood" if output_type == "multiple_choice" else output_type
+
+
+def _identity(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What lm-eval's results say about model, seeds, tasks and prompts."""
+    config = results["config"]
+    tasks = {
+        task: {
+            "version": results["versions"].get(task),
+            **{key: settings.get(key) for key in (*TASK_KEYS, *PROMPT_KEYS, "generation_kwargs") if key in settings},
+        }
+        for task, settings in sorted(results["configs"].items())
+    }
+    said = {key: config.get(key) for key in (*MODEL_KEYS, *SEED_KEYS)}
+    return {**said, **{key: results.get(key) for key in RUN_KEYS}, "tasks": tasks}

@@ -1,0 +1,59 @@
+"""A run from disk, whatever it is: a run folder of ours, an output folder of lm-evaluation-harness, a baseline file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evalengine.errors import ConfigError, readable
+from evalengine.records.lm_eval_file import results_files
+from evalengine.report.read.baseline import is_baseline, load_baseline
+from evalengine.report.read.experiment import experiment_runs
+from evalengine.report.read.lm_eval_records import load_results
+from evalengine.report.read.names import stands_for
+from evalengine.report.read.places import is_run_folder
+from evalengine.report.read.run import Run
+from evalengine.report.read.run_folder import load_folder
+
+
+def load_run(path: str | Path, page: bool = True) -> Run:
+    """A run folder, an lm-eval output folder (or its results file), or a baseline file; or a name that stands
+    for one (`names`).
+
+    page: whether an edited `report.html` of a run folder counts.
+
+    Raises `ConfigError` (the file at fault, and the cure) for what is missing, unreadable, unfinished, damaged or
+    edited.
+    """
+    with readable(path):
+        return _load(Path(stands_for(path)), page)
+
+
+def _load(path: Path, page: bool) -> Run:
+    if path.is_file():
+        if results_files(path):
+            return load_results(path)
+        if not is_baseline(path) and is_run_folder(path.parent):
+            raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
+        return load_baseline(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder; give a run folder, an lm-eval output folder or a baseline")
+    any(path.iterdir())  # without permission, everything would merely seem to be missing
+    if is_run_folder(path):
+        return load_folder(path, page)
+    if results_files(path):
+        return load_results(path)
+    return _only_run_inside(path, page)
+
+
+def _only_run_inside(path: Path, page: bool) -> Run:
+    """lm-eval writes into <output_path>/<model>/, and a results/ folder may hold a single run."""
+    inside = sorted(child for child in path.iterdir() if child.is_dir())
+    found = [child for child in inside if is_run_folder(child) or results_files(child)]
+    if len(found) == 1:
+        return load_run(found[0], page)
+    if found:
+        names = ", ".join(child.name for child in found[:4]) + (", ..." if len(found) > 4 else "")
+        raise ConfigError(f"{path}: it holds {len(found)} runs ({names}); name one of them")
+    if runs := experiment_runs(path):
+        raise ConfigError(f"{path}: an experiment of {len(runs)} runs; name one of them, such as {runs[0]}")
+    raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")

@@ -1,0 +1,82 @@
+"""What `compare`, `gate` and the report know of a run, wherever it was read from (`load.load_run`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from evalengine.records.evidence import is_bound
+
+Key = tuple[str, int, int, int]  # task, document, request index, repeat
+ScoreKey = tuple[str, str, str]  # task, metric, filter
+Program = Literal["evalengine", "lm-eval", "evalengine in lm-eval"]  # the last: lm-eval's tasks, our engine
+
+UNBOUND = "its files are not bound (its manifest does not list their hashes), so edits would pass unseen"
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One request. What the source does not hold is None, or "" for a hash."""
+
+    task: str
+    doc_id: int
+    request_index: int
+    repeat: int
+    kind: str  # generate_until | loglikelihood | loglikelihood_rolling
+    leaf: str  # hex digest leaf (`records.digest.leaf_hash`); "" where unknown (lm-eval)
+    prompt_sha256: str
+    output_sha256: str  # `records.schema.ids_sha256` of the output ids
+    output_ids: list[int] | None  # None: a baseline or an lm-eval folder holds none
+    logprobs: np.ndarray | None  # float32 [len(output_ids)]
+    sum_logprob: float | None  # math.fsum of logprobs, or what the source says
+    text: str | None
+    truncated: int  # tokens cut from the prompt's left
+
+    @property
+    def key(self) -> Key:
+        return (self.task, self.doc_id, self.request_index, self.repeat)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run as evidence. Scores and answers are lm-eval's: a document's value under a filter."""
+
+    source: Path
+    kind: Literal["run", "baseline", "lm-eval"]
+    name: str  # short label for tables
+    digest: str | None
+    task_digests: dict[str, str]
+    identity: dict[str, Any]  # manifest["identity"]; of lm-eval: what its results say about model, tasks and prompts
+    manifest: dict[str, Any]  # {} where there is none
+    items: dict[Key, Item]  # in key order
+    scores: dict[ScoreKey, dict[int, float]]  # doc_id -> value
+    results: dict[ScoreKey, tuple[float, float | None]]  # aggregated value, standard error
+    higher_is_better: dict[ScoreKey, bool]  # absent where the source does not say
+    answers: dict[tuple[str, str], dict[int, str]]  # (task, filter) -> doc_id -> filtered answer as text
+    hashes: dict[str, dict[int, tuple[str, str, str]]]  # task -> doc_id -> (doc_hash, prompt_hash, target_hash)
+    choices: dict[ScoreKey, dict[int, int]] = field(default_factory=dict)  # `chosen`: doc_id -> what a metric chose
+    choice_texts: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict)  # task -> doc_id -> what there is
+    # (log-likelihood, weight) of each document, for metrics that are made of those sums: perplexities by word or byte
+    weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    clusters: dict[str, dict[int, str]] = field(default_factory=dict)  # task -> doc_id -> what related documents share
+    records: Path | None = None  # the folder of its records and manifest, where that is not `source`
+
+    @property
+    def program(self) -> Program:
+        """What ran it: the settings that two programs record are not the same ones."""
+        if self.by_lm_eval:
+            return "lm-eval"
+        return "evalengine in lm-eval" if self.identity.get("harness") == "lm-eval" else "evalengine"
+
+    @property
+    def by_lm_eval(self) -> bool:
+        """Whether lm-eval ran it. Of a baseline the digest tells: every run of ours has one, no run of lm-eval's."""
+        return self.kind == "lm-eval" or (self.kind == "baseline" and self.digest is None)
+
+    @property
+    def unbound(self) -> bool:
+        """Whether it is a folder of ours whose manifest does not list its files: edits of them would pass unseen."""
+        return self.kind == "run" and not is_bound(self.manifest)

@@ -1,0 +1,96 @@
+"""A run with its texts: what the HTML report shows beyond `Run`, which keeps to what is compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.records.folder import RECORDS
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import missing_for_page
+from evalengine.records.schema import read_endings, read_outcomes, read_thinking
+from evalengine.records.tokens import TOKENS, read_tokens
+from evalengine.report.read.lm_eval_folder import newest
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import Item, Key, Run, ScoreKey
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """A finished run, ours or lm-eval's, with its samples."""
+
+    run: Run
+    results: dict[str, Any]  # lm-eval's results file
+    samples: dict[str, dict[int, list[dict[str, Any]]]]  # task -> doc_id -> a sample per filter
+    endings: dict[Key, tuple[str, int]]  # request -> (finish reason, prompt tokens); lm-eval's files hold none
+    thinking: dict[Key, tuple[int, bool]]  # (tokens of a thinking, cut short?); none where no end is named
+    outcomes: dict[Key, str]  # how the program in a generation ended, of tasks that run what the model wrote
+    pieces: dict[int, bytes]  # token id -> bytes; empty where the run left no tokens.json
+
+    @property
+    def tasks(self) -> list[str]:
+        """In the results' order."""
+        return [task for task in self.results["results"] if task in self.samples]
+
+    @cached_property
+    def documents(self) -> dict[tuple[str, int], list[Item]]:
+        """(task, doc_id) -> its requests, in order; none for a document that asked for nothing, as an empty text."""
+        found: dict[tuple[str, int], list[Item]] = {(t, doc): [] for t, docs in self.samples.items() for doc in docs}
+        for item in self.run.items.values():
+            found[item.task, item.doc_id].append(item)
+        return found
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """task -> its kind of request; tasks without a request are missing."""
+        return {item.task: item.kind for item in self.run.items.values()}
+
+    def items(self, task: str) -> list[Item]:
+        """The task's requests."""
+        return [item for item in self.run.items.values() if item.task == task]
+
+    def score_keys(self, task: str) -> list[ScoreKey]:
+        """The task's metrics that have a number per document, those of the results first and in their order."""
+        known = [key for key in self.run.results if key[0] == task and key in self.run.scores]
+        return known + sorted(key for key in self.run.scores if key[0] == task and key not in known)
+
+    def binary(self, key: ScoreKey) -> bool:
+        """Whether every document scored 0 or 1; False for a metric without a score per document."""
+        return key in self.run.scores and set(self.run.scores[key].values()) <= {0.0, 1.0}
+
+    def filters(self, task: str) -> list[str]:
+        """The task's filters in the samples' order."""
+        rows = next(iter(self.samples[task].values()), [])
+        return [row["filter"] for row in rows]
+
+
+def load_run_data(path: str | Path, run: Run | None = None, page: bool = True) -> RunData:
+    """Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline: it has no texts.
+
+    run: the same path's, if it has been read already. page: whether an edited `report.html` counts as well.
+    """
+    run = run or load_run(path, page)
+    if run.kind == "baseline":
+        raise ConfigError(f"report: {path}: a baseline holds no texts; name the run's folder")
+    if run.kind == "run" and (missing := missing_for_page(run.manifest)):
+        raise ConfigError(f"{(run.records or run.source) / MANIFEST}: {missing}; run its command again, or take the "
+                          "folder from where it was copied")  # fmt: skip
+    results, rows = newest(run.source)
+    samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for task, found in rows.items():
+        mine = samples.setdefault(task, {})
+        for row in sorted(found, key=lambda row: row["doc_id"]):  # stable: filters stay in order
+            mine.setdefault(row["doc_id"], []).append(row)
+    ours, place = run.kind == "run", run.records or run.source
+    return RunData(
+        run=run,
+        results=results,
+        samples=samples,
+        endings=read_endings(place / RECORDS) if ours else {},
+        thinking=read_thinking(place / RECORDS) if ours else {},
+        outcomes=read_outcomes(place / RECORDS) if ours else {},
+        pieces=read_tokens(place / TOKENS) if ours else {},
+    )

@@ -1,0 +1,172 @@
+"""A run folder of ours, read as evidence: its files are those that the run wrote, and its records give its digest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+from evalengine.plain_files import read_bytes
+from evalengine.records.digest import leaf_hash, merkle_root
+from evalengine.records.evidence import AGAIN, open_run
+from evalengine.records.folder import DIGEST, RECORDS
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.schema import RequestRecord, ids_sha256, read_records
+from evalengine.records.shapes import sha256
+from evalengine.report.numbers import exact_sum, same_number
+from evalengine.report.read.aggregates import perplexity
+from evalengine.report.read.lm_eval_folder import read_outcome
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.rolling import asks_nothing
+from evalengine.report.read.run import Item, Key, Run, ScoreKey
+
+
+def load_folder(path: Path, page: bool = True) -> Run:
+    """A finished run. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or edited.
+
+    page: whether that holds for its `report.html` too.
+    """
+    evidence = read_evidence(path, page)
+    if evidence.manifest["identity"].get("harness") == "lm-eval":
+        raise ConfigError(f"{path}: the records of a run by lm-eval; give the folder of its results: {path.parent}")
+    items = evidence.items
+    outcome = read_outcome(path, {item.task: item.kind for item in items.values()})
+    same_documents(path, items, outcome["hashes"])
+    same_metrics(path, outcome["scores"], outcome["results"])
+    return Run(
+        source=path,
+        kind="run",
+        name=path.resolve().name,
+        digest=evidence.digest,
+        task_digests=evidence.task_digests,
+        identity=evidence.manifest["identity"],
+        manifest=evidence.manifest,
+        items=items,
+        **outcome,
+    )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the engine left: without any metric."""
+
+    manifest: dict[str, Any]
+    digest: str
+    task_digests: dict[str, str]
+    items: dict[Key, Item]  # in key order
+
+
+def read_evidence(path: Path, page: bool = True) -> Evidence:
+    """The records of a folder and what vouches for them: every digest is computed anew.
+
+    Raises: ConfigError if the run is unfinished, or if a file is missing, damaged or edited.
+    """
+    manifest = open_run(path, page)
+    digest = _read_digest(path)
+    records = _read_records(path / RECORDS)
+    leaves = [leaf_hash(record) for record in records]
+    if merkle_root(leaves).hex() != digest:
+        raise ConfigError(
+            f"{path / DIGEST}: it says {digest}, but the records give {merkle_root(leaves).hex()}: "
+            f"{RECORDS} or {DIGEST} was edited or damaged; {AGAIN}"
+        )
+    items = {record.key: _item(record, leaf) for record, leaf in zip(records, leaves, strict=True)}
+    tasks = tree_digests(items)
+    if (manifest["digest"], manifest["task_digests"]) != (digest, tasks):
+        raise ConfigError(f"{path / MANIFEST}: its digests are not those of {RECORDS}: it was edited; {AGAIN}")
+    return Evidence(manifest, digest, tasks, items)
+
+
+def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
+    """Each task's digest (`records.digest.task_digests`) from the leaves of items in key order."""
+    return {
+        task: merkle_root([bytes.fromhex(item.leaf) for item in group]).hex()
+        for task, group in groupby(items.values(), key=lambda item: item.task)
+    }
+
+
+def _read_digest(path: Path) -> str:
+    try:
+        digest = read_bytes(path / DIGEST).decode("utf-8", "replace").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path / DIGEST}: cannot be read ({error}); {AGAIN}") from error
+    if not sha256(digest):
+        raise ConfigError(f"{path / DIGEST}: not a digest (64 hex digits): it was edited or damaged; {AGAIN}")
+    return digest
+
+
+def _read_records(path: Path) -> list[RequestRecord]:
+    """The records in key order; each holds what its own fields promise."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: missing, so nothing can be compared; {AGAIN}")
+    try:
+        records = sorted(read_records(path), key=lambda record: record.key)
+        whole = all(_whole(record) for record in records) and _distinct(records)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
+        raise ConfigError(f"{path}: damaged, or no records of a run ({error}); {AGAIN}") from error
+    if not whole:
+        raise ConfigError(f"{path}: its columns contradict each other: it was edited; {AGAIN}")
+    return records
+
+
+def _whole(record: RequestRecord) -> bool:
+    lengths = len(record.output_ids) == len(record.logprobs)
+    return lengths and str(record.logprobs.dtype) == "float32" and record.prompt_sha256 == ids_sha256(record.prompt_ids)
+
+
+def _distinct(records: Sequence[RequestRecord]) -> bool:
+    return len({record.key for record in records}) == len(records)
+
+
+def _item(record: RequestRecord, leaf: bytes) -> Item:
+    return Item(
+        task=record.task,
+        doc_id=record.doc_id,
+        request_index=record.request_index,
+        repeat=record.repeat,
+        kind=record.kind,
+        leaf=leaf.hex(),
+        prompt_sha256=record.prompt_sha256,
+        output_sha256=ids_sha256(record.output_ids),
+        output_ids=list(record.output_ids),
+        logprobs=record.logprobs,
+        sum_logprob=exact_sum(record.logprobs.tolist()),
+        text=record.text,
+        truncated=record.truncated,
+    )
+
+
+def same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, Mapping[int, Any]]) -> None:
+    """Every recorded document has its samples, and no other: a shortened or exchanged samples file is found. Raises
+    `ConfigError`.
+
+    An empty text of a rolling task has a sample and no record: there is nothing to score.
+    """
+    kinds = {item.task: item.kind for item in items.values()}
+    for task in sorted({*kinds} | {*hashes}):
+        recorded, sampled = {key[1] for key in items if key[0] == task}, {*hashes.get(task, {})}
+        if kinds.get(task) == ROLLING:
+            sampled = {doc for doc in sampled if doc in recorded or not asks_nothing(hashes[task][doc])}
+        if recorded != sampled:
+            where = sorted(recorded ^ sampled)[0]
+            raise ConfigError(f"{path}: samples_{task}_*.jsonl and {RECORDS} differ from document {where} on; {AGAIN}")
+
+
+def same_metrics(path: Path, scores: Mapping[ScoreKey, Mapping[int, float]], results: Mapping[ScoreKey, Any]) -> None:
+    """A metric of numbers is their mean, a perplexity of log-likelihoods (LAMBADA's) exp of minus that; others
+    (word_perplexity) have no number a document. Raises `ConfigError`."""
+    for key in scores.keys() & results.keys():
+        mean, said = exact_sum(scores[key].values()) / len(scores[key]), float(results[key][0])
+        what = "mean"
+        if key[1] == "perplexity":
+            what, mean = "perplexity", perplexity([(value, 1.0) for value in scores[key].values()])
+        if not (same_number(mean, said) or math.isclose(mean, said, rel_tol=1e-9, abs_tol=1e-12)):
+            task, metric, name = key
+            raise ConfigError(
+                f"{path}: results_*.json has {metric},{name} of {task} at {said}, but its documents' {what} is {mean}: "
+                f"one of the two files was edited; {AGAIN}"
+            )

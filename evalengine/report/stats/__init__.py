@@ -1,0 +1,1 @@
+"""Statistics: paired tests, intervals, power, and the losses that a test can detect."""

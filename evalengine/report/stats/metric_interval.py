@@ -1,0 +1,35 @@
+"""The 95 % interval of one metric of one run: a mean of documents' scores, or a perplexity."""
+
+from __future__ import annotations
+
+import math
+
+from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.mean_interval import mean_interval
+
+
+def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:
+    """(low, high), with the documents' clusters; None for a metric that is neither a mean nor a ratio of sums, and
+    where the documents cannot tell (`mean_interval`)."""
+    scores, value = run.scores.get(key), run.results[key][0]
+    if not scores:
+        return _of_ratio(run, key)
+    values = list(scores.values())
+    if not math.isclose(math.fsum(values) / len(values), value, rel_tol=1e-6, abs_tol=1e-6):
+        return None
+    return mean_interval(values, clusters=cluster_names(run, run, key[0], list(scores)))
+
+
+def _of_ratio(run: Run, key: ScoreKey) -> tuple[float, float] | None:
+    if key not in run.weighted or len(run.weighted[key]) < 2:
+        return None
+    from evalengine.report.stats.paired import cluster_codes
+    from evalengine.report.stats.perplexity import ratio_interval, ratios  # SciPy takes most of a second
+
+    found = ratios((run,), key)
+    if found is None:
+        return None
+    documents, (ratio,) = found
+    _, low, high = ratio_interval(ratio, cluster_codes(cluster_names(run, run, key[0], documents), len(documents)))
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None

@@ -1,0 +1,214 @@
+"""Statistics on pairs: two runs' scores on the same items. The difference is b - a throughout, in the metric's units.
+
+0/1 scores of unrelated items take the exact McNemar test and Bonett and Price's interval; everything else takes the
+sign-flip permutation test over clusters and a clustered t interval. Pure functions; nothing here depends on the order
+of the items, and a seed fixes what is random.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from evalengine.report.stats.detectable_loss import detectable_loss
+from evalengine.report.stats.intervals import (
+    Floats,
+    bonett_price,
+    cluster_sums,
+    clustered_stderr,
+    no_spread_interval,
+    t_interval,
+)
+from evalengine.report.stats.permutation import EXACT, resamples, sign_flip
+from evalengine.report.stats.power import binary_effect, check_levels, mean_effect
+
+Test = Literal["mcnemar-exact", "permutation"]
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class PairedResult:
+    """Run b against run a on the same n items. Shares and p-values are in [0, 1]; the rest has the metric's units."""
+
+    n: int
+    wins: int  # items on which b is better, by higher_is_better
+    losses: int  # items on which b is worse
+    ties: int  # items with equal scores
+    mean_a: float
+    mean_b: float
+    difference: float  # mean_b - mean_a, whichever of them is better
+    stderr: float  # of the difference, clustered; NaN for one cluster
+    ci_low: float  # confidence interval of the difference; infinite for one cluster
+    ci_high: float
+    p_value: float  # two-sided
+    test: Test
+    p_one_sided: float  # b is worse than a
+    minimum_detectable_effect: float  # two-sided test; > 0, inf: nothing is detectable
+    minimum_detectable_loss: float  # one-sided test, of what a has to lose (`detectable_loss`); > 0, inf: none
+    undetectable: str  # why no loss can be detected; "" where one can
+    clusters: int  # independent groups of items; n without clusters
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields by name; None for what is not finite, which JSON cannot hold."""
+        values = dataclasses.asdict(self)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def paired(
+    a: ArrayLike,
+    b: ArrayLike,
+    clusters: ArrayLike | None = None,
+    confidence: float = 0.95,
+    higher_is_better: bool = True,
+    alpha: float = 0.05,
+    power: float = 0.8,
+    seed: int = 0,
+    metrics: int = 1,
+) -> PairedResult:
+    """Compares scores `a` [n] and `b` [n] of the same items; `clusters` [n] names each item's group (its document).
+
+    `alpha` and `power` are those of the minimum detectable effects, `metrics` how many metrics share `alpha` (Holm's
+    first and hardest step), `seed` that of the permutation test. Raises
+    `ValueError` for no items, unequal lengths, scores that are not finite (with their index), and levels outside
+    (0, 1) or a power that is not above alpha.
+    """
+    levels = (alpha / max(metrics, 1), power)
+    check_levels(confidence, *levels)
+    a, b = _scores("a", a), _scores("b", b)
+    if len(a) != len(b):
+        raise ValueError(f"a has {len(a)} scores and b has {len(b)}: pairs need the same items")
+    codes = cluster_codes(clusters, len(a))
+    difference = b - a
+    ups, downs = int(np.count_nonzero(difference > 0)), int(np.count_nonzero(difference < 0))
+    wins, losses = (ups, downs) if higher_is_better else (downs, ups)
+    stderr = clustered_stderr(difference, codes)
+    binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
+    if binary and codes.max() + 1 == len(a):
+        inferred = _infer_binary(ups, downs, len(a), higher_is_better, confidence, levels)
+    else:
+        scale = 1.0 if binary else score_scale(a, b)
+        inferred = _infer_mean(difference, codes, stderr, scale, higher_is_better, confidence, levels, seed)
+    least = detectable_loss(a, b, codes, inferred.loss_of_pairs, higher_is_better, alpha, power, metrics)
+    return PairedResult(
+        n=len(a), wins=wins, losses=losses, ties=len(a) - ups - downs, mean_a=_mean(a),
+        mean_b=_mean(b), difference=_mean(difference), stderr=stderr, ci_low=inferred.interval[0],
+        ci_high=inferred.interval[1], p_value=inferred.p_values[0], test=inferred.test,
+        p_one_sided=inferred.p_values[1], minimum_detectable_effect=inferred.effect,
+        minimum_detectable_loss=least.loss, undetectable=least.why, clusters=int(codes.max()) + 1,
+    )  # fmt: skip
+
+
+class _Inferred(NamedTuple):
+    test: Test
+    interval: tuple[float, float]
+    p_values: tuple[float, float]  # two-sided, b is worse
+    effect: float  # minimum detectable, of the two-sided test
+    loss_of_pairs: float | None  # the same of the one-sided test, whatever there is to lose; None: McNemar's
+
+
+def _infer_binary(
+    ups: int, downs: int, count: int, higher_is_better: bool, confidence: float, levels: tuple[float, float]
+) -> _Inferred:
+    """0/1 scores of unrelated items; `levels` are (alpha, power)."""
+    interval = bonett_price(ups, downs, count, confidence)
+    p_values = mcnemar(ups, downs) if higher_is_better else mcnemar(downs, ups)
+    return _Inferred("mcnemar-exact", interval, p_values, binary_effect(count, (ups + downs) / count, *levels), None)
+
+
+def _infer_mean(
+    difference: Floats,
+    codes: NDArray[np.intp],
+    stderr: float,
+    scale: float,
+    higher_is_better: bool,
+    confidence: float,
+    levels: tuple[float, float],
+    seed: int,
+) -> _Inferred:
+    """Scores of any size, or of related items; `scale` is the size of the metric's scores."""
+    mean, groups = _mean(difference), int(codes.max()) + 1
+    if stderr == 0:
+        interval = no_spread_interval(mean, scale, groups, confidence)
+    else:
+        interval = t_interval(mean, stderr, groups, confidence)
+    sums = cluster_sums(difference, codes)
+    p_values = sign_flip(-sums if higher_is_better else sums, seed)
+    sizes = np.abs(sums[sums != 0])
+    typical = math.fsum(sizes) / len(sizes) * groups / len(difference) if len(sizes) else scale
+    drawn = resamples(groups)
+    both, loss = (
+        math.inf if groups > EXACT and sides / (drawn + 1) > levels[0]  # no drawn p-value is that small
+        else mean_effect(stderr, typical, groups, *levels, sides)
+        for sides in (2, 1)
+    )  # fmt: skip
+    return _Inferred("permutation", interval, p_values, both, loss)
+
+
+def mcnemar(wins: int, losses: int) -> tuple[float, float]:
+    """(two-sided p, p of more losses than chance gives): the exact test on discordant pairs (McNemar 1947).
+
+    Under the null hypothesis losses ~ Binomial(wins + losses, 1/2). (1, 1) where no pair differs.
+    """
+    if wins + losses == 0:
+        return 1.0, 1.0
+    both = stats.binomtest(losses, wins + losses).pvalue
+    return float(both), float(stats.binomtest(losses, wins + losses, alternative="greater").pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for the family, in the given order: Holm 1979, Scandinavian Journal of Statistics 6(2).
+
+    The i-th smallest of m (from 0) becomes the running maximum of (m - i) p, at most 1. Controls the probability of
+    any false alarm, however the metrics depend on each other.
+    """
+    adjusted, running = [1.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = running
+    return adjusted
+
+
+def compare_many(results: Mapping[Name, PairedResult], one_sided: bool = False) -> dict[Name, float]:
+    """Each metric's p-value (`p_one_sided` if asked), corrected by `holm` for the number of metrics looked at."""
+    values = [result.p_one_sided if one_sided else result.p_value for result in results.values()]
+    return dict(zip(results, holm(values), strict=True))
+
+
+def _scores(name: str, values: ArrayLike) -> Floats:
+    """`values` as float64 [n], n >= 1, all finite."""
+    scores = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1:
+        raise ValueError(f"{name} has shape {scores.shape}: one score per item is needed")
+    if len(scores) == 0:
+        raise ValueError(f"{name} is empty: there is no item to compare")
+    wrong = np.flatnonzero(~np.isfinite(scores))
+    if len(wrong):
+        raise ValueError(f"{name}[{wrong[0]}] is {scores[wrong[0]]}: scores must be finite ({len(wrong)} are not)")
+    return scores
+
+
+def cluster_codes(clusters: ArrayLike | None, count: int) -> NDArray[np.intp]:
+    """Each item's cluster as a number in 0..G-1; without clusters every item is its own. Raises `ValueError`."""
+    if clusters is None:
+        return np.arange(count)
+    names = np.asarray(clusters)
+    if names.shape != (count,):
+        raise ValueError(f"clusters has shape {names.shape}: one name for each of the {count} items is needed")
+    return np.unique(names, return_inverse=True)[1]
+
+
+def score_scale(a: Floats, b: Floats) -> float:
+    """How far apart scores can be, for all that was seen: their range, or their size where all are equal."""
+    both = np.concatenate((a, b))
+    return float(np.ptp(both)) or float(np.max(np.abs(both)))
+
+
+def _mean(values: Floats) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,64 @@
+"""pass@k of tasks that sample every document several times: the share of documents solved by one of k samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from evalengine.estimators import pass_at_k
+from evalengine.report.read.run import Run, ScoreKey
+
+EPSILON = 1e-9  # how far a mean of 0s and 1s lies from a multiple of 1 / n by rounding
+
+
+def with_pass_at_k(run: Run) -> Run:
+    """The run with pass@k, k = 2, 4, 8, ... and n, beside each metric that is the mean of a document's n samples, right
+    or wrong: pass@1 is that metric itself. lm-eval scores the first sample only, so that its runs stay as they are. So
+    do filters for which the task has reported pass@k itself."""
+    if run.by_lm_eval:
+        return run
+    samples: dict[tuple[str, int], int] = {}
+    for (task, doc, _, repeat), item in run.items.items():
+        if item.kind == "generate_until":
+            samples[task, doc] = max(samples.get((task, doc), 0), repeat + 1)
+    scores, better = dict(run.scores), dict(run.higher_is_better)
+    results: dict[ScoreKey, tuple[float, float | None]] = {}
+    reported_by_task = {(task, name) for task, metric, name in run.results if metric.startswith("pass@")}
+    for key, reported in run.results.items():
+        results[key] = reported
+        if (key[0], key[2]) in reported_by_task:
+            continue
+        for k, values in _passes(run, key, samples):
+            name = (key[0], f"{_prefix(run, key)}pass@{k}", key[2])
+            scores[name], better[name] = values, True
+            results[name] = (math.fsum(values.values()) / len(values), None)
+    return replace(run, scores=scores, results=results, higher_is_better=better)
+
+
+def _passes(run: Run, key: ScoreKey, samples: dict[tuple[str, int], int]) -> Iterator[tuple[int, dict[int, float]]]:
+    """(k, each document's estimate); nothing where the metric is no mean of n > 1 rights and wrongs."""
+    found = run.scores.get(key, {})
+    counts = {samples.get((key[0], doc), 0) for doc in found}
+    n = counts.pop() if len(counts) == 1 else 0
+    if n < 2 or run.higher_is_better.get(key) is not True:
+        return
+    corrects = {doc: _count(value, n) for doc, value in found.items()}
+    right = {doc: c for doc, c in corrects.items() if c is not None}
+    if len(right) < len(found):
+        return
+    for k in sorted({2**power for power in range(1, n.bit_length()) if 2**power <= n} | {n}):
+        yield k, {doc: pass_at_k(n, c, k) for doc, c in right.items()}
+
+
+def _count(mean: float, n: int) -> int | None:
+    """How many of n samples were right; None if the mean is no multiple of 1 / n in [0, 1]."""
+    if not math.isfinite(mean) or abs(mean * n - round(mean * n)) > EPSILON * n or not 0 <= round(mean * n) <= n:
+        return None
+    return round(mean * n)
+
+
+def _prefix(run: Run, key: ScoreKey) -> str:
+    """Which metric passes, where a filter has several."""
+    alike = [k for k in run.results if (k[0], k[2]) == (key[0], key[2]) and k in run.scores]
+    return f"{key[1]} " if len(alike) > 1 else ""

@@ -1,0 +1,124 @@
+"""Perplexities by word or byte, and bits per byte: ratios of sums over documents, with their clusters.
+
+The ratio is theta = -sum L / sum W: L a document's log-likelihood, W its words or bytes. A perplexity is exp(theta),
+bits are theta / ln 2. Standard errors are those of a ratio estimator, by the delta method over clusters (Cochran 1977,
+"Sampling Techniques", 6.3 and 9A; with the factor G / (G - 1) of `intervals.clustered_stderr`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalengine.report.numbers import exact_sum
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.intervals import Floats, cluster_sums, t_interval
+from evalengine.report.stats.loss_bound import Stratum
+
+Kind = Literal["perplexity", "bits"]
+CLOSE = 1e-6  # relative, of what the results say to what the documents give
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One run's metric."""
+
+    kind: Kind
+    totals: Floats  # [n] log-likelihoods
+    weights: Floats  # [n]
+
+    @property
+    def nats(self) -> float:
+        """theta: nats per word or byte."""
+        return -exact_sum(self.totals) / math.fsum(self.weights)
+
+    @property
+    def value(self) -> float:
+        return value_of(self.nats, self.kind)
+
+
+def value_of(nats: float, kind: Kind) -> float:
+    """The metric at so many nats per word or byte; inf where that overflows."""
+    if kind == "bits":
+        return nats / math.log(2)
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+def ratio_stderr(totals: Floats, weights: Floats, codes: NDArray[np.intp]) -> float:
+    """Standard error of -sum totals / sum weights (nats), with clusters `codes` [n] in 0..G-1; NaN for one cluster.
+
+    sqrt(G / (G - 1) sum_g e_g^2) / sum W with e_g = sum_{i in g} (-L_i - theta W_i).
+    """
+    groups, weight = int(codes.max()) + 1, math.fsum(weights)
+    if groups < 2:
+        return math.nan
+    residuals = cluster_sums(-totals + weights * exact_sum(totals) / weight, codes)
+    return math.sqrt(math.fsum(residuals**2) * groups / (groups - 1)) / weight
+
+
+def ratio_interval(ratio: Ratio, codes: NDArray[np.intp], confidence: float = 0.95) -> tuple[float, float, float]:
+    """(standard error, low, high) of the metric: Student's interval of theta, then the metric at its ends."""
+    stderr = ratio_stderr(ratio.totals, ratio.weights, codes)
+    low, high = t_interval(ratio.nats, stderr, int(codes.max()) + 1, confidence)
+    slope = ratio.value if ratio.kind == "perplexity" else 1 / math.log(2)
+    return slope * stderr, value_of(low, ratio.kind), value_of(high, ratio.kind)
+
+
+def ratios(runs: Sequence[Run], key: ScoreKey) -> tuple[list[int], list[Ratio]] | None:
+    """(documents, a ratio for each run) of a metric that is one; None where the runs do not hold what it is made of.
+
+    A document's weight is its text's, so that one run's do for all; a baseline written before it held them has the
+    log-likelihoods of its requests. What they give must be what each run's results say.
+    """
+    holding = [run.weighted[key] for run in runs if key in run.weighted]
+    if not holding or any(key not in run.results for run in runs):
+        return None
+    documents = sorted(holding[0])
+    weights = np.array([holding[0][doc][1] for doc in documents], dtype=np.float64)
+    found = []
+    for run in runs:
+        own = run.weighted.get(key)
+        if own is not None and {doc: own[doc][1] for doc in own} != dict(zip(documents, weights, strict=True)):
+            return None  # other documents, or other texts
+        sums = {doc: own[doc][0] for doc in own} if own is not None else _of_requests(run, key[0])
+        totals = np.array([sums.get(doc, 0.0) for doc in documents], dtype=np.float64)
+        kind = _kind(totals, weights, run.results[key][0])
+        if kind is None or not {*sums} <= {*documents}:
+            return None
+        found.append(Ratio(kind, totals, weights))
+    return documents, found
+
+
+def loss_stratum(old: Ratio, new: Ratio, codes: NDArray[np.intp]) -> Stratum:
+    """Each cluster's part of theta's rise from `old` to `new`, a ratio over the same weights."""
+    losses, weight = old.totals - new.totals, math.fsum(old.weights)
+    sums = cluster_sums(losses, codes)
+    sizes = np.bincount(codes, weights=old.weights).astype(np.float64)
+    return Stratum(sums / weight, (sums - sizes * math.fsum(losses) / weight) / weight, sizes / weight)
+
+
+def _of_requests(run: Run, task: str) -> Mapping[int, float]:
+    sums: dict[int, list[float]] = {}
+    for item in run.items.values():
+        if item.task == task and item.kind == ROLLING:
+            sums.setdefault(item.doc_id, []).append(math.nan if item.sum_logprob is None else item.sum_logprob)
+    return {doc: exact_sum(values) for doc, values in sums.items()}
+
+
+def _kind(totals: Floats, weights: Floats, said: float) -> Kind | None:
+    """What of the two the results hold; None if neither, or no number that percents can be taken of."""
+    nats = -exact_sum(totals) / math.fsum(weights)
+    for kind in ("perplexity", "bits"):
+        value = value_of(nats, kind)
+        if 0 < value < math.inf and math.isclose(value, said, rel_tol=CLOSE):
+            return kind
+    return None

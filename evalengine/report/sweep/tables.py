@@ -1,0 +1,116 @@
+"""An experiment's end on the terminal: the runs, the matrix, the noise floor, and the verdict as the last line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.report.compare.compare import MetricDelta
+from evalengine.report.compare.distance import Distance
+from evalengine.report.compare.matrix import matrix_table, run_notes
+from evalengine.report.numbers import shown
+from evalengine.report.sweep.sweep import Sweep
+from evalengine.report.terminal.printing import WIDTH
+from evalengine.report.terminal.tables import add, house_table, printable
+
+
+def print_sweep(found: Sweep, files: Sequence[Path]) -> None:
+    """Prints everything to standard output."""
+    console = Console(file=sys.stdout, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    console.print(cells_table(found))
+    console.print(matrix_table(found.matrix))
+    for (i, j), why in sorted(found.matrix.refused.items()):
+        console.print(Text(printable(f"Runs {i} and {j} are not comparable: {'; '.join(why)}")))
+    for note in run_notes(found.matrix.runs):
+        console.print(Text(printable(note)))
+    if found.floors:
+        console.print(Text("Noise floor: fast against invariant, the same settings otherwise"))
+        console.print(floor_table(found))
+    for file in files:
+        console.print(Text(str(file)))
+    console.print(Text(f"verdict: {verdict(found)}"))
+
+
+def cells_table(found: Sweep) -> Table:
+    """Numbers, folders, and what was swept, be it the engine's or a task's."""
+    names = list(dict.fromkeys(name for cell in found.cells for name in cell.beside_mode))
+    table = house_table(("Run", "Folder", "numerics", *names, "Digest"), left=(1, 2, len(names) + 3))
+    for number, cell in enumerate(found.cells, 1):
+        values = [cell.beside_mode.get(name, "") for name in names]
+        numerics, digest = str(cell.run.manifest.get("numerics")), cell.run.digest or "none"
+        add(table, [str(number), cell.run.source.name, numerics, *values, digest[:12]])
+    return table
+
+
+def floor_table(found: Sweep) -> Table:
+    """A row a fast run: what its arithmetic and its batches moved; further metrics in rows of their own."""
+    names = sorted({name for floor in found.floors for name in floor.settings})
+    moved = ("Requests that differ", "Outputs that part", "Answers that flip", "Logprobs that differ", "Largest change")
+    metric_columns = ("Metric", "Invariant", "Fast", "Delta")
+    table = house_table(("Runs", *names, *moved, *metric_columns), left=(0, 1 + len(names) + len(moved)))
+    for floor in found.floors:
+        values = [floor.settings.get(name, "") for name in names]
+        first = [f"{floor.invariant}, {floor.fast}", *values, *_moved(floor.distance)]
+        for metric in floor.distance.comparison.metrics:
+            add(table, [*first, *_metric(metric, len(found.tasks) > 1)])
+            first = [""] * len(first)
+    return table
+
+
+def verdict(found: Sweep) -> str:
+    """Whether the promise was kept, and how much the fast runs move, on one line."""
+    said = []
+    runs, digests = found.digests(fast=False)
+    inputs = found.num_inputs
+    if runs > inputs:
+        kept = "the same bits" if found.promise_kept else "DIFFERENT BITS"
+        of, each = (f" of {inputs} inputs", " for each") if inputs > 1 else ("", "")
+        said.append(f"{_count(runs, 'invariant run')}{of}: {kept}{each} ({_count(digests, 'digest')})")
+    elif runs:  # each has inputs of its own: there is nothing that it must equal
+        alone = ", no two of the same inputs" if runs > 1 else ""
+        said.append(f"{_count(runs, 'invariant run')}: {_count(digests, 'digest')}{alone}")
+    runs, digests = found.digests(fast=True)
+    if runs:
+        said.append(f"{_count(runs, 'fast run')}: {_count(digests, 'digest')}")
+    if found.floors:
+        said.append(most(found))
+    return "; ".join(said)
+
+
+def most(found: Sweep) -> str:
+    """The largest distance of a fast run from its invariant partner."""
+    distances = [floor.distance for floor in found.floors]
+    documents, change = max(d.documents for d in distances), max(d.largest_change for d in distances)
+    answers = max(d.answers for d in distances)
+    flipped = f"up to {answers}" if answers else "none"
+    odd = sum(d.change.not_finite for d in distances if d.change is not None)
+    moved = f"moves a logprob by up to {change:.2g} nat{f' ({odd} are NaN or infinite)' if odd else ''}"
+    return f"fast flips {flipped} of {documents} answers and {moved}"
+
+
+def _metric(metric: MetricDelta, several_tasks: bool) -> Iterator[str]:
+    task, name, filter_name = metric.key
+    yield f"{f'{task} ' if several_tasks else ''}{name} ({filter_name})"
+    a, b = metric.value_a, metric.value_b
+    yield from ("" if value is None else shown(value, ".4f") for value in (a, b))
+    yield "" if a is None or b is None else shown(b - a, "+.4f")
+
+
+def _moved(distance: Distance) -> Iterator[str]:
+    alone = distance.answers_alone
+    yield f"{distance.differing} of {distance.requests}"
+    yield str(distance.outputs)
+    yield f"{distance.answers}{f' ({alone} at an equal score)' if alone else ''}"
+    yield distance.share
+    yield distance.largest
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

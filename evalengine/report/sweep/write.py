@@ -1,0 +1,102 @@
+"""An experiment's end on disk: `<experiment>.svg`, a picture of the matrix, and `<experiment>.json`, written last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evalengine.records.folder import write_failed, write_whole
+from evalengine.records.sealed import content_sha256
+from evalengine.report.compare.as_json import run_json
+from evalengine.report.compare.distance import Distance
+from evalengine.report.read.experiment import SWEEP_FORMAT
+from evalengine.report.sweep.picture import picture
+from evalengine.report.sweep.sweep import Sweep
+from evalengine.report.sweep.tables import verdict
+
+VERSION = 1
+
+
+def write_sweep(found: Sweep, folder: Path) -> list[Path]:
+    """Both files, each whole or not at all. Raises `EvalEngineError` if the disk refuses."""
+    return write_picture_and_list(found.name, folder, picture(found), sweep_json(found, folder))
+
+
+def write_picture_and_list(name: str, folder: Path, drawn: str, content: dict[str, Any]) -> list[Path]:
+    """`<name>.svg`, and `<name>.json`, which names the runs and holds the picture's hash and its own.
+
+    Raises `EvalEngineError` if the disk refuses.
+    """
+    content = {**content, "picture_sha256": hashlib.sha256(drawn.encode()).hexdigest()}
+    content["sha256"] = content_sha256(json.loads(json.dumps(content, allow_nan=False)))  # as it will be read
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    texts = {folder / f"{name}.svg": drawn, folder / f"{name}.json": text}
+    for file, text in texts.items():
+        try:
+            write_whole(file, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+        except OSError as error:
+            raise write_failed(file, error) from error
+    return list(texts)
+
+
+def sweep_json(found: Sweep, folder: Path) -> dict[str, Any]:
+    """Names stay; `compare RUN RUN --json` has a pair's single differences. Runs are numbered from 1, and their places
+    are relative to `folder`, which can be moved."""
+    return {
+        "format": SWEEP_FORMAT,
+        "version": VERSION,
+        "experiment": found.name,
+        "verdict": verdict(found),
+        "invariant_runs_equal": found.promise_kept,
+        "runs": [
+            {
+                **run_json(cell.run),
+                "source": os.path.relpath(cell.run.source, folder),
+                "settings": dict(cell.settings),
+                "numerics": cell.run.manifest.get("numerics"),
+                **{name: cell.run.manifest.get(name) for name in ("model", "hardware", "libraries", "code")},
+            }
+            for cell in found.cells
+        ],
+        "groups": [{"digest": digest, "runs": members} for digest, members in found.matrix.groups()],
+        "pairs": [{"pair": list(pair), **_distance(Distance(c))} for pair, c in sorted(found.matrix.pairs.items())],
+        "refused": [{"pair": list(pair), "why": why} for pair, why in sorted(found.matrix.refused.items())],
+        "noise_floor": [
+            {
+                "settings": dict(floor.settings),
+                "invariant": floor.invariant,
+                "fast": floor.fast,
+                **_distance(floor.distance),
+                "metrics": list(_metrics(floor.distance)),
+            }
+            for floor in found.floors
+        ],
+    }
+
+
+def _distance(distance: Distance) -> dict[str, Any]:
+    differing, compared = distance.logprobs
+    change = distance.change
+    return {
+        "verdict": distance.comparison.verdict,
+        "requests": distance.requests,
+        "differing_requests": distance.differing,
+        "differing_outputs": distance.outputs,
+        "flipped_answers": distance.answers,
+        "flipped_answers_by_change": distance.comparison.answers,
+        "logprobs": {"compared": compared, "differing": differing, "largest_change_nat": distance.largest_change},
+        "change": None if change is None else asdict(change),
+    }
+
+
+def _metrics(distance: Distance) -> Iterator[dict[str, Any]]:
+    for metric in distance.comparison.metrics:
+        a, b = (v if v is not None and math.isfinite(v) else None for v in (metric.value_a, metric.value_b))
+        key = dict(zip(("task", "metric", "filter"), metric.key, strict=True))
+        yield {**key, "invariant": a, "fast": b, "delta": None if a is None or b is None else b - a}

@@ -1,0 +1,45 @@
+"""What a command found, to the terminal and to JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.errors import ConfigError
+from evalengine.report.terminal.tables import printable
+
+WIDTH = 240  # columns where there is no terminal: a cell that is cut cannot be searched
+
+
+def print_findings(command: str, lines: Iterable[Table | str], content: dict[str, Any], target: str | None) -> None:
+    """`lines` to standard output, and `content` to the file `target`, if one is named ("-": to standard output, alone).
+
+    JSON first: a full terminal must not cost the file. Raises `ConfigError` if the file cannot be written.
+    """
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate of a model's text: JSON's own escape
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    if target:
+        try:
+            Path(target).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{command}: --json {target}: {error.strerror or error}; name another file") from error
+    print_lines(lines)
+
+
+def print_lines(lines: Iterable[Table | str]) -> None:
+    """Tables and single lines, to standard output."""
+    console = Console(file=sys.stdout, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
+    for line in lines:
+        console.print(Text(printable(line)) if isinstance(line, str) else line)

@@ -1,0 +1,151 @@
+"""The end of a run on the terminal: one table, throughput, the folder, and the digest as the last line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.records.evidence import open_run
+from evalengine.records.lm_eval import THINKING_TRUNCATED
+from evalengine.records.lm_eval_file import read_results, results_files
+from evalengine.records.manifest import not_run, resumed_fast
+from evalengine.report.numbers import outcome_words, shown
+from evalengine.report.read.groups import in_groups
+
+COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # lm-eval's
+NARROWEST, WIDEST = 100, 1000  # columns: a pipe has no width, and a table that is cut cannot be searched
+
+
+def print_report(folder: Path) -> None:
+    """Prints a finished run's report to standard output. Raises `ConfigError` if it is unfinished or edited."""
+    results, manifest, digest = read_run(folder)
+    console = Console(file=sys.stdout, soft_wrap=True)
+    table = results_table(results)
+    if not console.is_terminal:
+        console.width = max(NARROWEST, console.measure(table, options=console.options.update(width=WIDEST)).maximum)
+    console.print(table)
+    for line in summary_lines(manifest):
+        console.print(Text(line))
+    console.print(Text(f"{folder}"))
+    console.print(Text(f"digest: {digest}"))
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """(lm-eval's results, manifest, digest) of a finished run. Raises `ConfigError` if it is unfinished or edited."""
+    manifest = open_run(folder)
+    return read_results(results_files(folder)[-1]), manifest, manifest["digest"]
+
+
+def results_table(results: Mapping[str, Any]) -> Table:
+    """lm-eval's table: a row per metric and filter, in the tasks' order."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(COLUMNS):
+        table.add_column(name, justify="right" if number in (1, 3, 6, 8) else "left", no_wrap=True)
+    for task, depth in in_groups(results):
+        values = results["results"][task]
+        name = str(values.get("alias", task)) if depth or task in (results.get("group_subtasks") or {}) else task
+        label = [f"{'  ' * depth}{name}", str(results["versions"].get(task, "N/A"))]
+        if not any(_metrics(values)):  # a tag: a heading over its tasks
+            table.add_row(Text(label[0]))
+        better = results["higher_is_better"].get(task, {})
+        for metric, filter_name, value, stderr in _metrics(values):
+            arrow = {True: "↑", False: "↓"}.get(better.get(metric), "")
+            shots = str(results["n-shot"].get(task, ""))
+            cells = [*label, filter_name, shots, metric, arrow, _number(value), "±" if stderr is not None else ""]
+            table.add_row(*(Text(cell) for cell in cells), Text("" if stderr is None else _number(stderr)))
+            label = ["", ""]
+        if (cut := values.get(THINKING_TRUNCATED)) is not None:
+            table.add_row(*map(Text, [*label, "", "", THINKING_TRUNCATED, "↓", str(cut), "", ""]))
+    return table
+
+
+def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """What ran, how fast, and what a reader must know before trusting the numbers."""
+    counts, seconds = manifest["counts"], manifest["timings"]["run_seconds"]
+    level, device = manifest["numerics"], manifest["hardware"]["device"]
+    resumed = counts["resumed_requests"]
+    kept = f", {resumed} of them kept from the interrupted run" if resumed else ""
+    if cached := counts.get("cached_requests"):
+        kept += f", {cached} {'' if resumed else 'of them '}read from the cache"
+    yield f"{counts['requests']} requests of {counts['documents']} documents{kept}; numerics {level} on {device}"
+    if resumed_fast(manifest):
+        yield (
+            "fast numerics and an interrupted run: bits depend on the batches, so the same command may not give these "
+            "again (resume=never runs all requests in one go; batch_invariant=true makes the question go away)"
+        )
+    ran, prompt, output = counts["requests"] - not_run(counts), counts["prompt_tokens"], counts["output_tokens"]
+    if ran and seconds > 0:
+        yield (
+            f"{seconds:.1f} s: {ran / seconds:.2f} requests/s, {prompt / seconds:.1f} prompt tokens/s, "
+            f"{output / seconds:.1f} output tokens/s"
+        )
+    if cluster := manifest.get("cluster"):
+        yield _replicas_line(cluster)
+    yield from _cache_lines(manifest.get("cache") or {})
+    if processors := manifest["model"].get("processors"):  # none in the manifests of older versions
+        yield (
+            f"generated tokens are chosen under the checkpoint's {', '.join(sorted(processors))} "
+            "(generation_config.json; model.generation_config=none ignores it)"
+        )
+    if counts["truncated_prompts"]:
+        cut = counts["truncated_prompts"]
+        yield f"{cut} prompts were cut from the left to fit max_model_len (long_prompts=error refuses them)"
+    if cut := counts.get("truncated_thinking"):
+        yield (
+            f"{cut} generations reached max_gen_toks while they thought, so what is scored is no answer; raise "
+            "task.generation.max_gen_toks"
+        )
+    for task, outcomes in (manifest.get("programs") or {}).get("outcomes", {}).items():
+        yield f"{task}: {sum(outcomes.values())} generated programs, {outcome_words(outcomes)}"
+    if special := counts.get("special_token_documents"):
+        yield (
+            f"{special} documents hold a special token's string in their own text, as <|endoftext|>: it was read as "
+            "the token, as lm-eval does"
+        )
+
+
+def _replicas_line(cluster: Mapping[str, Any]) -> str:
+    """Who answered, and what became of them."""
+    replicas = cluster["replicas"]
+    hosts = len({replica["host"] for replica in replicas})
+    said = f"{len(replicas)} replicas on {hosts} host{'s' * (hosts > 1)}"
+    if lost := sum(replica["lost"] is not None for replica in replicas):
+        said += f", {lost} of them lost in mid-run"
+    if refused := len(cluster["refused"]):
+        said += f", {refused} refused"
+    if audited := cluster["audited"]:
+        said += f"; {audited} requests were answered by two of them, in equal bits"
+    if cluster["unaudited"]:
+        said += f"; {cluster['unaudited']} were to be audited and are not, for want of a second one"
+    if suspect := [f"{replica['host']} {replica['device']}" for replica in replicas if replica["suspect"]]:
+        said += f"; suspect: {', '.join(suspect)}"
+    return said
+
+
+def _cache_lines(cache: Mapping[str, Any]) -> Iterator[str]:
+    """What a reader must know of the answers that were not computed."""
+    if cache.get("audited"):
+        yield f"{cache['audited']} of the answers read from the cache were computed again: equal in every bit"
+    if cache.get("corrupt"):
+        yield f"{cache['corrupt']} entries of the cache were damaged; their requests were computed again"
+    if cache.get("failed"):
+        yield f"the run went on without its cache: {cache['failed']}"
+
+
+def _metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
+    """(metric, filter, value, stderr) of one task's results."""
+    for key, value in values.items():
+        metric, comma, filter_name = key.partition(",")
+        if comma and not metric.endswith("_stderr"):
+            yield metric, filter_name, value, values.get(f"{metric}_stderr,{filter_name}")
+
+
+def _number(value: Any) -> str:
+    return shown(value, ".4f") if isinstance(value, float) else str(value)

@@ -1,0 +1,117 @@
+"""The comparisons that `verify` is made of: attention in a model's own shapes, over pages as a step has them.
+
+    S sequences, B pages, Hq/Hkv heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from evalengine.kernels import attention
+from evalengine.kernels.matmul_device import gpu_of
+from evalengine.verification import operands
+from evalengine.verification.verdict import Verdict
+
+# (new tokens, tokens): decodes first. Borders of blocks (64) and chunks (1024) on both sides.
+SEQUENCES = ((1, 1), (1, 65), (1, 1024), (1, 2100), (3, 3), (130, 130), (17, 1030), (67, 2111))
+
+
+@dataclass
+class _Batch:
+    """An `attention.RaggedBatch`."""
+
+    block_table: Tensor
+    cu_seqlens_q: Tensor
+    seqlens_k: Tensor
+    query_lens: list[int]
+    kv_lens: list[int]
+    num_decodes: int
+    max_decode_kv_len: int
+    plans: dict[Any, Any] = field(default_factory=dict)
+
+
+def verify_attention(
+    verdict: Verdict,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    sequences: Sequence[tuple[int, int]] = SEQUENCES,
+) -> None:
+    """A batch of decodes and prefills over shuffled pages, slots past each end NaN; those of its decodes alone that
+    have one chunk, so that nothing is merged; and decode against prefill."""
+    random = operands.Random(dtype, device)
+    index = torch.empty(0, device=device).get_device()
+    schedules = attention.schedules(head_dim, page_size, dtype, index)
+    if any(schedule.hopper for schedule in schedules):
+        sequences = [*sequences, _second_tiles(num_heads // num_kv_heads, num_kv_heads, index)]
+    table, caches = _paged(sequences, page_size, num_kv_heads, head_dim, random)
+    q = random(sum(rows for rows, _ in sequences), num_heads, head_dim)
+    in_one_chunk = len(list(takewhile(lambda lens: lens[0] == 1 and lens[1] <= attention.CHUNK, sequences)))
+
+    def run(schedule: Any, count: int, as_decodes: bool = True) -> Tensor:
+        batch = _batch(sequences[:count], table, as_decodes)
+        # twice, as two layers would: the second repeats the launches of the first
+        own = (q[: sum(batch.query_lens)], *caches, batch, head_dim**-0.5, schedule)
+        return torch.stack([attention.paged_attention(*own) for _ in range(2)])
+
+    where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"
+    counts = (len(sequences), in_one_chunk)
+    operands.compile_all([partial(run, schedule, count) for schedule in schedules for count in counts], device)
+    try:
+        expected = run(attention.REFERENCE, len(sequences))
+    except OutOfResources as error:  # float32 with a head_dim of 256 on a GPU with little shared memory
+        verdict.fail(f"attention ({where}): the reference schedule does not fit on this GPU: {error}")
+        return
+    for schedule in schedules:
+        for count in counts:
+            rows = sum(rows for rows, _ in sequences[:count])
+            verdict.compare("attention", schedule, where, partial(run, schedule, count), expected[:, :rows])
+    as_prefill = run(attention.REFERENCE, len(sequences), False)
+    verdict.require_equal(f"attention, decode against prefill ({where})", as_prefill, expected)
+
+
+def _second_tiles(group: int, num_kv_heads: int, device: int) -> tuple[int, int]:
+    """(new tokens, tokens) of a sequence of which one of the Hopper form's programs, one for each SM, has two tiles."""
+    from evalengine.kernels.attention_hopper import TILE
+
+    tiles = gpu_of(device).multiprocessors // num_kv_heads + 1
+    tokens = -(-tiles * TILE // group)
+    return tokens, tokens + 65
+
+
+def _paged(
+    sequences: Sequence[tuple[int, int]], page_size: int, num_kv_heads: int, head_dim: int, random: operands.Random
+) -> tuple[Tensor, Tensor]:
+    """A block table [S, pages] and the K and V pools [2, B, page_size, Hkv, D] behind it."""
+    pages = [-(-length // page_size) for _, length in sequences]
+    order = torch.randperm(sum(pages), generator=torch.Generator().manual_seed(0))
+    like = random(1)
+    caches = like.new_full((2, sum(pages), page_size, num_kv_heads, head_dim), float("nan"))
+    table = torch.zeros(len(sequences), max(pages), dtype=torch.int32)
+    for i, (count, own) in enumerate(zip(pages, order.split(pages), strict=True)):
+        length, table[i, :count] = sequences[i][1], own.int()
+        positions = torch.arange(length)
+        page, place = own[positions // page_size].to(like.device), (positions % page_size).to(like.device)
+        caches[:, page, place] = random(2, length, num_kv_heads, head_dim)
+    return table.to(like.device), caches
+
+
+def _batch(sequences: Sequence[tuple[int, int]], table: Tensor, as_decodes: bool) -> _Batch:
+    """Of the table's first sequences; their leading single rows are decodes, or all are prefills."""
+    query_lens, kv_lens = ([lens[i] for lens in sequences] for i in range(2))
+    starts = torch.tensor([0, *query_lens], device=table.device).cumsum(0).int()
+    lengths = torch.tensor(kv_lens, dtype=torch.int32, device=table.device)
+    decodes = [length for rows, length in takewhile(lambda lens: lens[0] == 1, sequences)] if as_decodes else []
+    own = table[: len(sequences)]
+    return _Batch(own, starts, lengths, query_lens, kv_lens, len(decodes), max(decodes, default=0))

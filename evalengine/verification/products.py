@@ -1,0 +1,77 @@
+"""The comparisons that `verify` is made of: products, by every schedule that may be chosen for a model's shapes.
+
+M rows, N columns, K the reduced dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evalengine.kernels import matmul, matmul_schedules
+from evalengine.kernels.matmul_device import Gpu, gpu_of
+from evalengine.kernels.shapes import LinearShape
+from evalengine.verification import operands
+from evalengine.verification.verdict import Verdict
+
+# Rows that are compared at most, more than any tile has; a persistent schedule has more where one of its programs needs
+# them for a second tile.
+MAX_ROWS = 1031
+
+
+def verify_matmul(
+    verdict: Verdict,
+    shapes: Sequence[LinearShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    out_dtype: torch.dtype | None = None,
+    most_rows: int = matmul_schedules.MAX_BUCKET,
+    max_rows: int = MAX_ROWS,
+) -> None:
+    """x [M, K] times W^T, W [N, K]: every schedule that `choose` names for a shape, at an odd M of its own bucket.
+
+    shapes: the weights; most_rows: the largest M that the engine has; max_rows: the largest that is
+    compared.
+    """
+    gpu = gpu_of(torch.empty(0, device=device).get_device())
+    cases: list[tuple[str, Any, Callable[[], Tensor], Tensor]] = []
+    for n, k, biased in shapes:
+        chosen = _chosen(gpu, n, k, dtype, out_dtype or dtype, biased, most_rows, max_rows)
+        random = operands.Random(dtype, device)
+        a, weight = random(max(rows for _, rows in chosen), k), random(n, k)
+        product = partial(matmul.matmul, b=weight.T, bias=random(n) if biased else None, out_dtype=out_dtype)
+        expected = product(a, schedule=matmul.REFERENCE)
+        for schedule, rows in chosen:
+            where = f"M{rows} N{n} K{k} {dtype} to {out_dtype or dtype}{', with a bias' if biased else ''}"
+            cases.append((where, schedule, partial(product, a[:rows], schedule=schedule), expected[:rows]))
+    operands.compile_all([run for _, _, run, _ in cases], device)
+    for where, schedule, run, expected in cases:
+        verdict.compare("matmul", schedule, where, run, expected)
+
+
+def _chosen(
+    gpu: Gpu, n: int, k: int, dtype: torch.dtype, out_dtype: torch.dtype, biased: bool, most_rows: int, max_rows: int
+) -> list[tuple[Any, int]]:
+    """(schedule, rows) for every schedule of [n, k] and way in which it goes: with masked rows or without, and a
+    persistent one with a second tile for a program, if it ever has one. The rows are odd, and those of the largest
+    bucket that it is chosen for, or `max_rows`.
+
+    As the engine's layers call it: with tensor descriptors wherever `matmul` makes them. What is excluded already is
+    compared, and dropped, again: this verdict must say so too, for the processes that read it from the cache.
+    """
+    aligned = dtype != torch.float32 and k % 8 == 0 and n * out_dtype.itemsize % 16 == 0
+    chosen = {}
+    for bucket in matmul_schedules.BUCKETS:
+        if bucket > matmul_schedules.bucket(most_rows):
+            break
+        for schedule in matmul_schedules.preferred(gpu.name, dtype, bucket, n, k, *gpu.forms(aligned, not biased)):
+            largest = min(max(1, bucket - 1), most_rows)
+            looping = (rows for rows in range(schedule.block_m - 1, largest + 1, schedule.block_m)
+                       if schedule.loops(rows, n, gpu.multiprocessors))  # fmt: skip
+            rows = max(min(largest, max_rows), next(looping, 0))
+            chosen[schedule, schedule.masks_rows(rows)] = rows
+    return [(schedule, rows) for (schedule, _), rows in chosen.items()]

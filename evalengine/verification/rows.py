@@ -1,0 +1,102 @@
+"""The comparisons that `verify` is made of: row kernels in a model's own shapes.
+
+H hidden, V vocabulary, Hq/Hkv heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from evalengine.kernels import kv_cache, log_softmax, log_softmax_parts, qkv, rms_norm, rope, softmax
+from evalengine.verification import operands
+from evalengine.verification.verdict import Verdict
+
+EPS = 1e-6
+
+
+def verify_rows(
+    verdict: Verdict,
+    hidden_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    rows: int = 37,
+    most_logits: int = 1 << 24,
+) -> None:
+    """Fused kernels against their parts, many rows against one, and the schedules for rows of logits."""
+    random = operands.Random(dtype, device)
+    x, residual, weight = random(rows, hidden_size), random(rows, hidden_size), random(hidden_size)
+    normed, total = rms_norm.add_rms_norm(x, residual, weight, EPS)
+    parts = rms_norm.rms_norm(x + residual, weight, EPS)
+    verdict.require_equal(f"add_rms_norm H{hidden_size}: the sum", total, x + residual)
+    verdict.require_equal(f"add_rms_norm H{hidden_size} against rms_norm", normed, parts)
+    one = rms_norm.rms_norm((x + residual)[-1:], weight, EPS)
+    verdict.require_equal(f"rms_norm H{hidden_size}, {rows} rows against 1", parts[-1:], one)
+
+    _verify_log_softmax(verdict, random, vocab_size, most_logits)
+    _verify_qkv(verdict, random, num_heads, num_kv_heads, head_dim, rows)
+
+
+def _verify_log_softmax(verdict: Verdict, random: operands.Random, vocab_size: int, most_logits: int) -> None:
+    """Of one row, and of so many that resident programs have several chunks each; and what is read out of logits."""
+    logits = random(min(1024, max(2, most_logits // vocab_size)), vocab_size).float() * 4
+    whole = log_softmax.log_softmax(logits, _schedule=softmax.REFERENCE)
+    for x, expected in ((logits, whole), (logits[-1:], whole[-1:])):
+        schedule = softmax.preferred(x)
+        run = partial(log_softmax.log_softmax, x, _schedule=schedule)
+        verdict.compare("softmax", schedule, f"{len(x)} rows of {vocab_size}", run, expected)
+    index, vocabulary = (torch.arange(n, device=logits.device) for n in logits.shape)
+    columns = index * 7919 % vocab_size
+    greedy = vocabulary.where(whole == whole.amax(1, keepdim=True), vocab_size).amin(1)
+    for n in (len(logits), 1):
+        for rows in (None, index[:n].flip(0)):
+            found, logprobs = log_softmax.read_out(logits[:n], rows, columns[:n])
+            expected = whole[index[:n] if rows is None else rows, columns[:n]]
+            name = f"read_out V{vocab_size}, {n} rows, {'a column a row' if rows is None else 'any columns'}"
+            verdict.require_equal(f"{name}, against log_softmax", logprobs, expected)
+            verdict.require_equal(f"{name}: the greedy token", found.int(), greedy[:n].int())
+
+
+def verify_parted_read_out(
+    verdict: Verdict, vocabulary: Sequence[range], dtype: torch.dtype, device: torch.device, rows: int = 37
+) -> None:
+    """What is read out of logits that lie on several ranks, whose token ids are `vocabulary`, against one device's."""
+    ranks, vocab_size = len(vocabulary), vocabulary[-1].stop
+    logits = operands.Random(dtype, device)(rows, vocab_size).float() * 4
+    index = torch.arange(rows, device=device)
+    columns = index * 7919 % (vocab_size + 1) - 1
+    parts = [logits[:, ids.start : ids.stop] for ids in vocabulary]
+    statistics = torch.cat([log_softmax_parts.statistics(part) for part in parts], dim=2)
+    found = [
+        log_softmax_parts.read_out_part(part, statistics, ids.start, vocab_size, index, columns)
+        for part, ids in zip(parts, vocabulary, strict=True)
+    ]
+    greedy, logprobs = log_softmax.read_out(logits, index, columns)
+    name = f"read_out V{vocab_size} over {ranks} ranks, against one"
+    greedy_sum, logprobs_sum = (torch.stack(each).sum(0) for each in zip(*found, strict=True))
+    verdict.require_equal(name, logprobs_sum, logprobs)
+    verdict.require_equal(f"{name}: the greedy token", greedy_sum.int(), greedy.int())
+
+
+def _verify_qkv(verdict: Verdict, random: operands.Random, heads: int, kv_heads: int, head_dim: int, rows: int) -> None:
+    q, k, v = random(rows, heads + 2 * kv_heads, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    q_weight, k_weight = random(head_dim), random(head_dim)
+    cos, sin = random(rows, head_dim // 2), random(rows, head_dim // 2)
+    slots = torch.randperm(rows, generator=torch.Generator().manual_seed(1)).to(q.device)
+    for what, norms in (("with norms", (q_weight, k_weight)), ("without", (None, None))):
+        shape = (2, -(-rows // 16), 16, kv_heads, head_dim)
+        fused, parts = (torch.zeros(shape, dtype=q.dtype, device=q.device) for _ in range(2))
+        rotated = qkv.qk_norm_rope_store(q, k, v, norms[0], norms[1], EPS, cos, sin, fused[0], fused[1], slots)
+        q_normed, k_normed = (
+            x if weight is None else rms_norm.rms_norm(x, weight, EPS) for x, weight in zip((q, k), norms, strict=True)
+        )
+        kv_cache.store_kv(rope.rope(k_normed, cos, sin), v, parts[0], parts[1], slots)
+        name = f"qk_norm_rope_store D{head_dim} {what}"
+        verdict.require_equal(f"{name}: q", rotated, rope.rope(q_normed, cos, sin))
+        verdict.require_equal(f"{name}: the KV cache", fused, parts)

@@ -1,0 +1,115 @@
+"""Freedom is never assumed: every schedule that the kernels may choose for a model, by bytes against the reference.
+
+On the live GPU, with random data, in the model's own shapes. A schedule that differs, or does not run, is dropped: it
+enters its module's `excluded`, and `choose` names the reference schedule instead. The verdict is cached, unless a
+schedule that may run next time was dropped for an error (any but Triton's OutOfResources). What has no other schedule
+to fall back on (a fused kernel against its parts, decode against prefill) is `failed`: `native` must not run there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from evalengine.kernels.shapes import LinearShape, Shapes
+from evalengine.verification import verdict_cache
+from evalengine.verification.attention import verify_attention
+from evalengine.verification.products import verify_matmul
+from evalengine.verification.rows import verify_parted_read_out, verify_rows
+from evalengine.verification.verdict import Verdict, exclude
+
+PAGE_SIZES = (64,)  # the engine's default
+
+logger = logging.getLogger(__name__)
+
+
+def verify(
+    shapes: Shapes,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    contract_version: int,
+    lm_head_rows: int,
+    page_sizes: Sequence[int] = PAGE_SIZES,
+    use_cache: bool = True,
+    vocabulary: Sequence[range] = (),
+    rank: int = 0,
+) -> dict[str, Any]:
+    """The verdict for a model's shapes, plain JSON values: {"schedules": n, "checked": n, "dropped": [...],
+    "failed": [...], "cached": bool, "seconds": s}. What a cached verdict dropped is excluded in this process too.
+
+    It is made and kept in parts (products, rows, attention for each page size): another page size costs its own only.
+
+    contract_version: a verdict is kept for one. lm_head_rows: the most rows that lm_head computes at once. vocabulary:
+    each rank's token ids, where several ranks share the model; each computes its own columns of every product, with the
+    whole of K. rank: this one's place among them.
+    """
+    started = time.perf_counter()
+    ids = list(vocabulary) or [range(shapes.vocab_size)]
+    ranks, vocab_size, own_ids = len(ids), shapes.vocab_size, len(ids[rank])
+    num_heads, num_kv_heads = shapes.heads_of_rank(ranks)
+    hidden_size, head_dim = shapes.hidden_size, shapes.head_dim
+    layers = list(shapes.linear_layers(ranks).values())
+    lm_head = [LinearShape(own_ids, hidden_size)] if own_ids else []
+
+    def products(verdict: Verdict) -> None:
+        verify_matmul(verdict, layers, dtype, device)
+        verify_matmul(verdict, lm_head, dtype, device, torch.float32, lm_head_rows)
+
+    def rows(verdict: Verdict) -> None:
+        verify_rows(verdict, hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, dtype, device)
+        if ranks > 1:
+            verify_parted_read_out(verdict, ids, dtype, device)
+
+    def attention_of(page_size: int) -> Callable[[Verdict], None]:
+        return lambda verdict: verify_attention(verdict, num_heads, num_kv_heads, head_dim, page_size, dtype, device)
+
+    parted = [f"{ranks} ranks"] if ranks > 1 else []
+    parts: dict[str, tuple[list, Callable[[Verdict], None]]] = {
+        "products": ([tuple(layer) for layer in (*layers, *lm_head)], products),
+        "rows": ([hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, *parted], rows),
+        **{f"attention, pages of {n}": ([num_heads, num_kv_heads, head_dim], attention_of(n)) for n in page_sizes},
+    }
+    environment = {**verdict_cache.environment(device, contract_version), "dtype": str(dtype)}
+    found = [
+        _part({**environment, "part": name, "shapes": sizes}, run, device, use_cache)
+        for name, (sizes, run) in parts.items()
+    ]
+    return {
+        "schedules": sum(part["schedules"] for part in found),
+        "checked": sum(part["checked"] for part in found),
+        "dropped": [drop for part in found for drop in part["dropped"]],
+        "failed": [failed for part in found for failed in part["failed"]],
+        "cached": all(part["cached"] for part in found),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _part(key: dict[str, Any], run: Callable[[Verdict], None], device: torch.device, use_cache: bool) -> dict[str, Any]:
+    """One part's verdict, from the cache if it is kept there under this key."""
+    known = verdict_cache.load(key) if use_cache else None
+    if known is not None:
+        for drop in known["dropped"]:
+            exclude(drop)
+        return {**known, "cached": True}
+    if device.type == "cuda":
+        what = key["part"], key["shapes"]
+        logger.warning("comparing the kernels' schedules on this GPU, once for these shapes: %s %s", *what)
+    verdict = Verdict()
+    with torch.inference_mode():
+        run(verdict)
+    result = {
+        "schedules": len(verdict.schedules),
+        "checked": verdict.checked,
+        "dropped": verdict.dropped,
+        "failed": verdict.failed,
+    }
+    if verdict.lasting:
+        verdict_cache.save(key, result)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what follows is sized by the memory that is free
+    return {**result, "cached": False}

@@ -1,0 +1,1 @@
+"""How a kernel gets from Python to the GPU. Below the kernels, and without any arithmetic."""

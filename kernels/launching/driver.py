@@ -1,0 +1,284 @@
+"""Launching a compiled Triton kernel by the CUDA driver's own cuLaunchKernelEx.
+
+A forward step of a small model is bound by how fast the host issues its kernels. Triton's launcher parses every
+argument anew, asks the driver about each pointer and encodes each tensor map again; here all that stays the same from
+one launch to the next is laid out once, and a launch writes the pointers that vary and makes one call.
+
+How Triton lays out a kernel's parameters is not its public interface, so nothing is assumed: the driver is asked for
+every parameter's size, and a kernel that is not as expected is launched by Triton (`Unsupported`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MAX_MAPS = 1 << 12  # tensor maps kept for one parameter: one a layer's weight, and a few a recycled activation
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+MAP_KEYS = {"swizzle", "elem_size", "elem_type", "block_size", "fp4_padded"}
+L2_PROMOTION_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B, what Triton's own launcher asks for
+# Triton's numbers 0 to 7 of element types equal the driver's CUtensorMapDataType; 8, 9 and 10 must be mapped.
+ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
+SIZES = {"i1": 4, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "fp32": 4, "fp64": 8}
+WARP = 32
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+WAITS = "griddepcontrol.wait"  # the instruction of device_math.after_previous_kernel
+_lock = threading.Lock()  # a repeated launch's parameters are written in place
+_thread = threading.local()  # .has_context: whether the driver knows where this thread's launches go
+
+
+class Unsupported(Exception):
+    """This kernel is launched by Triton."""
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", ctypes.c_uint),
+    ]
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, of whose union only the int at its begin is used."""
+
+    _fields_ = [
+        ("id", ctypes.c_uint),
+        ("padding", ctypes.c_uint),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_byte * 60),
+    ]
+
+
+class Parameter(NamedTuple):
+    """One argument as the kernel takes it; a descriptor takes five parameters: the map, its shape, its strides."""
+
+    argument: int
+    type: str  # "*bf16", "i32", "fp32", ...; "map"
+    map: dict[str, Any] | None = None
+
+
+class DriverKernel:
+    """A compiled kernel's function and parameters. Raises Unsupported where Triton's launcher does more than launch."""
+
+    def __init__(self, compiled: Any, device: int) -> None:
+        """`compiled`: what `kernel[grid](...)` returned on the current device, which is `device`."""
+        try:
+            launcher, metadata = compiled.run, compiled.metadata
+            extras = (launcher.launch_cooperative_grid, launcher.launch_pdl, launcher.global_scratch_size)
+            self.function, self.shared = compiled.function, metadata.shared
+            self.threads = WARP * metadata.num_warps
+            if metadata.num_ctas != 1 or any(extras) or launcher.profile_scratch_size:
+                raise Unsupported("a cluster, a cooperative launch or scratch memory")
+            self.waits = WAITS in compiled.asm["ptx"]
+            types = list(compiled.src.signature.values())
+            maps = iter(metadata.tensordesc_meta or ())
+            self.parameters = [
+                Parameter(i, "map", next(maps)) if kind.startswith("tensordesc") else Parameter(i, kind)
+                for i, kind in enumerate(types)
+                if kind != "constexpr"
+            ]
+        except (AttributeError, KeyError, StopIteration, TypeError) as error:
+            raise Unsupported(f"a Triton with other names ({error})") from error
+        if any(p.map is not None and not p.map.keys() >= MAP_KEYS for p in self.parameters):
+            raise Unsupported("tensor maps described in another way")
+        self.device = device
+        self.cuda = libcuda()
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """After the arguments' parameters come at most two pointers, for the scratch memory that it does not use."""
+        expected = [size for parameter in self.parameters for size in _sizes(parameter)]
+        actual = self.cuda.parameter_sizes(self.function)
+        self.num_scratch = len(actual) - len(expected)
+        if not 0 <= self.num_scratch <= 2 or actual != [*expected, *[8] * self.num_scratch]:
+            raise Unsupported(f"parameters of {actual} bytes, expected {expected}")
+
+
+class Repeat:
+    """One launch, laid out: `repeat(*tensors)` makes it again with other tensors in the places `varying`.
+
+    They must be what the first ones were to Triton and to whoever chose the grid: dtype, shape, strides, address modulo
+    16, and on the same device. What does not vary is kept alive.
+    """
+
+    def __init__(self, kernel: DriverKernel, grid: tuple[int, int, int], args: tuple, varying: Sequence[int]) -> None:
+        self._kernel, self._launch, self._device = kernel, kernel.cuda.launch, kernel.device
+        self._kept: list[Any] = [arg for i, arg in enumerate(args) if i not in varying]
+        self._pointers: list[tuple[int, int]] = []  # (position in `varying`, slot)
+        self._maps: list[tuple[int, int, _Maps]] = []
+        count = sum(len(_sizes(p)) for p in kernel.parameters) + kernel.num_scratch
+        self._slots = (ctypes.c_uint64 * count)()
+        first = ctypes.addressof(self._slots)
+        self._params = (ctypes.c_void_p * count)(*(first + 8 * i for i in range(count)))
+        slot = 0
+        for parameter in kernel.parameters:
+            slot = self._lay_out(parameter, args[parameter.argument], slot, varying)
+        self._config = _Config(grid, (kernel.threads, 1, 1), kernel.shared, None, None, 0)
+        if kernel.waits:  # by itself, so it may be on the GPU before the kernel in front of it has ended
+            self._early = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
+            self._config.attributes, self._config.num_attributes = ctypes.addressof(self._early), 1
+        self._call = (ctypes.byref(self._config), kernel.function, self._params, None)
+
+    def _lay_out(self, parameter: Parameter, value: Any, slot: int, varying: Sequence[int]) -> int:
+        """Writes one argument's parameters from `slot` on; returns the next free slot."""
+        varies = varying.index(parameter.argument) if parameter.argument in varying else None
+        if parameter.map is not None:
+            maps = _Maps(self._kernel.cuda, value, parameter.map)
+            self._params[slot] = maps.address(value.base)
+            if varies is not None:
+                self._maps.append((varies, slot, maps))
+            else:
+                self._kept.append(maps)
+            numbers = (*value.shape, *value.strides)
+            for i, number in enumerate(numbers, slot + 1):
+                self._slots[i] = number
+            return slot + 1 + len(numbers)
+        self._slots[slot] = _bits(parameter.type, value)
+        if varies is not None:
+            self._pointers.append((varies, slot))
+        return slot + 1
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """On the current stream of the kernel's device. Raises RuntimeError if the driver refuses."""
+        if torch.cuda.current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self(*tensors)
+        if not getattr(_thread, "has_context", False):
+            self._kernel.cuda.give_context(self._device)
+            _thread.has_context = True
+        with _lock:
+            for position, slot in self._pointers:
+                self._slots[slot] = tensors[position].data_ptr()
+            for position, slot, maps in self._maps:
+                self._params[slot] = maps.address(tensors[position])
+            self._config.stream = torch._C._cuda_getCurrentRawStream(self._device)
+            status = self._launch(*self._call)
+        if status:
+            raise RuntimeError(f"cuLaunchKernelEx gives CUDA error {status}")
+        return None
+
+
+class _Maps:
+    """Tensor maps (CUtensorMap) of tensors that differ in their address alone, by that address."""
+
+    def __init__(self, cuda: _Cuda, descriptor: Any, meta: dict[str, Any]) -> None:
+        if meta["fp4_padded"] or descriptor.padding == "nan" or getattr(descriptor, "round_f32_to_tf32", False):
+            raise Unsupported("a tensor map of 4-bit numbers, padded with NaN, or that rounds to TF32")
+        rank, size = len(descriptor.shape), meta["elem_size"]
+        row_bytes = [stride * size for stride in reversed(descriptor.strides[:-1])]
+        self._cuda, self._maps = cuda, dict[int, tuple[int, Any]]()
+        self._type = ELEMENT_TYPES.get(meta["elem_type"], meta["elem_type"])
+        self._rank, self._swizzle = rank, meta["swizzle"]
+        self._shape = (ctypes.c_uint64 * rank)(*reversed(descriptor.shape))
+        self._strides = (ctypes.c_uint64 * rank)(*row_bytes)
+        self._block = (ctypes.c_uint32 * rank)(*reversed(meta["block_size"]))
+        self._steps = (ctypes.c_uint32 * rank)(*[1] * rank)
+
+    def address(self, tensor: Tensor) -> int:
+        """Where the tensor's map lies."""
+        at = tensor.data_ptr()
+        found = self._maps.get(at)
+        if found is None:
+            if len(self._maps) >= MAX_MAPS:
+                self._maps.clear()
+            memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+            address = -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+            status = self._cuda.encode(
+                address, self._type, self._rank, at, self._shape, self._strides, self._block, self._steps,
+                0, self._swizzle, L2_PROMOTION_128B, 0,
+            )  # fmt: skip
+            if status:
+                raise RuntimeError(f"cuTensorMapEncodeTiled gives CUDA error {status}")
+            found = self._maps[at] = (address, memory)
+        return found[0]
+
+
+class _Cuda:
+    """The functions of libcuda, with the types of their arguments."""
+
+    def __init__(self, library: Any) -> None:
+        pointer, number = ctypes.c_void_p, ctypes.c_uint
+        self.launch = library.cuLaunchKernelEx
+        self.launch.argtypes = [pointer, pointer, pointer, pointer]
+        self.encode = library.cuTensorMapEncodeTiled
+        self.encode.argtypes = [pointer, number, number, pointer, *[pointer] * 4, *[number] * 4]
+        self._parameter = library.cuFuncGetParamInfo  # CUDA 12.4
+        self._parameter.argtypes = [pointer, ctypes.c_size_t, pointer, pointer]
+        self._current, self._set_current = library.cuCtxGetCurrent, library.cuCtxSetCurrent
+        self._current.argtypes = self._set_current.argtypes = [pointer]
+        self._retain = library.cuDevicePrimaryCtxRetain
+        self._retain.argtypes = [pointer, ctypes.c_int]
+
+    def give_context(self, device: int) -> None:
+        """Makes the device's primary context, which torch works in, this thread's, unless it has one.
+
+        A new thread gets one with its first call of the CUDA runtime, which need not come before its first launch:
+        torch hands out memory that it has, and knows the device and the stream itself.
+        """
+        context = ctypes.c_void_p()
+        status = self._current(ctypes.byref(context))
+        if not status and not context.value:
+            status = self._retain(ctypes.byref(context), device) or self._set_current(context)
+        if status:
+            raise RuntimeError(f"a thread's first launch: CUDA error {status}")
+
+    def parameter_sizes(self, function: int) -> list[int]:
+        """Bytes of each parameter of a CUfunction."""
+        sizes: list[int] = []
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        while not self._parameter(function, len(sizes), ctypes.byref(offset), ctypes.byref(size)):
+            sizes.append(size.value)
+        return sizes
+
+
+@cache
+def libcuda() -> _Cuda:
+    """Raises Unsupported without the library or one of the functions."""
+    try:
+        return _Cuda(ctypes.CDLL("libcuda.so.1"))
+    except (OSError, AttributeError) as error:
+        raise Unsupported(str(error)) from error
+
+
+def driver_version() -> int | None:
+    """The driver's CUDA version as cuDriverGetVersion numbers it (13000 is 13.0); None without a driver to ask."""
+    try:
+        get_version = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion
+    except (OSError, AttributeError):
+        return None
+    version = ctypes.c_int()
+    return None if get_version(ctypes.byref(version)) else version.value
+
+
+def _sizes(parameter: Parameter) -> list[int]:
+    """Bytes of one argument's parameters."""
+    if parameter.map is not None:
+        rank = len(parameter.map["block_size"])
+        return [MAP_BYTES, *[4] * rank, *[8] * rank]
+    if parameter.type.startswith("*"):
+        return [8]
+    if parameter.type not in SIZES:
+        raise Unsupported(f"a parameter of type {parameter.type}")
+    return [SIZES[parameter.type]]
+
+
+def _bits(kind: str, value: Any) -> int:
+    """A parameter's value in the lowest bytes of 64 bits (the host is little-endian, as every host of a GPU is)."""
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    if kind in ("fp32", "fp64"):
+        return int(struct.unpack("<Q", struct.pack("<fxxxx" if kind == "fp32" else "<d", value))[0])
+    return int(value) & 0xFFFFFFFFFFFFFFFF

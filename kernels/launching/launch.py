@@ -1,0 +1,140 @@
+"""Launching a kernel from Python at little cost: at decode the host must issue about ten kernels a layer.
+
+Triton's own `kernel[grid](...)` works out, on every call, which compiled variant the arguments ask for; with some 25
+parameters that took tens of microseconds (one sequence of 1,024 tokens: 36 us a call, of which the GPU worked 8).
+Here the variant is looked up by what can tell variants apart; and a wrapper that has seen operands of the same kinds
+before (`kind`) repeats its whole launch (`Launch.again`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from evalengine.kernels.launching.driver import DriverKernel, Repeat, Unsupported
+
+INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU, in tests
+MAX_REMEMBERED = 1 << 12  # launches of one wrapper: operand shapes times numbers of rows; 30 kB each with their maps
+Again = Callable[..., None]
+_variants: dict[tuple, _Variant] = {}
+
+
+class _Variant:
+    """A compiled kernel, with its constexprs, on one device."""
+
+    def __init__(self, compiled: Any, constants: tuple, device: int) -> None:
+        self.compiled, self.constants, self.device = compiled, constants, device
+        try:
+            self.direct: DriverKernel | None = DriverKernel(compiled, device)
+        except Unsupported:
+            self.direct = None
+
+    def again(self, grid: tuple[int, int, int], args: tuple, varying: Sequence[int]) -> Again:
+        if self.direct is not None:
+            try:
+                return Repeat(self.direct, grid, args, varying)
+            except Unsupported:
+                self.direct = None
+        run, places = self.compiled[grid], [_emptied(arg) if i in varying else arg for i, arg in enumerate(args)]
+
+        def by_triton(*tensors: Tensor) -> None:
+            filled = list(places)
+            for position, tensor in zip(varying, tensors, strict=True):
+                filled[position] = tensor if places[position] is None else _filled(places[position], tensor)
+            with torch.cuda.device(self.device):  # Triton asks for the current device's stream
+                run(*filled, *self.constants)
+
+        return by_triton
+
+
+class Launch:
+    """A launch that was made."""
+
+    def __init__(self, variant: _Variant, grid: tuple[int, int, int], args: tuple) -> None:
+        self.args = args
+        self._variant, self._grid = variant, grid
+
+    def again(self, *varying: int) -> Again:
+        """The same launch for other tensors in these places of `args` (a descriptor's: its base), of the same kinds."""
+        return self._variant.again(self._grid, self.args, varying)
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    args: tuple,
+    constants: tuple,
+    num_warps: int,
+    num_stages: int,
+    **options: Any,
+) -> Launch | None:
+    """Runs `kernel`, whose parameters are `args` and then its constexprs, `constants`, on the current stream of the
+    device that the tensors lie on.
+
+    Triton's specialisation is kept: an integer that is 1 or a multiple of 16, a pointer aligned to 16 bytes. Always
+    without FMA contraction, as the contract has it. None if nothing can be repeated (the interpreter, an empty grid).
+    """
+    if INTERPRETED or 0 in grid:
+        if 0 not in grid:
+            kernel[grid](*args, *constants)
+        return None
+    device = next(index for arg in args if (index := _device(arg)) is not None)
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, grid, args, constants, num_warps, num_stages, **options)
+    key = (kernel, constants, num_warps, num_stages, device, *map(_specialization, args), *options.values())
+    variant = _variants.get(key)
+    if variant is None:
+        options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False, **options}
+        variant = _variants[key] = _Variant(kernel[grid](*args, *constants, **options), constants, device)
+    else:
+        variant.compiled[grid](*args, *constants)
+    return Launch(variant, grid, args)
+
+
+def kind(x: Tensor | None) -> tuple | None:
+    """What a launch may rest on: where operands are alike in this, so are grid, variant and scalar parameters."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.get_device())
+
+
+def remember(memory: dict[tuple, Again], key: tuple, again: Again) -> None:
+    """Into a wrapper's memory of its launches, which is emptied when it is full."""
+    if len(memory) >= MAX_REMEMBERED:
+        memory.clear()
+    memory[key] = again
+
+
+def _device(arg: Any) -> int | None:
+    """Where an argument lies, if it lies anywhere."""
+    if isinstance(arg, Tensor):
+        return arg.get_device()
+    return arg.base.get_device() if hasattr(arg, "base") else None
+
+
+def _specialization(arg: Any) -> object:
+    """What Triton specialises this argument on."""
+    if isinstance(arg, int):
+        return arg == 1, arg & 15 == 0, -(1 << 31) <= arg < 1 << 31
+    if isinstance(arg, Tensor):
+        return arg.dtype, arg.data_ptr() & 15 == 0
+    if arg is None or isinstance(arg, float):
+        return type(arg)
+    return arg.base.dtype, tuple(arg.block_shape)  # a descriptor
+
+
+def _emptied(arg: Any) -> Any:
+    """A place for another tensor: None, or for a descriptor's base a descriptor without one."""
+    return None if isinstance(arg, Tensor) else _filled(arg, None)
+
+
+def _filled(descriptor: Any, base: Tensor | None) -> Any:
+    """The descriptor of another tensor; `dataclasses.replace` would run its checks again, which cost 5 us."""
+    kind_of: Any = type(descriptor)
+    same = kind_of.__new__(kind_of)
+    same.__dict__.update(descriptor.__dict__)
+    same.base = base
+    return same

@@ -1,0 +1,45 @@
+"""The sizes of a model that the kernels' schedules depend on. Nothing is imported here: no schedule, no Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class LinearShape(NamedTuple):
+    """A linear layer's weight [n, k], and whether a bias is added to its products."""
+
+    n: int
+    k: int
+    biased: bool = False
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Element counts of one decoder-only model."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    attention_bias: bool = False  # on q, k and v
+    attention_output_bias: bool = False  # on o_proj
+
+    def heads_of_rank(self, ranks: int) -> tuple[int, int]:
+        """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks
+        hold the same one."""
+        return self.num_heads // ranks, max(1, self.num_kv_heads // ranks)
+
+    def linear_layers(self, ranks: int = 1) -> dict[str, LinearShape]:
+        """One layer's weights, projections merged as the engine merges them, by name. Each of several ranks has its own
+        rows of every weight, with the whole of k."""
+        heads, kv_heads = self.heads_of_rank(ranks)
+        hidden, inner = self.hidden_size, self.intermediate_size
+        return {
+            "qkv_proj": LinearShape((heads + 2 * kv_heads) * self.head_dim, hidden, self.attention_bias),
+            "o_proj": LinearShape(hidden // ranks, self.num_heads * self.head_dim, self.attention_output_bias),
+            "gate_up_proj": LinearShape(2 * inner // ranks, hidden),
+            "down_proj": LinearShape(hidden // ranks, inner),
+        }

@@ -1,0 +1,80 @@
+"""Runs made by hand for the tests of `compare`: every digest is real, every number is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evalengine.records.digest import leaf_hash, run_digest, task_digests
+from evalengine.records.schema import RequestRecord, ids_sha256
+from evalengine.report.read.run import Item, Run
+
+TASK, FILTER, METRIC = "sums", "strict-match", "exact_match"
+KEY = (TASK, METRIC, FILTER)
+IDENTITY: dict[str, Any] = {
+    "contract_version": 1,
+    "weights": "a" * 64,
+    "model_spec": {"rope": {"theta": 1e4}},
+    "tokenizer": {"sha256": "b" * 64},
+    "numerics": "exact",
+    "dtype": "bfloat16",
+    "engine": {"max_model_len": None},
+    "prompts": "c" * 64,
+    "seed": 0,
+    "limit": None,
+    "apply_chat_template": False,
+    "datasets": {TASK: {"sha256": "d" * 64, "fewshot_sha256": None}},
+    "tasks": {TASK: {"version": 1.0, "num_fewshot": 0, "generation": {"max_gen_toks": 8, "temperature": 0.0}}},
+}
+
+
+def record(doc: int, ids: Sequence[int], logprobs: Sequence[float], kind: str, prompt: Sequence[int]) -> RequestRecord:
+    values = np.asarray(logprobs, dtype=np.float32)
+    text = " ".join(f"t{i}" for i in ids)
+    rest = ("stop", 0, text, True)
+    return RequestRecord(TASK, doc, 0, 0, kind, prompt, ids_sha256(prompt), ids, values, *rest)
+
+
+def item(r: RequestRecord) -> Item:
+    hashes = (leaf_hash(r).hex(), r.prompt_sha256, ids_sha256(r.output_ids))
+    total = float(r.logprobs.sum())
+    return Item(*r.key, r.kind, *hashes, list(r.output_ids), r.logprobs, total, r.text, 0)
+
+
+def run(
+    outputs: Mapping[int, tuple[Sequence[int], Sequence[float]]],
+    scores: dict[int, float] | None = None,
+    answers: dict[int, str] | None = None,
+    kind: str = "generate_until",
+    asks: Mapping[int, Sequence[int]] | None = None,
+    **identity: Any,
+) -> Run:
+    """A run whose documents have these (output ids, logprobs); scores 1 and the first id as answer by default."""
+    asked = {doc: (asks or {}).get(doc, [doc, 1]) for doc in outputs}
+    records = [record(doc, *outputs[doc], kind, asked[doc]) for doc in sorted(outputs)]
+    values = dict.fromkeys(outputs, 1.0) | (scores or {})
+    texts = {doc: str(outputs[doc][0][0]) for doc in outputs} | (answers or {})
+    return Run(
+        source=Path("results/x"),
+        kind="run",
+        name="x",
+        digest=run_digest(records),
+        task_digests=task_digests(records),
+        identity={**IDENTITY, **identity},
+        manifest={"engine": {"max_num_seqs": 8, "stats": {"seconds": 1.0}}, "files": {}},
+        items={r.key: item(r) for r in records},
+        scores={KEY: values},
+        results={KEY: (float(np.mean(list(values.values()))), None)},
+        higher_is_better={KEY: True},
+        answers={(TASK, FILTER): texts},
+        hashes={TASK: {doc: (f"doc{doc}", f"prompt{asked[doc]}", f"target{doc}") for doc in outputs}},
+    )
+
+
+BASE = {0: ([5, 6, 7], [-0.5, -0.25, -1.0]), 1: ([8, 9], [-0.125, -2.0]), 2: ([4], [-0.75])}
+NEXT = float(np.nextafter(np.float32(-0.25), np.float32(0)))
+BIT = {**BASE, 0: ([5, 6, 7], [-0.5, NEXT, -1.0])}  # one logprob, one bit
+TOKEN = {**BASE, 0: ([5, 6, 3], [-0.5, -0.25, -1.03])}  # the last token of document 0

@@ -1,0 +1,43 @@
+"""Small runs as evidence, built by hand: what gate tests vary."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evalengine.records.digest import merkle_root
+from evalengine.report.read.run import Item, Key, Run
+
+METRIC = ("exact_match", "strict-match")
+
+
+def item(task: str, doc: int, output: str = "same", total: float | None = -1.5) -> Item:
+    leaf = hashlib.sha256(f"{task}{doc}{output}{total}".encode()).hexdigest()
+    ids = hashlib.sha256(f"{task}{doc}{output}".encode()).hexdigest()
+    prompt = hashlib.sha256(f"{task}{doc}".encode()).hexdigest()
+    return Item(task, doc, 0, 0, "generate_until", leaf, prompt, ids, None, None, total, None, 0)
+
+
+def make_run(scores: Mapping[str, Sequence[float]], items: Sequence[Item] = (), **identity: Any) -> Run:
+    """A baseline of tasks -> a score a document; `items` replace those of the same request."""
+    held: dict[Key, Item] = {}
+    for each in (*(item(task, doc) for task in scores for doc in range(len(scores[task]))), *items):
+        held[each.key] = each
+    leaves = {task: [bytes.fromhex(held[key].leaf) for key in sorted(held) if key[0] == task] for task in scores}
+    return Run(
+        source=Path("baseline.json"),
+        kind="baseline",
+        name="baseline",
+        digest=merkle_root([leaf for task in sorted(scores) for leaf in leaves[task]]).hex(),
+        task_digests={task: merkle_root(leaves[task]).hex() for task in sorted(scores)},
+        identity={"weights": "w", "tokenizer": "t", "numerics": "exact", "dtype": "float32", "seed": 0, **identity},
+        manifest={},
+        items=dict(sorted(held.items())),
+        scores={(task, *METRIC): dict(enumerate(values)) for task, values in scores.items()},
+        results={(task, *METRIC): (sum(values) / len(values), None) for task, values in scores.items()},
+        higher_is_better={(task, *METRIC): True for task in scores},
+        answers={(task, METRIC[1]): {doc: str(v) for doc, v in enumerate(scores[task])} for task in scores},
+        hashes={},
+    )

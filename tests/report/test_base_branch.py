@@ -1,0 +1,197 @@
+"""The baseline of the base branch, and what a first run, a missing file and a failed run are called."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from evalengine.__main__ import main
+from evalengine.errors import ConfigError
+from evalengine.report.gate import made_run
+from evalengine.report.gate.base_branch import load_from_base
+from evalengine.report.gate.baseline_cli import write_baseline
+from evalengine.report.gate.gate import gate
+from evalengine.report.read.load import load_run
+from tests.run_double import generated, write_run
+
+
+def git(folder: Path, *words: str) -> None:
+    own = ("-c", "user.name=x", "-c", "user.email=x@y", "-c", "init.defaultBranch=main")
+    subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs of the same prompts, whose second generation is another."""
+    made = []
+    for name, seed in (("old", 0), ("new", 1)):
+        records = [generated(doc) for doc in range(6)]
+        records[1].output_ids[0] += seed
+        made.append(write_run(tmp_path / name, records))
+    return made[0], made[1]
+
+
+@pytest.fixture
+def project(tmp_path: Path, runs: tuple[Path, Path]) -> Path:
+    """A checkout whose main holds the old run's baseline."""
+    folder = tmp_path / "project"
+    (folder / "kept").mkdir(parents=True)
+    git(folder, "init", "-q")
+    write_baseline(load_run(runs[0]), folder / "kept" / "base.json")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "baseline")
+    git(folder, "switch", "-qc", "change")
+    return folder / "kept" / "base.json"
+
+
+@pytest.fixture(autouse=True)
+def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_change_cannot_bring_its_own_yardstick(project: Path, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """The new run's own baseline would pass it; that of main does not, and everybody is told."""
+    write_baseline(load_run(runs[1]), project, force=True)
+    assert gate(project, runs[1], "bitwise").verdict == "pass"
+    summary, junit = tmp_path / "summary.md", tmp_path / "gate.xml"
+    found = gate(project, runs[1], "bitwise", base="main")
+    assert found.verdict == "fail" and found.baseline.startswith(f"{project} of main (")
+    assert found.warnings[0].startswith(f"baseline changed in this pull request: {project}")
+    words = ["gate", str(project), str(runs[1]), "--base", "main", "--summary", str(summary), "--junit", str(junit)]
+    assert main(words) == 1
+    assert "**⚠️ baseline changed in this pull request" in summary.read_text()
+    warnings = ElementTree.parse(junit).findall(".//property[@name='warning']")
+    assert [each.attrib["value"].split(":")[0] for each in warnings] == ["baseline changed in this pull request"]
+
+
+def test_it_is_said_to_the_terminal_and_to_github(
+    project: Path, runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_baseline(load_run(runs[1]), project, force=True)
+    main(["gate", str(project), str(runs[0]), "--base", "main", "--annotations"])
+    out = capsys.readouterr().out
+    assert "WARNING baseline changed in this pull request" in out
+    assert "\n::warning title=gate bitwise::baseline changed in this pull request" in out
+
+
+def test_an_unchanged_baseline_is_no_news(project: Path, runs: tuple[Path, Path]) -> None:
+    found = gate(project, runs[0], "bitwise", base="main")
+    assert (found.verdict, found.warnings) == ("pass", ())
+
+
+def test_a_removed_one_still_counts_and_a_new_one_is_all_there_is(project: Path, runs: tuple[Path, Path]) -> None:
+    project.unlink()
+    found = gate(project, runs[0], "bitwise", base="main")
+    assert found.verdict == "pass" and "baseline removed in this pull request" in found.warnings[0]
+    other = project.with_name("other.json")
+    write_baseline(load_run(runs[1]), other)
+    found = gate(other, runs[1], "bitwise", base="main")
+    assert found.verdict == "pass" and found.warnings[0].startswith("the baseline is new in this pull request: main (")
+
+
+@pytest.mark.parametrize(("base", "said"), [("nowhere", "no such revision"), ("--help", "no such revision")])
+def test_an_unknown_revision_is_refused(base: str, said: str, project: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_from_base(project, base)
+
+
+def test_no_checkout_and_no_file_are_refused(project: Path, tmp_path: Path, runs: tuple[Path, Path]) -> None:
+    write_baseline(load_run(runs[0]), tmp_path / "outside.json")
+    for file, said in (
+        (tmp_path / "outside.json", "no git checkout"),
+        (project.with_name("none.json"), "neither here nor in main"),
+        (project.parent, "is a folder"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_from_base(file, "main")
+
+
+def test_a_first_run_has_no_baseline_and_is_told_so(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    found = gate(tmp_path / "none.json", runs[0])
+    assert (found.verdict, found.exit_code, found.trouble) == ("error", 2, "no baseline yet")
+    assert f"python -m evalengine baseline RUN -o {tmp_path}/none.json" in found.problems[0]
+    junit, summary = tmp_path / "gate.xml", tmp_path / "summary.md"
+    main(["gate", str(tmp_path / "none.json"), str(runs[0]), "--junit", str(junit), "--summary", str(summary)])
+    assert [case.attrib["name"] for case in ElementTree.parse(junit).findall(".//testcase")] == ["no baseline yet"]
+    assert "ERROR (no baseline yet)" in summary.read_text()
+
+
+def test_a_first_run_beside_a_base_without_one_is_told_so_too(project: Path, runs: tuple[Path, Path]) -> None:
+    found = gate(project.with_name("none.json"), runs[0], base="main")
+    assert found.trouble == "no baseline yet" and "neither here nor in main" in found.problems[0]
+    assert main(["gate", str(project.with_name("none.json")), "--base", "main", "--", "limit=1"]) == 2
+
+
+def test_missing_and_damaged_files_have_titles_of_their_own(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    write_baseline(load_run(runs[0]), file)
+    policy = tmp_path / "own.yaml"
+    policy.write_text("digest: maybe")
+    assert gate(file, tmp_path / "none").trouble == "no run"
+    assert gate(tmp_path / "a", tmp_path / "b").trouble == "no baseline yet and no run"
+    assert gate(file, runs[0], str(policy)).trouble == "bad policy"
+    (runs[1] / "digest.txt").write_text("x")
+    assert gate(file, runs[1]).trouble == "the run cannot be read"
+    file.write_text(file.read_text()[:300])
+    assert gate(file, runs[0]).trouble == "the baseline cannot be read"
+
+
+def test_two_runs_in_one_folder_are_not_guessed_at(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """What a kept workspace holds: the snippets make every run in a folder of its own."""
+    found = gate(runs[0], tmp_path)
+    assert found.trouble == "the run cannot be read" and "it holds 2 runs" in found.problems[0]
+
+
+def test_a_run_that_the_gate_makes(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def command(words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        asked.append(words)
+        folder = Path(words[-1].removeprefix("output_dir="))
+        assert folder.is_dir() and not list(folder.iterdir()), "a new, empty folder"
+        write_run(folder / "made", [generated(doc) for doc in range(6)])
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(made_run.subprocess, "run", command)
+    for _ in range(2):  # a kept workspace does not break the second
+        assert main(["gate", str(runs[0]), "--keep", str(tmp_path / "kept"), "--", "task=sums", "limit=6"]) == 0
+    assert asked[0][1:-1] == ["-m", "evalengine", "task=sums", "limit=6"] and len(asked) == 2
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    assert main(["gate", str(runs[0]), "--", "limit=6"]) == 0
+    assert not Path(asked[2][-1].removeprefix("output_dir=")).exists(), "gone, unless kept"
+
+
+def test_a_run_that_fails_is_in_the_reports(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(made_run.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 1))
+    assert main(["gate", str(runs[0]), "--json", str(tmp_path / "gate.json"), "--", "task=nope"]) == 2
+    found = json.loads((tmp_path / "gate.json").read_text())
+    assert found["trouble"] == "the run failed" and "python -m evalengine task=nope" in found["problems"][0]
+    monkeypatch.setattr(made_run.subprocess, "run", lambda *_, **__: pytest.fail("a run without a baseline"))
+    assert main(["gate", str(tmp_path / "none.json"), "--", "limit=6"]) == 2
+    assert "no baseline yet" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a"], "give RUN, or -- and the settings"),
+        (["a", "b", "--", "limit=1"], "not both"),
+        (["a", "b", "--keep", "c"], "--keep is for a run that the gate makes"),
+    ],
+)
+def test_bad_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", *words]) == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["output_dir=x", "resume=never", "-m"])
+def test_settings_that_the_gate_makes_itself(
+    word: str, runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", str(runs[0]), "--", word]) == 2 and f"gate: {word}: " in capsys.readouterr().err

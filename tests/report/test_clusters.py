@@ -1,0 +1,181 @@
+"""Related documents: from a column of the rows to the statistics of gate and compare, and why it matters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.config import Config, DatasetConfig, TaskConfig
+from evalengine.errors import ConfigError
+from evalengine.records.lm_eval import Sample, sample_row
+from evalengine.records.manifest import run_identity
+from evalengine.report.compare.compare import compare
+from evalengine.report.compare.metric_deltas import metric_deltas
+from evalengine.report.compare.report import report as report_of
+from evalengine.report.gate.evidence import of_documents
+from evalengine.report.gate.policies import Limits
+from evalengine.report.read.baseline import load_baseline, to_text
+from evalengine.report.read.lm_eval_folder import read_outcome
+from evalengine.report.stats import permutation
+from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.paired import mcnemar, paired
+from evalengine.report.stats.permutation import sign_flip
+from evalengine.tasks.base import Task
+from evalengine.tasks.registry import available_tasks, load_task
+from tests.report.gate_runs import METRIC, make_run
+from tests.run_double import bind_again, generated, write_run
+
+ROWS = [
+    {"question": f"{i} + {i}?", "answer": f"#### {2 * i}", "passage": f"p{i // 2}", "page": i // 3} for i in range(6)
+]
+KEY = ("sums", *METRIC)
+
+
+def task(folder: Path, rows: list[dict[str, Any]], cluster: str | None) -> Task:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = TaskConfig(
+        "gsm8k:GSM8K", dataset=DatasetConfig(path=str(file)), split="test", num_fewshot=0, cluster=cluster
+    )
+    made = load_task("sums", config)
+    made.load()
+    return made
+
+
+def test_a_column_names_the_clusters(tmp_path: Path) -> None:
+    assert task(tmp_path, ROWS, None).clusters is None
+    assert task(tmp_path, ROWS, "passage").clusters == ["p0", "p0", "p1", "p1", "p2", "p2"]
+    numbered = task(tmp_path, ROWS, "page")
+    assert numbered.clusters == ["0", "0", "0", "1", "1", "1"]
+    assert (numbered.fingerprint()["cluster"], numbered.fingerprint(limit=2)["clusters"]) == ("page", 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "said"),
+    [
+        ({}, "video", "has no 'video'"),
+        ({"passage": None}, "passage", "has no 'passage'"),
+        ({"passage": ["a"]}, "passage", 'has ["a"], neither text nor number, as its'),
+        ({"passage": True}, "passage", "has true, neither"),
+    ],
+)
+def test_a_row_without_it_is_refused_with_its_place(
+    row: dict[str, Any], column: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        task(tmp_path, [*ROWS[:3], {**ROWS[3], **row}], column)
+    assert f"tasks.sums.cluster={column}: {tmp_path}/rows.jsonl:4: row 3 {said}" in str(caught.value)
+    assert "tasks.sums.cluster=null" in str(caught.value) and "'passage'" in str(caught.value)
+
+
+def test_it_changes_no_identity_and_no_sample_without_it() -> None:
+    extra = dict.fromkeys(("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "dtype"), "x")
+    runs = [Config(tasks={"sums": TaskConfig(cluster=cluster)}) for cluster in (None, "passage")]
+    identities = [run_identity(config, {**extra, "numerics": "exact"}) for config in runs]
+    assert identities[0] == identities[1] and "cluster" not in identities[0]["tasks"]["sums"]
+    sample = Sample(0, {}, "t", [], [], [], "none", {}, "", "", "")
+    assert "doc_cluster" not in sample_row(sample)
+    assert sample_row(replace(sample, cluster="p0")) == {**sample_row(sample), "doc_cluster": "p0"}
+
+
+def test_shipped_tasks_name_columns_that_their_rows_have() -> None:
+    from evalengine.compose import compose_jobs
+
+    composed = [compose_jobs([f"task={name}"])[0].config.tasks for name in available_tasks()]
+    named = {name: task.cluster for tasks in composed for name, task in tasks.items()}
+    assert {name: column for name, column in named.items() if column} == {"hellaswag": "source_id"}
+
+
+def clustered_folder(path: Path) -> Path:
+    """A run's folder whose samples hold clusters of two."""
+    write_run(path, [generated(doc) for doc in range(8)])
+    (file,) = path.glob("samples_*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**row, "doc_cluster": f"p{row['doc_id'] // 2}"}) + "\n" for row in rows))
+    bind_again(path)
+    return path
+
+
+def test_a_run_and_its_baseline_hold_them(tmp_path: Path) -> None:
+    from evalengine.report.read.load import load_run
+
+    run = load_run(clustered_folder(tmp_path / "run"))
+    assert run.clusters == {"sums": {doc: f"p{doc // 2}" for doc in range(8)}}
+    file = tmp_path / "kept.json"
+    file.write_text(to_text(run))
+    assert load_baseline(file).clusters == run.clusters
+    plain = to_text(replace(run, clusters={}))
+    assert '"clusters"' not in plain, "files of runs without clusters stay as they were"
+    assert read_outcome(run.source, {"sums": "generate_until"})["clusters"] == run.clusters
+
+
+def test_either_run_may_name_them_and_the_baseline_counts() -> None:
+    bare = make_run({"sums": [1.0] * 4})
+    a, b = (replace(bare, clusters={"sums": dict(enumerate(names))}) for names in ("aabb", "abcd"))
+    assert cluster_names(a, b, "sums", range(4)) == list("aabb")
+    assert cluster_names(bare, b, "sums", [1, 3]) == list("bd")
+    assert cluster_names(bare, bare, "sums", range(4)) is None
+    with pytest.raises(ConfigError, match="1 of 4 documents have no cluster"):
+        cluster_names(replace(bare, clusters={"sums": {0: "a", 1: "a", 2: "b"}}), b, "sums", range(4))
+
+
+def test_gate_and_compare_count_clusters() -> None:
+    """Eight losses in two passages are two coins: p 1/4, not 1/256."""
+    old, new = [1.0] * 40, [0.0] * 8 + [1.0] * 32
+    a, b = make_run({"sums": old}), make_run({"sums": new})
+    groups = {"sums": {doc: str(doc // 4) for doc in range(40)}}
+    related = replace(a, clusters=groups)
+    found = [of_documents(KEY, run, b, Limits(), True, 1) for run in (a, related)]
+    assert [(each.p, each.test) for each in found] == [(2**-8, "exact McNemar"), (0.25, "permutation test")]
+    assert "40 documents in 10 clusters" in found[1].change
+    assert found[1].bound.bound > found[0].bound.bound and found[1].least.loss > found[0].least.loss
+    deltas = [metric_deltas(run, b)[0].paired for run in (a, related)]
+    assert [delta and (delta.clusters, delta.p_value) for delta in deltas] == [(40, 2**-7), (10, 0.5)]
+    said = [line for line in report_of(compare(related, replace(b, name="b"))) if isinstance(line, str)]
+    assert (
+        "sums, exact_match, strict-match: 40 documents in 10 clusters of related ones; interval, p and MDE take each "
+        in ("".join(said))
+    )
+    assert deltas[1] is not None and asdict(deltas[1]) == asdict(
+        paired(old, new, clusters=list(groups["sums"].values()))
+    )
+
+
+def test_a_runs_own_interval_counts_clusters() -> None:
+    scores = [1.0] * 60 + [0.0] * 20
+    whole, related = mean_interval(scores), mean_interval(scores, clusters=[str(i // 10) for i in range(80)])
+    assert whole is not None and related is not None and related[0] < whole[0] and related[1] > whole[1]
+    assert mean_interval(scores, clusters=[str(i) for i in range(80)]) == whole
+    assert mean_interval(scores, clusters=["one"] * 80) is None
+
+
+def test_the_interval_of_related_answers_covers() -> None:
+    """100 groups of 5 that share most of their difficulty; 3 sigma of 500 draws are 2.9 points."""
+    rng, inside = np.random.default_rng(0), np.zeros(2)
+    names = [str(i // 5) for i in range(500)]
+    for _ in range(500):
+        shared = np.repeat(rng.random(100) < 0.7, 5)
+        scores = np.where(rng.random(500) < 0.7, shared, rng.random(500) < 0.7).astype(float).tolist()
+        for place, clusters in enumerate((names, None)):
+            bounds = mean_interval(scores, clusters=clusters)
+            inside[place] += bounds is not None and bounds[0] <= 0.7 <= bounds[1]
+    assert inside[0] / 500 >= 0.92 and inside[1] / 500 < 0.85
+
+
+@pytest.mark.parametrize(("size", "alone"), [(2, 0.075), (10, 0.2)])
+def test_false_alarms_of_related_documents(size: int, alone: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that flip together, and no difference: the test without clusters cries wolf, the clustered one does not.
+    3 sigma of 500 draws at 5 % are 2.9 points."""
+    monkeypatch.setattr(permutation, "FLIPS", 0)  # 999 flips a test
+    rng, draws, wrong = np.random.default_rng(size), 500, np.zeros(2)
+    for _ in range(draws):
+        groups = rng.choice([-1.0, 0.0, 1.0], 40, p=[0.15, 0.7, 0.15])
+        wins, losses = (size * int(np.count_nonzero(groups == sign)) for sign in (1, -1))
+        wrong += [sign_flip(size * groups)[0] <= 0.05, mcnemar(wins, losses)[0] <= 0.05]
+    assert wrong[0] / draws <= 0.05 + 0.029 and wrong[1] / draws > alone, wrong

@@ -1,0 +1,112 @@
+"""The command `compare`: exit codes, the last line, JSON, and what untrusted text cannot do."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evalengine.__main__ import main
+from evalengine.report.compare import cli as compare_cli
+from evalengine.report.compare.as_json import comparison_json
+from evalengine.report.compare.compare import compare
+from evalengine.report.read.run import Run
+from tests.report.compared_runs import BASE, BIT, TOKEN, run
+
+
+def test_json_is_strict_complete_and_stable() -> None:
+    odd = {**BASE, 0: ([5, 6, 7], [float("nan"), -0.25, -1.0])}
+    a, b = run(BASE), run({**odd, 1: ([8, 3], [-0.125, float("-inf")])}, scores={1: 0.0})
+    text = json.dumps(comparison_json(compare(a, b)), allow_nan=False)
+    assert text == json.dumps(comparison_json(compare(a, b)), allow_nan=False)
+    content = json.loads(text)
+    assert content["verdict"] == "DIFFERENT" and content["within"] == dict.fromkeys(
+        ("bitwise", "tokens", "answers"), False
+    )
+    assert content["requests"] == {"common": 3, "only_a": 0, "only_b": 0, "differing": 2}
+    assert content["divergences"][0]["logprob_b"] is None and content["divergences"][0]["position"] == 1
+    assert content["flips"][0]["doc_id"] == 1 and content["metrics"][0]["paired"]["losses"] == 1
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
+    """Names that the command finds instead of folders."""
+    known = {"base": run(BASE), "bit": run(BIT), "token": run(TOKEN), "short": run({0: BASE[0]}, limit=1)}
+    monkeypatch.setattr(compare_cli, "load_run", lambda path: known[path])
+    return known
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "last"),
+    [
+        (["base", "base"], 0, "verdict: IDENTICAL"),
+        (["base", "bit"], 1, "verdict: SAME TOKENS"),
+        (["base", "bit", "--level", "tokens"], 0, "verdict: SAME TOKENS"),
+        (["base", "token", "--level", "tokens"], 1, "verdict: DIFFERENT"),
+        (["base", "token", "--level=answers"], 0, "verdict: DIFFERENT"),
+        (["base", "short", "--allow"], 0, "verdict: IDENTICAL on the 1 requests of both"),
+        (["base", "base", "base"], 0, "verdict: IDENTICAL (3 of 3 pairs identical, 1 digests)"),
+        (["base", "bit", "--matrix"], 1, "verdict: SAME TOKENS (0 of 1 pairs identical, 2 digests)"),
+        (["base", "base", "short"], 2, "verdict: IDENTICAL where compared (1 of 3 pairs identical, 2 digests, 2 not c"),
+        (["base", "base", "short", "--allow"], 0, "verdict: IDENTICAL where compared (1 of 3 pairs identical, 2 ident"),
+    ],
+)
+def test_exit_codes_and_the_last_line(
+    words: list[str], code: int, last: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *words]) == code
+    assert capsys.readouterr().out.splitlines()[-1].startswith(last)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["base", "short"], "they share 1 (limit is none in A and 1 in B)"),
+        (["base"], "one run alone cannot be compared"),
+        (["base", "bit", "--level", "bits"], "invalid choice: 'bits'"),
+        (["base", "bit", "--json", "/nowhere/x.json"], "--json /nowhere/x.json: No such file or directory"),
+    ],
+)
+def test_bad_usage_says_nothing_on_standard_output(
+    words: list[str], said: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.startswith("evalengine: compare: ")
+
+
+def test_runs_without_a_common_request_are_refused_even_if_allowed(
+    runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs["other"] = run({7: BASE[0]})
+    assert main(["compare", "base", "other", "--allow"]) == 2
+    assert "no request in common" in capsys.readouterr().err
+
+
+def test_json_goes_to_a_file_or_alone_to_standard_output(
+    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "base", "bit", "--json", "-"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert main(["compare", "base", "bit", "--json", str(tmp_path / "c.json")]) == 1
+    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == printed
+    assert capsys.readouterr().out.splitlines()[-1].startswith("verdict: ")
+    assert main(["compare", "base", "bit", "token", "--json", "-"]) == 1
+    assert [pair["pair"] for pair in json.loads(capsys.readouterr().out)["pairs"]] == [[1, 2], [1, 3], [2, 3]]
+
+
+def test_model_output_cannot_reach_the_terminal_or_break_the_json(
+    runs: dict[str, Run], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hostile = "\x1b[2J\x1b]0;owned\x07[bold]x[/bold]\r\nnext\u202e\ud800"
+    bad = run(TOKEN, answers={0: hostile}, scores={0: 0.0})
+    items = {key: replace(i, text=hostile) if key[1] == 0 else i for key, i in bad.items.items()}
+    runs["bad"] = replace(bad, items=items)
+    assert main(["compare", "base", "bad", "--json", str(tmp_path / "c.json")]) == 1
+    out = capsys.readouterr().out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e\ud800]", out)
+    assert "[bold]x" in out and "\\x1b[2J" in out
+    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))["flips"][0]["answer_b"] == hostile

@@ -1,0 +1,126 @@
+"""What a gate can detect: never more than the baseline has to lose, and as often as it says."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalengine.report.stats.detectable_loss import Detectable, binary_loss, loss_power
+from evalengine.report.stats.paired import mcnemar, paired
+from evalengine.report.stats.power import binary_effect, mean_effect
+from tests.report.paired_counts import exact_mcnemar
+
+
+def detectable(
+    a: Any, b: Any, higher_is_better: bool = True, alpha: float = 0.05, power: float = 0.8, metrics: int = 1
+) -> Detectable:
+    result = paired(a, b, higher_is_better=higher_is_better, alpha=alpha, power=power, metrics=metrics)
+    return Detectable(result.minimum_detectable_loss, result.undetectable)
+
+
+def test_loss_power_by_enumeration() -> None:
+    """All outcomes of 6 right answers, lost with probability 0.7, and of 5 wrong ones, won with probability 0.2."""
+    expected = 0.0
+    for lost, won in itertools.product(range(7), range(6)):
+        if exact_mcnemar(won, lost)[1] <= Fraction(1, 20):
+            ways = math.comb(6, lost) * math.comb(5, won)
+            expected += ways * 0.7**lost * 0.3 ** (6 - lost) * 0.2**won * 0.8 ** (5 - won)
+    assert loss_power(11, 6, 0.7 * 6 / 11, 0.2 * 5 / 11, 0.05) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("right", "metrics", "seen"), [(0, 1, False), (4, 1, False), (5, 1, True), (5, 2, False), (6, 2, True)]
+)
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize("size", [1.0, 0.75])  # 0/1 scores (McNemar) and others (permutation)
+def test_a_loss_of_everything_decides(right: int, metrics: int, seen: bool, higher: bool, size: float) -> None:
+    """p of losing n answers and winning none is 2^-n, in either test: four cannot be shown at 0.05, five can."""
+    good, bad = (1.0, 1.0 - size) if higher else (0.0, size)
+    gain = [good] * right + [bad] * (40 - right)
+    a = [score - bad for score in gain] if higher else [score + 1.0 - bad for score in gain]
+    for b in (a, [0.0 if higher else 1.0] * 40):
+        found = detectable(a, b, higher, metrics=metrics)
+        assert math.isfinite(found.loss) is seen and bool(found.why) is not seen
+        if seen:
+            assert 0 < found.loss <= right * size / 40 + 1e-12
+
+
+def test_the_reason_is_said() -> None:
+    assert detectable([0] * 40, [0] * 40).why == "the baseline has no right answer"
+    assert "only 1 right answer, and a run that lost it would have p 0.5," in detectable([1] + [0] * 9, [0] * 10).why
+    lower = detectable([0] * 3 + [1] * 9, [1] * 12, higher_is_better=False, metrics=4).why
+    assert "only 3 scores that can get worse" in lower and lower.endswith("p 0.125, above alpha 0.05 / 4 metrics")
+
+
+def test_near_the_border_the_answers_are_as_they_are() -> None:
+    """Five right answers must all be lost: with probability q^5 = 0.8. Drawn anew, they would need 3.3 points."""
+    a = [1] * 5 + [0] * 195
+    assert detectable(a, a).loss == pytest.approx(5 / 200 * 0.8**0.2, rel=1e-6)
+    assert binary_effect(200, 0.0, 0.05, 0.8, sides=1) > 5 / 200
+
+
+def test_far_from_the_border_it_is_what_pairs_alone_show() -> None:
+    rng = np.random.default_rng(0)
+    a = (rng.random(2000) < 0.5).astype(float)
+    b = np.where(rng.random(2000) < 0.1, 1 - a, a)
+    of_pairs = binary_effect(2000, float(np.mean(a != b)), 0.05, 0.8, sides=1)
+    assert detectable(a, b).loss == pytest.approx(of_pairs, rel=0.05)
+
+
+@pytest.mark.parametrize(("right", "discordance"), [(12, 0.02), (30, 0.1), (200, 0.1), (370, 0.1)])
+def test_a_loss_is_detected_as_often_as_said(right: int, discordance: float) -> None:
+    """Right answers lost and others won at the least detectable rates; 3 sigma of 2000 draws."""
+    rng, n, draws = np.random.default_rng(1), 400, 2000
+    loss = binary_loss(n, right, discordance, 0.05, 0.8)
+    win = max(0.0, (discordance - loss) / 2)
+    losses = rng.binomial(right, (win + loss) * n / right, draws)
+    wins = rng.binomial(n - right, win * n / (n - right), draws)
+    found = sum(mcnemar(int(w), int(x))[1] <= 0.05 for w, x in zip(wins, losses, strict=True)) / draws
+    assert found == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
+
+
+def test_other_scores_end_at_what_there_is_to_lose() -> None:
+    """Six scores of 0.1 in 200: the pairs' error would ask for more than 0.003, which is all."""
+    a = [0.1] * 6 + [0.0] * 194
+    b = [0.0] * 6 + [0.9] * 4 + [0.0] * 190
+    assert detectable(a, b).loss == pytest.approx(0.6 / 200)
+    assert mean_effect(paired(a, b).stderr, 0.1, 200, 0.05, 0.8, sides=1) > 0.6 / 200
+
+
+def test_scores_without_bounds_have_none() -> None:
+    a, b = np.linspace(0.0, 30.0, 50), np.linspace(0.5, 30.0, 50)
+    up, down = (detectable(a, b, higher).loss for higher in (True, False))
+    assert up == down >= 1.67 * paired(a, b).stderr, "any document may lose any amount, in either direction"
+    assert "only 4 scores that can get worse" in detectable([3.0, 5.0, 7.0, 9.0], [1.0, 2.0, 3.0, 4.0]).why
+
+
+share = st.sampled_from([0.0, 1.0]) | st.integers(0, 8).map(lambda v: v / 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(share, share), min_size=1, max_size=40)
+    | st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=40),
+    higher=st.booleans(),
+    levels=st.sampled_from([(0.05, 0.8), (0.05, 0.06), (0.3, 0.99), (0.6, 0.8)]),
+    metrics=st.integers(1, 9),
+)
+def test_never_more_than_there_is(
+    rows: list[tuple[float, float]], higher: bool, levels: tuple[float, float], metrics: int
+) -> None:
+    a, b = zip(*rows, strict=True)
+    found = detectable(a, b, higher, *levels, metrics)
+    mean = math.fsum(a) / len(a)
+    everything = paired(a, [0.0 if higher else 1.0] * len(a), higher_is_better=higher).p_one_sided
+    assert bool(found.why) is math.isinf(found.loss)
+    if math.isfinite(found.loss):
+        assert 0 < found.loss <= (mean if higher else 1 - mean) + 1e-12
+    if everything == 1.0:  # nothing to lose
+        assert math.isinf(found.loss)

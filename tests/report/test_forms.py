@@ -1,0 +1,112 @@
+"""`report --table` and `report --model-index`: what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.repocard_data import model_index_to_eval_results
+
+from evalengine.__main__ import main
+from evalengine.report.export.results_table import TABLES, results_sheet
+from evalengine.report.read.load import load_run
+from tests.report.model_runs import model
+from tests.run_double import bind_again, generated, write_run
+
+HUB = {"dataset": "openai/gsm8k", "name": "main", "revision": "e53f048", "split": "test"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = write_run(tmp_path / "a_run", [generated(doc) for doc in range(6)])
+    bind_again(path, model={"name": "my_model"}, numerics="exact", datasets={"sums": HUB})
+    return path
+
+
+def index_of(file: Path) -> ModelCardData:
+    """Read by the Hub's own library, as the front matter of a card."""
+    return ModelCard(f"---\n{file.read_text(encoding='utf-8')}---\n").data
+
+
+def test_a_markdown_table_of_two_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_run(tmp_path / "b", [generated(doc) for doc in range(6)], lambda doc: 1.0)
+    assert main(["report", str(folder), str(other), "--table", "md"]) == 0
+    head, rule, strict, flexible, empty, note = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert head == "| Task | Metric | Filter | my\\_model | b |" and rule == "| :-- | :-- | :-- | --: | --: |"
+    assert strict == "| sums | exact\\_match ↑ | strict | 0.3333 | 1.0000 |" and "flexible" in flexible and not empty
+    assert f"exact numerics, digest {load_run(folder).digest[:12]}, 6 requests" in note  # type: ignore[index]
+
+
+def test_a_latex_table_goes_to_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.tex"
+    assert main(["report", str(folder), "--table", "latex", "-o", str(file)]) == 0
+    text = file.read_text(encoding="utf-8")
+    assert "\\toprule" in text and "my\\_model \\\\" in text
+    assert "exact\\_match $\\uparrow$ & strict & 0.3333 \\\\" in text
+    assert capsys.readouterr().out == f"{file}\n"
+
+
+@pytest.mark.parametrize("form", ["md", "latex"])
+def test_special_characters_are_escaped(form: str) -> None:
+    text = TABLES[form](results_sheet([model("50%_a&b|c#{x}\\y^~$", {"t_1": [0.0, 1.0]})]))
+    want = {"md": "50%\\_a\\&b\\|c\\#{x}\\\\y^\\~$", "latex": "50\\%\\_a\\&b$|$c\\#\\{x\\}\\textbackslash{}y"}
+    assert want[form] in text
+
+
+def test_errors_and_gaps_have_their_cells() -> None:
+    first, second = model("a", {"x": [0.5, 1.0]}), model("b", {"y": [-2.0, 0.0]})
+    first.results["x", "acc", "none"] = (0.75, 0.25)
+    rows = results_sheet([first, second]).rows
+    assert rows == [["x", "acc ↑", "", "0.7500 ± 0.2500", ""], ["y", "acc ↑", "", "", "\u22121.0000"]]
+    assert "0.7500 $\\pm$ 0.2500 &  \\\\" in TABLES["latex"](results_sheet([first, second]))
+
+
+def test_the_hubs_library_reads_the_model_index_back(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "index.yaml"
+    assert main(["report", str(folder), "--model-index", str(file)]) == 0
+    data = index_of(file)
+    assert data.model_name == "my_model" and data.eval_results is not None
+    one = next(result for result in data.eval_results if (result.metric_args or {})["filter"] == "strict")
+    assert (one.dataset_type, one.dataset_config, one.dataset_split) == ("openai/gsm8k", "main", "test")
+    assert (one.metric_type, one.metric_value) == ("exact_match", pytest.approx(1 / 3))
+    assert one.dataset_revision == "e53f048" and one.metric_name == "sums exact_match (strict)"
+    assert (one.metric_args or {})["digest"] == load_run(folder).digest and (one.metric_args or {})["documents"] == 6
+    name, again = model_index_to_eval_results(data.to_dict()["model-index"])
+    assert name == "my_model" and len(again) == len(data.eval_results) == 2
+
+
+def test_a_path_is_no_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
+    bind_again(folder, datasets={"sums": {**HUB, "dataset": "/home/me/rows.jsonl"}})
+    assert main(["report", str(folder), "--model-index", str(tmp_path / "i.yml")]) == 0
+    results = index_of(tmp_path / "i.yml").eval_results
+    assert results is not None and {(one.dataset_type, one.dataset_revision) for one in results} == {("sums", None)}
+    assert "/home/me" not in (tmp_path / "i.yml").read_text(encoding="utf-8")
+
+
+def test_nothing_finite_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "a", [generated(0)], lambda doc: float("nan"))
+    (file,) = run.glob("results_*.json")
+    assert "NaN" in file.read_text(encoding="utf-8") or json.loads(file.read_text(encoding="utf-8"))
+    assert main(["report", str(run), "--model-index", str(tmp_path / "i.yaml")]) == 2
+    assert "no finite results" in capsys.readouterr().err and not (tmp_path / "i.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--table", "html"], "--table"),
+        (["--table", "md", "--model-index", "i.yaml"], "give one of them"),
+        (["--model-index", "i.md"], "ends in .yaml"),
+        (["--model-index", "nowhere/i.yaml"], "there is no folder nowhere"),
+        (["--model-index", "i.yaml", "-o", "x"], "neither -o"),
+        (["--table", "md", "-o", "nowhere/t.md"], "there is no folder nowhere"),
+    ],
+)
+def test_bad_usage_is_said(
+    folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert main(["report", str(folder), *words]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Averages over tasks as a policy holds them: which tasks, what the mean is, and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.bench.statistics_cases import flips
+from evalengine.errors import ConfigError
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.rules import evaluate
+from evalengine.report.read.run import Run
+from evalengine.report.stats.loss_bound import loss_bound, stratum
+from tests.report.gate_runs import METRIC, make_run
+
+TASKS = [f"mmlu_{number:02}" for number in range(20)]
+
+
+def average(a: Run, b: Run, rule: dict[str, Any] | None = None, **settings: Any) -> Check:
+    own = {"tasks": ["mmlu_*"], "metric": "exact_match", **settings}
+    policy = {"accuracy": {"skip": True, "averages": {"mmlu": own}, **(rule or {})}}
+    found = evaluate(parse_policy(policy, "test").rule, a, b)
+    (check,) = (check for check in found if check.task == "average mmlu")
+    return check
+
+
+def answers(lost: int, won: int, documents: int = 200, tasks: list[str] = TASKS) -> tuple[Run, Run]:
+    """So many documents lost, and won, in each task."""
+    old = [1.0] * (documents // 2) + [0.0] * (documents // 2)
+    new = [0.0] * lost + old[lost : documents - won] + [1.0] * won
+    return make_run(dict.fromkeys(tasks, old)), make_run(dict.fromkeys(tasks, new))
+
+
+def test_half_a_point_on_the_average_is_seen_where_no_task_alone_can() -> None:
+    a, b = answers(lost=3, won=3)
+    check = average(a, b, margin=0.8)
+    assert check.status == "pass", check.message
+    assert "0.5000 -> 0.5000 (+0.00 points), 60 better, 60 worse of 4000 documents of 20 tasks" in check.message
+    single = evaluate(parse_policy({"accuracy": {"margin": 0.8}}, "test").rule, a, b)
+    assert {each.status for each in single} == {"blind"}
+    worse = average(*answers(lost=5, won=3), margin=0.5)
+    assert worse.status == "fail" and "(-1.00 points)" in worse.message and "the loss is no noise" in worse.message
+
+
+def test_a_macro_mean_counts_tasks_and_a_micro_mean_documents() -> None:
+    old = {"mmlu_large": [1.0] * 900, "mmlu_small": [1.0] * 100}
+    a, b = make_run(old), make_run({**old, "mmlu_small": [0.0] * 10 + [1.0] * 90})
+    assert "(-5.00 points)" in average(a, b, margin=1.0).message
+    assert "(-1.00 points)" in average(a, b, margin=1.0, mean="micro").message
+    assert "macro mean" in average(a, b, margin=1.0).name
+
+
+def test_its_p_is_one_of_holms_family() -> None:
+    a, b = answers(lost=3, won=3)
+    check = average(a, b, {"skip": False, "margin": 2.0}, margin=1.0)
+    assert "after Holm over 21 metrics" in check.message and "raw (permutation test)" in check.message
+
+
+def test_related_documents_widen_it() -> None:
+    """Pairs that flip together count once."""
+    old = {task: [1.0] * 100 for task in TASKS}
+    a, b = make_run(old), make_run({task: [0.0] * 2 + [1.0] * 98 for task in TASKS})
+    groups = {task: {doc: str(doc // 2) for doc in range(100)} for task in TASKS}
+    alone, grouped = average(a, b, margin=0.5), average(replace(a, clusters=groups), b, margin=0.5)
+    assert "2000 documents of 20 tasks" in alone.message and "2000 documents in 1000 clusters" in grouped.message
+    limits = [float(check.detects.split("more than ")[1].split()[0]) for check in (alone, grouped)]
+    assert limits[1] > limits[0] > 2.0
+
+
+def test_the_tasks_limits_are_the_averages_too_unless_it_says_its_own() -> None:
+    a, b = answers(lost=3, won=3)
+    assert average(a, b, {"margin": 0.8}).status == "pass"
+    assert average(a, b, {"margin": 0.8}, margin=0.1).status == "blind"
+    assert average(*answers(lost=4, won=3), {"margin": 9.0}, max_regression=0.4).status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tasks": ["mmul_*"]}, "mmul_*: no task of the baseline; there is: mmlu_00"),
+        ({"metric": "acc"}, "acc: mmlu_00: it has no such metric with a score per document"),
+        ({"metric": "exact_match,strict"}, "there is: exact_match,strict-match"),
+    ],
+)
+def test_a_slip_of_the_pen_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        average(*answers(1, 1), margin=1.0, **settings)
+    assert said in str(caught.value) and "accuracy: averages: mmlu" in str(caught.value)
+
+
+def test_several_filters_must_be_told_apart() -> None:
+    a, b = answers(1, 1)
+    more = {(task, METRIC[0], "flexible"): dict(enumerate([1.0] * 200)) for task in TASKS}
+    better = {**a.higher_is_better, **dict.fromkeys(more, True)}
+    a, b = (replace(run, scores={**run.scores, **more}, higher_is_better=better) for run in (a, b))
+    with pytest.raises(ConfigError, match="several filters have it"):
+        average(a, b, margin=1.0)
+    assert average(a, b, margin=1.0, metric="exact_match,flexible").status == "pass"
+
+
+def test_a_broken_task_breaks_its_average() -> None:
+    a, b = answers(1, 1)
+    lacking = replace(b, scores={key: values for key, values in b.scores.items() if key[0] != TASKS[3]})
+    check = average(a, lacking, margin=1.0)
+    assert check.status == "fail" and check.message == f"{TASKS[3]}: missing from the run" in check.message
+
+
+def test_a_loss_of_the_margin_passes_seldom() -> None:
+    """Ten tasks of 60 documents that lose 2 or 4 % beside wins of 1 %: 3 sigma of 1000 draws are 2.1 points."""
+    rng, codes, wrong = np.random.default_rng(0), np.arange(60), 0
+    for _ in range(1000):
+        tasks = [flips(rng, 60, 0.02 + 0.02 * (number % 2), 0.01) for number in range(10)]
+        wrong += loss_bound([stratum(losses, codes, 0.1) for losses in tasks], 1.0, 0.05).bound <= 0.02
+    assert wrong / 1000 <= 0.05 + 0.021

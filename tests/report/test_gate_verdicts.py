@@ -1,0 +1,174 @@
+"""Three verdicts: passed, failed, and blind, which is neither; and what each is to a terminal and to machines."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from evalengine.__main__ import main
+from evalengine.bench.statistics_cases import flips
+from evalengine.report.gate import cli as gate_cli
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.ci import junit, workflow_commands
+from evalengine.report.gate.markdown import escaped, markdown
+from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.report import STYLES, Report, headline
+from evalengine.report.gate.rules import evaluate
+from evalengine.report.stats.loss_bound import loss_bound, stratum
+from evalengine.report.stats.paired import mcnemar
+from tests.report.gate_runs import item, make_run
+
+
+def checked(rule: dict[str, Any], **tasks: tuple[int, int, int]) -> dict[str, Check]:
+    """The checks of tasks of so many documents, so many of them lost and so many won; three of four right before."""
+    old = {task: [1.0] * (n * 3 // 4) + [0.0] * (n - n * 3 // 4) for task, (n, _, _) in tasks.items()}
+    new = {task: [0.0] * lost + old[task][lost : n - won] + [1.0] * won for task, (n, lost, won) in tasks.items()}
+    found = evaluate(parse_policy({"accuracy": rule}, "test").rule, make_run(old), make_run(new))
+    return {check.task: check for check in found}
+
+
+def report(*statuses: str, inconclusive: str = "report") -> Report:
+    verdict = "fail" if "fail" in statuses else "inconclusive" if "blind" in statuses else "pass"
+    checks = tuple(Check("accuracy", f"t{i}", "acc", status, "said") for i, status in enumerate(statuses))  # type: ignore[arg-type]
+    return Report(verdict, "own", "", "a", "b", checks=checks, inconclusive=inconclusive)  # type: ignore[arg-type]
+
+
+def test_a_margin_passes_fails_or_is_blind() -> None:
+    found = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse=(2000, 90, 20))
+    assert {task: check.status for task, check in found.items()} == {"large": "pass", "small": "blind", "worse": "fail"}
+    assert "rule out losses of more than 0." in found["large"].detects and "whatever flips" in found["large"].detects
+    assert found["small"].message.startswith("the loss may be 4.45 points, 2 allowed (confidence 0.95; ")
+    assert "times as many documents would tell" in found["small"].message
+    assert "the loss is no noise" in found["worse"].message
+
+
+def test_a_loss_that_is_there_may_lie_within_the_margin_and_is_said() -> None:
+    """60 lost and 20 won of 10,000: p 5e-6, and no more than 0.57 points."""
+    check = checked({"margin": 2.0}, large=(10_000, 60, 20))["large"]
+    assert check.status == "pass" and check.message.startswith("a loss, and within the margin: ")
+    assert checked({}, large=(10_000, 60, 20))["large"].status == "fail"
+
+
+def test_raw_and_corrected_p_are_both_said() -> None:
+    alone = checked({}, one=(100, 5, 0))["one"]
+    assert "one-sided p 0.0312 (exact McNemar; one metric, so no correction)" in alone.message
+    both = checked({}, one=(100, 5, 0), two=(100, 0, 0))["one"]
+    assert "one-sided p 0.0312 raw (exact McNemar), 0.0625 after Holm over 2 metrics" in both.message
+    assert both.status == "pass" and alone.status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("rule", "status"),
+    [
+        ({"max_regression": 2.0}, "blind"),
+        ({"max_regression": 9.0}, "pass"),
+        ({}, "pass"),
+        ({"max_regression": 2.0, "require_power": True}, "fail"),
+        ({"margin": 2.0, "require_power": True}, "fail"),
+    ],
+)
+def test_blind_is_what_could_not_see_the_loss_that_the_policy_names(rule: dict[str, Any], status: str) -> None:
+    assert checked(rule, t=(100, 0, 0))["t"].status == status
+
+
+def test_four_documents_can_see_nothing_and_are_no_pass() -> None:
+    check = checked({}, t=(4, 0, 0))["t"]
+    assert check.status == "blind" and "cannot show any loss" in check.message
+
+
+def test_what_can_be_detected_says_at_which_rate_of_flips() -> None:
+    check = checked({}, t=(1319, 0, 0))["t"]
+    assert "a loss of 0.51 points or more with probability 0.8 at the 0.0 % of answers that flip here" in check.detects
+    assert "among 10 % flips it would take 2.19 points" in check.detects
+
+
+def test_the_claim_without_flips_is_none_about_a_loss_among_many() -> None:
+    """The case behind that sentence: 0.51 points among 10 % flips, which the test finds one time in ten."""
+    rng, draws = np.random.default_rng(0), 400
+    found = sum(mcnemar(*_counts(flips(rng, 1319, 0.05255, 0.04745)))[1] <= 0.05 for _ in range(draws)) / draws
+    assert 0.05 < found < 0.2
+
+
+def test_a_margin_needs_no_such_claim() -> None:
+    """A true loss of the margin among 10 % flips: it passes one time in twenty (3 sigma of 1000: 2.1 points)."""
+    rng, codes = np.random.default_rng(1), np.arange(1319)
+    bounds = [loss_bound([stratum(flips(rng, 1319, 0.06, 0.04), codes)], 1.0, 0.05).bound for _ in range(1000)]
+    assert 0.01 < sum(bound <= 0.02 for bound in bounds) / 1000 <= 0.05 + 0.021
+
+
+def _counts(drawn: np.ndarray) -> tuple[int, int]:
+    return int(np.sum(drawn == -1)), int(np.sum(drawn == 1))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said", "code"),
+    [
+        (("pass", "pass"), "PASS (2 of 2 checks)", 0),
+        (("pass", "pass", "blind", "blind", "blind", "blind"), "INCONCLUSIVE (2 passed, 4 blind)", 3),
+        (("blind", "fail", "pass", "skip"), "FAIL (1 failed, 1 passed, 1 blind)", 1),
+    ],
+)
+def test_the_headline_counts_and_the_exit_code_tells(statuses: tuple[str, ...], said: str, code: int) -> None:
+    found = report(*statuses)
+    assert headline(found) == f"gate own: {said}" and found.exit_code == code
+
+
+@pytest.mark.parametrize(("setting", "code"), [("fail", 1), ("report", 3), ("pass", 0)])
+def test_the_policy_says_what_inconclusive_means(setting: str, code: int) -> None:
+    found = report("pass", "blind", inconclusive=setting)
+    assert (found.verdict, found.exit_code) == ("inconclusive", code)
+    case = ElementTree.fromstring(junit(found).encode()).findall(".//testcase")[1]
+    assert [child.tag for child in case] == [{"fail": "failure", "report": "error", "pass": "skipped"}[setting]]
+    assert case[0].attrib["type"] == "blind" and case[0].attrib["message"].startswith("blind: ")
+    (line,) = workflow_commands(found)
+    assert line.startswith({"fail": "::error ", "report": "::warning ", "pass": "::notice "}[setting])
+
+
+def test_every_verdict_has_its_own_colour_and_sign() -> None:
+    assert len(set(STYLES.values())) == len(STYLES) == 4
+    signs = {markdown(report(*statuses)).split()[1] for statuses in (("pass",), ("fail",), ("blind",))}
+    assert len(signs) == 3
+    rows = [line for line in markdown(report("pass", "blind", "fail")).splitlines() if line.startswith("| ")][1:]
+    assert [row.split("|")[1].split()[-1] for row in rows] == ["fail", "blind", "pass"], "what needs a reader is first"
+
+
+def test_markdown_is_readable_as_text() -> None:
+    text = "0.7700 -> 0.7050 (-6.50 points): exact_match,strict-match, p 0.03; document 3 was 'a'"
+    assert escaped(text) == text
+    for odd in ("_x_ *y* [z](u) `w` <b> | &#64;a &amp; #1 @me $x$ ~t~", "1. one", "- two", "> three"):
+        assert escaped(odd) != odd
+
+
+def test_the_terminal_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gate_cli, "gate", lambda *_: report("pass", "blind"))
+    assert main(["gate", "a", "b", "--no-annotations"]) == 3
+    out = capsys.readouterr().out
+    assert "BLIND   accuracy t1 acc" in out and out.endswith("gate own: INCONCLUSIVE (1 passed, 1 blind)\n")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("fail", "pass", ("excused", "pass")),
+        ("blind", "pass", ("excused", "pass")),
+        ("fail", "blind", ("excused", "blind")),
+        ("fail", "fail", ("fail", "fail")),
+        ("blind", "blind", ("blind", "blind")),
+    ],
+)
+def test_any_of_is_true_false_or_unknown(first: str, second: str, expected: tuple[str, str]) -> None:
+    rules = {"pass": {"margin": 9.0}, "blind": {"margin": 0.5}, "fail": {"max_regression": 0.1}}
+    old, new = make_run({"t": [1.0] * 200}), make_run({"t": [0.0] + [1.0] * 199})
+    policy = {"any_of": [{"accuracy": rules[first]}, {"accuracy": rules[second]}]}
+    found = evaluate(parse_policy(policy, "test").rule, old, new)
+    assert tuple(check.status for check in found) == expected
+
+
+def test_all_of_is_undecided_beside_a_pass() -> None:
+    old, new = make_run({"t": [1.0] * 50}), make_run({"t": [1.0] * 50}, [item("t", 3, total=-2.0)])
+    policy = {"all_of": [{"tokens": {"epsilon": 1}}, {"accuracy": {"margin": 1}}]}
+    found = evaluate(parse_policy(policy, "test").rule, old, new)
+    assert [check.status for check in found] == ["pass", "blind"]

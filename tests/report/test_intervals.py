@@ -1,0 +1,212 @@
+"""Standard errors, intervals, false alarms and power of paired comparisons: by hand, by enumeration, by simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from evalengine.report.stats import intervals, permutation, power
+from evalengine.report.stats import paired as statistics
+from evalengine.report.stats.paired import holm, paired
+from evalengine.report.stats.permutation import sign_flip
+from tests.report.paired_counts import binary, exact_mcnemar
+
+# --- standard error and intervals ------------------------------------------------------------------------------------
+
+
+def test_clustered_stderr_by_hand() -> None:
+    # d = 1, 3 | 2 | -2, 0, 2 with mean 1: cluster residuals 2, 1, -3; sqrt(3 / 2 * (4 + 1 + 9)) / 6
+    d, codes = np.array([1.0, 3, 2, -2, 0, 2]), np.array([0, 0, 1, 2, 2, 2])
+    assert intervals.clustered_stderr(d, codes) == pytest.approx(math.sqrt(21) / 6, rel=1e-14)
+    assert intervals.clustered_stderr(d, np.arange(6)) == pytest.approx(np.std(d, ddof=1) / math.sqrt(6), rel=1e-14)
+    assert math.isnan(intervals.clustered_stderr(d, np.zeros(6, dtype=np.intp)))
+
+
+def test_repeated_items_add_nothing() -> None:
+    """Copies of a document under its name leave error, interval and p-value; without names they shrink."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 11))
+    once, copies = paired(a, b), paired(np.repeat(a, 5), np.repeat(b, 5), clusters=np.repeat(np.arange(11), 5))
+    for field in ("difference", "stderr", "ci_low", "ci_high", "p_value", "minimum_detectable_effect"):
+        assert getattr(copies, field) == pytest.approx(getattr(once, field), rel=1e-9), field
+    assert paired(np.repeat(a, 5), np.repeat(b, 5)).stderr < 0.5 * once.stderr
+
+
+def test_t_interval_by_hand() -> None:
+    result = paired([0.0, 0.0, 0.0], [2.0, 4.0, 6.0])  # mean 4, s = 2, t(0.975, 2) = 4.302652729696
+    half = 4.302652729696142 * 2 / math.sqrt(3)
+    assert (result.ci_low, result.ci_high) == pytest.approx((4 - half, 4 + half), rel=1e-9)
+    assert result.stderr == pytest.approx(2 / math.sqrt(3), rel=1e-12)
+
+
+def test_published_table() -> None:
+    """Airway hyper-responsiveness (Bentur et al. 2009), in Fagerland, Lydersen & Laake 2014: 1, 1, 7, 12."""
+    result = paired([1] + [0] + [1] * 7 + [0] * 12, [1] + [1] + [0] * 7 + [0] * 12)
+    assert result.p_value == pytest.approx(18 / 256, rel=1e-12)
+    half = 1.959963984540054 * math.sqrt((10 / 23 - 36 / 529) / 23)  # Bonett-Price by hand: (2 - 8) / 23 -+ half
+    assert (result.ci_low, result.ci_high) == pytest.approx((-6 / 23 - half, -6 / 23 + half), rel=1e-12)
+    assert result.difference == pytest.approx(-6 / 21, rel=1e-12)
+
+
+def bonett_price_coverage(count: int, up: float, down: float) -> float:
+    """Exact: the probability of every (ups, downs) whose interval holds up - down."""
+    total = 0.0
+    for ups in range(count + 1):
+        for downs in range(count + 1 - ups):
+            low, high = intervals.bonett_price(ups, downs, count, 0.95)
+            if low <= up - down <= high:
+                ways = math.comb(count, ups) * math.comb(count - ups, downs)
+                total += ways * up**ups * down**downs * (1 - up - down) ** (count - ups - downs)
+    return total
+
+
+@pytest.mark.parametrize(
+    "rates", [(0.005, 0.005), (0.02, 0.0), (0.03, 0.01), (0.1, 0.1), (0.15, 0.05), (0.3, 0.3), (0.9, 0.02)]
+)
+@pytest.mark.parametrize("count", [5, 20, 100])
+def test_binary_interval_covers(count: int, rates: tuple[float, float]) -> None:
+    assert bonett_price_coverage(count, *rates) >= 0.945
+
+
+def test_clustered_interval_covers_and_the_naive_one_does_not() -> None:
+    """30 documents of 1 to 7 items that share most of their difference; 3 sigma of 1500 draws at 95 % is 1.7 points."""
+    rng = np.random.default_rng(7)
+    inside = naive = 0
+    for _ in range(1500):
+        codes = np.repeat(np.arange(30), rng.integers(1, 8, size=30))
+        d = 0.3 + rng.normal(size=30)[codes] + 0.3 * rng.normal(size=len(codes))
+        for by_document in (True, False):
+            groups = codes if by_document else np.arange(len(d))
+            stderr = intervals.clustered_stderr(d, groups)
+            low, high = intervals.t_interval(float(d.mean()), stderr, int(groups.max()) + 1, 0.95)
+            inside, naive = (
+                inside + (by_document and low <= 0.3 <= high),
+                naive + (not by_document and low <= 0.3 <= high),
+            )
+    assert inside / 1500 >= 0.95 - 0.02 - 0.017  # CR1 loses up to 2 points with 30 unequal documents
+    assert naive / 1500 < 0.8
+
+
+# --- errors of the first kind, and power -----------------------------------------------------------------------------
+
+
+def test_false_alarms_stay_below_alpha() -> None:
+    """Same distribution in both runs: p <= alpha in at most alpha of 1000 comparisons, plus 3 sigma."""
+    rng, draws, alpha = np.random.default_rng(11), 1000, 0.05
+    limit = alpha + 3 * math.sqrt(alpha * (1 - alpha) / draws)
+    rejected = np.zeros(4)
+    for _ in range(draws):
+        ups, downs = rng.multinomial(200, (0.08, 0.08, 0.84))[:2]
+        rejected[:2] += np.array(statistics.mcnemar(int(ups), int(downs))) <= alpha
+        rejected[2:] += np.array(sign_flip(rng.laplace(size=8))) <= alpha
+    assert (rejected / draws <= limit).all(), rejected
+    assert (rejected / draws > 0.01).all(), rejected  # tests that never reject would pass, too
+
+
+def test_related_items_raise_false_alarms_only_without_clusters() -> None:
+    """Documents of 6 items that flip together: McNemar on items cries wolf; the clustered test does not."""
+    rng, draws = np.random.default_rng(5), 300
+    wolf = held = 0
+    for _ in range(draws):
+        signs = rng.choice((-1, 0, 1), size=10, p=(0.4, 0.2, 0.4))
+        wolf += statistics.mcnemar(6 * int((signs > 0).sum()), 6 * int((signs < 0).sum()))[0] <= 0.05
+        held += sign_flip(6.0 * signs)[0] <= 0.05
+    assert wolf / draws > 0.3
+    assert held / draws <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+
+
+def test_holm_keeps_the_family_below_alpha() -> None:
+    """Twelve metrics without a difference: some p <= 0.05 nearly every second time, some corrected p rarely."""
+    rng, draws = np.random.default_rng(9), 3000
+    p = rng.uniform(size=(draws, 12))
+    plain = float(np.mean(p.min(axis=1) <= 0.05))
+    corrected = sum(min(holm(list(row))) <= 0.05 for row in p) / draws
+    assert plain > 0.4 and corrected <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+
+
+def test_mcnemar_power_by_enumeration() -> None:
+    """All outcomes of 14 pairs with rates of win and loss 0.05 and 0.5."""
+    n, win, loss = 14, 0.05, 0.5
+    for sides in (1, 2):
+        expected = 0.0
+        for wins, losses in itertools.product(range(n + 1), repeat=2):
+            both, worse = exact_mcnemar(wins, losses)
+            if wins + losses <= n and losses > wins and (both if sides == 2 else worse) <= Fraction(1, 20):
+                ways = math.comb(n, wins) * math.comb(n - wins, losses)
+                expected += ways * win**wins * loss**losses * (1 - win - loss) ** (n - wins - losses)
+        assert power.mcnemar_power(n, win + loss, loss - win, 0.05, sides) == pytest.approx(expected, rel=1e-9)
+
+
+def test_detectable_effect_is_detected_as_often_as_said() -> None:
+    """Simulated through `paired`: losses at the minimum detectable rate on top of the observed discordance."""
+    rng, n, draws = np.random.default_rng(2), 400, 1500
+    observed = paired(*binary(14, 14, n - 28))
+    one_sided = power.binary_effect(n, 28 / n, 0.05, 0.8, sides=1)
+    for effect, p_value in ((observed.minimum_detectable_effect, 0), (one_sided, 1)):
+        loss, win = (0.07 + effect) / 2, (0.07 - effect) / 2
+        counts = rng.multinomial(n, (win, loss, 1 - win - loss), size=draws)
+        found = sum(statistics.mcnemar(int(w), int(x))[p_value] <= 0.05 for w, x, _ in counts) / draws
+        assert found == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
+    assert observed.minimum_detectable_loss < observed.minimum_detectable_effect
+
+
+def test_detectable_mean_is_detected_as_often_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutation, "FLIPS", 0)  # 999 flips a test
+    rng, n, draws = np.random.default_rng(4), 60, 600
+    base = rng.normal(size=n)
+    base = (base - base.mean()) / base.std(ddof=1)  # stderr 1 / sqrt(60)
+    effect = paired(np.zeros(n) + 0.5, base + 0.5).minimum_detectable_effect
+    assert effect == pytest.approx((2.0009953 + 0.8478) / math.sqrt(n), rel=1e-3)  # t(59) at 0.975 and 0.8
+    found = sum(sign_flip(rng.normal(effect, 1.0, n))[0] <= 0.05 for _ in range(draws)) / draws
+    assert found == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
+
+
+def test_an_alpha_below_the_smallest_drawn_p_detects_nothing() -> None:
+    """Drawn p-values start at 1e-4 (one-sided): an alpha divided among many metrics must not claim to see more."""
+    a = np.random.default_rng(0).uniform(size=300)
+    b = a + np.random.default_rng(1).normal(size=300)
+    sharp, middle, blind = (paired(a, b, alpha=alpha) for alpha in (2.1e-4, 1.1e-4, 0.9e-4))
+    assert math.isfinite(sharp.minimum_detectable_effect)
+    assert math.isinf(middle.minimum_detectable_effect) and math.isfinite(middle.minimum_detectable_loss)
+    assert math.isinf(blind.minimum_detectable_loss)
+
+
+@pytest.mark.parametrize("count", [6, 8, 100, 1319])
+def test_no_difference_is_not_no_detectable_effect(count: int) -> None:
+    """Six losses are the fewest that can be significant: at the effect, six or more come with probability 0.8."""
+    result = paired([1] * count, [1] * count)
+    share = result.minimum_detectable_effect
+    fewer = sum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(6))
+    assert 1 - fewer == pytest.approx(0.8, rel=1e-6)
+    assert (result.p_value, result.p_one_sided, result.difference, result.stderr) == (1.0, 1.0, 0.0, 0.0)
+    assert result.ci_low < -2 / (count + 3) and result.ci_high == -result.ci_low  # of the order of 3 / n
+    scores = paired([0.25, 0.75] * count, [0.25, 0.75] * count)  # the same for a metric that is not 0/1
+    assert scores.minimum_detectable_effect == pytest.approx(
+        0.5 * paired([1, 0] * count, [1, 0] * count).minimum_detectable_effect, rel=1e-6
+    )
+    assert scores.ci_high == pytest.approx(0.5 * (1 - 0.05 ** (1 / (2 * count)))) and scores.ci_low == -scores.ci_high
+
+
+def test_few_differences_do_not_make_the_gate_look_sharp() -> None:
+    """One differing score of 1000 has a tiny error, but one pair is never significant: the effect is that of six."""
+    a = np.linspace(0.2, 0.9, 1000)
+    b = a.copy()
+    b[3] += 0.5
+    result = paired(a, b)
+    assert result.minimum_detectable_effect == pytest.approx(0.5 * 7.9 / 1000, rel=0.01)
+    assert result.minimum_detectable_effect > 2.8 * result.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "two", "one"), [(1, True, True), (4, True, True), (5, True, False), (6, False, False)]
+)
+def test_too_few_items_detect_nothing(count: int, two: bool, one: bool) -> None:
+    """The smallest p-values are 2^(1 - n) and 2^-n; above alpha nothing is detectable, whatever the runs show."""
+    for a, b in (([1] * count, [0] * count), ([0.5] * count, [0.7] * count), ([0.5] * count, [0.5] * count)):
+        result = paired(a, b)
+        assert math.isinf(result.minimum_detectable_effect) is two
+        assert math.isinf(result.minimum_detectable_loss) is one

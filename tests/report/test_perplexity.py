@@ -1,0 +1,153 @@
+"""Perplexities: their clustered errors, and the gate's test of them in place of a bare percent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.report.gate.checks import Check
+from evalengine.report.gate.policy_files import load_policy
+from evalengine.report.gate.policy_reader import parse_policy
+from evalengine.report.gate.rules import evaluate
+from evalengine.report.read.baseline import load_baseline, to_text
+from evalengine.report.read.lm_eval_samples import ROLLING
+from evalengine.report.read.run import Run
+from evalengine.report.stats.loss_bound import loss_bound
+from evalengine.report.stats.metric_interval import metric_interval
+from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval, ratio_stderr
+from tests.report.gate_runs import item, make_run
+
+WORD, BITS = ("text", "word_perplexity", "none"), ("text", "bits_per_byte", "none")
+PAGES = 62  # as WikiText-2's test split
+
+
+def pages(rise: float, noise: float, seed: int = 0) -> tuple[Run, Run]:
+    """A run of unequal pages at about 3 nats a word, and one that is worse by `rise` nats on the whole."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(500, 8000, PAGES).astype(float)
+    old = -words * rng.normal(3.0, 0.3, PAGES)
+    new = old - words * rng.normal(rise, noise, PAGES)
+    new -= (rise - (old.sum() - new.sum()) / words.sum()) * words
+    return run_of(old, words), run_of(new, words)
+
+
+def run_of(totals: np.ndarray, words: np.ndarray) -> Run:
+    sizes, nats = words * 5, -totals.sum() / words.sum()
+    made = [replace(item("text", doc, total=float(total)), kind=ROLLING) for doc, total in enumerate(totals)]
+    pairs = [{doc: (float(t), float(w)) for doc, (t, w) in enumerate(zip(totals, each, strict=True))}
+             for each in (words, sizes)]  # fmt: skip
+    return replace(
+        make_run({"text": [0.0] * len(totals)}, made),
+        scores={}, answers={}, weighted=dict(zip((WORD, BITS), pairs, strict=True)),
+        results={WORD: (math.exp(nats), None), BITS: (nats / 5 / math.log(2), None)},
+        higher_is_better={WORD: False, BITS: False},
+    )  # fmt: skip
+
+
+def checks(rule: dict[str, Any], a: Run, b: Run) -> dict[str, Check]:
+    found = evaluate(parse_policy({"accuracy": rule}, "test").rule, a, b)
+    return {check.name.partition(",")[0]: check for check in found}
+
+
+def test_a_rise_of_nine_tenths_of_a_percent_that_is_no_noise_does_not_pass() -> None:
+    """+0.90 %, p 0.0002, below the 1 % that was all the policy asked."""
+    a, b = pages(math.log(1.009), noise=0.018)
+    for rule in ({"margin": 2.0, "margin_percent": 1.0}, {"max_regression_percent": 1.0}, {}):
+        check = checks(rule, a, b)["word_perplexity"]
+        assert check.status == "fail" and "(+0.90 %) over 62 documents" in check.message, rule
+        assert "the loss is no noise: p is 0.000" in check.message
+    shipped = {check.name: check for check in evaluate(load_policy("accuracy").rule, a, b)}
+    assert shipped["word_perplexity,none"].status == "fail"
+    assert shipped["bits_per_byte,none"].message.startswith("a loss, and within the margin"), "0.29 % of the bits"
+
+
+def test_a_small_rise_is_ruled_out_or_not_by_its_spread() -> None:
+    rule = {"margin": 2.0, "margin_percent": 1.0}
+    steady, noisy = (checks(rule, *pages(0.001, noise))["word_perplexity"] for noise in (0.005, 0.1))
+    assert (steady.status, noisy.status) == ("pass", "blind")
+    assert "rule out losses of more than 0." in steady.detects and "% (confidence 0.95" in steady.detects
+    assert "%, 1 allowed (confidence 0.95; " in noisy.message
+
+
+def test_equal_log_likelihoods_pass_and_better_ones_do() -> None:
+    a, b = pages(-0.02, 0.001)
+    for run in (a, b):
+        assert checks({"margin": 1.0, "margin_percent": 0.5}, a, run)["word_perplexity"].status == "pass"
+
+
+def test_bits_per_byte_is_the_same_in_percent_of_its_value() -> None:
+    a, b = pages(0.03, 0.001)
+    found = checks({}, a, b)
+    assert "(+3.05 %)" in found["word_perplexity"].message and "(+0.97 %)" in found["bits_per_byte"].message
+    assert {check.status for check in found.values()} == {"fail"}
+
+
+def test_a_baseline_from_before_it_held_weights_is_tested_too(tmp_path: Path) -> None:
+    a, b = pages(math.log(1.009), noise=0.018)
+    old, new = (tmp_path / name for name in ("old.json", "new.json"))
+    new.write_text(to_text(replace(a, kind="run", weighted=a.weighted)))
+    old.write_text(to_text(replace(a, kind="run", weighted={})))
+    assert '"weighted"' in new.read_text() and '"weighted"' not in old.read_text()
+    assert load_baseline(new).weighted == a.weighted
+    said = [checks({}, load_baseline(file), b)["word_perplexity"].message for file in (old, new)]
+    assert said[0] == said[1] and "after Holm" in said[0]
+
+
+def test_what_no_run_holds_the_parts_of_is_a_bare_value_and_blind_with_a_margin() -> None:
+    a, b = (replace(run, weighted={}) for run in pages(0.002, 0.001))
+    found = checks({"margin": 1.0, "margin_percent": 1.0}, a, b)["word_perplexity"]
+    assert found.status == "blind" and "without a spread" in found.message
+    other = replace(a, results={WORD: (7.0, None), BITS: (3.0, None)}, weighted=b.weighted)
+    assert "one value, no spread" in checks({"max_regression_percent": 1.0}, other, other)["word_perplexity"].detects
+
+
+def test_the_error_of_a_ratio_by_hand_and_by_the_jackknife() -> None:
+    totals, weights = np.array([-6.0, -10.0, -9.0]), np.array([2.0, 3.0, 4.0])
+    # theta = 25 / 9; residuals 6 - 50/9, 10 - 75/9, 9 - 100/9
+    by_hand = math.sqrt(3 / 2 * ((4 / 9) ** 2 + (15 / 9) ** 2 + (19 / 9) ** 2)) / 9
+    assert ratio_stderr(totals, weights, np.arange(3)) == pytest.approx(by_hand, rel=1e-12)
+    rng = np.random.default_rng(0)
+    weights = rng.uniform(5, 20, 90)
+    codes = np.repeat(np.arange(30), 3)
+    totals = -weights * (3 + rng.normal(size=30)[codes])
+    left_out = [-totals[codes != g].sum() / weights[codes != g].sum() for g in range(30)]
+    jackknife = math.sqrt(29 / 30 * np.sum((np.array(left_out) - np.mean(left_out)) ** 2))
+    assert ratio_stderr(totals, weights, codes) == pytest.approx(jackknife, rel=0.05)
+    assert ratio_stderr(totals, weights, np.arange(90)) < 0.8 * jackknife, "documents of a cluster are alike"
+
+
+def test_the_interval_covers() -> None:
+    """62 unequal pages around 3 nats: 3 sigma of 600 draws are 2.7 points."""
+    rng, inside = np.random.default_rng(1), 0
+    for _ in range(600):
+        words = rng.lognormal(7, 0.8, PAGES)
+        nats = 3 + 0.3 * rng.normal(size=PAGES)
+        _, low, high = ratio_interval(Ratio("perplexity", -words * nats, words), np.arange(PAGES))
+        inside += low <= math.exp(3.0) <= high
+    assert inside / 600 == pytest.approx(0.95, abs=0.03)
+
+
+def test_a_run_shows_its_interval() -> None:
+    a, _ = pages(0.0, 0.0)
+    bounds = metric_interval(a, WORD)
+    assert bounds is not None and bounds[0] < a.results[WORD][0] < bounds[1]
+    related = replace(a, clusters={"text": {doc: str(doc // 4) for doc in range(PAGES)}})
+    assert metric_interval(related, WORD) not in (None, bounds)
+    assert metric_interval(replace(a, weighted={}), WORD) is None
+
+
+def test_a_true_rise_of_the_margin_passes_seldom() -> None:
+    """1 % on 62 pages with noise: 3 sigma of 1000 draws are 2.1 points."""
+    rng, passed, codes = np.random.default_rng(2), 0, np.arange(PAGES)
+    for _ in range(1000):
+        words = rng.integers(500, 8000, PAGES).astype(float)
+        old = -words * rng.normal(3.0, 0.3, PAGES)
+        new = old - words * rng.normal(math.log(1.01), 0.02, PAGES)
+        worse = loss_stratum(Ratio("perplexity", old, words), Ratio("perplexity", new, words), codes)
+        passed += loss_bound([worse], 0.0, 0.05).bound <= math.log(1.01)
+    assert 0.005 < passed / 1000 <= 0.05 + 0.021

@@ -1,0 +1,106 @@
+"""Policies that extend others, and what is refused of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evalengine.errors import ConfigError
+from evalengine.report.gate.policies import AccuracyRule, AnyOf
+from evalengine.report.gate.policy_files import load_policy, merged
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return folder / f"{next(iter(files))}.yaml"
+
+
+def rule_of(path: Path) -> AccuracyRule:
+    rule = load_policy(str(path)).rule
+    assert isinstance(rule, AccuracyRule)
+    return rule
+
+
+def test_one_line_makes_a_policy_of_ones_own(tmp_path: Path) -> None:
+    """A new checkpoint is comparable without a name of `allow` copied."""
+    base = load_policy("accuracy")
+    own = load_policy(str(write(tmp_path, own="extends: accuracy\naccuracy: {margin: 0.5}\ninconclusive: fail")))
+    assert isinstance(own.rule, AccuracyRule) and isinstance(base.rule, AccuracyRule)
+    assert (own.name, own.inconclusive, own.rule.limits.margin) == ("own", "fail", 0.5)
+    assert own.allow == base.allow and "weights" in own.allow
+    assert own.rule.limits.margin_percent == base.rule.limits.margin_percent, "what is not said stays"
+
+
+def test_mappings_merge_allow_adds_and_all_else_replaces(tmp_path: Path) -> None:
+    base = "allow: [weights, dtype]\naccuracy: {alpha: 0.1, tasks: {a: {alpha: 0.2, margin: 3}, b: {margin: 4}}}"
+    own = "extends: base.yaml\nallow: [dtype, prompts]\naccuracy: {tasks: {a: {margin: 1}, c: {skip: true}}}"
+    path = write(tmp_path, own=own, base=base)
+    rule = rule_of(path)
+    assert load_policy(str(path)).allow == ("weights", "dtype", "prompts")
+    assert (rule.of("a", "m", "f").alpha, rule.of("a", "m", "f").margin) == (0.2, 1.0)
+    assert (rule.of("b", "m", "f").margin, rule.of("c", "m", "f").skip, rule.limits.alpha) == (4.0, True, 0.1)
+
+
+def test_null_puts_back_the_default_and_takes_averages_away(tmp_path: Path) -> None:
+    averages = "{m: {tasks: [a], metric: acc}, n: {tasks: [b], metric: acc}}"
+    base = f"accuracy: {{margin: 2, tasks: {{a: {{margin: 1}}}}, averages: {averages}}}"
+    own = "extends: base.yaml\naccuracy: {margin: null, tasks: null, averages: {m: null}}"
+    rule = rule_of(write(tmp_path, own=own, base=base))
+    assert rule.limits.margin is None and rule.tasks == {} and list(rule.averages) == ["n"]
+
+
+def test_a_rule_of_another_kind_replaces_the_rule(tmp_path: Path) -> None:
+    path = write(tmp_path, own="extends: accuracy\nany_of: [{digest: equal}, {accuracy: {margin: 1}}]")
+    policy = load_policy(str(path))
+    assert isinstance(policy.rule, AnyOf) and policy.allow == load_policy("accuracy").allow
+
+
+def test_a_chain(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    write(tmp_path / "below", middle="extends: ../base.yaml\naccuracy: {alpha: 0.02}")
+    path = write(tmp_path, own="extends: below/middle.yaml\naccuracy: {margin: 1}", base="accuracy: {power: 0.9}")
+    limits = rule_of(path).limits
+    assert (limits.alpha, limits.margin, limits.power) == (0.02, 1.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("extends: own.yaml\ndigest: equal", "these policies extend each other in a circle"),
+        ("extends: other.yaml", "own.yaml -> "),
+        ("extends: acuracy", "did you mean accuracy?"),
+        ("extends: [accuracy]", "name a policy (accuracy, bitwise, tokens) or a file"),
+        ("extends: accuracy\nmarjin: 1", "unknown key"),
+        ("extends: accuracy\naccuracy: {marjin: 1}", "did you mean margin?"),
+        ("extends: accuracy\naccuracy: {margin: 0}", "a number above 0 is needed"),
+        ("extends: accuracy\naccuracy: {alpha: null}", "margin needs alpha"),
+        ("extends: accuracy\ninconclusive: maybe", "fail (exit code 1), report (exit code 3) or pass (exit code 0)"),
+        ("extend: accuracy", "did you mean extends?"),
+        ("all_of: [{extends: accuracy}]", "unknown key"),
+        ("accuracy: {averages: {m: {tasks: [], metric: acc}}}", "names or patterns of tasks"),
+        ("accuracy: {averages: {m: {tasks: a}}}", "a metric's name is needed"),
+        ("accuracy: {averages: {m: {tasks: a, metric: acc, mean: median}}}", "macro (tasks count alike)"),
+        ("accuracy: {averages: {m: {tasks: a, metric: acc, skip: true}}}", "skip: unknown key"),
+    ],
+)
+def test_what_is_refused(own: str, said: str, tmp_path: Path) -> None:
+    path = write(tmp_path, own=own, other="extends: own.yaml\ndigest: equal")
+    with pytest.raises(ConfigError) as caught:
+        load_policy(str(path))
+    assert said in str(caught.value) and "own.yaml" in str(caught.value)
+
+
+def test_all_problems_of_a_chain_are_told_with_its_files(tmp_path: Path) -> None:
+    path = write(tmp_path, own="extends: base.yaml\nfoo: 1", base="accuracy: {alfa: 1}\nbar: 2")
+    with pytest.raises(ConfigError) as caught:
+        load_policy(str(path))
+    assert len(caught.value.problems) == 3
+    assert all("own.yaml" in problem and "base.yaml" in problem for problem in caught.value.problems)
+
+
+def test_merging_leaves_both_as_they_were() -> None:
+    base, own = {"accuracy": {"tasks": {"a": {"alpha": 0.1}}}, "allow": ["dtype"]}, {"accuracy": {"tasks": {"a": {}}}}
+    before = repr((base, own))
+    assert merged(base, own)["accuracy"]["tasks"]["a"] == {"alpha": 0.1} and repr((base, own)) == before

@@ -1,0 +1,99 @@
+"""`load_run`, `compare` and `gate` for Python: frames, texts, refusals; runs from the double, no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evalengine
+from evalengine.records.schema import read_records
+from tests.run_double import generated, write_run
+
+EVIL = "<b>[red]evil[/red]</b>"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "a", [generated(doc) for doc in range(6)])
+
+
+def test_metrics_have_a_row_a_filter(folder: Path) -> None:
+    frame = evalengine.load_run(folder).metrics
+    assert frame[["task", "metric", "filter", "value"]].values.tolist() == [
+        ["sums", "exact_match", "strict", pytest.approx(1 / 3)],
+        ["sums", "exact_match", "flexible", pytest.approx(1 / 3)],
+    ]
+    assert frame.stderr.isna().all() and frame.documents.tolist() == [6, 6] and frame.higher_is_better.all()
+
+
+def test_samples_have_a_row_a_document_and_filter(folder: Path) -> None:
+    frame = evalengine.load_run(folder).samples
+    assert frame.shape[0] == 12 and frame.doc_id.tolist() == [doc for doc in range(6) for _ in range(2)]
+    assert frame.exact_match.tolist() == [float(doc % 3 == 0) for doc in range(6) for _ in range(2)]
+    first = frame.iloc[0]
+    assert (first.prompts, first.answers, first.target, first.doc) == (["q"], ["0"], "t", {"q": 0})
+
+
+def test_records_are_the_files_own_bits(folder: Path) -> None:
+    frame, records = evalengine.load_run(folder).records, read_records(folder / "records.parquet")
+    assert frame.output_ids.tolist() == [one.output_ids for one in records]
+    for got, one in zip(frame.logprobs, records, strict=True):
+        assert got.dtype == np.float32 and got.tobytes() == one.logprobs.tobytes()
+    assert frame.sum_logprob[0] == pytest.approx(float(records[0].logprobs.sum()), rel=1e-6)
+
+
+def test_a_value_must_be_named(folder: Path) -> None:
+    run = evalengine.load_run(folder)
+    assert run.value("exact_match", filter="strict") == pytest.approx(1 / 3)
+    with pytest.raises(evalengine.ConfigError, match="2 results are called so"):
+        run.value("exact_match")
+    with pytest.raises(evalengine.ConfigError, match="no result is called so; there are"):
+        run.value("acc")
+
+
+def test_an_edited_run_is_refused(folder: Path) -> None:
+    (folder / "records.parquet").write_bytes(b"x")
+    with pytest.raises(evalengine.ConfigError, match=r"records\.parquet"):
+        evalengine.load_run(folder)
+
+
+def test_what_it_says_and_its_html(folder: Path) -> None:
+    run = evalengine.load_run(folder)
+    assert repr(run).splitlines()[-1] == f"digest: {run.digest}" and "exact_match" in repr(run)
+    assert run._repr_html_().startswith("<div><table>") and run.digest is not None and run.digest in run._repr_html_()
+
+
+def test_html_escapes_what_came_from_outside(tmp_path: Path) -> None:
+    run = evalengine.load_run(write_run(tmp_path / EVIL.replace("/", ""), [generated(0)]))
+    assert "<b>" not in run._repr_html_() and "&lt;b&gt;" in run._repr_html_()
+
+
+def test_compare_takes_paths_and_runs(folder: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "b", [generated(doc, seed=doc == 2) for doc in range(6)])
+    same = evalengine.compare(folder, evalengine.load_run(folder))
+    differs = evalengine.compare(folder, other, allow=True)
+    assert same.same and same.verdict == "IDENTICAL" and same.differences.empty
+    assert not differs.same and differs.differences.doc_id.tolist() == [2]
+    assert repr(differs).splitlines()[-1].startswith("verdict: DIFFERENT")
+    assert differs.metrics.task.tolist() == ["sums", "sums"] and differs.to_json()["format"] == "evalengine.compare"
+
+
+def test_compare_says_everything_that_is_wrong() -> None:
+    with pytest.raises(evalengine.ConfigError) as refused:
+        evalengine.compare("no", "nor", level="roughly")
+    assert [problem.split(":")[0] for problem in refused.value.problems] == ["level=roughly", "no", "nor"]
+
+
+def test_gate_judges_or_raises(folder: Path, tmp_path: Path) -> None:
+    found = evalengine.gate(evalengine.load_run(folder), folder)
+    assert found.passed and found.verdict == "pass" and found.checks.status.tolist() == ["pass"]
+    assert repr(found).endswith("gate bitwise: PASS (1 of 1 checks)")
+    other = write_run(tmp_path / "b", [generated(doc, seed=doc == 2) for doc in range(6)])
+    with pytest.raises(evalengine.ConfigError, match="gate: not comparable: "):
+        evalengine.gate(folder, other)
+    with pytest.raises(evalengine.ConfigError, match="there is no such baseline"):
+        evalengine.gate(tmp_path / "none.json", folder)
+    with pytest.raises(evalengine.ConfigError, match="bad policy"):
+        evalengine.gate(folder, folder, policy="lenient")

@@ -1,0 +1,235 @@
+"""Paired tests against enumerations of their null distributions, edge cases, Holm, and their symmetries."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalengine.report.stats.paired import PairedResult, compare_many, holm, paired
+from evalengine.report.stats.permutation import sign_flip
+from tests.report.paired_counts import binary, exact_mcnemar
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses"), [(0, 0), (0, 1), (5, 0), (0, 6), (7, 1), (1, 7), (16, 6), (10, 10), (3, 40)]
+)
+def test_mcnemar_is_the_fair_coin(wins: int, losses: int) -> None:
+    result = paired(*binary(wins, losses, 12))
+    both, worse = exact_mcnemar(wins, losses)
+    assert result.test == "mcnemar-exact"
+    assert (result.wins, result.losses, result.ties, result.n) == (wins, losses, 12, wins + losses + 12)
+    assert result.p_value == pytest.approx(float(both), rel=1e-12)
+    assert result.p_one_sided == pytest.approx(float(worse), rel=1e-12)
+
+
+def test_direction_follows_the_metric() -> None:
+    a, b = binary(2, 9, 30)
+    up, down = paired(a, b), paired(a, b, higher_is_better=False)
+    assert (up.wins, up.losses, down.wins, down.losses) == (2, 9, 9, 2)
+    assert up.p_one_sided < 0.05 < 0.95 < down.p_one_sided
+    assert (up.difference, up.ci_low, up.ci_high, up.p_value) == (
+        down.difference,
+        down.ci_low,
+        down.ci_high,
+        down.p_value,
+    )
+    a, b = np.arange(9.0), np.arange(9.0) - np.linspace(0.1, 0.5, 9)
+    assert paired(a, b).p_one_sided == pytest.approx(1 / 512)
+    assert paired(a, b, higher_is_better=False).p_one_sided == 1.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.5],
+        [1.0, 2.0],
+        [0.1, 0.2, -0.3],
+        [3.0, -1.0, 0.5, 0.5, 2.0, 0.0],
+        [0.1, 0.2, 0.3, 0.7, -0.6, -0.7, 0.4, -0.4],
+        [-2.0, 1.0, 1.5],
+    ],
+)
+def test_sign_flips_by_enumeration(values: list[float]) -> None:
+    """All 2^n flips with exact decimal sums, so that equal sums are ties."""
+    exact = [Fraction(str(v)) for v in values]
+    flips = [
+        sum(s * v for s, v in zip(signs, exact, strict=True)) for signs in itertools.product((1, -1), repeat=len(exact))
+    ]
+    larger = Fraction(sum(f >= sum(exact) for f in flips), len(flips))
+    smaller = Fraction(sum(f <= sum(exact) for f in flips), len(flips))
+    both, one = sign_flip(np.array(values))
+    assert one == pytest.approx(float(larger), rel=1e-12)
+    assert both == pytest.approx(float(min(Fraction(1), 2 * min(larger, smaller))), rel=1e-12)
+
+
+def test_monte_carlo_is_seeded_never_zero_and_near_the_truth() -> None:
+    everything = np.linspace(0.5, 1.0, 200)  # all wins: p = 2^-199, far below what can be drawn
+    assert sign_flip(everything) == (2 / 10_000, 1 / 10_000)
+    values = np.random.default_rng(3).normal(0.08, 1.0, 400)
+    both, one = sign_flip(values, seed=1)
+    assert sign_flip(values, seed=1) == (both, one) != sign_flip(values, seed=2)
+    z = values.sum() / math.sqrt(float(values @ values))  # central limit theorem over flips
+    assert one == pytest.approx(0.5 * math.erfc(z / math.sqrt(2)), abs=4 * math.sqrt(0.25 / 9999))
+
+
+def test_drawn_flips_ignore_order_and_count_the_observed_sum() -> None:
+    values = np.random.default_rng(6).normal(0.1, 1.0, 90)
+    up, down = sign_flip(values)[1], sign_flip(-values)[1]
+    assert sign_flip(values[::-1])[1] == up
+    assert up * 10_000 == pytest.approx(round(up * 10_000)) and down * 10_000 == pytest.approx(round(down * 10_000))
+
+
+def test_unit_differences_agree_with_mcnemar() -> None:
+    """With equal sizes the flip test counts signs, whatever the clusters' names."""
+    sums = np.array([1.0] * 2 + [-1.0] * 9)
+    assert sign_flip(sums)[0] == pytest.approx(float(exact_mcnemar(2, 9)[0]), rel=1e-12)
+
+
+def test_related_items_are_flipped_together() -> None:
+    """Eight losses in two documents are two coins, not eight."""
+    a, b = [1] * 8 + [1, 0] * 4, [0] * 8 + [1, 0] * 4
+    documents = ["x"] * 4 + ["y"] * 4 + list("abcdefgh")
+    alone, grouped = paired(a, b), paired(a, b, clusters=documents)
+    assert (alone.test, alone.p_value) == ("mcnemar-exact", 2 / 256)
+    assert (grouped.test, grouped.p_value, grouped.p_one_sided, grouped.clusters) == ("permutation", 0.5, 0.25, 10)
+    assert grouped.stderr > alone.stderr
+    assert paired(a, b, clusters=range(16)) == alone  # clusters of one are no clusters
+
+
+def test_one_item() -> None:
+    result = paired([0.25], [0.5])
+    assert (result.n, result.wins, result.difference, result.p_value, result.p_one_sided) == (1, 1, 0.25, 1.0, 1.0)
+    assert math.isnan(result.stderr) and (result.ci_low, result.ci_high) == (-math.inf, math.inf)
+    loss = paired([1], [0])
+    assert (loss.p_value, loss.p_one_sided, loss.difference) == (1.0, 0.5, -1.0)
+    assert loss.ci_low == -1.0 and loss.ci_high > 0  # Bonett and Price's, cut at -1
+
+
+def test_all_wins() -> None:
+    result = paired([0] * 50, [1] * 50)
+    assert (result.p_value, result.p_one_sided, result.difference) == (2.0**-49, 1.0, 1.0)
+    assert result.ci_high == 1.0 and 0.85 < result.ci_low < 0.95
+
+
+def test_a_constant_shift_is_not_certainty() -> None:
+    """0.1 more on every item: the computed spread is rounding (not 0), and the interval must not be."""
+    a = np.random.default_rng(0).uniform(0.2, 0.8, 40)
+    result = paired(a, a + 0.1)
+    assert np.std(a + 0.1 - a) > 0 and result.stderr == 0.0
+    assert result.ci_low < 0.07 and result.ci_high > 0.13 and result.minimum_detectable_effect > 0.01
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "arguments", "message"),
+    [
+        ([], [], {}, "a is empty"),
+        ([1, 0], [1], {}, "a has 2 scores and b has 1"),
+        ([1.0, 0.0, 1.0], [1.0, 0.0, math.nan], {}, r"b\[2\] is nan"),
+        ([1.0, math.inf], [1.0, 0.0], {}, r"a\[1\] is inf"),
+        ([[1.0]], [[1.0]], {}, r"shape \(1, 1\)"),
+        ([1, 0], [1, 0], {"clusters": ["x"]}, r"clusters has shape \(1,\)"),
+        ([1, 0], [1, 0], {"confidence": 95}, "confidence=95"),
+        ([1, 0], [1, 0], {"alpha": 0.0}, "alpha=0.0"),
+        ([1, 0], [1, 0], {"alpha": 0.5, "power": 0.4}, "not above alpha"),
+    ],
+)
+def test_refuses(a: list[float], b: list[float], arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        paired(a, b, **arguments)  # type: ignore[arg-type]
+
+
+def test_json_holds_no_infinity() -> None:
+    text = json.dumps(paired([0.25], [0.5]).to_json(), allow_nan=False)
+    read = json.loads(text)
+    assert read["stderr"] is read["ci_low"] is read["minimum_detectable_effect"] is None
+    assert (read["test"], read["difference"], read["n"]) == ("permutation", 0.25, 1)
+
+
+def test_imports_nothing_heavy() -> None:
+    program = "import sys, evalengine.report.stats.paired; print(*sorted({'torch', 'transformers'} & set(sys.modules)))"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_compare_many_names_each() -> None:
+    results = {("gsm8k", "exact_match"): paired(*binary(0, 8, 40)), ("copa", "acc"): paired(*binary(3, 3, 40))}
+    assert compare_many(results) == {("gsm8k", "exact_match"): 4 / 256, ("copa", "acc"): 1.0}
+    assert compare_many(results, one_sided=True)[("gsm8k", "exact_match")] == 2 / 256
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+score = st.sampled_from([0.0, 1.0]) | st.integers(-40, 40).map(lambda v: v / 8)
+pairs = st.lists(st.tuples(score, score, st.integers(0, 5)), min_size=1, max_size=25)
+binaries = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 5)), min_size=1, max_size=25)
+MIRRORED = ("p_value", "stderr", "ties", "minimum_detectable_effect")
+
+
+def close(x: float, y: float) -> bool:
+    return x == y or (math.isnan(x) and math.isnan(y)) or math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def compared(rows: list[tuple[float, float, int]], grouped: bool, **arguments: bool) -> PairedResult:
+    a, b, groups = zip(*rows, strict=True)
+    return paired(a, b, groups if grouped else None, **arguments)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=pairs | binaries, grouped=st.booleans())
+def test_swapping_the_runs_negates(rows: list[tuple[float, float, int]], grouped: bool) -> None:
+    there = compared(rows, grouped)
+    back = compared([(b, a, g) for a, b, g in rows], grouped)
+    assert (back.wins, back.losses, back.mean_a) == (there.losses, there.wins, there.mean_b)
+    assert close(back.difference, -there.difference)
+    assert close(back.ci_low, -there.ci_high) and close(back.ci_high, -there.ci_low)
+    assert all(close(getattr(back, name), getattr(there, name)) for name in MIRRORED)
+    lower = compared([(b, a, g) for a, b, g in rows], grouped, higher_is_better=False)
+    assert lower.p_one_sided == there.p_one_sided or abs(there.difference) < 1e-12  # drawn from the same flips
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=pairs | binaries, grouped=st.booleans(), seed=st.integers(0, 1000))
+def test_the_order_of_items_does_not_matter(rows: list[tuple[float, float, int]], grouped: bool, seed: int) -> None:
+    shuffled = random.Random(seed).sample(rows, len(rows))
+    assert repr(compared(rows, grouped)) == repr(compared(shuffled, grouped))  # repr: NaN equals itself
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows=pairs | binaries, grouped=st.booleans())
+def test_every_result_is_sane(rows: list[tuple[float, float, int]], grouped: bool) -> None:
+    result = compared(rows, grouped)
+    assert result.wins + result.losses + result.ties == result.n == len(rows)
+    assert 0 < result.p_value <= 1 and 0 < result.p_one_sided <= 1
+    assert result.p_value >= min(1.0, 2 * result.p_one_sided) - 1e-12 or result.p_one_sided > 0.5
+    assert result.ci_low <= result.difference <= result.ci_high and result.ci_low < result.ci_high
+    assert result.minimum_detectable_effect > 0 and result.minimum_detectable_loss > 0
+    assert math.isinf(result.minimum_detectable_loss) is bool(result.undetectable)
+    assert close(result.difference, result.mean_b - result.mean_a)
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(p=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
+def test_holm_lies_between_plain_and_bonferroni(p: list[float]) -> None:
+    adjusted = holm(p)
+    assert all(x <= y <= min(1.0, len(p) * x) + 1e-15 for x, y in zip(p, adjusted, strict=True))
+    ordered = [y for _, y in sorted(zip(p, adjusted, strict=True))]
+    assert ordered == sorted(ordered)

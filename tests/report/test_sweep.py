@@ -1,0 +1,145 @@
+"""An experiment's evidence: the promise of invariant runs, the noise floor's numbers, and the picture."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from evalengine.errors import EvalEngineError
+from evalengine.records.sealed import content_sha256
+from evalengine.report.sweep.picture import picture
+from evalengine.report.sweep.sweep import Cell, Sweep, sweep
+from evalengine.report.sweep.tables import print_sweep, verdict
+from evalengine.report.sweep.write import sweep_json, write_sweep
+from tests.report.compared_runs import BASE, BIT, METRIC, TASK, TOKEN, run
+
+Outputs = Mapping[int, Any]
+
+
+def cell(outputs: Outputs, fast: bool, size: int, model: str = "tiny", **more: Any) -> Cell:
+    numerics = "fast" if fast else "exact"
+    found = run(outputs, numerics=numerics, **more)
+    manifest = {**found.manifest, "numerics": numerics, "model": {"name": model}}
+    settings = {"batch_invariant": str(not fast), "max_num_seqs": str(size)}
+    return Cell(settings, replace(found, manifest=manifest))
+
+
+def swept(*fast: Outputs, invariant: tuple[Outputs, ...] = (BASE, BASE), **more: Any) -> Sweep:
+    cells = [cell(outputs, True, size, **more) for size, outputs in enumerate(fast, 1)]
+    return sweep("x", cells + [cell(outputs, False, size) for size, outputs in enumerate(invariant, 1)])
+
+
+def test_invariant_runs_come_first_and_are_equal() -> None:
+    found = swept(BIT, TOKEN)
+    assert [c.fast for c in found.cells] == [False, False, True, True]
+    assert found.promise_kept and found.digests(fast=False) == (2, 1) and found.digests(fast=True) == (2, 2)
+    assert [(f.invariant, f.fast, dict(f.settings)) for f in found.floors] == [
+        (1, 3, {"max_num_seqs": "1"}), (2, 4, {"max_num_seqs": "2"})
+    ]  # fmt: skip
+    assert verdict(found).startswith("2 invariant runs: the same bits (1 digest); 2 fast runs: 2 digests; fast flips ")
+
+
+def test_an_invariant_run_of_other_bits_breaks_the_promise() -> None:
+    found = swept(BIT, TOKEN, invariant=(BASE, BIT))
+    assert not found.promise_kept and "2 invariant runs: DIFFERENT BITS (2 digests)" in verdict(found)
+    assert sweep_json(found, Path())["invariant_runs_equal"] is False
+    assert picture(found).count('class="same"') == 2, "the fast run that happens to equal an invariant one"
+
+
+def test_invariant_runs_of_other_inputs_may_differ() -> None:
+    other = cell(BIT, False, 1, dtype="float32")
+    lone = sweep("x", [cell(BASE, False, 1), other])
+    assert lone.promise_kept and verdict(lone) == "2 invariant runs: 2 digests, no two of the same inputs"
+    pairs = sweep("x", [*lone.cells, cell(BASE, False, 2), cell(BIT, False, 2, dtype="float32")])
+    assert verdict(pairs) == "4 invariant runs of 2 inputs: the same bits for each (2 digests)"
+    broken = sweep("x", [*lone.cells, cell(BASE, False, 2), cell(BASE, False, 2, dtype="float32")])
+    assert not broken.promise_kept and verdict(broken).startswith("4 invariant runs of 2 inputs: DIFFERENT BITS")
+    assert not sweep("x", [cell(BASE, False, 1), cell(BIT, False, 1)]).promise_kept
+
+
+def test_the_noise_floor_counts_what_moved() -> None:
+    bit, token = (floor.distance for floor in swept(BIT, TOKEN).floors)
+    assert (bit.differing, bit.outputs, bit.answers, bit.logprobs) == (1, 0, 0, (1, 6)) and bit.share == "16.7%"
+    assert 0 < bit.largest_change < 1e-6
+    assert (token.differing, token.outputs, token.logprobs) == (1, 1, (0, 5)), "what follows another token is no pair"
+    flipped = swept(TOKEN, BASE, scores={0: 0.0}).floors[0].distance
+    assert flipped.answers == 1
+    row = sweep_json(swept(TOKEN, BASE, scores={0: 0.0}), Path())["noise_floor"][0]
+    assert row["flipped_answers"] == 1 and row["metrics"][0]["metric"] == METRIC
+    assert row["metrics"][0]["delta"] == pytest.approx(-1 / 3) and row["settings"] == {"max_num_seqs": "1"}
+    same = swept(BASE, BASE).floors[0].distance
+    assert (same.differing, same.answers, same.logprobs, same.largest_change) == (0, 0, (0, 6), 0.0)
+
+
+def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    found = swept(BIT, TOKEN)
+    print_sweep(found, [Path("x.svg"), Path("x.json")])
+    out = capsys.readouterr().out
+    swept_as = ("exact +1", "exact +2", "fast +1", "fast +2")
+    for number, (c, said) in enumerate(zip(found.cells, swept_as, strict=True), 1):
+        assert re.search(rf"(?m)^ +{number} +{c.run.source.name} +{said} +{(c.run.digest or '')[:12]} *$", out), out
+    assert out.splitlines()[-1] == f"verdict: {verdict(found)}" and "x.json\n" in out
+    assert re.search(r"1, 3 +1 +1 of 3 +0 +0 +16\.7% +1\.49e-08 nat +exact_match \(strict-match\) +1\.0000", out)
+    assert "IDENTICAL" in out and "SAME TOKENS 1/3" in out and "DIFFERENT 1/3" in out
+
+
+def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
+    found = swept(BIT, TOKEN)
+    svg, file = write_sweep(found, tmp_path)
+    content = json.loads(file.read_text())
+    seal, drawn_sha256 = content.pop("sha256"), content.pop("picture_sha256")
+    assert drawn_sha256 == hashlib.sha256(svg.read_bytes()).hexdigest()
+    assert seal == content_sha256({**content, "picture_sha256": drawn_sha256})
+    assert content == sweep_json(found, tmp_path) and content["experiment"] == "x" and len(content["pairs"]) == 6
+    assert [r["settings"]["max_num_seqs"] for r in content["runs"]] == ["1", "2", "1", "2"]
+    drawn = ElementTree.parse(svg).getroot()
+    looks = [rect.get("class") for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")]
+    assert (looks.count("same"), looks.count("other"), looks.count("self"), looks.count("paper")) == (2, 10, 4, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.svg"]
+    with pytest.raises(EvalEngineError, match="could not write"):
+        write_sweep(found, tmp_path / "missing")
+
+
+def test_runs_that_are_not_comparable_are_no_pair() -> None:
+    found = sweep("x", [cell(BASE, False, 1), cell(BASE, True, 1, weights="f" * 64)])
+    assert found.matrix.refused and not found.floors
+    assert "unlike" in picture(found)
+    assert verdict(found) == "1 invariant run: 1 digest; 1 fast run: 1 digest", "nothing is claimed of one run"
+
+
+def test_the_picture_and_the_table_hold_the_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    found = swept(BIT, TOKEN, scores={0: 0.0})
+    drawn = picture(found)
+    assert drawn.count(">100.0 %<") == 2 and drawn.count(">66.7 %<") == 2 and "on the diagonal each run" in drawn
+    print_sweep(swept(BIT), [])
+    out = capsys.readouterr().out
+    assert "0.0000" in out and not re.search(r"[+-]0\.0000", out), "no change has no sign"
+
+
+def test_the_picture_is_as_wide_as_its_longest_line() -> None:
+    widths = [
+        int(
+            ElementTree.fromstring(picture(sweep("x", [cell(BASE, False, 1, "m" * n), cell(BIT, True, 1)]))).get(
+                "width", 0
+            )
+        )
+        for n in (5, 150)
+    ]
+    assert widths[0] >= 32 + 64 * 6.5 and widths[1] >= 32 + 150 * 8
+
+
+def test_names_from_outside_cannot_break_the_picture() -> None:
+    hostile = '</text><script>alert(1)</script>"&\u202e'
+    found = sweep("x", [cell(BASE, False, 1, hostile), cell(BIT, True, 1, hostile)])
+    drawn = picture(found)
+    assert "&lt;script&gt;alert(1)" in drawn, "it is shown"
+    assert "<script" not in drawn and "\u202e" not in drawn and TASK in drawn
+    ElementTree.fromstring(drawn)

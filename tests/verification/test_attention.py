@@ -1,0 +1,73 @@
+"""`verify` of attention: what is compared, and that a difference anywhere in it is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from evalengine.kernels import attention
+from evalengine.verification.attention import verify_attention
+from evalengine.verification.verdict import Verdict
+from tests.verification.verify_double import DEVICE, GPU
+from tests.verification.verify_double import alone as alone  # a fixture of every test here
+
+SHORT = ((1, 1), (1, 70), (1, 1030), (3, 3), (5, 67))
+
+
+def check_attention(page_size: int = 16) -> Verdict:
+    verdict = Verdict()
+    verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
+    return verdict
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_attention_passes(page_size: int) -> None:
+    verdict = check_attention(page_size)
+    assert not verdict.failed and verdict.checked == 2 * len(verdict.schedules) + 1
+    if GPU:  # numpy's products, as the module says
+        assert not verdict.dropped
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_decode_wrong_only_if_chunks_are_merged_or_only_if_not_is_dropped(
+    merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of short decodes has a kernel of its own: it leaves the result, the other one a state to be merged."""
+    real, reference = attention.paged_attention, attention.REFERENCE
+    good = check_attention()
+
+    def paged_attention(*args: Any) -> Tensor:
+        out, batch, schedule = real(*args), args[3], args[5]
+        wrong = schedule.by_block > 0 and (batch.max_decode_kv_len > attention.CHUNK) == merged
+        return out + 1 if wrong else real(*args[:5], reference) if schedule != reference else out
+
+    monkeypatch.setattr(attention, "paged_attention", paged_attention)
+    found = check_attention()
+    assert {drop["schedule"]["by_block"] > 0 for drop in found.dropped} == {True} and not found.failed
+    assert found.checked == good.checked
+
+
+def test_a_reference_that_does_not_fit_the_gpu_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def paged_attention(*args: Any) -> Tensor:
+        raise OutOfResources(147_456, 101_376, "shared memory")
+
+    monkeypatch.setattr(attention, "paged_attention", paged_attention)
+    verdict = check_attention()
+    (failed,) = verdict.failed
+    assert "the reference schedule does not fit on this GPU" in failed and "147456" in failed
+
+
+def test_decode_that_differs_from_prefill_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = attention.paged_attention
+
+    def paged_attention(*args: Any) -> Tensor:
+        out = real(*args)
+        return out if args[3].num_decodes else out + 2**-12  # args[3]: the batch
+
+    monkeypatch.setattr(attention, "paged_attention", paged_attention)
+    (failed,) = check_attention().failed
+    assert failed.startswith("attention, decode against prefill") and "elements differ" in failed

@@ -1,0 +1,121 @@
+"""The cache of verdicts: what its key is made of, and what another driver does to it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from evalengine.contract import CONTRACT_VERSION
+from evalengine.kernels.launching import driver
+from evalengine.verification import verdict_cache
+
+ROOT = Path(__file__).parents[2]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def libcuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Says what cuDriverGetVersion gives on a machine with one GPU whose /proc hides the driver."""
+    pytest.importorskip("triton")
+    chip = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    monkeypatch.setattr(verdict_cache, "DRIVER", tmp_path / "absent")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def say(version: int, status: int = 0) -> None:
+        def get_version(pointer: Any) -> int:
+            pointer[0] = version
+            return status
+
+        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(get_version)
+        library = SimpleNamespace(cuDriverGetVersion=function)
+        monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": library}.__getitem__)
+
+    return say
+
+
+def test_an_updated_driver_reuses_no_verdict(libcuda: Callable[..., None]) -> None:
+    libcuda(12080)
+    before, verdict = verdict_cache.environment(CUDA, CONTRACT_VERSION), {"failed": [], "dropped": []}
+    assert (before["driver"], before["cuda_driver"]) == (None, 12080)
+    verdict_cache.save(before, verdict)
+    libcuda(13000)
+    after = verdict_cache.environment(CUDA, CONTRACT_VERSION)
+    assert after == {**before, "cuda_driver": 13000} and verdict_cache.load(after) is None
+    libcuda(12080)
+    assert verdict_cache.load(verdict_cache.environment(CUDA, CONTRACT_VERSION)) == verdict
+
+
+def test_a_cpu_asks_no_driver(libcuda: Callable[..., None]) -> None:
+    libcuda(13000)
+    found = verdict_cache.environment(CPU, CONTRACT_VERSION)
+    assert found["gpu"] == "cpu" and "cuda_driver" not in found
+
+
+def test_a_driver_that_says_nothing(libcuda: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    libcuda(13000, status=3)
+    assert driver.driver_version() is None and verdict_cache.environment(CUDA, CONTRACT_VERSION)["cuda_driver"] is None
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())  # a library without the function
+    assert driver.driver_version() is None
+
+    def absent(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    assert driver.driver_version() is None
+
+
+@pytest.mark.gpu
+def test_the_version_is_one_that_runs_this_torch() -> None:
+    major = int(str(torch.version.cuda).split(".")[0])
+    version = driver.driver_version()
+    assert version is not None and 1000 * major <= version < 100_000, "a minor version may be newer than the driver's"
+    assert verdict_cache.environment(CUDA, CONTRACT_VERSION)["cuda_driver"] == driver.driver_version()
+
+
+def test_the_hash_is_of_sources_and_tables_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders = (tmp_path / "kernels", tmp_path / "verification")
+    monkeypatch.setattr(verdict_cache, "SOURCES", folders)
+    for folder in (*folders, folders[0] / "launching", folders[0] / "__pycache__"):
+        folder.mkdir()
+    (folders[0] / "b.py").write_bytes(b"x = 1\n")
+    (folders[0] / "a.json").write_bytes(b"{}")
+    (folders[0] / "launching" / "d.py").write_bytes(b"y = 2\n")
+    (folders[1] / "a.py").write_bytes(b"")
+    first = verdict_cache.sources_sha256()
+    hashed = b"kernels/a.json\0{}kernels/b.py\0x = 1\nkernels/launching/d.py\0y = 2\nverification/a.py\0"
+    assert first == hashlib.sha256(hashed).hexdigest()
+    (folders[0] / "notes.md").write_text("no source")
+    assert verdict_cache.sources_sha256() == first
+    for change in ("table", "source", "name"):
+        if change == "name":
+            (folders[0] / "b.py").rename(folders[0] / "c.py")
+        else:
+            (folders[0] / {"table": "a.json", "source": "b.py"}[change]).write_text(change)
+        assert verdict_cache.sources_sha256() != first, change
+        first = verdict_cache.sources_sha256()
+
+
+def test_the_key_holds_the_hash_of_the_sources(libcuda: Callable[..., None]) -> None:
+    assert verdict_cache.environment(CPU, CONTRACT_VERSION)["sources"] == verdict_cache.sources_sha256()
+    kernels, verification = verdict_cache.SOURCES
+    assert (kernels / "matmul_table.json").exists() and (verification / "verify.py").exists()
+
+
+def test_the_hash_needs_no_triton() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None; "
+        "from evalengine.verification.verdict_cache import sources_sha256; print(sources_sha256())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == [verdict_cache.sources_sha256()], done.stderr
