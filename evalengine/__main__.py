@@ -2,100 +2,21 @@
 
 Exit codes: 0 done, 1 failed (for `compare` and `gate`: the runs differ), 2 bad usage or configuration. Standard output
 holds the result and nothing else (a run's last line is `digest: <64 hex>`); progress and errors go to standard error.
-Torch is imported only when a run starts, so that help and configuration errors answer at once.
+Only the command that was named is imported, so that each answers at once.
 """
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import io
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 
-from evalengine import __version__
-from evalengine.api.perform import perform, quiet_threads
-from evalengine.command import Parser, exit_code
-from evalengine.compose import Job, available, compose_jobs, experiment_name
-from evalengine.config import Config, to_yaml
-from evalengine.contract import CONTRACT_VERSION
-from evalengine.errors import ConfigError
-from evalengine.experiment import run_experiment
+from evalengine.command import exit_code, quiet_threads
+from evalengine.commands import MODULES
 
-ENTRIES = {  # command -> the module whose `main(arguments)` answers it
-    "compare": "evalengine.report.compare.cli",
-    "baseline": "evalengine.report.gate.baseline_cli",
-    "gate": "evalengine.report.gate.cli",
-    "report": "evalengine.report.cli",
-    "explain": "evalengine.explain.cli",
-    "verify": "evalengine.certify.cli",
-    "bench": "evalengine.bench.cli",
-    "cache": "evalengine.cache.cli",
-    "prove": "evalengine.receipts.prove_cli",
-    "check": "evalengine.receipts.check_cli",
-    "tasks": "evalengine.task_list",
-    "lm_eval": "evalengine.lm_eval_model.cli",
-}
-COMMANDS = ("run", *ENTRIES)
-HELP = """\
-usage: python -m evalengine [run] [setting=value ...] [-m] [--cfg] [--help] [--version]
-       python -m evalengine tasks [NAME [--show N]] [setting=value ...]
-       python -m evalengine compare RUN RUN [RUN ...] [...]
-       python -m evalengine baseline RUN -o FILE
-       python -m evalengine gate BASELINE RUN|-- SETTINGS --policy POLICY [...]
-       python -m evalengine report RUN [RUN ...] [-o FILE]
-       python -m evalengine explain RUN RUN --item ITEM [...]
-       python -m evalengine verify [engine|kernels] [setting=value ...] [...]
-       python -m evalengine bench [matmul|attention|rows|forward|all ...|throughput|statistics] [...]
-       python -m evalengine cache FOLDER [--prune LIMIT]
-       python -m evalengine prove RUN --item ITEM -o FILE
-       python -m evalengine check FILE --model PATH | RUN --sample N
-       python -m evalengine lm_eval --model evalengine --model_args pretrained=MODEL,... --tasks TASK [...]
-
-Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
-
-  task=gsm8k                    what to run; several in one run: task=[gsm8k,arc_easy]; a file of yours: ./my_task.yaml
-{tasks}
-  model=tinymath                what to run it on; or model.path=<folder, Hub id or .gguf file>
-{models}
-  limit=16                      documents per task
-  task.num_fewshot=5            for every selected task; tasks.gsm8k.num_fewshot=5 for that one
-  batch_invariant=true          false: quickest arithmetic, whose bits may depend on the batch
-  data_dir=FOLDER               rows from FOLDER/<dataset>/<split>.jsonl, not from the Hub
-  engine.max_num_seqs=256       the engine: engine.dtype, engine.device, engine.max_model_len, ...
-  cluster=ray                   replicas on many GPUs: cluster.replicas=4 cluster.address=HOST:PORT cluster.audit=0.02
-  apply_chat_template=true      the prompts as the model's chat template writes them, on chat_template_date
-  system_instruction=TEXT       seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
-  cache=FOLDER                  answers kept between runs: what was computed once is read; cache.audit=0.01
-
-  -m, --multirun                one run a value: -m engine.max_num_seqs=1,8 batch_invariant=true,false
-  -m hydra/launcher=submitit_slurm  the runs as jobs of SLURM: hydra.launcher.partition=gpu, ...
-  experiment=noise_floor        such a sweep, compared: who equals whom, and what fast arithmetic moves
-  experiment=checkpoints        one model's steps: each metric against the step; "model.path=glob('out/checkpoint-*')"
-  -c, --cfg                     print the resolved configuration (every setting) and stop
-  -h, --help                    this text
-  --version                     version and numerics contract
-
-  tasks [NAME --show 3]         the tasks: rows, metrics, what they need; a task's prompts and targets (tasks --help)
-  compare RUN RUN               are runs the same; if not, where, and why; of models: which is better (compare --help)
-  baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
-  gate BASELINE RUN             may this change be merged: exit code 0, 1 or 3 (gate --help)
-  report RUN [RUN ...]          a run, several compared, or a folder's list of runs, as one HTML file (report --help)
-  explain RUN RUN --item ITEM   the first layer and op where they part (explain --help)
-  verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
-  bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
-  prove RUN --item ITEM -o FILE one item of a run as a receipt that anyone can check (prove --help)
-  check FILE --model PATH       computes a receipt's item, or a sample of a run's, again: does every bit agree
-  cache FOLDER                  what a cache of answers holds, and making it smaller (cache --help)
-  lm_eval                       lm-eval's own command line, any of its tasks on this engine (lm_eval --help)
-
-A RUN is a run's folder; or `latest` (the newest in results/), FOLDER:latest, or SWEEP:3 (run 3 of an experiment).
-
-Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration, 3 gate: inconclusive."""
+COMPLETION = ("--install-completion", "--show-completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return exit_code(lambda: _command(words) if words and words[0] in ENTRIES else _main(words))
+        return exit_code(lambda: _command(words))
     except KeyboardInterrupt as interrupt:
         kept = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
         print(f"Interrupted{''.join(kept)}.", file=sys.stderr)
@@ -115,84 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _main(argv: list[str]) -> int:
-    arguments = _parse(argv)
-    if arguments.help or arguments.version:
-        version = f"evalengine {__version__} (contract {CONTRACT_VERSION})"
-        print(_help() if arguments.help else version, flush=True)
-        return 0
-    jobs = compose_jobs(arguments.overrides, arguments.multirun)
-    if arguments.cfg:
-        print("---\n".join(to_yaml(job.config) for job in jobs), end="")
-        return 0
-    if name := experiment_name(arguments.overrides):
-        quiet_threads()
-        return run_experiment(name, jobs, partial(_run, command=argv))
-    if jobs[0].launcher is not None:
-        from evalengine.launch import submit
-
-        return submit(jobs, argv)
-    return _run_all(jobs, argv)
-
-
 def _command(words: list[str]) -> int:
-    """A command with arguments of its own, which Hydra never sees."""
+    """A sub-command, whose words Hydra never sees; or shell completion; or a run."""
+    if words[:1] in ([option] for option in COMPLETION) or "_EVALENGINE_COMPLETE" in os.environ:
+        from evalengine.commands.completion import complete
+
+        return complete(words)
     quiet_threads()
-    code: int = import_module(ENTRIES[words[0]]).main(words[1:])
+    code: int
+    if words and words[0] in MODULES:
+        code = import_module(MODULES[words[0]]).main(words[1:])
+    else:
+        code = import_module("evalengine.commands.run").main(words)
     return code
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(add_help=False)
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("--version", action="store_true")
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("-c", "--cfg", action="store_true")
-    parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_intermixed_args(argv)
-    if arguments.overrides[:1] == ["run"]:
-        del arguments.overrides[0]
-    for word in arguments.overrides:
-        if "=" not in word and not word.startswith("~"):
-            raise ConfigError(_unknown_word(word))
-    return arguments
-
-
-def _unknown_word(word: str) -> str:
-    for group in ("task", "model", "experiment"):
-        if word in available(group):
-            return f"{word}: settings are written name=value; did you mean {group}={word}?"
-    near = difflib.get_close_matches(word, COMMANDS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
-    return f"{word}: no such command; {hint}"
-
-
-def _help() -> str:
-    return HELP.format(tasks=_wrapped(available("task")), models=_wrapped(available("model")))
-
-
-def _wrapped(names: list[str]) -> str:
-    """The names in lines of the help's width, below what they are values of."""
-    indent = " " * 32
-    return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _run_all(jobs: list[Job], words: list[str]) -> int:
-    codes = []
-    for number, job in enumerate(jobs, 1):
-        if len(jobs) > 1:
-            print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
-        codes.append(exit_code(partial(_run, job.config, words)))  # a failure becomes a code: the sweep goes on
-    return max(codes)
-
-
-def _run(config: Config, command: Sequence[str] | None = None) -> int:
-    """One run, its report, table and digest. command: the words that asked for it."""
-    folder = perform(config, command)
-    from evalengine.report.terminal.run_table import print_report
-
-    print_report(folder)
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
-from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -31,12 +30,13 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from evalengine.compose_files import check_files
 from evalengine.compose_globs import with_folders
 from evalengine.compose_node import complete_model, freeze, mutable, to_config
-from evalengine.config import Config, validate
+from evalengine.config import Config
+from evalengine.config_run import validate
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_yaml
+from evalengine.shipped import CONF
 from evalengine.task_files import with_task_files
 
-CONF = "evalengine.conf"
 LAUNCHER = "hydra/launcher"  # Hydra's own group: what starts the runs of a sweep
 LAUNCHERS = ("submitit_slurm", "submitit_local")
 MAX_RUNS = 1000  # of one sweep; each is composed before the first one runs
@@ -54,12 +54,6 @@ class Job:
     overrides: tuple[str, ...]
     config: Config
     launcher: dict[str, Any] | None = None  # of `hydra/launcher=`: its settings; None: the run is this process's
-
-
-def available(group: str) -> list[str]:
-    """The names of a configuration group ("task", "model", "engine"), sorted."""
-    folder = files(CONF) / group
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:

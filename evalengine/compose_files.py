@@ -20,7 +20,7 @@ from evalengine.plain_files import read_yaml
 
 GROUPS = ("task", "model", "engine", "cluster", "experiment")
 NEED_SETTINGS = {  # group -> what a file of it is for
-    "task": "a task's file names its class, dataset and prompts (CONTRIBUTING.md, 'Adding a task')",
+    "task": "a task's file names its class, dataset and prompts (docs/tasks.md)",
     "experiment": "an experiment's file names the settings that it sweeps (CONTRIBUTING.md, 'Adding an experiment')",
 }
 PACKAGE = re.compile(r"#+\s*@package\s+(\S+)")

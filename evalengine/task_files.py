@@ -23,7 +23,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 
 from evalengine.compose_files import package_of, roots_of
-from evalengine.config import TASK_NAME
+from evalengine.config_tasks import TASK_NAME
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_yaml
 from evalengine.task_outline import names_in

@@ -13,10 +13,11 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from evalengine.command import Parser
-from evalengine.compose import available, compose_jobs
+from evalengine.command import Namespace
+from evalengine.compose import compose_jobs
 from evalengine.config import Config, TaskConfig, leaves
 from evalengine.errors import ConfigError
+from evalengine.shipped import available
 from evalengine.task_files import offered
 from evalengine.task_outline import outline
 
@@ -26,26 +27,10 @@ if TYPE_CHECKING:
 WIDEST = 1000  # columns of a table
 MOST = 1000  # documents shown
 SHORT = 8  # hex digits of a commit
-HELP = """\
-usage: python -m evalengine tasks [setting=value ...]
-       python -m evalengine tasks NAME|FILE [--show N] [setting=value ...]
-
-Lists the tasks that can be run: where their rows come from (Hub id @ pinned commit), how many documents are evaluated,
-the metrics, and what a task needs beside the rows.
-
-  NAME                one task (or a group, or a YAML file of your own: ./my_task.yaml) and its settings
-  --show N            its first N documents: the rows, the prompts as the model sees them, the targets
-  setting=value       as for a run: task.num_fewshot=5, data_dir=FOLDER, apply_chat_template=true model=NAME, ...
-
-Exit codes: 0 listed, 2 bad usage, or rows or settings that cannot be used."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `tasks` with the words after it; returns the exit code. Raises ConfigError for bad usage."""
-    parser = Parser("tasks", text=HELP)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--show", type=int, default=None)
-    arguments = parser.parse_intermixed_args(argv)
+def main(arguments: Namespace) -> int:
+    """Runs `tasks` with its words; returns the exit code. Raises ConfigError for bad usage."""
     names = [word for word in arguments.words if "=" not in word]
     settings = [word for word in arguments.words if "=" in word]
     if arguments.show is not None and not 1 <= arguments.show <= MOST:

@@ -17,8 +17,7 @@ from evalengine.compose_files import package_of
 from evalengine.compose_node import freeze
 from evalengine.config import Config
 from evalengine.plain_files import read_yaml
-
-CONF = "evalengine.conf"
+from evalengine.shipped import CONF
 
 
 def outline(name: str) -> Config:

@@ -136,7 +136,7 @@ class Task(ABC):
             raise ConfigError([f"tasks.{name}.{problem}" for problem in problems])
 
     def problems(self) -> list[str]:
-        """What this task cannot honour, each starting with the setting; ranges are checked by config.validate."""
+        """What this task cannot honour, each starting with the setting; ranges are checked before."""
         found = []
         if not self.config.split:
             found.append("split: is not set")

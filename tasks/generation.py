@@ -24,7 +24,7 @@ def generation_settings(given: GenerationConfig, fewshot_delimiter: str) -> Gene
 
 
 def generation_problems(given: GenerationConfig) -> Iterator[str]:
-    """What is wrong with the settings, each starting with its name; ranges are checked by config.validate."""
+    """What is wrong with the settings, each starting with its name; ranges are checked where settings are composed."""
     if "" in (given.until or ()):
         yield "generation.until: holds an empty string, which would stop at once"
 

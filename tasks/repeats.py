@@ -25,7 +25,7 @@ def repeats_of(config: TaskConfig) -> int:
 
 
 def repeat_problems(config: TaskConfig) -> Iterator[str]:
-    """What is wrong with the settings, each starting with its name; ranges are checked by config.validate."""
+    """What is wrong with the settings, each starting with its name; ranges are checked where settings are composed."""
     count, own, older = repeats_of(config), config.repeats, config.generation.repeats
     if own is not None and older is not None and own != older:
         yield f"repeats={own}: generation.repeats={older} says otherwise; set one of them"

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from evalengine.api.perform import perform
 from evalengine.api.words import leaf_names, task_word, words
 from evalengine.arguments import shown
-from evalengine.compose import available, compose_jobs
+from evalengine.compose import compose_jobs
 from evalengine.config import ModelConfig
 from evalengine.errors import ConfigError
+from evalengine.shipped import available
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evalengine.command import quiet_threads
 from evalengine.config import Config
 
 if TYPE_CHECKING:
@@ -31,10 +31,3 @@ def perform(config: Config, command: Sequence[str] | None = None, llm: LLM | Non
 
         leave_log(folder, config.log_to)
     return folder
-
-
-def quiet_threads() -> None:
-    """OpenMP threads that spin while they wait starve each other on a busy machine. 20 rows of the default run on two
-    cores taken by other programs: 73 s as libgomp spins by itself, 6.6 s with this; idle, 200 rows: 12 and 16 s."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # read when torch is imported

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -15,27 +14,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from evalengine.bench.words import count
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import EvalEngineError
 
-HELP = """\
-usage: python -m evalengine bench cache [--rounds N] [--output FOLDER] [setting=value ...]
-
-Fills a cache with an answer to every request of a run, and times the run that reads them: a process from its start to
-its end, page and all. The answers are made up (nothing is computed, so the scores mean nothing): what is timed is
-reading, planning and writing. Needs no GPU. Writes cache-<cpu>.json and .md to FOLDER (default results/reference).
-
-  setting=value    those of a run: task=mmlu task.num_fewshot=5 model=smollm2-135m data_dir=FOLDER
-  --rounds N       runs; the median counts (default 3)
-
-Exit codes: 0 measured, 1 a run failed, 2 bad usage."""
 COLUMNS = ("requests", "to the digest, s", "whole command, s", "CPU, s", "load on the machine before")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `bench cache` with the words after it; returns the exit code."""
-    arguments = _parse(argv)
+def main(arguments: Namespace) -> int:
+    """Runs `bench cache` with its words; returns the exit code."""
     from evalengine.bench.report import environment
 
     with tempfile.TemporaryDirectory(prefix="evalengine-bench-") as scratch:
@@ -140,11 +126,3 @@ def _write(requests: int, rounds: Sequence[Mapping[str, Any]], about: Mapping[st
     )
     page = "\n".join([heading, "", said, "", *_table(requests, rounds), ""])
     write_whole(folder / f"{name}.md", lambda path: path.write_text(page, encoding="utf-8"))
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("bench cache", text=HELP)
-    parser.add_argument("settings", nargs="*")
-    parser.add_argument("--rounds", type=count, default=3)
-    parser.add_argument("--output", type=Path, default=Path("results/reference"))
-    return parser.parse_intermixed_args(argv)

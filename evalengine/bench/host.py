@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -12,25 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evalengine.bench.words import count, names
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
 
 COLUMNS = ("workload", "requests", "steps", "launched ahead", "computed tokens", "new tokens", "host s", "us a request")
-HELP = """\
-usage: python -m evalengine bench host [--workloads NAME,...] [--files FOLDER] [--requests N] [--rounds N] [...]
-
-Runs workloads of `bench throughput` through the engine over a model that computes nothing: what is left is scheduling,
-page tables, uploads and results, which a GPU hides as long as it takes longer itself. Needs no GPU. Prints a table and
-writes host-<cpu>.json and .md to FOLDER (default results/reference).
-
-  --workloads NAME,...  random, gsm8k_cot, or a file's name (default: these two and all files)
-  --files FOLDER        every FOLDER/<name>.jsonl.gz is a workload of token ids (bench/workload_files.py)
-  --requests N          the first N requests of each workload
-  --rounds N            runs of each; the quickest counts (default 3)
-  --output FOLDER       default results/reference
-
-Exit codes: 0 measured, 2 bad usage."""
 IN_CODE = ("random", "gsm8k_cot")
 MAX_MODEL_LEN, NUM_KV_BLOCKS, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 4096, 20_000, 256, 8192
 
@@ -39,9 +23,8 @@ COUNTERS = ("steps", "steps_ahead", "computed_tokens", "generated_tokens")  # of
 Row = dict[str, Any]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `bench host` with the words after it; returns the exit code."""
-    arguments = _parse(argv)
+def main(arguments: Namespace) -> int:
+    """Runs `bench host` with its words; returns the exit code."""
     from evalengine.bench.report import environment
     from evalengine.bench.workload_files import workload_files
 
@@ -101,13 +84,3 @@ def _write(rows: Sequence[Row], about: Mapping[str, Any], folder: Path) -> None:
         f"`{about['command']}`, {about['date']}, commit {about['code']['commit']}; over a model that computes nothing."
     )
     (folder / f"{name}.md").write_text("\n".join([heading, "", said, "", *_table(rows), ""]), encoding="utf-8")
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("bench host", text=HELP)
-    parser.add_argument("--workloads", type=names)
-    parser.add_argument("--files", type=Path)
-    parser.add_argument("--requests", type=count)
-    parser.add_argument("--rounds", type=count, default=3)
-    parser.add_argument("--output", type=Path, default=Path("results/reference"))
-    return parser.parse_args(argv)

@@ -12,7 +12,6 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from evalengine.bench.measure import WrongResult, free_memory, guarded
 from evalengine.bench.models import PRODUCTS_OF
 from evalengine.bench.report import Comparison, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds, host_seconds
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError
 from evalengine.kernels.matmul import REFERENCE, Schedule, linear, matmul, schedule_for
 from evalengine.kernels.matmul_schedules import BUCKETS, TABLE
@@ -118,19 +117,11 @@ def print_points(points: list[Point]) -> None:
           f"fixed tile: median {statistics.median(fixed):.3f}, worst {max(fixed):.3f}.")  # fmt: skip
 
 
-def main(argv: list[str]) -> int:
+def main(arguments: Namespace) -> int:
     """`bench matmul [--tune]`: 0 done, 1 a schedule gave other bytes or a shape could not be tuned.
 
-    Raises ConfigError for bad usage or without a GPU.
+    Raises ConfigError for unknown shapes or without a GPU.
     """
-    parser = Parser("bench matmul", description=__doc__.split("\n")[0])
-    parser.add_argument("--tune", action="store_true", help="make the table of schedules")
-    parser.add_argument("--shapes", help="only these, as N,K or a part of a layer's name; several with ';'")
-    parser.add_argument("--out", type=Path, default=TABLE, help="the table, which is extended (default: the package's)")
-    parser.add_argument("--report", type=Path, help="write every point's times here as JSON")
-    parser.add_argument("--budget-s", type=float, default=600, help="start no shape after so many seconds of tuning")
-    parser.add_argument("--workers", type=int, default=8, help="processes that compile beforehand")
-    arguments = parser.parse_args(argv)
     chosen = [shape for shape in shapes() if not arguments.shapes or _selected(shape, arguments.shapes.split(";"))]
     if not chosen:
         raise ConfigError(f"--shapes {arguments.shapes}: no shape of {', '.join(PRODUCTS_OF)} is meant")
@@ -140,7 +131,7 @@ def main(argv: list[str]) -> int:
     failed: list[str] = []
     if arguments.tune:
         points, failed = matmul_tune.tune(
-            device, chosen, arguments.out, arguments.report, arguments.budget_s, arguments.workers
+            device, chosen, arguments.out or TABLE, arguments.report, arguments.budget_s, arguments.workers
         )
     else:
         points = list(measure_points(device, chosen))

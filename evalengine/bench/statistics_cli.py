@@ -12,34 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.bench.statistics import Figure, figures
-from evalengine.command import Parser
-from evalengine.errors import ConfigError
+from evalengine.command import Namespace
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version
 
-DRAWS, SEED = 1000, 0
-HELP = f"""\
-usage: python -m evalengine bench statistics [--draws N] [--seed N] [--output FOLDER]
 
-Draws runs whose truth is known, and counts how often the statistics of gate and compare are wrong: false alarms, losses
-as large as the margin that pass, intervals that miss, losses that are seen. No GPU and no model; minutes.
-Writes FOLDER/statistics.md and .json (default results/reference).
-
-  --draws   of each simulated figure (default {DRAWS}); figures without draws are counted over all outcomes
-  --seed    of all draws (default {SEED})
-
-Exit codes: 0 every claim holds (but for three standard errors of chance), 1 one does not, 2 bad usage."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs it with the words after `statistics`; returns the exit code."""
-    parser = Parser("bench statistics", text=HELP)
-    parser.add_argument("--draws", type=int, default=DRAWS)
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--output", type=Path, default=Path("results/reference"))
-    arguments = parser.parse_args(list(argv))
-    if arguments.draws < 1 or arguments.seed < 0:
-        raise ConfigError(f"bench statistics: --draws {arguments.draws} --seed {arguments.seed}: 1 and 0 are the least")
+def main(arguments: Namespace) -> int:
+    """Runs it with its words; returns the exit code."""
     start, found = time.perf_counter(), []
     for figure in figures(arguments.draws, arguments.seed):
         found.append(figure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 from collections.abc import Sequence
@@ -10,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalengine.bench.words import count, counts, names
-from evalengine.command import Parser
+from evalengine.command import Namespace
+from evalengine.commands.bench import THROUGHPUT_MODELS
+from evalengine.commands.words import names
 from evalengine.errors import ConfigError, readable
 
 if TYPE_CHECKING:
@@ -19,39 +19,13 @@ if TYPE_CHECKING:
     from evalengine.bench.throughput_compare import Others
     from evalengine.bench.timed_engine import Plan, Preset, Row
 
-MODELS = "shape:qwen3-0.6b,shape:qwen3-8b"
 LEAST_MODEL_LEN = 4096  # tokens, where the model takes as many: what the engine is made for
 WIDTH = 180  # columns where there is no terminal: a line is not broken
 PATH_OPTIONS = ("--files", "--output", "--compare")
-HELP = f"""\
-usage: python -m evalengine bench throughput [--models NAME,...] [--workloads NAME,...] [--files FOLDER] [...]
-
-Times whole runs of the engine at the token level, the batch-invariant mode beside the fast one, each from an empty
-prefix cache after a warm-up, and prints seconds, tokens or requests a second, the share of the floor's speed (the least
-time that two ceilings measured in the same run allow) and, with --compare, another engine's time.
-Writes throughput-<gpu>.json and .md to FOLDER (throughput-<models>-<gpu> with --models) after every run; the JSON's
-keys are in evalengine/bench/throughput.py.
-
-  --models NAME,...     model.path of each (default: {MODELS};
-                        a shape has dummy weights)
-  --workloads NAME,...  random, batch1, long, gsm8k_cot, or a file's name (default: all of them)
-  --files FOLDER        every FOLDER/<name>.jsonl.gz is a workload of token ids (bench/workload_files.py)
-  --requests N          the first N requests of each workload
-  --rounds N            timed runs of each mode and workload (default 1; at least 3 where one takes under 3 s)
-  --modes NAME,...      invariant, fast (default: both)
-  --compare FILE        beside an earlier JSON, or another engine's with the same keys
-  --output FOLDER       default results/reference
-  --tensor-parallel-sizes N,...  every model once for each number of ranks (default: 1); "-tp2" is added to its name
-  --max-num-seqs N --max-num-batched-tokens N --max-model-len N    of the engines (default: 256, 8192, what is needed)
-  --one-by-one          one mode after the other, even if both engines fit the memory
-  --no-profile          do not measure the GPU's busy share, which needs the first model's engines once more
-
-Exit codes: 0 measured, 1 a run failed, or the invariant mode gave other bytes in another round, 2 bad usage."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `bench throughput` with the words after it; returns the exit code."""
-    arguments = _parse(argv)
+def main(arguments: Namespace) -> int:
+    """Runs `bench throughput` with its words; returns the exit code."""
     from evalengine.bench import throughput, throughput_report
     from evalengine.bench.report import environment, slug
     from evalengine.bench.throughput_compare import read_others
@@ -63,10 +37,10 @@ def main(argv: Sequence[str]) -> int:
     for preset in plan.presets:
         throughput.check_plan(preset, plan)
     gc.freeze()  # the token lists of all workloads: the collector would walk them during each one's run
-    about = environment(["python", "-m", "evalengine", "bench", "throughput", *_without_folders(argv)])
+    about = environment(["python", "-m", "evalengine", "bench", "throughput", *_without_folders(arguments.argv)])
     measured = throughput.Measured(about, _settings(arguments))
     # Anything but all models on one GPU each is a file of its own: it replaces no whole one.
-    all_models = arguments.models == names(MODELS) and arguments.tensor_parallel_sizes == [1]
+    all_models = arguments.models == names(THROUGHPUT_MODELS) and arguments.tensor_parallel_sizes == [1]
     name = "throughput" if all_models else f"throughput-{slug('-'.join(p.name for p in plan.presets))}"
 
     def save(row: Row | None) -> None:
@@ -81,29 +55,7 @@ def main(argv: Sequence[str]) -> int:
     return 1 if measured.failures or throughput_report.differing_digests(measured.rows) else 0
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("bench throughput", text=HELP)
-    parser.add_argument("--models", default=MODELS, type=names)
-    parser.add_argument("--workloads", type=names)
-    parser.add_argument("--files", type=Path)
-    parser.add_argument("--requests", type=count)
-    parser.add_argument("--rounds", type=count, default=1)
-    parser.add_argument("--modes", type=names, default=["invariant", "fast"])
-    parser.add_argument("--compare", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("results/reference"))
-    parser.add_argument("--max-num-seqs", type=count, default=256)
-    parser.add_argument("--max-num-batched-tokens", type=count, default=8192)
-    parser.add_argument("--max-model-len", type=count)
-    parser.add_argument("--tensor-parallel-sizes", type=counts, default=[1])
-    parser.add_argument("--one-by-one", action="store_true")
-    parser.add_argument("--no-profile", action="store_true")
-    arguments = parser.parse_args(argv)
-    if unknown := [mode for mode in arguments.modes if mode not in ("invariant", "fast")]:
-        parser.error(f"--modes {unknown[0]}: there are invariant and fast")
-    return arguments
-
-
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: Namespace) -> Plan:
     """Every model and workload, found and checked before the first is measured."""
     from evalengine.bench.timed_engine import Plan
     from evalengine.bench.workload_files import workload_files
@@ -128,7 +80,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     )
 
 
-def _preset(path: str, chosen: Sequence[str], files: dict[str, Path], arguments: argparse.Namespace) -> Preset:
+def _preset(path: str, chosen: Sequence[str], files: dict[str, Path], arguments: Namespace) -> Preset:
     from evalengine.bench.timed_engine import Preset
     from evalengine.bench.workloads import make_workload, num_tokens
     from evalengine.certify.model import SHAPE, open_checkpoint
@@ -151,7 +103,7 @@ def _shared(preset: Preset, ranks: int) -> Preset:
     return replace(preset, ranks=ranks, name=preset.name if ranks == 1 else f"{preset.name}-tp{ranks}")
 
 
-def _settings(arguments: argparse.Namespace) -> dict[str, object]:
+def _settings(arguments: Namespace) -> dict[str, object]:
     names = ("rounds", "requests", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "tensor_parallel_sizes")
     return {name: getattr(arguments, name) for name in names}
 

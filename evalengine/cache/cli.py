@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -15,24 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from evalengine.cache.store import Store
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 
-ABOUT = "Lists what a cache of answers (cache=FOLDER of a run) holds, by model; --prune makes it smaller."
-EPILOG = """\
-  cache ~/answers                          what it holds
-  cache ~/answers --prune older-than=30d   without what was written more than 30 days ago (h, d, w)
-  cache ~/answers --prune size=2GB         without the oldest answers beyond that size (MB, GB)
-
-Exit codes: 0 done, 1 the cache cannot be read or written, 2 bad usage."""
-SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
-BYTES = {"MB": 10**6, "GB": 10**9}
 WIDTH = 120
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `cache` with the words after it; returns the exit code."""
-    arguments = _parse(argv)
+def main(arguments: Namespace) -> int:
+    """Runs `cache` with its words; returns the exit code."""
     limits = dict(arguments.prune)
     with Store.open(arguments.folder, create=False) as store:
         if limits and store.read_only:
@@ -66,21 +54,3 @@ def _show(models: Sequence[Mapping[str, Any]], size: int) -> None:
 
 def _day(seconds: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
-
-
-def _limit(text: str) -> tuple[str, int]:
-    """`older-than=30d` or `size=2GB`."""
-    name, _, value = text.partition("=")
-    units = {"older-than": SECONDS, "size": BYTES}.get(name, {})
-    found = re.fullmatch(r"(\d{1,9})([a-zA-Z]+)", value)
-    if found is None or found[2] not in units:
-        raise argparse.ArgumentTypeError(f"{text}: must be older-than=30d (h, d, w) or size=2GB (MB, GB)")
-    return name, int(found[1]) * units[found[2]]
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("cache", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="FOLDER", help="the folder that runs name by cache=FOLDER")
-    parser.add_argument("--prune", action="append", default=[], type=_limit, metavar="LIMIT",
-                        help="older-than=30d, size=2GB, or both, one after another")  # fmt: skip
-    return parser.parse_intermixed_args(argv)

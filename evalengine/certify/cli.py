@@ -2,95 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from evalengine.command import Parser
+from evalengine.command import Namespace
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-AXES = (
-    *("batch", "order", "neighbours", "chunks", "prefix", "preemption", "pages", "decode", "asked", "ids", "nan"),
-    *("threads", "graphs", "tensor_parallel", "busy", "mixed", "restart"),
-)
 WIDTH = 120  # columns where there is no terminal: a cell that is cut cannot be searched
-SETTING = re.compile(r"[~+]{0,2}[a-z_][\w.@]*=")
-HELP = f"""\
-usage: python -m evalengine verify [engine|kernels] [setting=value ...] [options]
-
-Certifies the installation at hand, in about two minutes on a CPU: `engine` and `kernels`, or both without a word.
-
-  engine     runs the same requests under many schedules and compares bytes with each request alone, then does the same
-             in the ordinary mode (batch_invariant=false), which must differ or the comparison has shown nothing
-  kernels    compares exact's kernels with the bits that every machine must give; on CUDA also every schedule that
-             native's may choose for this model with the reference schedule
-
-Settings are those of a run: task=gsm8k model=qwen3-0.6b, model.path=FOLDER, limit=, engine.device=, engine.dtype=,
-numerics=, data_dir=, ... The requests are those of the tasks' first documents (limit=: how many; answers are cut at 24
-tokens on a CPU and 256 on a GPU, unless task.generation.max_gen_toks= says how long) and others whose lengths lie on
-both sides of every page and chunk border. model.path=shape:qwen3-0.6b or shape:qwen3-8b is that model's
-shape with dummy weights, and takes no task.
-
-  --axes AXIS ...   what to vary (default: all of {" ".join(AXES[:11])}
-                    {" ".join(AXES[11:])})
-  --logprobs N      compare at least N, by random schedules at the end (the axis mixed)
-  --quick           few and short requests: a minute less
-  --layers N        cut a shape's depth
-  --no-cache        check again what a cached verdict on native's schedules would answer
-  --out FILE.json   where the certificate goes, as JSON and, beside it, as Markdown
-                    (default: results/certificates/<tasks>-<model>-<time>.json)
-
-Exit codes: 0 identical, 1 differing, incomplete or failed, 2 bad usage."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `verify` with the words after it; returns the exit code."""
-    arguments = _parse(argv)
+def main(arguments: Namespace) -> int:
+    """Runs `verify` with its words; returns the exit code."""
     return _kernels(arguments) if arguments.what == "kernels" else _engine(arguments)
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("verify", text=HELP)
-    parser.add_argument("what", nargs="?", choices=("engine", "kernels"))
-    parser.add_argument("--axes", nargs="+", choices=AXES)
-    parser.add_argument("--logprobs", type=_count)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--no-cache", action="store_true")
-    parser.add_argument("--out", type=_json_file)
-    words = [word for word in argv if not SETTING.match(word)]
-    arguments = parser.parse_args(words)
-    arguments.settings = tuple(word for word in argv if SETTING.match(word))
-    if arguments.what == "kernels":
-        for name in ("axes", "logprobs", "quick", "out"):
-            if getattr(arguments, name):
-                parser.error(f"--{name}: belongs to verify engine; verify kernels runs no requests")
-    arguments.axes = arguments.axes or AXES
-    if arguments.logprobs is not None and "mixed" not in arguments.axes:
-        parser.error(f"--logprobs={arguments.logprobs}: only the axis mixed goes on for longer; add it to --axes")
-    return arguments
-
-
-def _json_file(text: str) -> Path:
-    """Known to be wrong before minutes are spent: the Markdown goes to the same name with .md."""
-    if not text.endswith(".json") or Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: name a file that ends in .json; the Markdown goes beside it")
-    return Path(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of logprobs")
-    return int(text)
-
-
-def _engine(arguments: argparse.Namespace) -> int:
+def _engine(arguments: Namespace) -> int:
     """Requests under many schedules and, unless only `engine` was asked for, the kernels."""
     started = time.perf_counter()
     from evalengine.certify.certificate import certificate, default_path, write_certificate
@@ -116,7 +46,7 @@ def _engine(arguments: argparse.Namespace) -> int:
     return 0 if content["verdict"] == "IDENTICAL" else 1
 
 
-def _kernels(arguments: argparse.Namespace) -> int:
+def _kernels(arguments: Namespace) -> int:
     from evalengine.certify.kernels import dropped_schedules, failures, kernels_summary, kernels_verdict
     from evalengine.certify.model import open_checkpoint
     from evalengine.certify.subject import read_settings

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
 from evalengine.explain.align import Explanation, check_prompts, explain
 from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
@@ -28,22 +27,9 @@ from evalengine.report.terminal.tables import bullets
 if TYPE_CHECKING:  # it brings the engine, which two files do not need
     from evalengine.explain.rerun import Side
 
-NUMERIC = ("batch_invariant=", "numerics=", "engine.", "model.")  # settings that change how numbers are computed
-PLACES = ("data_dir=", "model.", "tasks.", "engine.device=", "engine.num_kv_blocks=", "engine.num_threads=")
-ABOUT = """\
-Runs one item again as two runs did, compares the output of every op by bytes, and names the first that differs.
-A RUN is a run's folder, or a FILE that another machine wrote with --write."""
-EPILOG = """\
-  explain A B --item 3                       two runs on this machine
-  explain A --item 3 --against batch_invariant=false
-  explain A --item 3 --write a.json          on each machine; then, on either: explain a.json b.json
 
-Exit codes: 0 no output differs, 1 one does, 2 not comparable or bad usage."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs `explain` with the words after it; returns the exit code."""
-    arguments = _parse(argv)
+def main(arguments: Namespace) -> int:
+    """Runs `explain` with its words; returns the exit code."""
     sources = [_Source.open(path) for path in arguments.sources]
     key = _key(sources, arguments)
     check_prompts(key, sources[0].prompt_sha256(key), sources[-1].prompt_sha256(key))
@@ -95,7 +81,7 @@ class _Source:
         return self.file.prompt_sha256
 
     def trace(
-        self, key: RecordKey, arguments: argparse.Namespace, instead: tuple[str, ...] = (), keep: Sequence[int] = ()
+        self, key: RecordKey, arguments: Namespace, instead: tuple[str, ...] = (), keep: Sequence[int] = ()
     ) -> Trace:
         """keep: token positions whose outputs are wanted whatever room they take (a file holds what it holds)."""
         side = self.side(arguments, instead)
@@ -106,54 +92,16 @@ class _Source:
 
         return rerun(side, key, keep)
 
-    def side(self, arguments: argparse.Namespace, instead: tuple[str, ...] = ()) -> Side | None:
+    def side(self, arguments: Namespace, instead: tuple[str, ...] = ()) -> Side | None:
         """What is run again; None for a file."""
         if self.run is None:
             return None
         from evalengine.explain.rerun import Side
 
-        return Side(self.run, instead, tuple(arguments.places), arguments.alone)
+        return Side(self.run, instead, tuple(arguments.places or ()), arguments.alone)
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("explain", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", nargs="+", metavar="RUN", help="a run's folder, or a file of --write")
-    parser.add_argument("--item", metavar="ITEM", help="DOC, or TASK/DOC, TASK/DOC/REQUEST, TASK/DOC/REQUEST/REPEAT "
-                        "(default, for two runs: the first that differs)")  # fmt: skip
-    parser.add_argument("--against", nargs="+", metavar="SETTING=VALUE", type=_setting(NUMERIC),
-                        help="compare RUN with itself under other settings: batch_invariant, numerics, engine.*, "
-                        "model.*")  # fmt: skip
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write what RUN gives here, for another machine")
-    parser.add_argument("--values", type=int, nargs="+", metavar="TOKEN",
-                        help="with --write: tokens whose outputs go in, besides their digests (default: the prompt's "
-                        "last)")  # fmt: skip
-    parser.add_argument("--with", dest="places", nargs="+", default=(), metavar="SETTING=VALUE", type=_setting(PLACES),
-                        help="for all runs: where rows and weights lie here (data_dir, model.path, tasks.*), "
-                        "engine.device, engine.num_kv_blocks, engine.num_threads")  # fmt: skip
-    parser.add_argument("--alone", action="store_true",
-                        help="run the item by itself, not with the requests that shared its batches")  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write everything found there; - for standard output")
-    arguments = parser.parse_intermixed_args(argv)
-    one = bool(arguments.write) or bool(arguments.against)
-    if len(arguments.sources) != (1 if one else 2):
-        parser.error("give two RUNs; or one with --against SETTING=VALUE, or with --write FILE")
-    if arguments.write and (arguments.against or arguments.json):
-        parser.error("--write only writes; give --against and --json to the comparison")
-    if arguments.values and not arguments.write:
-        parser.error("--values is for --write: on one machine every output is at hand")
-    return arguments
-
-
-def _setting(allowed: tuple[str, ...]) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if "=" not in text or not text.startswith(allowed):
-            raise argparse.ArgumentTypeError(f"{text!r} must set one of {', '.join(n.rstrip('=.') for n in allowed)}")
-        return text
-
-    return check
-
-
-def _key(sources: Sequence[_Source], arguments: argparse.Namespace) -> RecordKey:
+def _key(sources: Sequence[_Source], arguments: Namespace) -> RecordKey:
     """The item that is meant, which every source has."""
     files = [source.file for source in sources if source.file is not None]
     runs = [source.run for source in sources if source.run is not None]
@@ -190,7 +138,7 @@ def _of_file(file: Trace, text: str) -> RecordKey:
     return file.key
 
 
-def _write(source: _Source, key: RecordKey, arguments: argparse.Namespace) -> int:
+def _write(source: _Source, key: RecordKey, arguments: Namespace) -> int:
     trace = source.trace(key, arguments, keep=arguments.values or ())
     wanted = arguments.values or [trace.prompt_tokens - 1]
     if beyond := [token for token in wanted if not 0 <= token < len(trace.fed_ids)]:

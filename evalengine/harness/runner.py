@@ -18,7 +18,7 @@ import transformers
 
 import evalengine
 from evalengine.cache.engine import CachedEngine
-from evalengine.config import Config, selection, to_yaml, validate
+from evalengine.config import Config, selection, to_yaml
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.text import find_prefix_token_id
 from evalengine.errors import ConfigError
@@ -78,7 +78,7 @@ def run(
     command: Sequence[str] | None = None,
     llm: Answering | None = None,
 ) -> RunResult:
-    """Runs the configured tasks on the configured model.
+    """Runs the configured tasks on the configured model. The configuration was checked where it was composed.
 
     leave: what is to be left beside the evidence, such as a page; called with the finished run's folder. A run that is
     killed before that is over is taken up by the same command, which then computes nothing and only leaves it.
@@ -115,7 +115,6 @@ def _run(
     started: float,
     begin: float,
 ) -> RunResult:
-    validate(config)
     checkpoint, tasks = prepare(config, None if llm is None else llm.checkpoint)
     with ExitStack() as opened:
         llm = opened.enter_context(answering(config, checkpoint, llm))

@@ -9,7 +9,9 @@ from typing import Any
 
 from evalengine.arguments import integer, shown
 from evalengine.compose_node import complete_model
-from evalengine.config import CacheConfig, Config, EngineConfig, ModelConfig, numerics_problems, run_problems
+from evalengine.config import CacheConfig, Config, EngineConfig, ModelConfig
+from evalengine.config_engine import numerics_problems
+from evalengine.config_run import run_problems
 
 DEFAULT_MAX_GEN_TOKS = 256  # lm-eval's own, of its hf and vllm models
 ENGINE = tuple(item.name for item in fields(EngineConfig))

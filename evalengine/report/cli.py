@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
 from evalengine.report.read.places import holds_runs
 
-ABOUT = (
-    "Writes one self-contained HTML file: of one run everything it left, of several their comparison (of different "
-    "models: which is better), of a folder of runs the list of them. Or a table, or the Hub's model index."
-)
-EXIT_CODES = "Exit codes: 0 written, 1 the disk refused, 2 a run cannot be read or compared, or bad usage."
 
-
-def main(argv: Sequence[str]) -> int:
-    """Runs `report` with the words after it; returns the exit code."""
-    parser = Parser("report", description=ABOUT, epilog=EXIT_CODES)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an experiment's folder (its runs), an "
-                        "lm-eval output folder, or the folder that holds runs; of several also baselines")  # fmt: skip
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file (one run: report.html in its folder; several: "
-                        "comparison.html here; a folder of runs: index.html in it)")  # fmt: skip
-    parser.add_argument("--allow", action="store_true", help="compare unlike runs, different models too, on the "
-                        "requests that they share")  # fmt: skip
-    parser.add_argument("--table", choices=("md", "latex"), help="a table instead, in Markdown or LaTeX (booktabs): "
-                        "tasks as rows, runs as columns; to standard output, or to -o")  # fmt: skip
-    parser.add_argument("--model-index", metavar="FILE", help="a run's results as YAML for the front matter of its "
-                        "model card on the Hub (`model-index`)")  # fmt: skip
-    parser.add_argument("--log-to", metavar="TRACKER", help="log each run to wandb or mlflow, as log_to= does")
-    arguments = parser.parse_intermixed_args(list(argv))
+def main(arguments: Namespace) -> int:
+    """Runs `report` with its words; returns the exit code."""
     target = Path(arguments.output) if arguments.output else None
     if target is not None:
         _check(target)
@@ -58,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _other_form(names: Sequence[str], arguments: argparse.Namespace, target: Path | None) -> int:
+def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None) -> int:
     """A table or a model index in place of a page."""
     if sum(map(bool, (arguments.table, arguments.model_index, arguments.log_to))) > 1:
         raise ConfigError("report: --table, --model-index and --log-to are several things: give one of them")
@@ -94,7 +74,7 @@ def _other_form(names: Sequence[str], arguments: argparse.Namespace, target: Pat
 
 def _log(names: Sequence[str], tracker: str) -> int:
     """Logs each run. Raises `ConfigError` for a tracker that there is not, `EvalEngineError` if it refuses."""
-    from evalengine.config import tracker_problems
+    from evalengine.config_run import tracker_problems
     from evalengine.report.export.tracking import log_run
 
     if problems := list(tracker_problems("report: --log-to", tracker)):

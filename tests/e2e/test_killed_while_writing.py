@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from evalengine import __main__ as command
+from evalengine.commands import run as command
 from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.engine.llm import LLM

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine import __main__ as command
+from evalengine.commands import run as command
 from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.errors import EvalEngineError

@@ -1,4 +1,4 @@
-"""The wheel holds all that a run needs: built from a copy, installed elsewhere, run from another folder."""
+"""Wheel and sdist hold all that a run needs: built from a copy, installed elsewhere, run from another folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -17,19 +18,24 @@ WEIGHTS = ROOT / "evalengine" / "assets" / "tinymath" / "model.safetensors"
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the sources, so that the checkout stays clean; the links stay links."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a wheel and an sdist of a copy of the sources: the checkout stays clean, and links stay links."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for name in SOURCES:
         if (ROOT / name).is_dir():
             ignore = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
         else:
             shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
+    command = [sys.executable, "-m", "build", "--wheel", "--sdist", "--no-isolation", "--outdir", str(out)]
     subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
-    (built,) = out.glob("*.whl")
-    return built
+    return out
+
+
+@pytest.fixture(scope="session")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="session")
@@ -45,17 +51,31 @@ def call(site: Path, folder: Path, *command: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
-def test_wheel_holds_every_file(wheel: Path) -> None:
-    held = set(zipfile.ZipFile(wheel).namelist())
+def package_files() -> set[str]:
+    """What a wheel must hold of the checkout, by its path inside the wheel."""
     wanted = {"evalengine/py.typed"}
     for top in ("evalengine", "conf", "kernels", "tasks"):
         base = Path() if top == "evalengine" else Path("evalengine")
         for file in (ROOT / top).rglob("*"):
-            if file.suffix in (".py", ".yaml", ".json", ".jsonl", ".safetensors", ".jinja", ".css", ".js"):
+            data = (".yaml", ".yml", ".json", ".jsonl", ".safetensors", ".jinja", ".css", ".js")
+            if file.suffix in (".py", *data) or (file.is_file() and file.parent == ROOT / "conf" / "gate" / "ci"):
                 wanted.add((base / file.relative_to(ROOT)).as_posix())
-    assert sorted(wanted - held) == []
+    assert {f"evalengine/conf/gate/ci/{name}" for name in ("action.yml", "test_gate.py.txt")} <= wanted
+    return wanted
+
+
+def test_wheel_holds_every_file(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    assert sorted(package_files() - held) == []
     assert not any(name.startswith(("kernels/", "tasks/", "conf/", "tests/", "results/")) for name in held)
     assert any(name.endswith("/licenses/LICENSE") for name in held)
+
+
+def test_sdist_holds_every_file(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert sorted(package_files() - held) == []
 
 
 def test_module_and_console_script_from_another_folder(site: Path, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from evalengine import CONTRACT_VERSION
 from evalengine.__main__ import main
-from evalengine.certify import axes, cli, exact_kernels, kernels, proof
+from evalengine.certify import axes, exact_kernels, kernels, proof
 from evalengine.certify.cases import EFFORTS
+from evalengine.commands import verify
 from evalengine.engine import settings
 from evalengine.layers import kernel_support
 from evalengine.layers.exact import ExactOps
@@ -171,7 +172,7 @@ def test_what_the_settings_refuse_is_bad_usage(
 
 
 def test_axes_of_the_command_are_the_axes_there_are() -> None:
-    assert set(cli.AXES) == set(axes.AXES) and len(cli.AXES) == len(axes.AXES)
+    assert set(verify.AXES) == set(axes.AXES) and len(verify.AXES) == len(axes.AXES)
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.config import EngineConfig, engine_problems
+from evalengine.config import EngineConfig
+from evalengine.config_engine import engine_problems
 from evalengine.engine.generation_config import APPLIED, NEUTRAL, REFUSED, from_fields
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from evalengine.command import exit_code
+from evalengine.commands.compare import main as compare
+from evalengine.commands.report import main as report
 from evalengine.errors import ConfigError
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, read_records, write_records
-from evalengine.report.cli import main as report
-from evalengine.report.compare.cli import main as compare
 from evalengine.report.gate.baseline_cli import write_baseline
 from evalengine.report.gate.gate import gate
 from evalengine.report.html.run_page import write_run_report

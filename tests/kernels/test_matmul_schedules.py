@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from evalengine.bench import matmul_tune
-from evalengine.bench.matmul import main, summary_lines
+from evalengine.bench.matmul import summary_lines
 from evalengine.bench.matmul_candidates import candidates
 from evalengine.bench.matmul_points import Shape, operands, point_of, shapes
 from evalengine.bench.report import Comparison
+from evalengine.commands.bench import MATMUL
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules
 from evalengine.kernels.matmul import REFERENCE, Schedule, choose, matmul
@@ -161,7 +162,7 @@ def test_the_summary_names_the_median_and_the_worst() -> None:
 def test_tuning_finds_equal_schedules_and_writes_what_choose_reads(tmp_path: Path) -> None:
     table, report = tmp_path / "table.json", tmp_path / "report.json"
     arguments = ["--tune", "--shapes", "576,576", "--out", str(table), "--report", str(report), "--workers", "4"]
-    assert main(arguments) == 0
+    assert MATMUL(arguments) == 0
     (rows,) = json.loads(table.read_text()).values()
     for m, text in rows["bfloat16"]["576,576"].items():
         assert Schedule.parse(text) in candidates(torch.bfloat16, int(m), 576, 576, True)
@@ -191,7 +192,7 @@ def test_a_schedule_with_other_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch)
 
 def test_no_gpu_or_an_unknown_shape_is_refused() -> None:
     with pytest.raises(ConfigError, match="no shape"):
-        main(["--shapes", "1,1"])
+        MATMUL(["--shapes", "1,1"])
     if DEVICE == "cpu":
         with pytest.raises(ConfigError, match="CUDA"):
-            main(["--tune"])
+            MATMUL(["--tune"])

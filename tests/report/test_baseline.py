@@ -151,7 +151,7 @@ def test_refusals(run: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureF
         captured = capsys.readouterr()
         assert message in captured.err and captured.out == ""
     assert file.read_bytes() == before and not (tmp_path / "y.json").exists()
-    assert main(["baseline", "--help"]) == 0 and "usage: evalengine baseline" in capsys.readouterr().out
+    assert main(["baseline", "--help"]) == 0 and "Usage: python -m evalengine baseline" in capsys.readouterr().out
     file.write_text("old")
     assert main(["baseline", str(run), "-o", str(file), "--force"]) == 0
     assert file.read_bytes() == before and [f.name for f in file.parent.iterdir()] == ["x.json"]

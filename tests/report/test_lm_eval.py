@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalengine.commands.baseline import main
 from evalengine.errors import ConfigError
 from evalengine.report.compare.item_differences import differing_leaves
-from evalengine.report.gate.baseline_cli import main
 from evalengine.report.read.lm_eval_samples import answer, number
 from evalengine.report.read.load import load_run
 from tests.run_double import sha

@@ -15,6 +15,7 @@ from evalengine.__main__ import main
 from evalengine.bench import attention, breakdown, cli, forward, measure, row_cases, rows
 from evalengine.bench.models import published_spec
 from evalengine.bench.report import Comparison, Failure, Report, markdown, summary, table, write
+from evalengine.commands.bench import BENCH, BENCHES, MODELS
 from evalengine.layers import create_ops
 
 CPU = torch.device("cpu")
@@ -333,7 +334,7 @@ def test_wanted_rows_are_the_last_of_each_sequence() -> None:
 def test_qwen3_shapes_have_their_published_sizes() -> None:
     assert round(published_spec("Qwen3-0.6B").num_parameters / 1e9, 3) == 0.596
     assert round(published_spec("Qwen3-8B").num_parameters / 1e9, 2) == 8.19
-    assert all(published_spec(name).dtype == torch.bfloat16 for name in cli.MODELS)
+    assert all(published_spec(name).dtype == torch.bfloat16 for name in MODELS)
 
 
 # -- the breakdown ---------------------------------------------------------------------------------------------------
@@ -374,7 +375,7 @@ def test_bad_arguments_exit_2_with_one_line(argv: list[str], message: str, capsy
 @pytest.mark.parametrize("option", ["--tune", "--shapes=64,64"])
 def test_matmul_has_a_command_of_its_own(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[list[str]] = []
-    monkeypatch.setattr("evalengine.bench.matmul.main", lambda argv: given.append(argv) or 7)
+    monkeypatch.setattr("evalengine.bench.matmul.main", lambda arguments: given.append(arguments.argv) or 7)
     assert main(["bench", "matmul", option, "--workers", "2"]) == 7
     assert given == [[option, "--workers", "2"]]
     assert main(["bench", "rows", option]) == 2 and len(given) == 1
@@ -383,7 +384,7 @@ def test_matmul_has_a_command_of_its_own(option: str, monkeypatch: pytest.Monkey
 def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n  {name} " in out for name in cli.BENCHES)
+    assert all(f"\n  {name} " in out for name in BENCHES)
 
 
 def test_without_a_gpu_the_command_says_so(
@@ -400,14 +401,14 @@ def test_without_a_gpu_the_command_says_so(
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        ([], cli.BENCHES),
-        (["all"], cli.BENCHES),
+        ([], BENCHES),
+        (["all"], BENCHES),
         (["rows", "attention"], ("attention", "rows")),
-        (["rows", "all"], cli.BENCHES),
+        (["rows", "all"], BENCHES),
     ],
 )
 def test_names_of_benchmarks(argv: list[str], names: tuple[str, ...]) -> None:
-    assert tuple(cli._parse(argv).names) == names
+    assert tuple(BENCH.parse(argv).names) == names
 
 
 def run_with(lines: list[Any], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:

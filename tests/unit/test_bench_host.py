@@ -10,6 +10,7 @@ import pytest
 
 from evalengine.bench import host
 from evalengine.bench.workload_files import SUFFIX
+from evalengine.commands.bench import OWN
 from evalengine.errors import ConfigError
 
 
@@ -27,7 +28,7 @@ def test_every_token_goes_through_the_engine(tmp_path: Path) -> None:
 
 def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--workloads", "random", "--requests", "3", "--rounds", "1", "--output", str(tmp_path / "new")]
-    assert host.main(words) == 0
+    assert OWN["host"](words) == 0
     printed = capsys.readouterr().out
     (table,) = (tmp_path / "new").glob("host-*.md")
     (found,) = (tmp_path / "new").glob("host-*.json")
@@ -37,4 +38,4 @@ def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.Captur
 
 def test_an_unknown_workload_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--workloads gsm: there are random, gsm8k_cot"):
-        host.main(["--workloads", "gsm", "--output", str(tmp_path)])
+        OWN["host"](["--workloads", "gsm", "--output", str(tmp_path)])

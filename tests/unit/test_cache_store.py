@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.cache.cli import main
 from evalengine.cache.store import FILE, Entry, Store
+from evalengine.commands.cache import main
 from evalengine.errors import ConfigError
 
 FACTS = {"name": "m", "weights": "ab" * 32, "numerics": "exact", "dtype": "float32", "contract_version": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import subprocess
@@ -17,6 +18,9 @@ import pytest
 
 from evalengine import __version__
 from evalengine.__main__ import main
+from evalengine.commands import MODULES, explain, verify
+from evalengine.commands.bench import BENCH, MATMUL, OWN
+from evalengine.commands.words import Command
 from evalengine.config import Config
 from evalengine.errors import ConfigError, EvalEngineError
 
@@ -59,7 +63,7 @@ def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]
 
 def test_help_has_room_for_more_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"a_task_of_{number}_words" for number in range(40)]
-    monkeypatch.setattr("evalengine.__main__.available", lambda group: names)
+    monkeypatch.setattr("evalengine.commands.run.available", lambda group: names)
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 120 and all(f"  {name}" in "\n".join(lines) for name in names)
@@ -103,7 +107,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "/nowhere/a", "/nowhere/b"], "/nowhere/a: no such file or folder"),
         (["compare", "a", "b", "--level", "bits"], "invalid choice: 'bits'"),
         (["baseline"], "baseline: give a run"),
-        (["gate", "a", "b", "--polcy", "bitwise"], "unrecognized arguments: --polcy bitwise (see gate --help)"),
+        (
+            ["gate", "a", "b", "--polcy", "bitwise"],
+            "unrecognized arguments: --polcy (Possible options: --policy)",
+        ),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(
@@ -124,7 +131,59 @@ def test_bad_usage_is_one_line_and_exit_2(
 )
 def test_commands_have_their_own_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
-    assert re.match(rf"usage: (python -m )?evalengine {words[0]}", capsys.readouterr().out)
+    assert re.match(rf"Usage: python -m evalengine {words[0]} ", capsys.readouterr().out)
+
+
+ALL = [*(importlib.import_module(module).main for module in MODULES.values()), BENCH, MATMUL, *OWN.values()]
+DECLARED = [command for command in ALL if isinstance(command, Command)]
+
+
+@pytest.mark.parametrize("command", DECLARED, ids=lambda command: command.name)
+def test_every_command_says_its_exit_codes_and_has_work(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"Usage: python -m evalengine {command.name} ") and "\nExit codes: 0 " in text
+    assert max(map(len, text.splitlines())) <= 120
+    module, function = command.work.split(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_help_of_a_command_loads_what_parses_words_alone() -> None:
+    """Statistics, arrays and Hydra take longer to import than an answer may take."""
+    heavy = {"torch", "scipy", "numpy", "pyarrow", "hydra", "omegaconf", "rich.table"}
+    program = f"import sys, evalengine.__main__ as m; m.main(['compare', '-h']); print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("evalengine com", ["compare"]),
+        ("evalengine compare --le", ["--level"]),
+        ("evalengine bench thr", ["throughput"]),
+        ("evalengine bench statistics --dr", ["--draws"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(words: str, expected: list[str]) -> None:
+    asked = {"_EVALENGINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-m", "evalengine"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **asked}, capture_output=True, text=True)
+    assert done.stdout.split() == expected, done.stderr
+
+
+def test_completion_is_shown_for_the_installed_script() -> None:
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [sys.executable, "-m", "evalengine", "--show-completion", "bash"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "_EVALENGINE_COMPLETE=complete_bash" in done.stdout, done.stderr
+
+
+def test_an_option_takes_several_words_up_to_the_next() -> None:
+    found = explain.main.parse(["A", "B", "--with", "data_dir=x", "model.path=y", "--alone"])
+    assert (found.sources, found.places) == (["A", "B"], ["data_dir=x", "model.path=y"])
+    found = verify.main.parse(["--axes", "batch", "order", "limit=3", "engine", "--quick"])
+    assert (found.axes, found.settings, found.what, found.quick) == (["batch", "order"], ("limit=3",), "engine", True)
 
 
 def test_commands_exit_by_what_they_find(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +308,10 @@ def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
 
 
 def test_a_terminal_without_the_signs_fails_no_finished_run() -> None:
-    program = "import evalengine.__main__ as m; m._help = lambda: 'value ± ↑'; raise SystemExit(m.main(['--help']))"
+    program = (
+        "import evalengine.__main__ as m; import evalengine.commands.run as run; run._help = lambda: 'value ± ↑'; "
+        "raise SystemExit(m.main(['--help']))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "value ? ?\n"), done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.compose import available, compose_jobs, known_keys, read_config
-from evalengine.config import Config, EngineConfig, resolve_numerics, selection, to_yaml, validate
+from evalengine.compose import compose_jobs, known_keys, read_config
+from evalengine.config import Config, EngineConfig, selection, to_yaml
+from evalengine.config_engine import resolve_numerics
+from evalengine.config_run import validate
 from evalengine.errors import ConfigError
+from evalengine.shipped import available
 
 
 def compose(*overrides: str) -> Config:
@@ -55,6 +59,15 @@ def test_every_task_composes(task: str) -> None:
 def test_every_model_composes_and_has_a_name(model: str) -> None:
     config = compose(f"model={model}")
     assert config.model.name and config.model.path
+
+
+def test_every_model_of_the_hub_is_pinned_to_a_commit() -> None:
+    """A branch moves, and the same command would give another digest."""
+    pins = {name: compose(f"model={name}").model for name in available("model")}
+    on_the_hub = {name: model.revision or "" for name, model in pins.items() if not model.path.startswith("asset:")}
+    assert on_the_hub, "no model of the Hub is shipped"
+    assert [name for name, commit in on_the_hub.items() if not re.fullmatch("[0-9a-f]{40}", commit)] == []
+    assert len({*on_the_hub.values()}) == len(on_the_hub)  # a pin that was copied from another model's file
 
 
 def test_several_tasks_in_one_run() -> None:

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from evalengine.__main__ import main
-from evalengine.compose import available, compose_jobs
+from evalengine.compose import compose_jobs
+from evalengine.shipped import available
 from evalengine.task_outline import outline
 from evalengine.tasks.registry import load_task
 

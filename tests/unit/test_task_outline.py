@@ -9,8 +9,9 @@ import pytest
 
 from evalengine import task_outline
 from evalengine.__main__ import main
-from evalengine.compose import available, compose_jobs
+from evalengine.compose import compose_jobs
 from evalengine.errors import ConfigError
+from evalengine.shipped import available
 from evalengine.task_outline import names_in, outline
 
 SETS_OTHERS = ["open_llm"]  # groups that change their tasks' settings: composed by themselves

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.report.compare.as_json import comparison_json, matrix_json
 from evalengine.report.compare.comparability import incomparable
@@ -18,50 +17,23 @@ from evalengine.report.compare.weight_files import differing_weights
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.html.matrix_page import matrix_page
 from evalengine.report.html.page import Page
-from evalengine.report.leaderboard.cli import add_options, as_models, compare_models
+from evalengine.report.leaderboard.cli import as_models, compare_models
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import named_runs
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.printing import print_findings
 
-ABOUT = (
-    "Says whether runs are the same; if not, where they differ, why, and whether it matters. Of different models: "
-    "which is better."
-)
-EXIT_CODES = (
-    "Exit codes: 0 the same at --level, or a comparison of models that an option asked for; 1 different, as models "
-    "with other weights are; 2 not comparable or bad usage."
-)
 
-
-def main(argv: Sequence[str]) -> int:
-    """Runs `compare` with the words after it; returns the exit code."""
-    arguments = _parse(argv)
-    runs = [load_run(path) for path in arguments.runs]
+def main(arguments: Namespace) -> int:
+    """Runs `compare` with its words; returns the exit code."""
+    paths = named_runs(arguments.runs)
+    if len(paths) < 2:
+        raise ConfigError(f"compare: {paths[0]}: one run alone cannot be compared; name at least two")
+    runs = [load_run(path) for path in paths]
     if as_models(arguments, runs):
         return compare_models(runs, arguments)
     arguments.level = arguments.level or LEVELS[0]
     return _many(runs, arguments) if arguments.matrix or len(runs) > 2 else _two(runs[0], runs[1], arguments)
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("compare", description=ABOUT, epilog=EXIT_CODES)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, an experiment's folder (its runs), an "
-                        "lm-eval output folder or a baseline")  # fmt: skip
-    parser.add_argument("--level", choices=LEVELS,
-                        help="what must be the same for exit code 0: every bit (default), every output token, or every "
-                        "answer and 0/1 score")  # fmt: skip
-    parser.add_argument("--allow", action="store_true", help="compare unlike runs, different models too, on the "
-                        "requests that they share")  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write everything found there; - for standard output")
-    parser.add_argument("--html", metavar="FILE", help="write it as a page: one file that needs nothing else")
-    parser.add_argument("--matrix", action="store_true", help="a table of all pairs (always so for more than two runs)")
-    add_options(parser)
-    arguments = parser.parse_intermixed_args(argv)
-    arguments.runs = named_runs(arguments.runs)
-    if len(arguments.runs) < 2:
-        parser.error(f"{arguments.runs[0]}: one run alone cannot be compared; name at least two")
-    return arguments
 
 
 def compared(a: Run, b: Run, allow: bool) -> Comparison:
@@ -77,7 +49,7 @@ def compared(a: Run, b: Run, allow: bool) -> Comparison:
     return replace(compare(a, b), tensors=differing_weights(a, b))
 
 
-def _two(a: Run, b: Run, arguments: argparse.Namespace) -> int:
+def _two(a: Run, b: Run, arguments: Namespace) -> int:
     comparison = compared(a, b, arguments.allow)
     if arguments.html:
         _write(comparison_page(comparison), arguments.html)
@@ -85,7 +57,7 @@ def _two(a: Run, b: Run, arguments: argparse.Namespace) -> int:
     return 0 if comparison.within(arguments.level) else 1
 
 
-def _many(runs: Sequence[Run], arguments: argparse.Namespace) -> int:
+def _many(runs: Sequence[Run], arguments: Namespace) -> int:
     found = matrix(runs, arguments.allow)
     if arguments.html:
         _write(matrix_page(found), arguments.html)

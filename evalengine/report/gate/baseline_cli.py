@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
 from evalengine.records.folder import write_text_file
 from evalengine.report.read.baseline import to_text
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import UNBOUND, Run
 
-HELP = """\
-usage: evalengine baseline RUN -o FILE.json [--force]
 
-Writes the run's digests, scores and manifest as one small file (0.2 MB for gsm8k) that lives in git, for
-`evalengine compare FILE RUN` and `evalengine gate FILE RUN`.
-
-  RUN            a finished run's folder, or an lm-eval output folder (scores only: it has no digests)
-  -o, --output   the file to write
-  --force        replaces that file if it exists
-
-Exit codes: 0 written, 1 the disk refused, 2 bad usage, or RUN is unfinished, damaged or edited."""
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs `baseline` with the words after it; returns the exit code."""
-    parser = Parser("baseline", text=HELP)
-    parser.add_argument("run", nargs="?")
-    parser.add_argument("-o", "--output")
-    parser.add_argument("--force", action="store_true")
-    arguments = parser.parse_args(list(argv))
-    if not arguments.run or not arguments.output:
-        parser.error("give a run and -o FILE.json")
+def main(arguments: Namespace) -> int:
+    """Runs `baseline` with its words; returns the exit code."""
     file, run = Path(arguments.output), load_run(arguments.run)
     if run.unbound:
         print(f"evalengine: {run.source}: {UNBOUND}", file=sys.stderr)

@@ -7,45 +7,28 @@ names (the policy's `inconclusive` makes that 0 or 1). All of them reach the rep
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from evalengine.command import Parser
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.report.gate.ci import junit, workflow_commands, write
 from evalengine.report.gate.gate import could_not_judge, gate, problems_of, unready
 from evalengine.report.gate.made_run import made_run
 from evalengine.report.gate.markdown import markdown
 from evalengine.report.gate.plain_text import plain
-from evalengine.report.gate.policy_files import available, load_policy
+from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.report import STYLES, Report, headline, to_json
 
-EPILOG = """\
-policies: bitwise   every bit as in the baseline: for changes that mean to touch no arithmetic
-          tokens    the same tokens, logprobs within epsilon
-          accuracy  no metric worse by more than a margin, as far as the documents can show (non-inferiority)
-          FILE      your own, which may say `extends: accuracy`; conf/gate/accuracy.yaml shows every setting
-
-`gate BASELINE -- SETTINGS` makes the run first, as `python -m evalengine SETTINGS` would, in a new folder.
-
-On GitHub Actions (GITHUB_ACTIONS=true) annotations are on, and the summary goes to $GITHUB_STEP_SUMMARY, unless
---no-annotations or --summary say otherwise. A summary is appended to its file.
-
-exit codes: 0 the policy holds, 1 it does not, 2 not comparable, no baseline, bad policy or bad usage, 3 inconclusive:
-nothing failed, but a check could not see the loss that the policy names (`inconclusive: fail` or `pass` in the policy
-make that 1 or 0)"""
 CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "blind": STYLES["inconclusive"]}
 
 
-def main(argv: Sequence[str]) -> int:
+def main(arguments: Namespace) -> int:
     """Runs the gate, writes its reports and returns the exit code."""
-    arguments = _parse(argv)
     report = _report(arguments)
     try:
         _deliver(report, arguments)
@@ -54,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     return report.exit_code
 
 
-def _report(arguments: argparse.Namespace) -> Report:
+def _report(arguments: Namespace) -> Report:
     asked = (arguments.policy, arguments.base)
     if arguments.run is not None:
         return gate(arguments.baseline, arguments.run, *asked)
@@ -70,42 +53,7 @@ def _report(arguments: argparse.Namespace) -> Report:
         return could_not_judge(policy, arguments.baseline, "none", "the run failed", problems_of(error))
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    words, settings = list(argv), None
-    if "--" in words:
-        words, settings = words[: words.index("--")], words[words.index("--") + 1 :]
-    parser = Parser(
-        "gate",
-        usage="%(prog)s BASELINE RUN [options], or %(prog)s BASELINE [options] -- SETTINGS",
-        description="Judges RUN against BASELINE (run folders, or a file of `evalengine baseline`).",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("baseline", metavar="BASELINE")
-    parser.add_argument("run", metavar="RUN", nargs="?")
-    parser.add_argument("--policy", default="bitwise", metavar="NAME|FILE", help=f"{', '.join(available())}, or a file")
-    parser.add_argument("--base", metavar="REVISION", help="takes BASELINE from this git revision (origin/main), and "
-                        "says if it has changed here")  # fmt: skip
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where a run of `-- SETTINGS` stays (a new folder "
-                        "in it)")  # fmt: skip
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="JUnit XML")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="Markdown, appended")
-    parser.add_argument("--json", metavar="FILE", help="JSON; - for standard output, which then holds nothing else")
-    parser.add_argument("--annotations", action=argparse.BooleanOptionalAction, help="::error lines for GitHub")
-    arguments = parser.parse_args(words)
-    arguments.settings = settings
-    if (arguments.run is None) == (settings is None):
-        parser.error("give RUN, or -- and the settings of a run to make; not both")
-    if arguments.keep is not None and settings is None:
-        parser.error("--keep is for a run that the gate makes: gate BASELINE --keep FOLDER -- SETTINGS")
-    if arguments.annotations is None:
-        arguments.annotations = os.environ.get("GITHUB_ACTIONS") == "true"
-    if arguments.summary is None and os.environ.get("GITHUB_STEP_SUMMARY"):
-        arguments.summary = Path(os.environ["GITHUB_STEP_SUMMARY"])
-    return arguments
-
-
-def _deliver(report: Report, arguments: argparse.Namespace) -> None:
+def _deliver(report: Report, arguments: Namespace) -> None:
     """The terminal's text first: it must not be lost to a full disk."""
     out = sys.stderr if arguments.json == "-" else sys.stdout
     console = Console(file=out, soft_wrap=True, highlight=False)

@@ -1,8 +1,7 @@
-"""What `compare` does with runs of different models: its options, when they apply, and where the tables go."""
+"""What `compare` does with runs of different models: when its options apply, and where the tables go."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.folder import write_whole
 from evalengine.report.leaderboard.compose import Board, board
@@ -27,24 +27,7 @@ SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", 
 ASKING = ("models", "format", "output", "names", "by", "history")  # options that only a comparison of models has
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a comparison of models."""
-    group = parser.add_argument_group("different models", "Runs whose weights differ are compared as models, "
-                                      "document by document: metrics with intervals, ranks, paired tests. No --allow "
-                                      "is needed: documents are paired by hash, and prompts may differ.")  # fmt: skip
-    which = group.add_mutually_exclusive_group()
-    which.add_argument("--models", action="store_true", help="compare as models whatever the weights are")
-    which.add_argument("--runs", action="store_true", dest="as_runs", help="compare as runs, which must be the same")
-    group.add_argument("-o", "--output", action="append", metavar="FILE", help="write the tables there: .md, .tex, "
-                       ".csv or .html, or the curve over checkpoints: .svg; may be given several times")  # fmt: skip
-    group.add_argument("--format", choices=sorted(FORMATS), help="print the tables so, and nothing else")
-    group.add_argument("--names", metavar="A,B,...", help="what to call the models, in their order")
-    group.add_argument("--by", metavar="FIELD", help="split tasks by a field of their documents (default: subject)")
-    group.add_argument("--history", action="store_true", help="checkpoints of one training: in the order of the steps "
-                       "in their names, else as given; pages show the curve")  # fmt: skip
-
-
-def as_models(arguments: argparse.Namespace, runs: Sequence[Run]) -> bool:
+def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
     """Whether this is a comparison of models: one was asked for, or weights differ and nothing else was asked for."""
     if _asked(arguments):
         if arguments.as_runs or arguments.matrix or arguments.level:
@@ -55,7 +38,7 @@ def as_models(arguments: argparse.Namespace, runs: Sequence[Run]) -> bool:
     return not as_runs and are_models(runs)
 
 
-def compare_models(runs: Sequence[Run], arguments: argparse.Namespace) -> int:
+def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     """Prints or writes the comparison. Returns 0; but 1 where the models were found to be different without an option
     that asks for them: a script that holds two runs to each other must not take other weights for the same."""
     targets = _targets(arguments.output or [])
@@ -74,7 +57,7 @@ def compare_models(runs: Sequence[Run], arguments: argparse.Namespace) -> int:
     return 0 if _asked(arguments) else 1
 
 
-def _asked(arguments: argparse.Namespace) -> bool:
+def _asked(arguments: Namespace) -> bool:
     return any(getattr(arguments, name) for name in ASKING)
 
 

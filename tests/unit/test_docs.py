@@ -1,0 +1,74 @@
+"""README and docs: every link leads somewhere, and every command and setting stands on a page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from evalengine.commands import MODULES
+from evalengine.config import Config, EngineConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "NUMERICS.md", ROOT / "tasks" / "README.md"]
+PAGES += [ROOT / "evalengine" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the page's headings."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken(page: Path) -> list[str]:
+    found = []
+    for link in LINK.findall(prose(page)):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A title\n[a](#a-title) [b](nowhere.md) [c](#nothing) [d](https://example.org)\n")
+    assert broken(page) == ["nowhere.md", "#nothing"]
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def test_every_command_and_setting_stands_on_a_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    settings = [field.name for field in (*fields(Config), *fields(EngineConfig))]
+    assert [name for name in (*MODULES, *settings) if not re.search(rf"\b{name}\b", text)] == []
+    assert [name for name in MODULES if f"`{name}`" not in (ROOT / "docs" / "settings.md").read_text()] == []
+
+
+def test_the_life_of_a_request_has_the_codes_names() -> None:
+    text = (ROOT / "docs" / "request.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)+\b|\b[a-z]+_[a-z_]+\b", text))
+    source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "evalengine").rglob("*.py"))
+    assert len(names) >= 12 and [name for name in sorted(names) if not re.search(rf"\b{name}\b", source)] == []
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
