@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -20,6 +22,7 @@ from evalengine.config import ModelConfig
 from evalengine.engine.loader import load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.weights import DUMMY_STD, HASHED_AT_ONCE, dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.hub import PROBE_SECONDS
 from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
 from tests.parity.paged import PagedRunner
@@ -253,6 +256,18 @@ def test_missing_models_name_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> 
         "asset:nothing (bundled models:",
     ):
         assert tried in text
+
+
+@pytest.mark.parametrize("revision", [None, "a" * 40])
+def test_an_unreachable_hub_is_asked_once(revision: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub's client alone asks six times for the files of a pinned commit, with pauses of 23 s together."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # the discard port: refused at once
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"some/model \(no such folder; the Hub is unreachable"):
+        resolve_checkpoint(ModelConfig(name="t", path="some/model", revision=revision))
+    assert time.monotonic() - start < PROBE_SECONDS + 3
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.parametrize(
