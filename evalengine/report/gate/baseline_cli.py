@@ -14,7 +14,7 @@ from evalengine.report.read.run import UNBOUND, Run
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `baseline` with its words; returns the exit code."""
+    """Runs `baseline` with its arguments; returns the exit code."""
     file, run = Path(arguments.output), load_run(arguments.run)
     if run.unbound:
         print(f"evalengine: {run.source}: {UNBOUND}", file=sys.stderr)
