@@ -1,4 +1,4 @@
-"""`evalengine baseline RUN -o FILE`: what of a run a later one is held against, small enough for git."""
+"""`evalengine baseline RUN -o FILE`: the part of a run that later runs are held against, small enough for git."""
 
 from __future__ import annotations
 

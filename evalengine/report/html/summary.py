@@ -1,4 +1,4 @@
-"""What stands first on a run's page: may it be trusted, what came out, what it cost; and last, what it ran on."""
+"""A run's page but for its samples and plots: whether to trust it, what came out, what it cost and what it ran on."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
     counts, timings, engine = manifest["counts"], manifest["timings"], manifest["engine"]
     seconds, stats = timings["run_seconds"], engine.get("stats", {})
     ran = counts["requests"] - not_run(counts)
-    whose = "of the requests that ran" if not_run(counts) else "in all"  # the counts are of those
+    whose = "of the requests that ran" if not_run(counts) else "in all"  # whose tokens the counts are
     speed: list[tuple[str, Child, Child]] = [
         ("Time", f"{timings['total_seconds']:,.1f} s", f"{seconds:,.1f} s of it running")
     ]
@@ -91,7 +91,7 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
 
 
 def manifest_section(page: Page, data: RunData) -> None:
-    """What it ran on, in short and in full."""
+    """What the run ran on, in short and in full."""
     manifest, run = data.run.manifest, data.run
     short = facts(_short(manifest)) if manifest else facts([("Model", data.results.get("model_name"))])
     whole = [details(f"{name}", tag("pre", _json(value))) for name, value in _wholes(data)]
@@ -120,42 +120,42 @@ def _verdict(data: RunData) -> tuple[str, str, bool | None]:
 
 
 def _warnings(data: RunData) -> Iterator[Markup]:
-    manifest, said = data.run.manifest, []
+    manifest, notes = data.run.manifest, []
     items = data.run.items.values()
     cut = sum(item.truncated > 0 for item in items)
     generated = [item for item in items if item.kind == "generate_until"]
     limited = sum(data.endings.get(item.key, ("",))[0] == "length" for item in generated)
     odd = sum(item.sum_logprob is not None and not math.isfinite(item.sum_logprob) for item in items)
     if odd:
-        said.append(f"{odd:,} of {counted(len(items), 'request')} hold a logprob that is NaN or infinite: no metric of "
-                    "theirs can be trusted.")  # fmt: skip
+        notes.append(f"{odd:,} of {counted(len(items), 'request')} hold a logprob that is NaN or infinite: no metric "
+                     "of theirs can be trusted.")  # fmt: skip
     if cut:
-        said.append(f"{cut:,} of {len(items):,} prompts were cut from the left to fit max_model_len.")
+        notes.append(f"{cut:,} of {len(items):,} prompts were cut from the left to fit max_model_len.")
     if limited:
         share = f"{limited:,} of {len(generated):,} outputs ({percent(limited / len(generated))})"
-        said.append(f"{share} ran into the length limit: their answers may be missing.")
+        notes.append(f"{share} ran into the length limit: their answers may be missing.")
     if short := sum(cut for _, cut in data.thinking.values()):
-        said.append(f"{short:,} of {counted(len(data.thinking), 'generation')} reached the length limit while "
-                    "thinking: what was scored of them is no answer.")  # fmt: skip
+        notes.append(f"{short:,} of {counted(len(data.thinking), 'generation')} reached the length limit while "
+                     "thinking: what was scored of them is no answer.")  # fmt: skip
     for task, counts in (manifest.get("programs") or {}).get("outcomes", {}).items():
         total = sum(counts.values())
-        said.append(f"{task} ran {counted(total, 'generated program')}: {outcome_words(counts)}. Each sample says how "
-                    "its program ended; one that ran out of time might pass on a faster machine.")  # fmt: skip
+        notes.append(f"{task} ran {counted(total, 'generated program')}: {outcome_words(counts)}. Each sample says how "
+                     "its program ended; one that ran out of time might pass on a faster machine.")  # fmt: skip
     if not (manifest.get("programs") or {"isolated": True})["isolated"]:
-        said.append("Generated programs ran without isolation: they could reach the network, files and processes.")
+        notes.append("Generated programs ran without isolation: they could reach the network, files and processes.")
     if manifest.get("code", {}).get("dirty"):
-        said.append(f"The code had uncommitted changes (commit {str(manifest['code'].get('commit'))[:12]}).")
+        notes.append(f"The code had uncommitted changes (commit {str(manifest['code'].get('commit'))[:12]}).")
     if resumed := manifest.get("counts", {}).get("resumed_requests"):
-        said.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
+        notes.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
     if cached := manifest.get("counts", {}).get("cached_requests"):
-        said.append(f"{cached:,} answers were read from a cache, not computed; times are of the rest.")
+        notes.append(f"{cached:,} answers were read from a cache, not computed; times are of the rest.")
     if resumed_fast(manifest):
-        said.append("Fast numerics and an interrupted run: its batches were others than those of an unbroken run, so "
-                    "the same command may give other bits, and other answers.")  # fmt: skip
+        notes.append("Fast numerics and an interrupted run: its batches were others than those of an unbroken run, so "
+                     "the same command may give other bits, and other answers.")  # fmt: skip
     if data.run.unbound:
-        said.append(f"Of this run, {UNBOUND}.")
-    if said:
-        yield tag("ul", *(tag("li", text) for text in said), class_="warnings")
+        notes.append(f"Of this run, {UNBOUND}.")
+    if notes:
+        yield tag("ul", *(tag("li", text) for text in notes), class_="warnings")
 
 
 def _foremost(data: RunData) -> list[ScoreKey]:
