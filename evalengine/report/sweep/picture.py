@@ -23,25 +23,25 @@ text { fill: #e4e8ea; } .soft { fill: #a3adb5; }
 """
 
 
-def picture(found: Sweep) -> str:
+def picture(sweep: Sweep) -> str:
     """The matrix as SVG: equal bits in one colour, differing ones in another with how much differs."""
-    labels = [cell.label for cell in found.cells]
+    labels = [cell.label for cell in sweep.cells]
     left = 48 + int(max(map(len, labels)) * LETTER)
-    size = len(found.cells)
-    about = found.cells[0].run
-    lines = [f"{verdict(found).partition('; fast flips')[0]}.", f"{most(found)}." if found.floors else ""]
+    size = len(sweep.cells)
+    about = sweep.cells[0].run
+    lines = [f"{verdict(sweep).partition('; fast flips')[0]}.", f"{most(sweep)}." if sweep.floors else ""]
     height = TOP + size * (HEIGHT + GAP) + 76
     model = about.manifest.get("model", {}).get("name", about.name)
-    heading = f"{'+'.join(found.tasks)}, {model}: {len(about.items)} requests a run"
+    heading = f"{'+'.join(sweep.tasks)}, {model}: {len(about.items)} requests a run"
     letters = max(len(heading) * 1.2, *(len(line) * 0.9 for line in (LEGEND, *lines)))
     width = max(left + size * (WIDTH + GAP) + 16, 32 + int(letters * LETTER))
     drawn = [
-        tag("title", f"{found.name}: {verdict(found)}"),
+        tag("title", f"{sweep.name}: {verdict(sweep)}"),
         tag("style", Markup(STYLE)),
         tag("rect", class_="paper", width=width, height=height, rx=6),
         tag("text", heading, x=16, y=30, class_="title"),
         tag("text", LEGEND, x=16, y=50, class_="soft"),
-        *(_row(found, number, label, left) for number, label in enumerate(labels, 1)),
+        *(_row(sweep, number, label, left) for number, label in enumerate(labels, 1)),
         *(
             tag("text", str(n), x=left + (n - 1) * (WIDTH + GAP) + WIDTH // 2, y=TOP - 8, class_="soft middle")
             for n in range(1, size + 1)
@@ -64,15 +64,15 @@ def picture(found: Sweep) -> str:
     )
 
 
-def _row(found: Sweep, row: int, label: str, left: int) -> Markup:
+def _row(sweep: Sweep, row: int, label: str, left: int) -> Markup:
     y = TOP + (row - 1) * (HEIGHT + GAP)
     cells = [
         tag("text", label, x=left - 30, y=y + HEIGHT // 2 + 5, class_="end"),
         tag("text", str(row), x=left - 10, y=y + HEIGHT // 2 + 5, class_="end soft"),
     ]
-    for column in range(1, len(found.cells) + 1):
+    for column in range(1, len(sweep.cells) + 1):
         x = left + (column - 1) * (WIDTH + GAP)
-        look, big, small = _cell(found, row, column)
+        look, big, small = _cell(sweep, row, column)
         cells.append(tag("rect", class_=look, x=x, y=y, width=WIDTH, height=HEIGHT, rx=3))
         middle = y + (HEIGHT // 2 + 5 if not small else HEIGHT // 2)
         cells.append(tag("text", big, x=x + WIDTH // 2, y=middle, class_="middle"))
@@ -81,13 +81,13 @@ def _row(found: Sweep, row: int, label: str, left: int) -> Markup:
     return tag("g", *cells)
 
 
-def _cell(found: Sweep, row: int, column: int) -> tuple[str, str, str]:
-    """(its class, the large text, the small one)."""
+def _cell(sweep: Sweep, row: int, column: int) -> tuple[str, str, str]:
+    """(class, large text, small text) of a cell."""
     if row == column:
-        run = found.cells[row - 1].run
-        metrics = leading_metrics([cell.run for cell in found.cells])
+        run = sweep.cells[row - 1].run
+        metrics = leading_metrics([cell.run for cell in sweep.cells])
         return "self", score_text(run, metrics[0]) if metrics else "", ""
-    comparison = found.matrix.pairs.get((min(row, column), max(row, column)))
+    comparison = sweep.matrix.pairs.get((min(row, column), max(row, column)))
     if comparison is None:
         return "self", "unlike", ""
     if comparison.verdict == "IDENTICAL":
