@@ -41,8 +41,8 @@ class Computer:
 
     @classmethod
     def of(cls, name: str, identity: Mapping[str, Any], versions: Mapping[str, str | None]) -> Computer:
-        """The computer that an identity describes. name: what the model is called; it changes no key. identity: a
-        run's, or what `engine_identity` gives. versions: of the libraries named above, and of "cuda"."""
+        """name: what the model is called; it changes no key. identity: a run's, or what `engine_identity` gives.
+        versions: of the libraries named above, and of "cuda"."""
         assert identity["numerics"] in ("exact", "native"), "fast numerics' answers depend on the batch"
         facts = {key: identity[key] for key in COMPUTING if key in identity}
         if identity["numerics"] == "native":

@@ -54,7 +54,7 @@ def is_bound(manifest: Mapping[str, Any]) -> bool:
 
 
 def open_run(folder: Path, page: bool = True) -> dict[str, Any]:
-    """The manifest of a finished run, after a check that its files are unchanged. Every reader of runs begins here.
+    """The manifest of a finished run whose files are those that it was finished with. Every reader of runs begins here.
 
     page: whether `report.html` is checked, too; a command that writes it anew need not.
     Raises `ConfigError` that names every file that is missing, edited, damaged or added, with the cure.
@@ -79,8 +79,8 @@ def open_run(folder: Path, page: bool = True) -> dict[str, Any]:
 def sealed_page(text: str, manifest: Mapping[str, Any]) -> bytes:
     """A page's file: its text, and a last line that binds it to the run whose manifest this is."""
     content = text.encode("utf-8")
-    bound_to = str(manifest.get(SHA256, "none"))
-    return content + f"<!-- evalengine manifest {bound_to}, page {_page_sha256(content, bound_to)} -->\n".encode()
+    whose = str(manifest.get(SHA256, "none"))
+    return content + f"<!-- evalengine manifest {whose}, page {_page_sha256(content, whose)} -->\n".encode()
 
 
 def file_sha256(path: Path) -> str:
@@ -99,10 +99,10 @@ def _ours(folder: Path) -> Iterator[str]:
 
 def _manifest_problem(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """What is wrong with the manifest itself."""
-    where, listed = folder / MANIFEST, str(manifest.get(SHA256))
+    where, said = folder / MANIFEST, str(manifest.get(SHA256))
     rest = {name: value for name, value in manifest.items() if name != SHA256}
-    if listed != (actual := sha256_of(rest)):
-        return [f"{where}: its content gives sha256 {actual}, not {listed[:64]}: it was edited or damaged; {AGAIN}"]
+    if said != (found := sha256_of(rest)):
+        return [f"{where}: its content gives sha256 {found}, not {said[:64]}: it was edited or damaged; {AGAIN}"]
     files = manifest.get(FILES)
     if not isinstance(files, dict) or any(Path(name).name != name for name in files):
         return [f"{where}: its list of files is none: it was edited; {AGAIN}"]

@@ -110,9 +110,9 @@ class Attribution:
         if lacking := unrecorded_weights(self.a, self.b):
             return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
         fast = [run.manifest.get("numerics", run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
-        relevant = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
+        found = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
         name = "batches" if all(fast) else "unknown"
-        return [(_place(path), text) for path, text in relevant] or [(name, SAID[name])]
+        return [(_place(path), text) for path, text in found] or [(name, SAID[name])]
 
 
 def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -120,7 +120,7 @@ def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
     if a.manifest and b.manifest:
         for name in SURROUNDINGS:
             for path, old, new in differing(a.manifest.get(name), b.manifest.get(name), (name,)):
-                if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # findings name these
+                if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # those are findings
                     yield path, said(path, old, new)
 
 

@@ -66,7 +66,7 @@ def _neighbours(here: Path) -> set[Path]:
 
 
 def _alike(folder: Path, run: Run) -> dict[str, Any] | None:
-    """A folder's manifest if the run may make a pair. Reading these few kB saves reading whole runs."""
+    """A folder's manifest if it promises a pair; a look at a few kB saves reading the run."""
     try:
         manifest: dict[str, Any] = read_json(folder / MANIFEST)
         other = manifest["identity"]
@@ -77,6 +77,6 @@ def _alike(folder: Path, run: Run) -> dict[str, Any] | None:
 
 
 def _schedule(manifest: dict[str, Any]) -> list[Any]:
-    """The settings that an experiment sweeps, and on which a fast run's bits depend."""
+    """The settings that an experiment sweeps, and that a fast run's bits hang on."""
     engine = manifest.get("engine")
     return [engine.get(name) for name in SCHEDULE] if isinstance(engine, dict) else []

@@ -36,7 +36,7 @@ def differing_weights(a: Run, b: Run, at_most: int = AT_MOST) -> list[str]:
 
 
 def _weights_of(run: Run, at_most: int) -> list[Path]:
-    """The files with the recorded hash. Raises `OSError`, or `ValueError` with words to stand after "A's weights"."""
+    """The files with the recorded hash. Raises `ValueError` (after "A's weights"), or OSError."""
     model, wanted = run.manifest.get("model") or {}, str(run.identity["weights"])
     source = model.get("source")
     if not isinstance(source, str):

@@ -72,15 +72,15 @@ def eval_results(run: Run) -> Iterator[EvalResult]:
 
 
 def _dataset(run: Run, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Which rows: by the Hub's id where they have one, else by the task's name; a local path tells others nothing."""
-    recorded = (run.manifest.get("datasets") or {}).get(task) or {}
-    path = recorded.get("dataset") or config.get("dataset_path")
+    """Which rows: the Hub's id where they have one, else the task's name. A path of this machine is nobody's."""
+    mine = (run.manifest.get("datasets") or {}).get(task) or {}
+    path = mine.get("dataset") or config.get("dataset_path")
     on_hub = isinstance(path, str) and HUB_ID.fullmatch(path) is not None
-    name = recorded.get("name") or config.get("dataset_name")
+    name = mine.get("name") or config.get("dataset_name")
     return {
         "dataset_name": task,
         "dataset_type": path if on_hub else task,
         "dataset_config": name if on_hub else None,
-        "dataset_split": recorded.get("split") or config.get("test_split") or config.get("validation_split"),
-        "dataset_revision": recorded.get("revision") if on_hub else None,
+        "dataset_split": mine.get("split") or config.get("test_split") or config.get("validation_split"),
+        "dataset_revision": mine.get("revision") if on_hub else None,
     }

@@ -48,7 +48,7 @@ def _cell(run: Run, key: ScoreKey) -> str:
 
 
 def _made(run: Run) -> str:
-    """How a run was computed: `exact numerics, digest 28bdce46b423, 200 requests`."""
+    """`exact numerics, digest 28bdce46b423, 200 requests`."""
     level = run.manifest.get("numerics") or run.identity.get("numerics")
     how = f"{level} numerics" if level else run.kind
     digest = f"digest {run.digest[:12]}" if run.digest else "no digest"

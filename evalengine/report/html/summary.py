@@ -76,7 +76,7 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
     counts, timings, engine = manifest["counts"], manifest["timings"], manifest["engine"]
     seconds, stats = timings["run_seconds"], engine.get("stats", {})
     ran = counts["requests"] - not_run(counts)
-    whose = "of the requests that ran" if not_run(counts) else "in all"  # whose tokens the counts are
+    whose = "of the requests that ran" if not_run(counts) else "in all"  # the counts are of those
     speed: list[tuple[str, Child, Child]] = [
         ("Time", f"{timings['total_seconds']:,.1f} s", f"{seconds:,.1f} s of it running")
     ]
@@ -120,42 +120,42 @@ def _verdict(data: RunData) -> tuple[str, str, bool | None]:
 
 
 def _warnings(data: RunData) -> Iterator[Markup]:
-    manifest, notes = data.run.manifest, []
+    manifest, said = data.run.manifest, []
     items = data.run.items.values()
     cut = sum(item.truncated > 0 for item in items)
     generated = [item for item in items if item.kind == "generate_until"]
     limited = sum(data.endings.get(item.key, ("",))[0] == "length" for item in generated)
     odd = sum(item.sum_logprob is not None and not math.isfinite(item.sum_logprob) for item in items)
     if odd:
-        notes.append(f"{odd:,} of {counted(len(items), 'request')} hold a logprob that is NaN or infinite: no metric "
-                     "of theirs can be trusted.")  # fmt: skip
+        said.append(f"{odd:,} of {counted(len(items), 'request')} hold a logprob that is NaN or infinite: no metric of "
+                    "theirs can be trusted.")  # fmt: skip
     if cut:
-        notes.append(f"{cut:,} of {len(items):,} prompts were cut from the left to fit max_model_len.")
+        said.append(f"{cut:,} of {len(items):,} prompts were cut from the left to fit max_model_len.")
     if limited:
         share = f"{limited:,} of {len(generated):,} outputs ({percent(limited / len(generated))})"
-        notes.append(f"{share} ran into the length limit: their answers may be missing.")
+        said.append(f"{share} ran into the length limit: their answers may be missing.")
     if short := sum(cut for _, cut in data.thinking.values()):
-        notes.append(f"{short:,} of {counted(len(data.thinking), 'generation')} reached the length limit while "
-                     "thinking: what was scored of them is no answer.")  # fmt: skip
+        said.append(f"{short:,} of {counted(len(data.thinking), 'generation')} reached the length limit while "
+                    "thinking: what was scored of them is no answer.")  # fmt: skip
     for task, counts in (manifest.get("programs") or {}).get("outcomes", {}).items():
         total = sum(counts.values())
-        notes.append(f"{task} ran {counted(total, 'generated program')}: {outcome_words(counts)}. Each sample says how "
-                     "its program ended; one that ran out of time might pass on a faster machine.")  # fmt: skip
+        said.append(f"{task} ran {counted(total, 'generated program')}: {outcome_words(counts)}. Each sample says how "
+                    "its program ended; one that ran out of time might pass on a faster machine.")  # fmt: skip
     if not (manifest.get("programs") or {"isolated": True})["isolated"]:
-        notes.append("Generated programs ran without isolation: they could reach the network, files and processes.")
+        said.append("Generated programs ran without isolation: they could reach the network, files and processes.")
     if manifest.get("code", {}).get("dirty"):
-        notes.append(f"The code had uncommitted changes (commit {str(manifest['code'].get('commit'))[:12]}).")
+        said.append(f"The code had uncommitted changes (commit {str(manifest['code'].get('commit'))[:12]}).")
     if resumed := manifest.get("counts", {}).get("resumed_requests"):
-        notes.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
+        said.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
     if cached := manifest.get("counts", {}).get("cached_requests"):
-        notes.append(f"{cached:,} answers were read from a cache, not computed; times are of the rest.")
+        said.append(f"{cached:,} answers were read from a cache, not computed; times are of the rest.")
     if resumed_fast(manifest):
-        notes.append("Fast numerics and an interrupted run: its batches were others than those of an unbroken run, so "
-                     "the same command may give other bits, and other answers.")  # fmt: skip
+        said.append("Fast numerics and an interrupted run: its batches were others than those of an unbroken run, so "
+                    "the same command may give other bits, and other answers.")  # fmt: skip
     if data.run.unbound:
-        notes.append(f"Of this run, {UNBOUND}.")
-    if notes:
-        yield tag("ul", *(tag("li", text) for text in notes), class_="warnings")
+        said.append(f"Of this run, {UNBOUND}.")
+    if said:
+        yield tag("ul", *(tag("li", text) for text in said), class_="warnings")
 
 
 def _foremost(data: RunData) -> list[ScoreKey]:

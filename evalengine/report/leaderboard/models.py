@@ -23,18 +23,18 @@ def are_models(runs: Sequence[Run]) -> bool:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each model, all of them different: its own name, and what else tells it from the others (the parts of
-    its path that differ, the run's id)."""
-    names = [_name(run) for run in runs]
-    for more in (_path_parts(runs, names), [str(run.manifest.get("run_id") or "") for run in runs]):
-        counts = Counter(names)
-        names = [f"{name} ({part})" if counts[name] > 1 and part else name
-                 for name, part in zip(names, more, strict=True)]  # fmt: skip
+    """What each model is called, all of them different: its name, and what else it takes to tell it from the others
+    (the parts of its path that differ, the run's id)."""
+    found = [_name(run) for run in runs]
+    for more in (_path_parts(runs, found), [str(run.manifest.get("run_id") or "") for run in runs]):
+        counts = Counter(found)
+        found = [f"{name} ({part})" if counts[name] > 1 and part else name
+                 for name, part in zip(found, more, strict=True)]  # fmt: skip
     seen: Counter[str] = Counter()
-    for place, name in enumerate(names):
+    for place, name in enumerate(found):
         seen[name] += 1
-        names[place] = name if seen[name] == 1 else f"{name} #{seen[name]}"
-    return names
+        found[place] = name if seen[name] == 1 else f"{name} #{seen[name]}"
+    return found
 
 
 def steps(runs: Sequence[Run], names: Sequence[str]) -> list[int] | None:

@@ -167,7 +167,7 @@ def _metrics(values: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest. Raises `ConfigError` if its own hash or the digest does not hold."""
+    """The manifest, whose own hash and digest hold. Raises `ConfigError`."""
     manifest = read_manifest(folder / MANIFEST, AGAIN)
     said = manifest.get(SHA256)
     if said is not None and said != sha256_of({name: value for name, value in manifest.items() if name != SHA256}):
@@ -178,7 +178,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check(file: Path, manifest: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if the results of a run of ours are not the file that it wrote."""
+    """Of a run of ours: that the results are the file that it wrote."""
     files = manifest.get(FILES)
     if is_bound(manifest) and (not isinstance(files, Mapping) or files.get(file.name) != file_sha256(file)):
         raise ConfigError(f"{file}: not the file that the run wrote; {AGAIN}")

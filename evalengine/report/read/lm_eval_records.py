@@ -96,7 +96,7 @@ def _joined(
 
 
 def _identity(run: Run, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's identity: the engine's part from the manifest, the tasks' part from lm-eval's results."""
+    """The engine's part from the manifest, the tasks' from lm-eval's results."""
     arguments = run.identity.get("model_args")
     if isinstance(arguments, str):
         arguments = {name: value for name, _, value in (part.partition("=") for part in arguments.split(","))}

@@ -31,7 +31,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The run's settings in short: `exact, max_num_seqs 8`."""
+        """`exact, max_num_seqs 8`."""
         return ", ".join([str(self.run.manifest.get("numerics")), *(f"{k} {v}" for k, v in self.beside_mode.items())])
 
 

@@ -112,7 +112,7 @@ def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _replicas_line(cluster: Mapping[str, Any]) -> str:
-    """How many replicas answered, and what became of them."""
+    """Who answered, and what became of them."""
     replicas = cluster["replicas"]
     hosts = len({replica["host"] for replica in replicas})
     said = f"{len(replicas)} replicas on {hosts} host{'s' * (hosts > 1)}"
