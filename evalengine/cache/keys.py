@@ -25,7 +25,7 @@ from evalengine.models.spec import ModelSpec
 from evalengine.records.schema import packed_ids
 from evalengine.records.sealed import canonical
 
-VERSION = 1  # of these keys: answers kept under another version are not found
+VERSION = 1  # the keys' version: answers kept under another one are not found
 COMPUTING = ("contract_version", "weights", "model_spec", "numerics", "dtype", "gpu_architecture")  # of an identity
 NATIVE_LIBRARIES = ("torch", "cuda", "triton")
 TEXT_LIBRARIES = ("tokenizers", "transformers")

@@ -64,7 +64,7 @@ class Pool:
         # Machine -> hash of its weight files; None stands for the driver's own files.
         self._known = {ray.get_runtime_context().get_node_id(): None}
         self._made, self._left_to_make = 0, replicas * REPLACED
-        self.first: ReplicaFacts | None = None  # of the replica that joined first: the others must be like it
+        self.first: ReplicaFacts | None = None  # the replica that joined first; the others must be like it
         self.members: dict[str, ActorState] = {}
         for _ in range(replicas):
             self._make()

@@ -31,7 +31,7 @@ class Holder:
     leases: int = 0
     lost_leases: int = 0
     audited: int = 0  # requests that it answered and another did, too
-    longest: float = 0.0  # that an answer took, seconds
+    longest: float = 0.0  # seconds that the slowest answer took
     lease_of: dict[int, int] = field(default_factory=dict)  # request held -> number of its lease
 
 

@@ -96,7 +96,7 @@ def explain(a: Trace, b: Trace) -> Explanation:
 
 
 def check_prompts(key: RecordKey, a: str, b: str) -> None:
-    """Raises `ConfigError` if the prompts of one item differ, by their hashes."""
+    """Checks that an item's prompts have equal hashes. Raises `ConfigError` if they do not."""
     if a != b:
         raise ConfigError(
             f"explain: the prompts of {item_name(key)} differ between A and B, so no op is to blame; `compare` shows "

@@ -31,8 +31,8 @@ NORM_PARTS = ("norm", "residual")  # those of a norm
 
 @dataclass(frozen=True)
 class _Row:
-    row: int  # in the step's batch
-    slot: int  # in the KV pool
+    row: int  # its place in the step's batch
+    slot: int  # its place in the KV pool
     computation: Computation
 
 

@@ -57,8 +57,8 @@ class Receipt:
 
     record: RequestRecord
     asked: dict[str, Any] | None  # a generation's sampling settings in force; None: the output was scored
-    digest: str  # of the run
-    index: int  # of the item's leaf, among `count`
+    digest: str  # the run's
+    index: int  # the item's leaf, among `count`
     count: int
     path: tuple[str, ...]  # hex, lowest node first
     computed_by: dict[str, Any]  # the fields `COMPUTED_BY` of the run's identity

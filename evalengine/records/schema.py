@@ -24,7 +24,7 @@ class RequestRecord:
     repeat: int  # counts the samples of one request from 0
     kind: str  # generate_until | loglikelihood | loglikelihood_rolling
     prompt_ids: Sequence[int]
-    prompt_sha256: str  # of the prompt's ids: `ids_sha256(prompt_ids)`
+    prompt_sha256: str  # `ids_sha256(prompt_ids)`
     output_ids: Sequence[int]  # generated (up to and including the token that completes a stop), or scored
     logprobs: np.ndarray  # float32 [len(output_ids)]
     finish_reason: str  # stop | length

@@ -20,9 +20,9 @@ from evalengine.plain_files import parse_json, read_bytes
 class SealedFormat:
     """One kind of sealed file."""
 
-    format: str  # as the file calls itself
+    format: str  # the name that the file gives itself
     version: int
-    name: str  # as a reader calls it
+    name: str  # the name for people
     writing: str  # the command that writes one
 
     def seal(self, content: Mapping[str, Any]) -> str:

@@ -26,8 +26,8 @@ class Divergence:
     position: int  # in the output, from 0; the shorter output's length where it is the other's beginning
     tokens_a: list[int]
     tokens_b: list[int]
-    logprob_a: float | None  # of tokens_a[0], by A
-    logprob_b: float | None  # of tokens_b[0], by B
+    logprob_a: float | None  # A's logprob of tokens_a[0]
+    logprob_b: float | None  # B's logprob of tokens_b[0]
     gap: float | None  # logprob_a - logprob_b, nat
     near_tie: bool | None  # whether it may have been a near-tie; None: not judged (`divergence`)
     before: str  # the end of the text common to both

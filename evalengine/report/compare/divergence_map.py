@@ -20,7 +20,7 @@ class MapRow:
     """One request of both runs, token by token."""
 
     key: Key
-    tokens: int  # of the longer output
+    tokens: int  # how many the longer output has
     parts_at: int | None  # the first token that differs; None if the outputs are equal
     first: int | None  # the first token that differs or whose logprob does; None if there is none
     # A digit for each token up to where the outputs part: 0 equal bits, 1 to 7 `LIMITS`, 8 no distance. Zeros at the

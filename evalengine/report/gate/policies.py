@@ -40,9 +40,9 @@ class Limits:
 
     alpha: float | None = 0.05  # the error that a verdict may have; null: no test, max_regression alone decides
     margin: float | None = None  # points; null: no non-inferiority, the test alone
-    margin_percent: float | None = None  # of the baseline; the margin of perplexities
+    margin_percent: float | None = None  # percent of the baseline; the margin for perplexities
     max_regression: float | None = None  # points; a larger observed loss fails, whatever its p; null: no limit
-    max_regression_percent: float | None = None  # of the baseline; the same for metrics without a value per document
+    max_regression_percent: float | None = None  # percent of the baseline, for metrics without a value per document
     require_power: bool = False  # a blind check fails, whatever the policy's `inconclusive` says
     power: float = 0.8  # the probability of detection that the minimum detectable loss stands for
     higher_is_better: bool | None = None  # for metrics whose results do not say it

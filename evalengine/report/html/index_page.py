@@ -17,7 +17,7 @@ from evalengine.report.html.parts import Column, grid, tiles
 from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, entries
 from evalengine.report.read.places import INDEX
 
-GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # in a page of ours, and within so many first bytes
+GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # a text in the first HEAD bytes of each page of ours
 NOTE = (
     "Newest first. Score: the first metric of each task. Verdict: against the latest baseline of the task, in this "
     "folder or the one above it. A row opens all metrics, the command and the run's page."

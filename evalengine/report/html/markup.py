@@ -52,7 +52,7 @@ def join(*parts: Child) -> Markup:
 
 
 def visible(text: str) -> str:
-    """`text` with every character that cannot be seen, or that reorders its neighbours, written as its escape."""
+    """The text, with every character that cannot be seen, or that reorders its neighbours, written as its escape."""
     return UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 

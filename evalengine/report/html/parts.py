@@ -86,7 +86,7 @@ def details(summary: Child, *children: Child) -> Markup:
 def fold(summary: str, *children: Child, alone: bool = False) -> Markup:
     """Content that is open on a wide screen and folded on a narrow one, where stacked plots would hide what follows.
 
-    alone: whether it is all that its section has, whose title does on a wide screen: that shows no summary."""
+    alone: whether the section, which has a title, holds nothing else: a wide screen then shows no summary."""
     return tag("details", tag("summary", summary), *children, class_="fold alone" if alone else "fold", open=True)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from evalengine.report.html.markup import Child, Markup, tag
 
-WIDTH, HEIGHT = 320, 180  # of the drawing; about its CSS pixels, in three columns and on a phone
+WIDTH, HEIGHT = 320, 180  # the drawing's size; about its CSS pixels, in three columns and on a phone
 LEFT, RIGHT, TOP, BOTTOM = 40, 8, 10, 34  # margins around the plotted area
 
 

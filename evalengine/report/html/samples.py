@@ -62,7 +62,7 @@ class Scissors:
         return self._cut(text, self.limits[0], self.limits[0] // 4)
 
     def other(self, text: str) -> str | list[Any]:
-        """The same for any other text: three quarters and a quarter."""
+        """Any other text, cut likewise: three quarters and a quarter of the limit."""
         return self._cut(text, self.limits[1], self.limits[1] - self.limits[1] // 4)
 
     @property

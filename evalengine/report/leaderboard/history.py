@@ -10,8 +10,8 @@ from evalengine.report.leaderboard.board import Contest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import between, signed, titled, value_with_unit
 
-WIDTH, HEIGHT = 640, 240  # of a curve in a file of its own
-PAGE_WIDTH = 380  # of a curve on a page: about its CSS pixels, beside another and on a phone
+WIDTH, HEIGHT = 640, 240  # a curve's size in a file of its own
+PAGE_WIDTH = 380  # a curve's width on a page: about its CSS pixels, beside another and on a phone
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 40
 FIGURES = 4  # characters for which an x label has room at least
 STYLE = """

@@ -18,7 +18,7 @@ class Part:
     key: ScoreKey
     better: bool
     columns: Mapping[int, Sequence[float]]  # values by the model's place
-    clusters: Sequence[str] | None = None  # of each document, where some are related
+    clusters: Sequence[str] | None = None  # each document's cluster, where some are related
 
 
 @dataclass(frozen=True)

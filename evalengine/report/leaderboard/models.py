@@ -94,7 +94,7 @@ def _source(run: Run) -> str:
 
 
 def _path_parts(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """Of runs whose models have one name, the parts in which the paths of their weights differ."""
+    """The parts in which the paths of the weights differ between runs whose models have one name."""
     parts = [_source(run).strip("/").split("/") for run in runs]
     differing = []
     for own, name in zip(parts, names, strict=True):

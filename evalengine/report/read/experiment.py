@@ -12,7 +12,7 @@ from evalengine.records.sealed import sha256_of
 from evalengine.records.shapes import text, wrong
 from evalengine.report.read.places import SWEEP_PLACE, is_run_folder
 
-SWEEP_FORMAT = "evalengine.sweep"  # of the file that an experiment ends with
+SWEEP_FORMAT = "evalengine.sweep"  # the format that an experiment's last file names
 
 
 def experiment_runs(folder: Path) -> list[str]:

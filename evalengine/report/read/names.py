@@ -50,7 +50,7 @@ def named_runs(names: Iterable[str]) -> list[str]:
     runs, given = [], list(names)
     for name in map(str, map(stands_for, given)):
         with readable(name):
-            listed = Path(name).name == INDEX and len(given) > 1  # as `results/*` names it too
+            listed = Path(name).name == INDEX and len(given) > 1  # `results/*` names the index, too
             runs += experiment_runs(Path(name)) or ([] if listed else [name])
     return runs
 

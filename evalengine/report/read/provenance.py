@@ -25,7 +25,7 @@ class Provenance:
 
     @property
     def date(self) -> str:
-        """`2026-01-02 03:04 UTC`, or "" where it is not known."""
+        """When the run began, `2026-01-02 03:04 UTC`; "" where that is not known."""
         return "" if self.started is None else f"{self.started:%Y-%m-%d %H:%M} UTC"
 
 

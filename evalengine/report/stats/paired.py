@@ -44,7 +44,7 @@ class PairedResult:
     mean_a: float
     mean_b: float
     difference: float  # mean_b - mean_a, whichever of them is better
-    stderr: float  # of the difference, clustered; NaN for one cluster
+    stderr: float  # the difference's, clustered; NaN for one cluster
     ci_low: float  # confidence interval of the difference; infinite for one cluster
     ci_high: float
     p_value: float  # two-sided
@@ -112,7 +112,7 @@ class _Inferred(NamedTuple):
     interval: tuple[float, float]
     p_values: tuple[float, float]  # two-sided; one-sided, of b being worse
     effect: float  # minimum detectable effect of the two-sided test
-    loss_of_pairs: float | None  # of the one-sided test, by the spread of the pairs alone; None for McNemar's
+    loss_of_pairs: float | None  # the one-sided test's, by the spread of the pairs alone; None for McNemar's
 
 
 def _infer_binary(

@@ -9,7 +9,7 @@ from scipy import stats
 
 from evalengine.report.stats.intervals import Floats
 
-RESAMPLES = 9999  # of the permutation test: p has a resolution of 1e-4
+RESAMPLES = 9999  # most flips that are drawn or counted: p has a resolution of 1e-4
 EXACT = 12  # differing clusters whose flips are all counted: with the 0 that is added, 2^13 <= RESAMPLES
 FLIPS = 20_000_000  # most signs that a test draws: 100,000 items take seconds, with fewer resamples (at least 999)
 BATCH = 1_000_000  # scores held at once

@@ -8,7 +8,7 @@ from evalengine.report.html.markup import Markup, tag
 from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.sweep.tables import most, verdict
 
-WIDTH, HEIGHT, GAP, TOP = 86, 46, 3, 84  # of a cell, between cells, above the matrix: pixels
+WIDTH, HEIGHT, GAP, TOP = 86, 46, 3, 84  # a cell's size, the space between cells and above the matrix: pixels
 LETTER = 7.6  # pixels of a character of the labels, at most
 LEGEND = "Requests that differ between two runs, and the share of logprobs; on the diagonal each run's score"
 STYLE = """
