@@ -1,4 +1,4 @@
-"""An engine's answers <-> the cache's entries, bit for bit."""
+"""Converts an engine's answers to the cache's entries and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ ENDINGS = ("stop", "length")
 
 
 def entry_of(request: Request, output: RequestOutput) -> Entry:
-    """What is kept of an answer that did not fail."""
+    """The entry that keeps an answer, which must not have failed."""
     assert output.error is None and output.logprobs.dtype == np.float32
     entry = Entry(output.logprobs.astype("<f4").tobytes(), output.finish_reason.encode(), output.is_greedy)
     if isinstance(request, GenerateRequest):
         text = output.text.encode("utf-8", "surrogatepass")
         entry = replace(entry, token_ids=packed_ids(output.token_ids), text=text)
     if output.top_logprobs is not None:
-        ids = [token for found in output.top_logprobs for token in found]
-        values = [value for found in output.top_logprobs for value in found.values()]
+        ids = [token for alternatives in output.top_logprobs for token in alternatives]
+        values = [value for alternatives in output.top_logprobs for value in alternatives.values()]
         entry = replace(entry, top_ids=packed_ids(ids), top_logprobs=np.array(values, dtype="<f4").tobytes())
     return entry
 
 
 def answer_of(request: Request, entry: Entry) -> RequestOutput | None:
-    """What the engine answered; None for an entry that cannot be this request's answer."""
+    """The answer that an entry keeps; None for an entry that cannot be this request's answer."""
     generates = isinstance(request, GenerateRequest)
     prompt = request.prompt_ids if isinstance(request, GenerateRequest) else request.context_ids
     if isinstance(request, GenerateRequest):
@@ -56,4 +56,4 @@ def answer_of(request: Request, entry: Entry) -> RequestOutput | None:
 def _top(entry: Entry, tokens: int, wanted: int) -> list[dict[int, float]] | None:
     ids = np.frombuffer(entry.top_ids or b"", dtype="<i4").reshape(tokens, wanted).tolist()
     values = np.frombuffer(entry.top_logprobs or b"", dtype="<f4").reshape(tokens, wanted).tolist()
-    return [dict(zip(own, found, strict=True)) for own, found in zip(ids, values, strict=True)]
+    return [dict(zip(*alternatives, strict=True)) for alternatives in zip(ids, values, strict=True)]

@@ -20,7 +20,7 @@ WIDTH = 120
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `cache` with its words; returns the exit code."""
+    """Runs `cache` with its arguments; returns the exit code."""
     limits = dict(arguments.prune)
     with Store.open(arguments.folder, create=False) as store:
         if limits and store.read_only:

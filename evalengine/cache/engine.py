@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from evalengine.cache.answers import answer_of, entry_of
 from evalengine.cache.keys import Computer, Keys
-from evalengine.cache.store import Entry, Found, Store
+from evalengine.cache.store import Entry, Lookup, Store
 from evalengine.engine.difference import difference
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
@@ -21,15 +21,15 @@ from evalengine.engine.stats import EngineStats
 from evalengine.errors import DoubtedAnswersError, EvalEngineError, listed
 from evalengine.models.spec import ModelSpec
 
-BATCH, SECONDS = 512, 5.0  # answers are kept in batches: so many, or after so long
+BATCH, SECONDS = 512, 5.0  # computed answers are written in batches: of this many, or after this many seconds
 MAX_LISTED = 5
-ADDED = ("hits", "misses", "audited", "corrupt", "kept")  # of `Counts`
+ADDED = ("hits", "misses", "audited", "corrupt", "kept")  # the fields of `Counts` that add up
 
 OnStep = Callable[[EngineStats], None] | None
 
 
 class Answering(Protocol):
-    """What the cache needs of an engine."""
+    """The part of an engine that the cache uses."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -44,8 +44,8 @@ class Answering(Protocol):
 class Counts:
     """What the cache did in a run."""
 
-    hits: int = 0  # answers that were read
-    misses: int = 0  # that were not there, and were computed
+    hits: int = 0  # answers that were read from the cache
+    misses: int = 0  # answers that the cache did not have, and that were computed
     audited: int = 0  # hits that were computed again and compared: equal, or the run has failed
     corrupt: int = 0  # entries that failed their own hash, among the misses
     kept: int = 0  # answers that were written
@@ -53,30 +53,30 @@ class Counts:
     failed: str | None = None  # why the run went on without the cache, if it did
 
     def __add__(self, other: Counts) -> Counts:
-        """Of both together."""
+        """The counts of two runs together."""
         added = {name: getattr(self, name) + getattr(other, name) for name in ADDED}
         return Counts(**added, read_only=self.read_only or other.read_only, failed=self.failed or other.failed)
 
 
 class CachedEngine:
-    """`run` of an engine, through a cache. Everything else is the engine's own.
+    """An engine whose `run` goes through a cache; every other attribute is the engine's own.
 
-    A cache that fails in mid-run (a full disk, a damaged file) is left alone from then on, which is said once: it saves
-    time, and no run is to end for what cannot change its result.
+    A cache that fails in mid-run (a full disk, a damaged file) is not used from then on, and one message says so. The
+    cache only saves time, so its failure must not end a run whose result it cannot change.
     """
 
     def __init__(
         self, engine: Answering, store: Store, computer: Computer, *, audit: float = 0.0, seed: int = 0,
         name: Callable[[Request], str] = lambda request: f"request {request.request_id}",
     ) -> None:  # fmt: skip
-        """audit: the share of the hits that is computed again, at least one hit if it is positive. seed: which ones.
-        name: what a request is called in messages."""
+        """Wraps `engine`. audit: the share of the hits that is computed again, at least one hit if it is positive.
+        seed: draws those hits. name: what a request is called in messages."""
         self.counts = Counts(read_only=store.read_only)
         self.answered: set[int] = set()  # ids of the requests that were read from the cache
         self._engine, self.store, self.computer = engine, store, computer
         self._audit, self._seed, self._name = audit, seed, name
         self._keys = Keys(computer, engine.spec, engine.settings.max_model_len)
-        self._found: dict[int, tuple[Request, bytes, RequestOutput | None]] = {}  # looked up: request, key, answer
+        self._looked_up: dict[int, tuple[Request, bytes, RequestOutput | None]] = {}  # id -> request, key, answer
         self._corrupt: set[bytes] = set()
         if store.read_only:
             _say(f"cache={store.path.parent}: this folder cannot be written; answers are read, and none is kept")
@@ -85,36 +85,35 @@ class CachedEngine:
         return getattr(self._engine, name)
 
     def key(self, request: Request) -> bytes:
-        """What the answer to a request is kept under."""
+        """The key under which the answer to a request is kept."""
         return self._keys.of(request)
 
     def look_up(self, requests: Sequence[Request]) -> bool:
-        """Reads what is kept of these requests, which `run` then need not; returns whether anything of them is to be
-        computed."""
+        """Reads the kept answers to these requests, so that `run` need not; returns whether any must be computed."""
         new = [(request, self.key(request)) for request in requests if not self._is_known(request)]
-        found = self._read([key for _, key in new])
+        lookup = self._read([key for _, key in new])
         for request, key in new:
-            entry = found.entries.get(key)
+            entry = lookup.entries.get(key)
             answer = None if entry is None else answer_of(request, entry)
             if entry is not None and answer is None:
-                found.corrupt.append(key)
-            self._found[request.request_id] = request, key, answer
-        if corrupt := set(found.corrupt) - self._corrupt:
+                lookup.corrupt.append(key)
+            self._looked_up[request.request_id] = request, key, answer
+        if corrupt := set(lookup.corrupt) - self._corrupt:
             self._corrupt |= corrupt
             names = [self._name(request) for request, key in new if key in corrupt]
             _say(f"{self.store.path}: damaged entries, whose requests are computed again: "
                  f"{listed(names, MAX_LISTED, '; ')}")  # fmt: skip
-        answers = [self._found[request.request_id][2] for request in requests]
+        answers = [self._looked_up[request.request_id][2] for request in requests]
         return None in answers or bool(self._audit and answers)
 
     def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]:
-        """As `Engine.run`, kept answers first.
+        """Runs requests as `Engine.run` does; yields the kept answers first.
 
-        Raises: EvalEngineError, before any kept answer is given, if one that was audited is not what is computed now.
+        Raises: EvalEngineError, before any kept answer is given, if an audited one differs from what is computed now.
         """
         batch = list(requests)
         self.look_up(batch)
-        answers = {request.request_id: self._found[request.request_id] for request in batch}
+        answers = {request.request_id: self._looked_up[request.request_id] for request in batch}
         hits = {number: answer for number, (_, _, answer) in answers.items() if answer is not None}
         self._check(hits, on_step)
         self.counts.hits += len(hits)
@@ -125,25 +124,25 @@ class CachedEngine:
             yield from self._computed(rest, on_step)
 
     def _is_known(self, request: Request) -> bool:
-        known = self._found.get(request.request_id)
+        known = self._looked_up.get(request.request_id)
         return known is not None and known[0] is request
 
-    def _read(self, keys: list[bytes]) -> Found:
+    def _read(self, keys: list[bytes]) -> Lookup:
         if self.counts.failed is not None:
-            return Found()
+            return Lookup()
         try:
             return self.store.get(keys)
         except sqlite3.Error as error:
             self._fail(error)
-            return Found()
+            return Lookup()
 
     def _check(self, hits: dict[int, RequestOutput], on_step: OnStep) -> None:
         """Computes a sample of the hits again and compares it, bit by bit."""
         chosen = self._sample(hits)
         if not chosen:
             return
-        for output in self._engine.run([self._found[number][0] for number in chosen], on_step):
-            request, _, kept = self._found[output.request_id]
+        for output in self._engine.run([self._looked_up[number][0] for number in chosen], on_step):
+            request, _, kept = self._looked_up[output.request_id]
             assert kept is not None
             if parted := difference(kept, output, "the cache"):
                 raise EvalEngineError(
@@ -157,7 +156,7 @@ class CachedEngine:
         """The hits to audit: those whose keys come first in an order that the seed draws."""
 
         def drawn(number: int) -> bytes:
-            return hashlib.sha256(self._seed.to_bytes(8, "little", signed=True) + self._found[number][1]).digest()
+            return hashlib.sha256(self._seed.to_bytes(8, "little", signed=True) + self._looked_up[number][1]).digest()
 
         return sorted(hits, key=drawn)[: math.ceil(self._audit * len(hits))] if self._audit else []
 
@@ -166,7 +165,7 @@ class CachedEngine:
         last = time.monotonic()
         try:
             for output in self._engine.run(requests, on_step):
-                request, key, _ = self._found[output.request_id]
+                request, key, _ = self._looked_up[output.request_id]
                 self.counts.misses += 1
                 self.counts.corrupt += key in self._corrupt
                 if output.error is None:
@@ -176,13 +175,13 @@ class CachedEngine:
                     last = time.monotonic()
                 yield output
         except DoubtedAnswersError as error:
-            self._forget({self._found[number][1] for number in error.doubted}, waiting)
+            self._forget({self._looked_up[number][1] for number in error.doubted}, waiting)
             raise
-        finally:  # also of a run that is interrupted: what was computed is worth keeping
+        finally:  # an interrupted run also keeps what it computed
             self._keep(waiting)
 
     def _forget(self, keys: set[bytes], waiting: list[tuple[bytes, Entry]]) -> None:
-        """Takes back the answers of a machine that is in doubt."""
+        """Deletes the answers of a machine that is in doubt."""
         waiting[:] = [(key, entry) for key, entry in waiting if key not in keys]
         if self.counts.read_only or self.counts.failed is not None:
             return

@@ -1,14 +1,14 @@
-"""What an answer is a function of, as the 32 bytes that it is kept under.
+"""Keys of the cache: 32 bytes that stand for everything that an answer depends on.
 
 Two halves. *Who computes*: the contract version, the weights by content, every field of the model's spec (with the
 end-of-sequence ids and the logits processors of its generation configuration), numerics level and dtype. `exact` is the
 same on every machine; `native` on one GPU architecture, and since no test compares what two compilers make of a kernel,
-its key also holds the versions of torch, CUDA and Triton. Schedules that failed verification are not in it: those that
-run give the bits of the reference. Of a generation also the tokenizer, with the version of its library, since stop
-strings are found in text.
+its key also holds the versions of torch, CUDA and Triton. Kernel schedules that failed verification are not in the key:
+those that run give the bits of the reference. A generation's key also holds the tokenizer, with the version of its
+library, since stop strings are found in text.
 
-*What is asked*: the token ids, how many alternatives are kept, and of a generation everything that chooses or ends its
-tokens, as it is in force: the room that `max_model_len` leaves, stop strings and ids, processors, and where noise is
+*What is asked*: the token ids, how many alternatives are kept, and for a generation everything in force that chooses or
+ends its tokens: the room that `max_model_len` leaves, stop strings and ids, processors, and where noise is
 drawn (temperature above 0) its seed and name. Tasks, documents, limits, orders, batches and pages are in neither half.
 """
 
@@ -26,17 +26,17 @@ from evalengine.records.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
 from evalengine.records.schema import packed_ids
 from evalengine.records.sealed import canonical
 
-VERSION = 1  # of this file's reading of a request: another one finds no answers of before
+VERSION = 1  # the keys' version: answers kept under another one are not found
 COMPUTING = ("contract_version", "weights", "model_spec", "numerics", "dtype", "gpu_architecture")  # of an identity
 
 
 @dataclass(frozen=True)
 class Computer:
-    """Who computes. `scoring` and `generating` are the hashes that stand for it in the keys of either kind."""
+    """The model and machine that compute. `scoring` and `generating` stand for them in the keys of either kind."""
 
-    facts: Mapping[str, Any]  # for whoever looks at the cache
-    scoring: bytes
-    generating: bytes
+    facts: Mapping[str, Any]  # shown by `evalengine cache`
+    scoring: bytes  # SHA-256
+    generating: bytes  # SHA-256
 
     @classmethod
     def of(cls, name: str, identity: Mapping[str, Any], versions: Mapping[str, str | None]) -> Computer:
@@ -70,7 +70,7 @@ class Keys:
         return self._joined(self._computer.generating, self._generation(request), packed_ids(request.prompt_ids))
 
     def _generation(self, request: GenerateRequest) -> bytes:
-        """Everything about it but its prompt."""
+        """Everything that determines a generation except its prompt, as canonical JSON."""
         params, room = request.params, self._max_model_len - len(request.prompt_ids)
         asked: dict[str, Any] = {
             "max_tokens": min(params.max_tokens, room),
@@ -83,8 +83,8 @@ class Keys:
             "processors": asdict(self._spec.processors if params.processors is None else params.processors),
         }
         if params.temperature > 0:
-            drawn = {"top_k": params.top_k, "top_p": params.top_p, "seed": params.seed, "sample": request.sample}
-            asked |= {**drawn, "noise_key": params.noise_key}
+            sampling = {"top_k": params.top_k, "top_p": params.top_p, "seed": params.seed, "sample": request.sample}
+            asked |= {**sampling, "noise_key": params.noise_key}
         return canonical(asked).encode()
 
     @staticmethod

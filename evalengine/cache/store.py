@@ -24,9 +24,9 @@ from urllib.parse import quote
 from evalengine.errors import ConfigError
 
 FILE = "answers.sqlite"
-APPLICATION_ID, VERSION = 0x65766C61, 1  # "evla"; of the tables below
+APPLICATION_ID, VERSION = 0x65766C61, 1  # "evla" in ASCII; the version of the tables below
 BUSY_SECONDS = 30.0  # how long to wait for another process's batch, which takes milliseconds
-AT_ONCE = 1000  # keys of one query
+AT_ONCE = 1000  # most keys in one query
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS models (id INTEGER PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, name TEXT, facts TEXT)",
     "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, model INTEGER NOT NULL, written INTEGER NOT NULL, "
@@ -39,7 +39,7 @@ _CURE = "delete it (every answer is then computed again), or name another folder
 
 @dataclass(frozen=True)
 class Entry:
-    """One answer, as it is kept: arrays as little-endian bytes. A score's tokens are its request's: it keeps none."""
+    """One kept answer, its arrays as little-endian bytes. A score's entry has no token ids: its request has them."""
 
     logprobs: bytes  # float32 [tokens]
     finish_reason: bytes
@@ -50,15 +50,15 @@ class Entry:
     top_logprobs: bytes | None = None  # float32 [tokens, n]
 
     def sha256(self, key: bytes) -> bytes:
-        """Over the key and every field, each with its length before it."""
+        """SHA-256 over the key and every field, each with its length before it."""
         parts = (key, self.token_ids, self.logprobs, self.finish_reason, self.text, self.top_ids, self.top_logprobs)
         lengths = struct.pack("<8q", self.is_greedy, *(-1 if part is None else len(part) for part in parts))
         return hashlib.sha256(b"".join([lengths, *(part for part in parts if part)])).digest()
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is kept under some keys."""
+class Lookup:
+    """The entries that are kept under some keys."""
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
     corrupt: list[bytes] = field(default_factory=list)  # keys whose entries fail their own hash
@@ -107,25 +107,25 @@ class Store:
                                   "name another folder") from error  # fmt: skip
             return cls(path, _connected(path, "ro&immutable=1", _checked), read_only=True)
 
-    def get(self, keys: Iterable[bytes]) -> Found:
+    def get(self, keys: Iterable[bytes]) -> Lookup:
         """The entries under those keys that have one."""
-        found, wanted = Found(), list(dict.fromkeys(keys))
+        lookup, wanted = Lookup(), list(dict.fromkeys(keys))
         for start in range(0, len(wanted), AT_ONCE):
             some = wanted[start : start + AT_ONCE]
             query = f"SELECT key, sha256, {_CONTENT} FROM answers WHERE key IN ({','.join('?' * len(some))})"
-            for key, said, *content in self._connection.execute(query, some):
+            for key, stored_hash, *content in self._connection.execute(query, some):
                 entry = _entry(content)
-                if entry is not None and entry.sha256(key) == said:
-                    found.entries[key] = entry
+                if entry is not None and entry.sha256(key) == stored_hash:
+                    lookup.entries[key] = entry
                 else:
-                    found.corrupt.append(key)
-        return found
+                    lookup.corrupt.append(key)
+        return lookup
 
     def put(
         self, facts: Mapping[str, Any], entries: Sequence[tuple[bytes, Entry]], replace: Iterable[bytes] = ()
     ) -> None:
-        """Keeps answers of one model, all or none. facts: what computed them, for whoever looks at the cache; they need
-        a "name". An entry that is there already stays, unless its key is among `replace`."""
+        """Keeps answers of one model, all or none. facts: what computed them, shown by `evalengine cache`; they need a
+        "name". An entry that is there already stays, unless its key is among `replace`."""
         now, doomed = int(time.time()), set(replace)
         with self._writing():
             model = self._model(facts)
@@ -137,12 +137,12 @@ class Store:
             )
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Deletes what is kept under those keys."""
+        """Deletes the entries under those keys."""
         with self._writing():
             self._connection.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in keys])
 
     def models(self) -> list[dict[str, Any]]:
-        """What is kept of each model: name, facts, entries, their bytes, UNIX seconds of the first and the last."""
+        """Each model's name, facts, entries, their bytes, and when the first and last were written (UNIX seconds)."""
         size = "+".join(f"coalesce(length(a.{name}), 0)" for name in ("key", "sha256", *_CONTENT.split(", ")))
         query = (
             f"SELECT m.name, m.facts, count(a.key), coalesce(sum({size}), 0), min(a.written), max(a.written) "
@@ -153,30 +153,30 @@ class Store:
         return [{**row, "name": row["name"].decode(), "facts": json.loads(row["facts"])} for row in rows]
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Bytes that the cache takes on disk."""
         return sum(file.stat().st_size for file in self.path.parent.glob(f"{FILE}*"))
 
     def prune(self, before: int | None = None, keep_bytes: int | None = None) -> int:
-        """Deletes what was written before that time (UNIX seconds), then the oldest until the file holds at most so
-        many bytes or no answer; gives the space back and returns how many entries went."""
-        gone = 0
+        """Deletes entries written before `before` (UNIX seconds), then the oldest until the file holds at most
+        `keep_bytes` bytes or no entry; gives the space back and returns how many entries were deleted."""
+        deleted = 0
         if before is not None:
-            gone += self._delete("DELETE FROM answers WHERE written < ?", before)
+            deleted += self._delete("DELETE FROM answers WHERE written < ?", before)
         while keep_bytes is not None and (oldest := self._beyond(keep_bytes)):
             by_age = "SELECT key FROM answers ORDER BY written, rowid LIMIT ?"
-            gone += self._delete(f"DELETE FROM answers WHERE key IN ({by_age})", oldest)
-        return gone
+            deleted += self._delete(f"DELETE FROM answers WHERE key IN ({by_age})", oldest)
+        return deleted
 
     def _delete(self, statement: str, value: int) -> int:
         with self._writing():
-            gone = self._connection.execute(statement, (value,)).rowcount
+            deleted = self._connection.execute(statement, (value,)).rowcount
             self._connection.execute("DELETE FROM models WHERE id NOT IN (SELECT DISTINCT model FROM answers)")
         self._connection.execute("VACUUM")
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return gone
+        return deleted
 
     def _beyond(self, keep_bytes: int) -> int:
-        """How many of the entries, which are of like sizes, are beyond so many bytes."""
+        """How many entries, which are of similar sizes, the file holds beyond `keep_bytes` bytes."""
         (entries,) = self._connection.execute("SELECT count(*) FROM answers").fetchone()
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         (page_size,) = self._connection.execute("PRAGMA page_size").fetchone()
@@ -184,7 +184,7 @@ class Store:
         return -(-entries * (used - keep_bytes) // used) if used > keep_bytes else 0
 
     def close(self) -> None:
-        """Further calls do nothing."""
+        """Closes the database; further calls do nothing."""
         self._connection.close()
 
     def __enter__(self) -> Store:
@@ -199,24 +199,24 @@ class Store:
         self._connection.execute(
             "INSERT OR IGNORE INTO models (sha256, name, facts) VALUES (?, ?, ?)", (digest, str(facts["name"]), text)
         )
-        (found,) = self._connection.execute("SELECT id FROM models WHERE sha256 = ?", (digest,)).fetchone()
-        return int(found)
+        (number,) = self._connection.execute("SELECT id FROM models WHERE sha256 = ?", (digest,)).fetchone()
+        return int(number)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One transaction: all of it, or nothing."""
+        """A transaction, which is committed whole or not at all."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
-            if self._connection.in_transaction:  # a full disk has rolled it back already
+            if self._connection.in_transaction:  # a full disk has rolled the transaction back already
                 self._connection.execute("ROLLBACK")
             raise
 
 
 def _connected(path: Path, mode: str, prepare: Any) -> sqlite3.Connection:
-    """A connection whose texts are bytes: a damaged one must not end a query over a thousand others."""
+    """A connection that reads texts as bytes: a damaged text must not end a query over a thousand others."""
     uri = f"file:{quote(os.path.abspath(path))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     connection.text_factory = bytes
@@ -242,7 +242,7 @@ def _prepared(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _in_wal_mode(connection: sqlite3.Connection) -> None:
-    """Changing the mode is not covered by SQLite's own waiting for another process that does the same."""
+    """Switches to WAL mode. SQLite's own waiting does not cover two processes that switch at once, so this retries."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -259,7 +259,7 @@ def _is_empty(connection: sqlite3.Connection) -> bool:
 
 
 def _checked(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises ConfigError for a database that is another program's, or another version's."""
+    """Raises ConfigError for a database of another program, or a cache of another version."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
@@ -278,7 +278,7 @@ def _content(entry: Entry) -> tuple[Any, ...]:
 
 
 def _entry(content: Sequence[Any]) -> Entry | None:
-    """None for values of other types than were written."""
+    """The entry that a row holds; None if a value is of another type than was written."""
     token_ids, logprobs, finish_reason, is_greedy, text, top_ids, top_logprobs = content
     whole = all(isinstance(value, bytes) for value in (logprobs, finish_reason, text)) and is_greedy in (0, 1)
     if not whole or not all(value is None or isinstance(value, bytes) for value in (token_ids, top_ids, top_logprobs)):

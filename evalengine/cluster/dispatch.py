@@ -16,20 +16,20 @@ from evalengine.engine.submission import check_requests
 from evalengine.errors import ConfigError, EvalEngineError
 
 POLL_SECONDS = 0.25
-SAY_SECONDS = 30.0  # between sentences on what is waited for
-WAIT_SECONDS = 60.0  # for replicas: from the beginning, for their share; at the end, for one that an audit wants
+SAY_SECONDS = 30.0  # between two messages that the run waits
+WAIT_SECONDS = 60.0  # to keep a share for replicas that come, at the start; to wait for an audit's replica, at the end
 
 
 class Dispatch:
-    """Between the work and the pool."""
+    """Takes one run's requests from the work to the pool's replicas, and their answers back."""
 
     def __init__(
         self, pool: Pool, roster: Roster, work: Work, batch: Sequence[Request], run: int, max_num_seqs: int
     ) -> None:
-        """run: its number among those of this pool. max_num_seqs: what fills a replica's engine."""
+        """run: this run's number among those of the pool. max_num_seqs: requests that fill a replica's engine."""
         self._pool, self._roster, self._work, self._batch = pool, roster, work, batch
         self._run, self._full = run, max_num_seqs
-        self._begun = self._idle_since = self._said = time.monotonic()
+        self._begun = self._idle_since = self._last_message = time.monotonic()
         for name, member in roster.members.items():
             if member.lost is None:
                 self._join(name, member.facts)
@@ -37,7 +37,7 @@ class Dispatch:
     def answers(
         self, on_step: Callable[[EngineStats], None] | None, stop: Callable[[], bool]
     ) -> Iterator[RequestOutput]:
-        """Each answer as it stands, until there are all, or `stop` says so."""
+        """Yields each answer once it stands, until there are all or `stop()` is true."""
         while not self._work.done and not stop():
             self._hand_out()
             for event in self._pool.poll(POLL_SECONDS):
@@ -49,7 +49,7 @@ class Dispatch:
             yield from self._without_help()
 
     def last_answers(self) -> Iterator[RequestOutput]:
-        """Every replica finishes the step that it is in; what that gives still counts."""
+        """Lets every replica finish its current step, and yields the answers that still come of it."""
         asked: set[str] = set()
         while True:
             busy = [name for name, holder in self._work.holders.items() if holder.held]
@@ -75,7 +75,7 @@ class Dispatch:
     # -- one turn -----------------------------------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
-        """Keeps the engine of every replica that is not being asked full, and asks what has finished."""
+        """Gives every idle replica enough requests to fill its engine, and asks it for finished answers."""
         now, work = time.monotonic(), self._work
         replicas = len(work.holders) + (self._pool.coming if now - self._begun < WAIT_SECONDS else 0)
         for name in self._pool.idle():
@@ -106,7 +106,7 @@ class Dispatch:
                 say(f"the {lost} requests that it had in hand are asked again")
 
     def _join(self, name: str, facts: ReplicaFacts) -> None:
-        """Unless its pool is too small for some request of the run."""
+        """Lets a replica take part, unless its KV pool is too small for some request of the run."""
         if self._pool.first is not None and facts.limits != self._pool.first.limits:
             try:
                 check_requests(self._batch, facts.limits)
@@ -125,13 +125,13 @@ class Dispatch:
                 yield standing
 
     def _without_help(self) -> Iterator[RequestOutput]:
-        """What is to be done where nobody works: wait for replicas that come, go on without, or end the run."""
+        """While no replica works: waits for replicas that come, goes on without them, or ends the run."""
         now, work = time.monotonic(), self._work
         if work.done or any(holder.held for holder in work.holders.values()):
             self._idle_since = now
             return
-        if not work.holders and now - self._said > SAY_SECONDS:
-            self._said = now
+        if not work.holders and now - self._last_message > SAY_SECONDS:
+            self._last_message = now
             say(f"no replica is there; {self._pool.coming} are being placed or read weights")
         if not self._pool.coming or (work.holders and now - self._idle_since > WAIT_SECONDS):
             before, standing = work.unaudited, work.give_up()

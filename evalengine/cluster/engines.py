@@ -33,14 +33,14 @@ from evalengine.errors import ConfigError, EvalEngineError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SAY_SECONDS = 30.0  # between sentences on what is waited for
+SAY_SECONDS = 30.0  # between two messages that the run waits
 
 
 class RayEngines:
-    """Replicas on Ray, with the face of an `LLM` that the harness uses.
+    """Replicas on Ray, behind the interface of `LLM` that the harness uses.
 
-    A context manager: inside, at least one replica is loaded; others join as they come. Ray is started if need be, and
-    what was started is ended.
+    A context manager: inside, at least one replica is loaded; others join as they come. Ray is started if need be; a
+    Ray that was started here is also stopped here.
 
     Raises:
         ConfigError: settings that the replicas refuse, a cluster that does not answer or has no room.
@@ -79,7 +79,7 @@ class RayEngines:
         replicas = local_replicas(config) if wanted == "auto" else int(wanted)
         share = local_share(config, replicas, processors)
         logs = self._stack.enter_context(ray_session(address, max(processors, replicas * share.cpus)))
-        if logs is None:  # a cluster that runs
+        if logs is None:  # a cluster that ran already
             share, replicas = self._cluster_share()
         spec = ReplicaSpec(_absolute(config.model), config.engine, config.batch_invariant, config.numerics)
         self._pool = Pool(spec, share, replicas, self.checkpoint, self._weights.result, logs)
@@ -87,7 +87,7 @@ class RayEngines:
         self._wait_for_the_first()
 
     def _hash_weights(self) -> None:
-        """In a thread that nobody waits for at the end: large files take minutes."""
+        """Hashes the weights, in a daemon thread: large files take minutes, which an early exit must not wait for."""
         try:
             self._weights.set_result(weights_fingerprint(self.checkpoint))
         except BaseException as error:
@@ -103,7 +103,7 @@ class RayEngines:
             raise ConfigError(f"cluster.address={self._run_config.cluster.address or 'null'}: {error}") from error
 
     def _wait_for_the_first(self) -> None:
-        said, problems = time.monotonic(), []
+        last_message, problems = time.monotonic(), []
         while self._pool.first is None:
             for event in self._pool.poll(POLL_SECONDS):
                 problems += [(event.why, problem) for problem in event.problems]
@@ -114,10 +114,10 @@ class RayEngines:
                     raise ConfigError([*dict.fromkeys(problem for _, problem in problems)])
                 reasons = "; ".join(dict.fromkeys([*self.roster.refused, *self.roster.failed]))
                 raise EvalEngineError(f"no replica could be loaded: {reasons}")
-            if time.monotonic() - said > SAY_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - last_message > SAY_SECONDS:
+                last_message = time.monotonic()
                 say(f"no replica is there yet; {self._pool.coming} are being placed or read weights")
-        for why, _ in problems:  # of some machines only
+        for why, _ in problems:  # settings that only some machines refuse
             self.roster.refuse(why)
 
     # -- what the harness asks of an LLM ------------------------------------------------------------------------------
@@ -130,12 +130,12 @@ class RayEngines:
 
     @property
     def settings(self) -> Settings:
-        """As the replicas resolved them."""
+        """The engine's settings, as the replicas resolved them."""
         return self.first.settings
 
     @property
     def limits(self) -> Limits:
-        """Of the first replica."""
+        """The first replica's limits for requests."""
         return self.first.limits
 
     @property
@@ -145,17 +145,17 @@ class RayEngines:
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
-        """Of the first replica."""
+        """The first replica's verdict on its kernels."""
         return self.first.kernels_verdict
 
     @property
     def weights_sha256(self) -> str:
-        """Of the driver's files; those of every other machine have the same."""
+        """SHA-256 of the driver's weight files; those of every other machine have the same."""
         return self._weights.result()
 
     @property
     def stats(self) -> EngineStats:
-        """Of all replicas together, those that were lost included."""
+        """The statistics of all replicas together, lost ones included."""
         return self.roster.stats
 
     def reset_prefix_cache(self) -> None:
@@ -190,7 +190,7 @@ class RayEngines:
 
 
 def _absolute(model: ModelConfig) -> ModelConfig:
-    """Paths that exist here by their whole names: a replica works in another folder."""
+    """The model with absolute paths where they exist here, since a replica works in another folder."""
     tokenizer = None if model.tokenizer is None else _absolute_path(model.tokenizer)
     alternatives = [_absolute_path(path) for path in model.alternatives]
     return replace(model, path=_absolute_path(model.path), tokenizer=tokenizer, alternatives=alternatives)

@@ -1,4 +1,4 @@
-"""How a run's requests are divided: what shares a prefix stays together, what takes longest goes first."""
+"""How a run's requests are divided: those that share a prefix stay together, and the longest go first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Unit:
 
 
 def cost(request: Request) -> int:
-    """Tokens that the request takes at most: of its prompt, and those that it generates or scores."""
+    """Tokens that the request takes at most: its prompt's, and those that it generates or scores."""
     if isinstance(request, GenerateRequest):
         return len(request.prompt_ids) + request.params.max_tokens
     return len(request.context_ids) + len(request.continuation_ids)
@@ -45,7 +45,7 @@ def in_lease_order(requests: Iterable[Request], page: int) -> list[Unit]:
 
 
 class Pending:
-    """The units that nobody has had yet."""
+    """The units that no replica has been given yet."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._units = deque(units)
@@ -70,8 +70,8 @@ def lease_size(pending: int, replicas: int, most: int) -> int:
 
 
 def most_in_hand(left: int, replicas: int, most: int) -> int:
-    """Requests that one replica may have in hand at once: an equal share of what is left, and what fills its engine. A
-    replica that comes a little later then finds its own share."""
+    """Requests that one replica may have in hand at once: an equal share of what is left, at most what fills its
+    engine. A replica that comes a little later then finds its own share."""
     return min(most, -(-left // max(1, replicas)))
 
 
@@ -102,7 +102,7 @@ def _page_chain(ids: list[int], page: int) -> list[int]:
 
 
 def _ranks(units: Sequence[Unit], groups: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Group -> what it is sorted by: its longest unit, the longest first; of equals the one that was named first."""
+    """Each group's sort key: the longest unit first; among groups with equally long units, the earlier group."""
     longest: dict[int, int] = {}
     first: dict[int, int] = {}
     for place, (unit, group) in enumerate(zip(units, groups, strict=True)):

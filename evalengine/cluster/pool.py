@@ -18,7 +18,7 @@ from evalengine.records.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
 
 REPLACED = 3  # times that a replica is made anew, on average, before the fleet is left to shrink
 LOG_LINES = 15
-REPLICA: type[Replica] = Replica  # what actors are made of
+REPLICA: type[Replica] = Replica  # the class that Ray makes actors of
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Event:
     facts: ReplicaFacts | None = None
     report: Report | None = None
     why: str = ""
-    problems: tuple[str, ...] = ()  # of a refusal for settings that cannot be honoured
+    problems: tuple[str, ...] = ()  # why settings cannot be honoured, if that is why it was refused
 
 
 @dataclass
-class Member:
+class ActorState:
     """One actor, and the call to it that is under way."""
 
     name: str
@@ -45,7 +45,7 @@ class Member:
 
 
 class Pool:
-    """Actors on a Ray that is connected. `poll` is where everything happens."""
+    """The replicas' actors on a connected Ray. Everything that happens to them happens in `poll`."""
 
     def __init__(
         self,
@@ -56,38 +56,37 @@ class Pool:
         weights: Callable[[], str],
         logs: Path | None = None,
     ) -> None:
-        """checkpoint: the driver's, which the plan is made with. weights: the hash of its files; waits for it."""
+        """checkpoint: the driver's, which the plan is made with. weights: waits for the hash of its files."""
         import ray
 
         self._ray, self._spec, self._share, self._logs = ray, spec, share, logs
         self._checkpoint, self._weights = checkpoint, weights
         self._tokenizer = tokenizer_sha256(checkpoint.tokenizer)
-        self._known = {
-            ray.get_runtime_context().get_node_id(): None
-        }  # machine -> hash of its files; None: the driver's
+        # Machine -> hash of its weight files; None stands for the driver's own files.
+        self._known = {ray.get_runtime_context().get_node_id(): None}
         self._made, self._left_to_make = 0, replicas * REPLACED
-        self.first: ReplicaFacts | None = None  # of the first that joined: the others must be like it
-        self.members: dict[str, Member] = {}
+        self.first: ReplicaFacts | None = None  # the replica that joined first; the others must be like it
+        self.members: dict[str, ActorState] = {}
         for _ in range(replicas):
             self._make()
 
     @property
     def coming(self) -> int:
-        """Replicas that are not there yet, and may come."""
+        """How many replicas have not joined yet, and may."""
         return sum(member.doing in ("load", "wait", "hash") for member in self.members.values())
 
     def order(self, name: str, orders: Orders) -> None:
-        """Asks a replica that is not being asked."""
+        """Sends orders to an idle replica."""
         member = self.members[name]
         assert member.doing == "idle", name
         member.call, member.doing = member.actor.exchange.remote(orders), "exchange"
 
     def idle(self) -> Iterator[str]:
-        """Replicas that can be asked."""
+        """The names of the replicas that no call is under way to."""
         return iter([name for name, member in self.members.items() if member.doing == "idle"])
 
     def poll(self, seconds: float) -> list[Event]:
-        """What has happened; waits so long for something."""
+        """What has happened since the last call; waits up to `seconds` for something."""
         waiting = [member for member in self.members.values() if member.doing == "wait"]
         if checked := [event for member in waiting for event in self._check(member)]:
             return checked
@@ -102,7 +101,7 @@ class Pool:
         return [event for call in ready for event in self._take(calls[call], call)]
 
     def remove(self, name: str, replace: bool) -> None:
-        """Ends a replica; makes another if so wanted and not too many have been made."""
+        """Ends a replica; if `replace`, makes another, unless too many have been made."""
         member = self.members.pop(name)
         self._ray.kill(member.actor, no_restart=True)
         if replace and self._left_to_make > 0:
@@ -115,13 +114,13 @@ class Pool:
             self.remove(name, replace=False)
 
     def reset_prefix_cache(self) -> None:
-        """Every replica forgets what it has read. A call that is under way is waited for."""
-        idle = [member for member in self.members.values() if member.facts is not None]
-        for call in [member.actor.reset_prefix_cache.remote() for member in idle]:
+        """Empties every loaded replica's prefix cache, after the call that is under way to it."""
+        loaded = [member for member in self.members.values() if member.facts is not None]
+        for call in [member.actor.reset_prefix_cache.remote() for member in loaded]:
             try:
                 self._ray.get(call)
             except self._ray.exceptions.RayError:
-                continue  # it is lost, as the next poll will say
+                continue  # the replica is lost, as the next poll will say
 
     # -- one replica --------------------------------------------------------------------------------------------------
 
@@ -133,10 +132,10 @@ class Pool:
             num_cpus=self._share.cpus, num_gpus=self._share.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
         handle = actor.remote(self._spec)
-        self.members[name] = Member(name, handle, "load", handle.load.remote())
+        self.members[name] = ActorState(name, handle, "load", handle.load.remote())
 
-    def _take(self, member: Member, call: Any) -> Iterator[Event]:
-        """The result of a replica's call."""
+    def _take(self, member: ActorState, call: Any) -> Iterator[Event]:
+        """Handles the result of a replica's call."""
         doing, member.call = member.doing, None
         try:
             result = self._ray.get(call)
@@ -157,7 +156,7 @@ class Pool:
             else:
                 yield Event("report", member.name, report=result)
 
-    def _loaded(self, member: Member, result: ReplicaFacts | Refusal) -> Iterator[Event]:
+    def _loaded(self, member: ActorState, result: ReplicaFacts | Refusal) -> Iterator[Event]:
         if isinstance(result, Refusal):
             self.remove(member.name, replace=False)
             problems = tuple(result.problems) if result.settings else ()
@@ -166,16 +165,16 @@ class Pool:
         member.facts, member.doing = result, "wait"
         yield from self._check(member)
 
-    def _check(self, member: Member) -> Iterator[Event]:
-        """A loaded replica joins if it is like the first, and its files are the driver's; else it is refused."""
+    def _check(self, member: ActorState) -> Iterator[Event]:
+        """Lets a loaded replica join if it is like the first and its weight files are the driver's; else refuses it."""
         facts = member.facts
         assert facts is not None
         problems = [*unlike(facts, self.first or facts, self._checkpoint.spec, self._tokenizer)]
         if not problems and facts.node not in self._known:
             return
-        other = self._known.get(facts.node)
-        if not problems and other is not None and other != self._weights():
-            problems.append(f"its weights have the hash {other[:12]}, the driver's {self._weights()[:12]}")
+        weights = self._known.get(facts.node)
+        if not problems and weights is not None and weights != self._weights():
+            problems.append(f"its weights have the hash {weights[:12]}, the driver's {self._weights()[:12]}")
         if problems:
             self.remove(member.name, replace=False)
             yield Event("refused", member.name, why=f"{facts.where}: {'; '.join(problems)}")
@@ -185,7 +184,7 @@ class Pool:
         yield Event("joined", member.name, facts=facts)
 
     def _hash_files(self) -> None:
-        """One replica on each machine reads its files; the driver's own are known."""
+        """Has one replica on each machine hash its weight files; those of the driver's machine are known."""
         waiting = [member for member in self.members.values() if member.doing == "wait" and member.facts is not None]
         busy = {member.facts.node for member in self.members.values() if member.doing == "hash" and member.facts}
         for member in waiting:
@@ -194,14 +193,14 @@ class Pool:
                 busy.add(member.facts.node)
                 member.call, member.doing = member.actor.weights_sha256.remote(), "hash"
 
-    def _lost(self, member: Member, why: str, log: str = "") -> Event:
-        """Its log is shown by whoever takes the event, and only now."""
+    def _lost(self, member: ActorState, why: str, log: str = "") -> Event:
+        """Ends a lost replica and makes another. The event holds its log, which the event's receiver shows."""
         name, facts = member.name, member.facts
         self.remove(name, replace=True)
         return Event("lost", name, facts=facts, why=f"{why}\n{log}".strip() if log else why)
 
     def _cause(self, error: Exception) -> tuple[str, str]:
-        """(why, what the end of its log says) of a replica that does not answer."""
+        """(why a replica does not answer, the end of its log)."""
         text = str(error)
         detail = re.search(r"Worker exit detail: (.+)", text) or re.search(r"The actor is dead because (.+)", text)
         why = " ".join((detail[1] if detail else text.strip().split("\n")[-1]).split())[:200]
@@ -222,10 +221,10 @@ def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer:
     if facts.tokenizer != tokenizer:
         yield "its tokenizer is not the driver's"
     for name in ("numerics", "dtype", "max_model_len", "attention_backend"):
-        mine, theirs = getattr(facts.settings, name), getattr(first.settings, name)
-        if mine != theirs:
-            mine, theirs = (dtype_name(mine), dtype_name(theirs)) if name == "dtype" else (mine, theirs)
-            yield f"its {name} is {mine}, that of {first.where} is {theirs}"
+        own, expected = getattr(facts.settings, name), getattr(first.settings, name)
+        if own != expected:
+            own, expected = (dtype_name(own), dtype_name(expected)) if name == "dtype" else (own, expected)
+            yield f"its {name} is {own}, that of {first.where} is {expected}"
     if facts.settings.numerics == "native" and facts.gpu_architecture != first.gpu_architecture:
         yield f"its GPU is {facts.gpu_architecture}, that of {first.where} is {first.gpu_architecture}"
     native = NATIVE_LIBRARIES if facts.settings.numerics == "native" else ()

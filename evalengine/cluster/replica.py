@@ -69,21 +69,21 @@ class ReplicaFacts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a replica cannot be: sentences."""
+    """Why a replica could not be loaded."""
 
     host: str
-    problems: list[str]
+    problems: list[str]  # sentences
     settings: bool  # whether settings are at fault (ConfigError)
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What the driver wants of a replica. A replica drops what belongs to another run than this one."""
+    """What the driver wants of a replica, which then drops the requests of any other run than this one."""
 
     run: int
     requests: list[Request] = field(default_factory=list)
-    seconds: float = 0.25  # how long to wait for something to say
-    halt: bool = False  # after the step that runs: drop the rest
+    seconds: float = 0.25  # how long to wait for a finished answer
+    halt: bool = False  # drop every request after the current step
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class Report:
     run: int
     outputs: list[RequestOutput]  # without their prompts, which the driver knows
     stats: EngineStats  # since the replica was made
-    failure: str | None  # why the engine stopped: its traceback
+    failure: str | None  # the traceback of what stopped the engine
 
 
 def tokenizer_sha256(tokenizer: Any) -> str | None:
-    """Of all that the tokenizer encodes and decodes by."""
+    """SHA-256 of everything that the tokenizer encodes and decodes by; None without a tokenizer."""
     return None if tokenizer is None else hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
@@ -106,7 +106,7 @@ class _Halted(Exception):
 
 
 class Replica:
-    """See the module. `load` comes first; `exchange` is all that a run needs. One call at a time."""
+    """An `LLM` that a driver asks: first `load`, then `exchange`, which is all that a run needs. One call at a time."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self._spec = spec
@@ -159,11 +159,11 @@ class Replica:
         )
 
     def weights_sha256(self) -> str:
-        """Of the files on this machine; reads all of them."""
+        """SHA-256 of the weight files on this machine; reads all of them."""
         return weights_fingerprint(self.llm.checkpoint)
 
     def exchange(self, orders: Orders) -> Report:
-        """Takes a lease, waits a little, and says what has finished. Returns at once if nothing is left to do."""
+        """Takes a lease, waits a little, and reports what has finished. Returns at once if nothing is left to do."""
         with self._changed:
             if orders.run != self._run or orders.halt:
                 self._stop()
@@ -179,13 +179,13 @@ class Replica:
             return Report(self._run, outputs, replace(self.llm.stats), self._failure)
 
     def reset_prefix_cache(self) -> None:
-        """Forgets what was read; ends what runs."""
+        """Ends the current run, then empties the prefix cache."""
         with self._changed:
             self._stop()
         self.llm.reset_prefix_cache()
 
     def _stop(self) -> None:
-        """Returns once the step that runs is over, and nothing is left to do."""
+        """Drops every request; returns once the current step is over."""
         self._halt = True
         self._changed.wait_for(lambda: not self._open or self._failure)
         self._halt = False
@@ -207,7 +207,7 @@ class Replica:
                     self._changed.notify_all()
 
     def _more(self) -> list[Request]:
-        """What has been leased since the last step."""
+        """The requests leased since the last step. Raises `_Halted` if they are to be dropped."""
         with self._changed:
             if self._halt:
                 self._queue.clear()

@@ -1,4 +1,4 @@
-"""Who takes part: what each replica has done, for the manifest and for who watches."""
+"""The replicas that take part, and what each has done: for the manifest and the progress display."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Member:
     """A replica that joined."""
 
     facts: ReplicaFacts
-    joined: float  # of the monotonic clock
+    joined: float  # `time.monotonic()`
     stats: EngineStats = field(default_factory=EngineStats)
     leases: int = 0
     lost_leases: int = 0
     answers: int = 0
     audited: int = 0
-    lost: str | None = None  # why
+    lost: str | None = None  # why it was lost
 
     def book(self, holder: Holder) -> None:
-        """Adds what it did in one run."""
+        """Adds what the replica did in one run."""
         for name in ("leases", "lost_leases", "answers", "audited"):
             setattr(self, name, getattr(self, name) + getattr(holder, name))
 
@@ -38,12 +38,13 @@ class Roster:
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
         self.refused: list[str] = []
-        self.failed: list[str] = []  # before they could join
+        self.failed: list[str] = []  # why replicas were lost before they could join
         self.suspects: dict[str, str] = {}
-        self.audited = self.unaudited = 0  # requests that two have answered alike; that one has, for want of another
+        self.audited = 0  # requests that two replicas have answered alike
+        self.unaudited = 0  # requests to audit that only one replica has answered, for want of another
 
     def note(self, event: Event) -> None:
-        """A replica joined, was refused or was lost: it is said on standard error, with the end of a lost one's log."""
+        """Notes that a replica joined, was refused or was lost, and says the last two on standard error."""
         if event.kind == "joined":
             assert event.facts is not None
             self.members[event.name] = Member(event.facts, time.monotonic())
@@ -60,21 +61,21 @@ class Roster:
             say(f"{where} is lost: {why}" + "".join(f"\n  | {line}" for line in log.splitlines()))
 
     def refuse(self, why: str) -> None:
-        """A replica gets nothing."""
+        """Notes that a replica is refused, and says a new reason on standard error."""
         if why not in self.refused:
             self.refused.append(why)
             say(f"a replica is refused: {why}")
 
     @property
     def stats(self) -> EngineStats:
-        """Of all together, those that were lost included."""
+        """The statistics of all replicas together, lost ones included."""
         total = EngineStats()
         for member in self.members.values():
             total = total.plus(member.stats)
         return total
 
     def watched(self, holders: dict[str, Holder]) -> FleetStats:
-        """The same during a run, with a line on each replica that is there."""
+        """The statistics during a run, with a line on each replica that takes part."""
         lines = []
         for name, holder in holders.items():
             member = self.members[name]
@@ -102,5 +103,5 @@ class Roster:
 
 
 def say(text: str) -> None:
-    """On standard error, as a sentence of the program's."""
+    """Prints a message of the program on standard error."""
     print(f"evalengine: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Ray, as a run needs it: what this process is connected to already, the named cluster, or one of our own for the run.
+"""The Ray that a run uses: the one that this process is connected to, the named cluster, or our own for the run.
 
-Our own leaves nothing: its processes end with this one, whatever ends it, and its folder is removed; what a killed run
-left behind, the next one removes.
+Our own Ray leaves nothing: its processes end with this one, whatever ends it, and its folder is removed; the next run
+removes what a killed run left behind.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from evalengine.errors import ConfigError, EvalEngineError
 PREFIX = "evalengine-ray-"
 LONGEST_PARENT = 30  # characters: Ray adds some 70 for its sockets, and Unix allows 107
 CONNECT_SECONDS = 10.0
-STORE_BYTES = (
-    128 << 20
-)  # of shared memory; leases and answers are small, and Ray takes a third of all memory by default
-# Nobody else on this machine or its network gets in. One token a process: Ray reads it once.
+# Shared memory for Ray's objects: leases and answers are small, and by default Ray takes a third of all memory.
+STORE_BYTES = 128 << 20
+# The token keeps others on this machine and its network out. It is drawn once a process, as Ray reads it once.
 OURS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @contextmanager
 def ray_session(address: str | None, cpus: int) -> Iterator[Path | None]:
-    """Ray is connected inside; yields the folder with the logs of a Ray of our own, None for one that ran already.
+    """A context in which Ray is connected; yields the log folder of a Ray of our own, None for one that ran already.
 
     cpus: what our own Ray is told that this machine has. Raises ConfigError for a cluster that cannot be joined.
     """
@@ -84,7 +83,7 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for Ray that is removed, now or by the next run; its lock says that its owner lives."""
+    """A folder for Ray, which is removed at the end or by a later run; its lock shows that its owner lives."""
     parent = tempfile.gettempdir()
     parent = parent if len(parent) <= LONGEST_PARENT else "/tmp"
     _sweep(Path(parent))
@@ -99,11 +98,11 @@ def _folder() -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes the folders of our own whose process is gone."""
+    """Removes the folders for Ray whose process is gone."""
     for folder in parent.glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / ".lock", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # another user's, or made a moment ago
+        except OSError:  # the folder is another user's, or was made a moment ago
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,11 +115,11 @@ def _sweep(parent: Path) -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set for Ray's processes, unless the user has set them; put back afterwards."""
+    """Sets variables for Ray's processes, unless the user has set them; removes them afterwards."""
     before = {*os.environ}
     os.environ.update({name: value for name, value in values.items() if name not in before})
     try:
         yield
     finally:
         for name in [name for name in os.environ if name.startswith("RAY_") and name not in before]:
-            del os.environ[name]  # Ray adds some itself
+            del os.environ[name]  # Ray sets some itself

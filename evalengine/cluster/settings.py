@@ -1,4 +1,4 @@
-"""What the settings of replicas come to on this machine: whether Ray is used, how many replicas, what each reserves."""
+"""The replicas that the settings give on this machine: whether Ray runs them, how many, what each reserves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Share:
 
 
 def uses_ray(config: Config) -> bool:
-    """Whether replicas answer the run's requests: asked for, or the way to use all GPUs of this machine."""
+    """Whether replicas on Ray answer the requests: if asked for, or if needed to use all GPUs of this machine."""
     return config.cluster.backend == "ray" or (config.cluster.replicas == "auto" and local_replicas(config) > 1)
 
 
@@ -39,8 +39,8 @@ def gpus_each(engine: EngineConfig) -> int:
 
 
 def ray_problems(config: Config) -> Iterator[str]:
-    """What this machine lacks for the run's replicas, a sentence each. A Ray cluster elsewhere is asked once it is
-    joined (`check_cluster`)."""
+    """What this machine lacks for the run's replicas, a sentence each. What a Ray cluster elsewhere lacks shows once it
+    is joined (`cluster_share`)."""
     cluster = config.cluster
     if cluster.audit > 0 and cluster.backend == "local" and not uses_ray(config):
         yield f"cluster.audit={cluster.audit}: it needs a second replica, and this machine's GPUs suffice for one"
@@ -51,16 +51,16 @@ def ray_problems(config: Config) -> Iterator[str]:
         yield f"{asked}: Ray is not installed; {INSTALL}, or set cluster=local cluster.replicas=1"
     wanted = cluster.replicas
     if cluster.address is None and wanted != "auto" and _on_gpu(config.engine):
-        needed, there = wanted * gpus_each(config.engine), torch.cuda.device_count()
-        if needed > there:
+        needed, present = wanted * gpus_each(config.engine), torch.cuda.device_count()
+        if needed > present:
             yield (
                 f"cluster.replicas={wanted}: needs {needed} GPUs ({gpus_each(config.engine)} a replica), and this "
-                f"machine has {there}; lower it, or name a cluster by cluster.address"
+                f"machine has {present}; lower it, or name a cluster by cluster.address"
             )
 
 
 def local_share(config: Config, replicas: int, cpus: int) -> Share:
-    """Of a replica on this machine, whose processors they share."""
+    """What a replica reserves on this machine, whose processors the replicas share."""
     if _on_gpu(config.engine):
         return Share(gpus_each(config.engine), 1)
     return Share(0, config.engine.num_threads or max(1, cpus // replicas))
@@ -72,12 +72,12 @@ def cluster_share(config: Config, nodes: list[dict[str, float]]) -> tuple[Share,
     Raises ValueError, a sentence, if no machine has room for one.
     """
     device, wanted = config.engine.device, config.cluster.replicas
-    each = gpus_each(config.engine)
+    gpus = gpus_each(config.engine)
     if device.startswith("cuda") or (device == "auto" and any(node.get("GPU", 0) for node in nodes)):
-        room = sum(int(node.get("GPU", 0)) // each for node in nodes)
+        room = sum(int(node.get("GPU", 0)) // gpus for node in nodes)
         if not room:
-            raise ValueError(f"no machine of it has the {each} GPUs that a replica needs")
-        return Share(each, 1), room if wanted == "auto" else int(wanted)
+            raise ValueError(f"no machine of it has the {gpus} GPUs that a replica needs")
+        return Share(gpus, 1), room if wanted == "auto" else int(wanted)
     cpus = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     if not cpus:
         raise ValueError("no machine of it offers a CPU")

@@ -1,8 +1,8 @@
-"""Who is asked what: every request of a run, whoever answers it, until its answer stands. Pure: no Ray, no clock.
+"""Which replica is asked what: every request of a run, until its answer stands. Pure: no Ray, no clock.
 
-An answer stands at once, unless the request is audited or the answer is an error: then a second replica answers it,
-too, and where the two part, a third. Requests of a replica that is lost are asked again; those of a slow one are asked
-of an idle one as well, and the first answer counts.
+An answer stands at once, unless the request is audited or the answer is an error: then a second replica answers the
+request, too, and a third where the two answers differ. Requests of a lost replica are asked again; those of a slow one
+are asked of an idle one as well, and the first answer counts.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.errors import DoubtedAnswersError, EvalEngineError
 
 MAX_LOSSES = 3  # replicas that may be lost with a request in hand before the run gives it up
-PATIENCE = 1.5  # of the longest that others had a request for, until it is asked of an idle replica, too
-LEAST_PATIENCE = 1.0  # seconds more
-BLIND_PATIENCE = 60.0  # seconds, while no other replica has answered anything
+# A request is late, and an idle replica is asked, too, after PATIENCE times the longest that another replica took for
+# one, and LEAST_PATIENCE seconds more; after BLIND_PATIENCE seconds while no other replica has answered anything.
+PATIENCE, LEAST_PATIENCE, BLIND_PATIENCE = 1.5, 1.0, 60.0
 
 
 @dataclass
 class Holder:
-    """A replica, as far as the work goes."""
+    """A replica, with the requests that it has in hand and counts of what it did."""
 
-    where: str  # host and device: what is named where it computes wrong. Two replicas of one `where` are one witness
-    held: dict[int, float] = field(default_factory=dict)  # request -> when it was asked
+    where: str  # host and device, named where it computes wrong; two replicas of one `where` are one witness
+    held: dict[int, float] = field(default_factory=dict)  # request -> when the replica was asked
     answers: int = 0
     leases: int = 0
     lost_leases: int = 0
     audited: int = 0  # requests that it answered and another did, too
-    longest: float = 0.0  # seconds from being asked to the answer
+    longest: float = 0.0  # seconds that the slowest answer took
     lease_of: dict[int, int] = field(default_factory=dict)  # request held -> number of its lease
 
 
 @dataclass
 class _Item:
     request: Request
-    wanted: int = 1  # answers
+    wanted: int = 1  # how many answers
     answers: list[tuple[str, RequestOutput]] = field(default_factory=list)  # (where, output)
     losses: int = 0
     settled: bool = False
@@ -57,10 +57,10 @@ class Work:
         self._left = len(self._items)
         self._answered_by: dict[int, list[str]] = {}  # request -> where its answer was computed
         self.holders: dict[str, Holder] = {}
-        self.notes: list[str] = []  # what whoever runs this should be told; taken away by `told`
-        self.suspects: dict[str, str] = {}  # where -> why it is given nothing more
-        self.audited = 0  # requests that two have answered alike
-        self.unaudited = 0  # that were to be audited, and nobody was left to do it
+        self.notes: list[str] = []  # messages for the user since the last `told`
+        self.suspects: dict[str, str] = {}  # where -> why nothing more is asked there
+        self.audited = 0  # requests that two replicas have answered alike
+        self.unaudited = 0  # requests to audit for which no second replica was left
 
     @property
     def done(self) -> bool:
@@ -73,17 +73,17 @@ class Work:
 
     @property
     def num_pending(self) -> int:
-        """Requests that nobody has had yet."""
+        """Requests that no replica has been given yet."""
         return self._pending.num_requests
 
     @property
     def can_go_on(self) -> bool:
-        """Whether somebody who is here may be given something."""
+        """Whether a replica that is here may be given a request."""
         free = any(holder.where not in self.suspects for holder in self.holders.values())
         return (free and bool(self._pending)) or any(self._eligible(self._items[number]) for number in self._again)
 
     def join(self, name: str, where: str) -> None:
-        """A replica is there."""
+        """Adds a replica, unless it is there already."""
         self.holders.setdefault(name, Holder(where))
 
     def take(self, name: str, most: int, now: float) -> list[Request]:
@@ -101,7 +101,7 @@ class Work:
         return self._hand(holder, lease, now)
 
     def take_over(self, name: str, now: float) -> list[Request]:
-        """For an idle replica: what others have had for too long. They may still answer; who is first counts."""
+        """Gives an idle replica what others have had for too long. They may still answer; the first answer counts."""
         holder = self.holders[name]
         late = []
         for other in self.holders.values():
@@ -109,12 +109,12 @@ class Work:
                 patience = self._patience(other)
                 old = [number for number, since in other.held.items() if now - since > patience]
                 late += [number for number in old if not self._items[number].settled]
-        many = {number for number in late if sum(number in each.held for each in self.holders.values()) > 1}
-        mine = [number for number in late if number not in many and name in self._eligible(self._items[number])]
-        return self._hand(holder, [self._items[number].request for number in mine], now)
+        shared = {number for number in late if sum(number in other.held for other in self.holders.values()) > 1}
+        own = [number for number in late if number not in shared and name in self._eligible(self._items[number])]
+        return self._hand(holder, [self._items[number].request for number in own], now)
 
     def answered(self, name: str, output: RequestOutput, now: float) -> RequestOutput | None:
-        """A replica's answer; returns the answer that stands, once one does.
+        """Takes a replica's answer; returns the answer that stands, once one does.
 
         Raises DoubtedAnswersError if two answers differ that must be equal, and no third is left to say which is right.
         """
@@ -133,7 +133,7 @@ class Work:
         return self._consider(number)
 
     def leave(self, name: str) -> int:
-        """A replica is lost, with what it had in hand; returns how many requests that were.
+        """Removes a lost replica; returns how many requests it had in hand.
 
         Raises EvalEngineError for a request that too many replicas were lost with.
         """
@@ -153,7 +153,7 @@ class Work:
         return len(lost)
 
     def give_up(self) -> list[RequestOutput]:
-        """What waits for a replica that will not come stands as it is; differing answers are an error, as ever."""
+        """Settles requests that wait for a replica that will not come; answers that differ are an error, as ever."""
         standing = []
         for number in [*self._again]:
             item = self._items[number]
@@ -166,14 +166,14 @@ class Work:
         return standing
 
     def told(self) -> list[str]:
-        """What there is to say since the last call."""
+        """The messages since the last call."""
         notes, self.notes = self.notes, []
         return notes
 
     # -- one request --------------------------------------------------------------------------------------------------
 
     def _consider(self, number: int) -> RequestOutput | None:
-        """The answer that stands; else who is to be asked, too, is noted."""
+        """Returns the answer that stands; if none does, has another replica asked."""
         item = self._items[number]
         where, output = item.answers[0]
         if len(item.answers) == 1:
@@ -211,7 +211,7 @@ class Work:
         return output
 
     def _suspect(self, failed: tuple[str, RequestOutput], witness: str) -> None:
-        """A request failed on one replica only: that machine gets no more work, and what it has in hand others get."""
+        """Gives no more work to a machine that alone failed a request; others get what it has in hand."""
         where, output = failed
         if where in self.suspects:
             return
@@ -228,29 +228,29 @@ class Work:
                 holder.lease_of.clear()
 
     def _doubt(self, item: _Item) -> DoubtedAnswersError:
-        """Of two answers that are not equal, and perhaps a third."""
-        said, doubted = verdict(item.answers)
+        """The error for two answers that differ, and perhaps a third."""
+        words, doubted = verdict(item.answers)
         numbers = [number for number, places in self._answered_by.items() if doubted & {*places}]
-        said += f"; {len(numbers)} answers from there are taken back, and the same command resumes"
-        return DoubtedAnswersError(said, item.request.request_id, numbers)
+        words += f"; {len(numbers)} answers from there are taken back, and the same command resumes"
+        return DoubtedAnswersError(words, item.request.request_id, numbers)
 
     def _eligible(self, item: _Item) -> set[str]:
-        """Replicas that may be asked: they have not answered it, do not have it in hand, and are not suspect."""
-        number, had = item.request.request_id, {where for where, _ in item.answers}
+        """Replicas that may be asked: those that have not answered the item, do not hold it, and are not suspect."""
+        number, answered_at = item.request.request_id, {where for where, _ in item.answers}
         return {
             name
             for name, holder in self.holders.items()
-            if holder.where not in had and number not in holder.held and holder.where not in self.suspects
+            if holder.where not in answered_at and number not in holder.held and holder.where not in self.suspects
         }
 
     def _others(self, item: _Item) -> list[Holder]:
-        """Replicas whose answer would be a further one."""
-        had = {where for where, _ in item.answers}
-        return [holder for holder in self.holders.values() if holder.where not in had]
+        """Replicas that have not answered the item."""
+        answered_at = {where for where, _ in item.answers}
+        return [holder for holder in self.holders.values() if holder.where not in answered_at]
 
     def _patience(self, holder: Holder) -> float:
-        """Seconds after which what a replica has in hand is late, by how long the others take."""
-        longest = max((each.longest for each in self.holders.values() if each is not holder), default=0.0)
+        """Seconds after which a request that a replica holds is late, by how long the others take."""
+        longest = max((other.longest for other in self.holders.values() if other is not holder), default=0.0)
         return PATIENCE * longest + LEAST_PATIENCE if longest else BLIND_PATIENCE
 
     def _hand(self, holder: Holder, lease: list[Request], now: float) -> list[Request]:

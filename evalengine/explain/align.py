@@ -30,8 +30,8 @@ class Size:
     """How far two outputs of H numbers lie apart."""
 
     elements: int  # H
-    differing: int  # in bits
-    max_abs: float  # over the finite ones
+    differing: int  # elements whose bits differ
+    max_abs: float  # over the elements that are finite in both
     max_relative: float  # max_abs over the largest finite magnitude in A's output
     max_ulps: int  # steps between neighbouring numbers of `unit`
     unit: str  # the outputs' dtype; float32 if they have two
@@ -75,7 +75,7 @@ class Explanation:
         """Positions whose values would have to be kept to give every size."""
         if self.first is None:
             return []
-        reached = next((one for one in self.ops if one.op == LOGITS), None)
+        reached = next((row for row in self.ops if row.op == LOGITS), None)
         no_growth = reached is not None and reached.size is None
         return sorted(
             {*([self.first.position] if self.first.size is None else []), *([self.until] if no_growth else [])}
@@ -83,7 +83,7 @@ class Explanation:
 
 
 def explain(a: Trace, b: Trace) -> Explanation:
-    """Raises `ConfigError` if the two are not of the same item, prompt and model."""
+    """Compares two traces. Raises `ConfigError` if they are not of the same item, prompt and model."""
     _check(a, b)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a.fed_ids, b.fed_ids, strict=False)))
     parting = a.token_ids[common : common + 1] != b.token_ids[common : common + 1]
@@ -96,7 +96,7 @@ def explain(a: Trace, b: Trace) -> Explanation:
 
 
 def check_prompts(key: RecordKey, a: str, b: str) -> None:
-    """Raises `ConfigError` if the prompts of one item differ, by their hashes."""
+    """Checks that an item's prompts have equal hashes. Raises `ConfigError` if they do not."""
     if a != b:
         raise ConfigError(
             f"explain: the prompts of {item_name(key)} differ between A and B, so no op is to blame; `compare` shows "
@@ -114,7 +114,7 @@ def _check(a: Trace, b: Trace) -> None:
 
 
 def _pairs(a: Trace, b: Trace, common: int) -> Iterator[Pair]:
-    """Both sides' computations of each token; where one side computed it again, the other's last stands against it."""
+    """Both sides' computations of each token; if one side has more of them, the other's last one is paired again."""
     left, right = _by_position(a), _by_position(b)
     for position in range(common):
         x, y = left[position], right[position]
@@ -123,24 +123,26 @@ def _pairs(a: Trace, b: Trace, common: int) -> Iterator[Pair]:
 
 
 def _without_answers(pair: Pair) -> Pair:
-    def without(one: Computation) -> Computation:
-        digests = {op: digest for op, digest in one.digests.items() if op != LOGPROB}
-        return replace(one, digests=digests, values={op: x for op, x in one.values.items() if op != LOGPROB})
+    """The pair without its logprobs."""
+
+    def without(side: Computation) -> Computation:
+        digests = {op: digest for op, digest in side.digests.items() if op != LOGPROB}
+        return replace(side, digests=digests, values={op: x for op, x in side.values.items() if op != LOGPROB})
 
     return without(pair[0]), without(pair[1])
 
 
 def _by_position(trace: Trace) -> dict[int, list[Computation]]:
-    found: dict[int, list[Computation]] = {}
+    computations: dict[int, list[Computation]] = {}
     for computation in trace.computations:
-        found.setdefault(computation.position, []).append(computation)
-    return found
+        computations.setdefault(computation.position, []).append(computation)
+    return computations
 
 
 def _until(pairs: list[Pair], common: int) -> int:
     for op in (LOGPROB, LOGITS):
-        if (found := next((x.position for x, y in pairs if _differs(op, x, y)), None)) is not None:
-            return found
+        if (position := next((x.position for x, y in pairs if _differs(op, x, y)), None)) is not None:
+            return position
     return common - 1
 
 
@@ -175,7 +177,7 @@ def _size(a: Trace, b: Trace, op: str, x: Computation, y: Computation) -> Size |
 
 
 def size_of(a: np.ndarray, b: np.ndarray, unit: str) -> Size:
-    """a, b: float32 [H] that hold numbers of dtype `unit`."""
+    """How far apart two outputs are. a, b: float32 [H] that hold numbers of dtype `unit`."""
     differing = int((a.view(np.int32) != b.view(np.int32)).sum())
     finite = np.isfinite(a) & np.isfinite(b)
     x, y = a[finite], b[finite]
@@ -186,7 +188,7 @@ def size_of(a: np.ndarray, b: np.ndarray, unit: str) -> Size:
 
 
 def _steps(a: np.ndarray, b: np.ndarray, unit: str) -> np.ndarray:
-    """ulps of `unit` between finite numbers that it can hold, int64."""
+    """ulps of `unit` between finite numbers that `unit` can hold, int64."""
     if unit == "bfloat16":  # float32's upper half, so its neighbours are 2^16 float32 steps apart
         return ulps(a, b) >> 16
     if unit == "float16":

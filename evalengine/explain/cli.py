@@ -24,12 +24,12 @@ from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.terminal.printing import print_findings
 from evalengine.report.terminal.tables import bullets
 
-if TYPE_CHECKING:  # it brings the engine, which two files do not need
+if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
     from evalengine.explain.rerun import Side
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `explain` with its words; returns the exit code."""
+    """Runs `explain` with its arguments; returns the exit code."""
     sources = [_Source.open(path) for path in arguments.sources]
     key = _key(sources, arguments)
     check_prompts(key, sources[0].prompt_sha256(key), sources[-1].prompt_sha256(key))
@@ -39,19 +39,19 @@ def main(arguments: Namespace) -> int:
     if arguments.against:
         sides.append((sources[0], tuple(arguments.against)))
     traces = [source.trace(key, arguments, instead) for source, instead in sides]
-    found = explain(*traces)
-    if found.lacking:  # outputs that had no room: once more, for these tokens
-        again = [source.trace(key, arguments, instead, found.lacking) for source, instead in sides]
-        found = explain(*again)
-    notes = [*_unbound(sources), *_nothing_found(found, sources, key)]
-    weights = differing_weights(found, [source.side(arguments, instead) for source, instead in sides])
-    print_findings("explain", report(found, notes, weights), as_json(found, notes, weights), arguments.json)
-    return 0 if found.first is None else 1
+    explanation = explain(*traces)
+    if explanation.lacking:  # some sizes need outputs that had no room: run again, keeping these tokens'
+        again = [source.trace(key, arguments, instead, explanation.lacking) for source, instead in sides]
+        explanation = explain(*again)
+    notes = [*_unbound(sources), *_nothing_found(explanation, sources, key)]
+    weights = differing_weights(explanation, [source.side(arguments, instead) for source, instead in sides])
+    print_findings("explain", report(explanation, notes, weights), as_json(explanation, notes, weights), arguments.json)
+    return 0 if explanation.first is None else 1
 
 
 @dataclass(frozen=True)
 class _Source:
-    """One side's origin: a run to be run again, or a file of what another machine heard."""
+    """One side's origin: a run to be run again, or a digest file, which may be another machine's."""
 
     path: Path
     run: Run | None
@@ -93,7 +93,7 @@ class _Source:
         return rerun(side, key, keep)
 
     def side(self, arguments: Namespace, instead: tuple[str, ...] = ()) -> Side | None:
-        """What is run again; None for a file."""
+        """What to run again; None for a file."""
         if self.run is None:
             return None
         from evalengine.explain.rerun import Side
@@ -102,7 +102,7 @@ class _Source:
 
 
 def _key(sources: Sequence[_Source], arguments: Namespace) -> RecordKey:
-    """The item that is meant, which every source has."""
+    """The key of the item to explain, which every source has."""
     files = [source.file for source in sources if source.file is not None]
     runs = [source.run for source in sources if source.run is not None]
     if arguments.write and files:
@@ -110,7 +110,7 @@ def _key(sources: Sequence[_Source], arguments: Namespace) -> RecordKey:
     if arguments.against and files:
         raise ConfigError(f"explain: {sources[0].path}: a file cannot be run under other settings; give a run's folder")
     if arguments.item is not None:
-        keys = [named_item(run, arguments.item, "explain") for run in runs] or [_of_file(files[0], arguments.item)]
+        keys = [named_item(run, arguments.item, "explain") for run in runs] or [_key_of_file(files[0], arguments.item)]
     elif files:
         keys = [files[0].key]
     else:
@@ -131,7 +131,8 @@ def _in_all(key: RecordKey, runs: Sequence[Run]) -> bool:
     return all(key in run.items for run in runs)
 
 
-def _of_file(file: Trace, text: str) -> RecordKey:
+def _key_of_file(file: Trace, text: str) -> RecordKey:
+    """The file's item, which `text` must name."""
     parts = [str(part) for part in file.key]
     if text.split("/") not in ([parts[1]], *(parts[:length] for length in (2, 3, 4))):
         raise ConfigError(f"explain: --item {text}: the files are of {item_name(file.key)}")
@@ -144,10 +145,10 @@ def _write(source: _Source, key: RecordKey, arguments: Namespace) -> int:
     if beyond := [token for token in wanted if not 0 <= token < len(trace.fed_ids)]:
         raise ConfigError(f"explain: --values {beyond[0]}: the item was fed tokens 0 to {len(trace.fed_ids) - 1}")
     size = write_trace(arguments.write, trace, wanted)
-    said = {True: "the bytes of the run's record", False: "OTHER bytes than the run's record", None: "no record"}
+    gave = {True: "the bytes of the run's record", False: "OTHER bytes than the run's record", None: "no record"}
     print(
         f"{arguments.write}: {item_name(key)}, {len(trace.ops)} ops at {len(trace.fed_ids)} tokens, "
-        f"{size / 1000:.1f} kB; it gave {said[trace.reproduced]}"
+        f"{size / 1000:.1f} kB; it gave {gave[trace.reproduced]}"
     )
     return 0
 
@@ -156,16 +157,16 @@ def _unbound(sources: Sequence[_Source]) -> Iterator[str]:
     yield from (f"{source.path}: {UNBOUND}." for source in sources if source.run is not None and source.run.unbound)
 
 
-def _nothing_found(found: Explanation, sources: Sequence[_Source], key: RecordKey) -> Iterator[str]:
-    """If the re-runs agree though the runs did not: what else there is to blame."""
+def _nothing_found(explanation: Explanation, sources: Sequence[_Source], key: RecordKey) -> Iterator[str]:
+    """What else may be to blame, if the re-runs agree though the runs did not."""
     runs = [source.run for source in sources if source.run is not None]
-    if found.first is not None or len(runs) != 2:
+    if explanation.first is not None or len(runs) != 2:
         return
     a, b = runs
     if a.items[key].leaf == b.items[key].leaf:
         yield "The two runs' records of this item are equal as well."
         return
-    if found.parting:
+    if explanation.parting:
         yield "The outputs part although every op before gives equal outputs: the next token was sampled otherwise."
         return
     yield (

@@ -23,7 +23,7 @@ from evalengine.report.read.packing import fold, unfold
 FORMAT = SealedFormat("evalengine-op-digests", 2, "digest file", "evalengine explain RUN --item ITEM --write FILE")
 CURE = "copy it again, or write it anew: evalengine explain RUN --item ITEM --write {file}"
 COLUMNS = ("position", "step_requests", "step_tokens", "reused")
-PACKED = ("ops", "computations")  # of Trace; its other fields are plain JSON values
+PACKED = ("ops", "computations")  # fields of Trace; the others are plain JSON values
 
 
 def write_trace(file: Path, trace: Trace, positions: Iterable[int]) -> int:
@@ -35,7 +35,7 @@ def write_trace(file: Path, trace: Trace, positions: Iterable[int]) -> int:
 
 
 def read_trace(file: Path) -> Trace:
-    """Raises `ConfigError` if the file is no digest file, is truncated, damaged or edited, or of another version."""
+    """Reads a trace. Raises `ConfigError` if the file is none, truncated, damaged or edited, or of another version."""
     cure = CURE.format(file=file)
     content = FORMAT.unseal(file, cure)
     try:
@@ -49,27 +49,27 @@ def _content(trace: Trace, positions: frozenset[int]) -> dict[str, Any]:
     return {
         **plain,
         "count": len(trace.computations),
-        "computations": {name: fold([getattr(one, name) for one in trace.computations]) for name in COLUMNS},
+        "computations": {name: fold([getattr(x, name) for x in trace.computations]) for name in COLUMNS},
         "ops": [[op, dtype, *_digests(op, trace.computations)] for op, dtype in trace.ops.items()],
         "values": [
             [index, op, base64.b85encode(values.astype("<f4").tobytes()).decode()]
-            for index, one in enumerate(trace.computations)
-            for op, values in one.values.items()
-            if one.position in positions or op == LOGPROB
+            for index, computation in enumerate(trace.computations)
+            for op, values in computation.values.items()
+            if computation.position in positions or op == LOGPROB
         ],
     }
 
 
 def _digests(op: str, computations: list[Computation]) -> tuple[int, Any, str]:
     """(count, which computations have an output of the op, their digests)."""
-    having = [index for index, one in enumerate(computations) if op in one.digests]
+    having = [index for index, computation in enumerate(computations) if op in computation.digests]
     packed = b"".join(computations[index].digests[op] for index in having)
     return len(having), fold(having), base64.b85encode(packed).decode()
 
 
 def _trace(content: Mapping[str, Any]) -> Trace:
     count, digests = content["count"], {op: base64.b85decode(packed) for op, *_, packed in content["ops"]}
-    if count * DIGEST_BYTES != max(map(len, digests.values())):  # before any column is unfolded to a made-up length
+    if count * DIGEST_BYTES != max(map(len, digests.values())):  # a made-up count must not unfold long columns
         raise ValueError(f"{count} computations, but no op has as many digests")
     columns = [unfold(content["computations"][name], count) for name in COLUMNS]
     computations = [Computation(*row) for row in zip(*columns, strict=True)]
@@ -80,9 +80,9 @@ def _trace(content: Mapping[str, Any]) -> Trace:
             computations[index].digests[op] = digests[op][place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
     for index, op, packed in content["values"]:
         values = np.frombuffer(base64.b85decode(packed), dtype="<f4").astype(np.float32)
-        said = computations[index].digests[op]
+        stored_digest = computations[index].digests[op]
         computations[index].take(op, values, keep=True)
-        if computations[index].digests[op] != said:
+        if computations[index].digests[op] != stored_digest:
             raise ValueError(f"{op}: its values do not give its digest")
     plain = {item.name: content[item.name] for item in fields(Trace) if item.name not in PACKED}
     task, doc_id, request_index, repeat = content["key"]
@@ -91,6 +91,6 @@ def _trace(content: Mapping[str, Any]) -> Trace:
     trace = Trace(ops=ops, computations=computations, **plain)
     if not {LOGITS, LOGPROB} <= ops.keys():
         raise ValueError("it ends before the logits")
-    if {one.position for one in computations} != {*range(len(trace.fed_ids))}:
+    if {computation.position for computation in computations} != {*range(len(trace.fed_ids))}:
         raise ValueError("it does not have every token")
     return trace

@@ -1,8 +1,8 @@
-"""Listening to an engine while it runs: the outputs of every op at one item's token positions, whoever computed them.
+"""Listening to an engine while it runs: the outputs of every op at one item's token positions.
 
-A position of the item may be computed in any step, in any company, and more than once (preemption); the prefix cache
-may hand the item keys and values that another request computed. So the recorder also listens to whatever other request
-begins with the item's tokens, and remembers which slot of the KV pool holds whose computation.
+A position of the item may be computed in any step, beside any requests, and more than once (preemption); the prefix
+cache may hand the item keys and values that another request computed. So the recorder also listens to every other
+request that begins with the item's tokens, and remembers which slot of the KV pool holds whose computation.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from evalengine.engine.sequence import Sequence as EngineSequence
 from evalengine.explain.trace import LOGITS, Computation
 from evalengine.layers.hooks import op_hook
 
-VALUES_BYTES = 512 << 20  # of outputs kept for their sizes; beyond it only positions that were asked for
-PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v")}  # ops with two outputs; of a norm they are:
-NORM_PARTS = ("norm", "residual")
+VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only those of positions that were asked for are kept
+PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v")}  # names of the outputs of ops that have two
+NORM_PARTS = ("norm", "residual")  # those of a norm
 
 
 @dataclass(frozen=True)
 class _Row:
-    row: int  # in the step's batch
-    slot: int  # in the KV pool
+    row: int  # its place in the step's batch
+    slot: int  # its place in the KV pool
     computation: Computation
 
 
@@ -47,13 +47,15 @@ class Recorder:
         self.computations: list[Computation] = []
         self.ops: dict[str, str] = {}  # op -> dtype, in order
         self._slots: dict[int, Computation] = {}  # slot of the pool -> what it holds
-        self._found: set[int] = set()  # id() of each in `computations`
+        self._collected: set[int] = set()  # id() of each computation in `computations`
         self._owned: dict[int, bool] = {}  # sequence -> whether it serves the request
-        self._alike: dict[int, int] = {}  # sequence -> how many tokens it begins with alike
+        self._alike: dict[int, int] = {}  # sequence -> how many of the item's first tokens it begins with
         self._may_reuse = True
-        self._rows: list[_Row] = []  # of this step
-        self._wanted: list[tuple[int, Computation]] = []  # of this step: (row among all rows that lm_head gets, whose)
-        self._batch = self._read = self._kept = 0  # rows of the step; rows that lm_head has had; bytes
+        self._rows: list[_Row] = []  # rows of this step that are heard
+        self._wanted: list[tuple[int, Computation]] = []  # (row of lm_head in this step, its computation), the item's
+        self._batch = 0  # rows of this step
+        self._read = 0  # rows that lm_head has had in this step
+        self._kept = 0  # bytes of outputs that are kept
 
     @contextmanager
     def listening(self, llm: LLM) -> Iterator[None]:
@@ -72,7 +74,7 @@ class Recorder:
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def _begin(self, schedule: Schedule, runner: ModelRunner) -> None:
-        """Which rows of the step are heard."""
+        """Chooses which rows of the step are heard."""
         self._copy_pages(schedule.copies, runner.block_size)
         self._rows, self._wanted, self._batch, self._read = [], [], 0, 0
         wanted = 0
@@ -80,11 +82,11 @@ class Recorder:
         for chunk in schedule.chunks:
             heard = self._heard(chunk, chunk in own, schedule, runner.block_size)
             self._rows.extend(heard)
-            of = {row.computation.position: row.computation for row in heard}
+            by_position = {row.computation.position: row.computation for row in heard}
             positions = chunk.seq.wanted(chunk.start, chunk.end)
             if chunk in own:
                 self._add(row.computation for row in heard)
-                self._wanted.extend((wanted + number, of[p]) for number, p in enumerate(positions))
+                self._wanted.extend((wanted + number, by_position[p]) for number, p in enumerate(positions))
             wanted += len(positions)
             self._batch += chunk.end - chunk.start
         self._slots.update((row.slot, row.computation) for row in self._rows)
@@ -105,18 +107,18 @@ class Recorder:
         ]
 
     def _take_reused(self, chunk: Chunk, block_size: int) -> None:
-        """The positions that the prefix cache gave the item, unless they are its own from before."""
+        """Adds the positions that the prefix cache gave the item, unless the item computed them itself before."""
         for position in range(chunk.start):
-            found = self._slots.get(_slot(chunk, position, block_size))
-            # Unknown to us: preempted, then given another's pages of the same generated tokens, which it has computed
-            # itself before. Such a slot may still hold what we heard there long ago, of another position.
-            if found is not None and found.position == position and id(found) not in self._found:
-                found.reused = True
-                self._add([found])
+            computation = self._slots.get(_slot(chunk, position, block_size))
+            # A slot may be unknown here: a preempted item can be given another request's pages of generated tokens that
+            # the item computed itself before. `_slots` may then hold an old computation of another position.
+            if computation is not None and computation.position == position and id(computation) not in self._collected:
+                computation.reused = True
+                self._add([computation])
 
     def _add(self, computations: Iterable[Computation]) -> None:
         for computation in computations:
-            self._found.add(id(computation))
+            self._collected.add(id(computation))
             self.computations.append(computation)
 
     def _copy_pages(self, copies: list[tuple[int, int]], block_size: int) -> None:
@@ -136,7 +138,7 @@ class Recorder:
         return self._owned[seq.seq_id]
 
     def _shared(self, seq: EngineSequence) -> int:
-        """How many tokens another sequence begins with alike, whose keys and values the item may find in the cache."""
+        """How many of the item's first tokens another sequence begins with; the cache may give the item their KV."""
         if not self._may_reuse:
             return 0
         if seq.seq_id not in self._alike:
@@ -149,14 +151,14 @@ class Recorder:
     def _hear(self, name: str, output: Tensor, runner: ModelRunner) -> None:
         if name == LOGITS:
             first, self._read = self._read, self._read + output.shape[0]
-            heard = [(row - first, found) for row, found in self._wanted if first <= row < self._read]
+            heard = [(row - first, computation) for row, computation in self._wanted if first <= row < self._read]
         else:
             assert output.shape[0] == self._batch, f"{name}: an output a token"
             heard = [(row.row, row.computation) for row in self._rows]
         if not heard:
             return
         op = _named(name)
-        if op.endswith(("store_kv.k", "store_kv.v")):  # what lies in the pool now, rounded to its dtype
+        if op.endswith(("store_kv.k", "store_kv.v")):  # the pool holds the values rounded to its dtype
             output = _stored(op, runner)
             heard = [(row.slot, row.computation) for row in self._rows]
         self.ops.setdefault(op, str(output.dtype).removeprefix("torch."))
@@ -179,7 +181,7 @@ def first_tokens(request: Request) -> list[int]:
 
 
 def in_order(ops: dict[str, str]) -> dict[str, str]:
-    """As they ran, but a residual sum before the norm of it: the fused op reports both at once."""
+    """The ops as they ran, but each residual sum before its norm: the fused op reports both at once."""
     names = list(ops)
     for index in range(len(names) - 1):
         if names[index].endswith(f".{NORM_PARTS[0]}") and names[index + 1].endswith(f".{NORM_PARTS[1]}"):
@@ -188,7 +190,7 @@ def in_order(ops: dict[str, str]) -> dict[str, str]:
 
 
 def _named(name: str) -> str:
-    """The hook's numbered outputs by their names."""
+    """The name of an output that the hook numbers."""
     stem, _, number = name.rpartition(".")
     if not number.isdigit():
         return name
@@ -202,7 +204,7 @@ def _stored(op: str, runner: ModelRunner) -> Tensor:
 
 
 def _as_float32(rows: Tensor) -> np.ndarray:
-    """[n, ...] -> [n, H]."""
+    """Rows [n, ...] widened to float32 [n, H], on the CPU."""
     assert rows.dtype in (torch.float32, torch.bfloat16, torch.float16), f"{rows.dtype} does not widen to float32"
     flat: np.ndarray = rows.detach().float().cpu().reshape(len(rows), -1).numpy()
     return flat

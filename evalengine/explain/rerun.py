@@ -1,7 +1,7 @@
 """An item run again in a run's own configuration, or in that with some settings replaced, while a recorder listens.
 
-What made two runs differ may be the company an item had in its batches, so the whole run is repeated, in its order and
-with its pool, until the item is done; `alone` is for runs that are too long for that.
+Two runs may differ because of the requests beside an item in its batches, so the whole run is repeated, in its order
+and with its KV pool, until the item is done; `alone` is for runs that are too long for that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from evalengine.records.manifest import machine_facts
 from evalengine.records.schema import RecordKey, ids_sha256
 from evalengine.report.read.run import Run
 
-# What the run resolved by itself, from the machine's memory for instance, and must be the same again.
+# Settings that the run resolved by itself, from the machine's memory for instance, and that must be the same again.
 RESOLVED = ("device", "num_threads", "max_model_len", "dtype", "block_size", "num_kv_blocks")
 ALWAYS = RESOLVED[:3]  # the others follow from settings that may be replaced
 
@@ -69,7 +69,7 @@ def rerun(side: Side, key: RecordKey, keep: Sequence[int] = ()) -> Trace:
             check_model(side.run.name, side.run.identity, config, llm)
         plan = build_plan(config, tasks, llm)
         check_prompts(side.label, side.run.identity, plan)
-        item = next(one for one in plan.requests if one.key == key)
+        item = next(planned for planned in plan.requests if planned.key == key)
         recorder = Recorder(item.request, keep)
         output = _run(llm, plan, item, recorder, side, config.progress)
         weights = side.run.identity["weights"] if same_model else weights_fingerprint(checkpoint)
@@ -86,7 +86,7 @@ def weight_files_of(side: Side) -> list[Path]:
 
 
 def _configuration(side: Side) -> Config:
-    """The run's, with what it resolved by itself pinned."""
+    """The run's configuration, with what the run resolved by itself pinned."""
     given = (*side.places, *side.instead)
     config = read_config(side.run.source / "config.yaml", (*COMPUTED_AGAIN, *given))
     resolved = side.run.manifest["engine"]
@@ -105,14 +105,14 @@ def _configuration(side: Side) -> Config:
             "process, which is what can be listened to, gives other bits; explain a run with batch_invariant=true"
         )
     # One op at a time cannot be heard inside a captured graph, on one of several ranks, or in a replica.
-    alone = replace(config.engine, **pinned, enforce_eager=True, tensor_parallel_size=1)
-    return replace(config, engine=alone, cluster=ClusterConfig())
+    engine = replace(config.engine, **pinned, enforce_eager=True, tensor_parallel_size=1)
+    return replace(config, engine=engine, cluster=ClusterConfig())
 
 
 def _run(llm: LLM, plan: Plan, item: HarnessRequest, recorder: Recorder, side: Side, progress: bool) -> RequestOutput:
-    requests = [item.request] if side.alone else [one.request for one in plan.requests]
+    requests = [item.request] if side.alone else [planned.request for planned in plan.requests]
     with recorder.listening(llm), closing(_answers(llm, requests, side.label, progress)) as outputs:
-        output = next(one for one in outputs if one.request_id == item.request.request_id)
+        output = next(answer for answer in outputs if answer.request_id == item.request.request_id)
     if output.error:
         raise EvalEngineError(f"{side.label}: {output.error}")
     return output
@@ -133,9 +133,9 @@ def _trace(
     num_requests: int,
     settings: dict[str, Any],
 ) -> Trace:
-    computations = sorted(recorder.computations, key=lambda one: one.position)  # stable: in time's order
+    computations = sorted(recorder.computations, key=lambda x: x.position)  # those of one position stay in time's order
     token_ids = [*item.prompt_ids, *output.token_ids]
-    assert {one.position for one in computations} == {*range(len(token_ids) - 1)}, "every token was computed by someone"
+    assert {x.position for x in computations} == {*range(len(token_ids) - 1)}, "every token was computed by someone"
     _add_logprobs(computations, len(item.prompt_ids) - 1, output.logprobs)
     return Trace(
         label=side.label,
@@ -153,7 +153,7 @@ def _trace(
 
 
 def _add_logprobs(computations: list[Computation], first: int, logprobs: np.ndarray) -> None:
-    """The answer as the last op: the logprob that was read from the logits of each position."""
+    """Adds the answer as the last op: the logprob that was read from the logits of each position."""
     for computation in computations:
         number = computation.position - first
         if LOGITS in computation.digests and 0 <= number < len(logprobs):

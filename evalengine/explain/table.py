@@ -17,9 +17,9 @@ from evalengine.report.read.identities import said
 from evalengine.report.read.items import item_name
 from evalengine.report.terminal.tables import add, bullets, house_table
 
-STREAM = "input_layernorm.residual"  # what a layer was given: all that the layers before it have added up
+STREAM = "input_layernorm.residual"  # a layer's input: the sum of all that the layers before it have added
 BAR = 24  # characters of the longest bar
-DECADES = 2.0  # that the longest bar stands for at least: a scale that magnifies nothing into something
+DECADES = 2.0  # the least that the longest bar stands for, so that the scale does not magnify small differences
 
 
 def report(e: Explanation, notes: Sequence[str] = (), weights: Sequence[str] = ()) -> Iterator[Table | str]:
@@ -52,7 +52,7 @@ REPRODUCED = {
 
 
 def verdict(e: Explanation) -> str:
-    """On one line."""
+    """The verdict, on one line."""
     if e.first is not None:
         return f"FIRST DIFFERENCE in {in_words(e.first.op)}, token {e.first.position}"
     compared = sum(op.compared for op in e.ops)
@@ -71,7 +71,7 @@ def machines(e: Explanation) -> list[str]:
 
 
 def growth_table(e: Explanation) -> Table:
-    """Every op of the first layer that differs, then what each layer is given, then the end. `--json` holds all."""
+    """Every op of the first layer that differs, then each layer's input, then the last ops. `--json` holds all."""
     table = house_table(("Layer", "Op", "Tokens", "Elements", "Max relative", ""), left=(0, 1, 5))
     rows = list(_shown(e))
     bars = _bars([row.size.max_relative if row.size else 0.0 for row in rows])
@@ -122,9 +122,8 @@ def _side(trace: Trace) -> dict[str, Any]:
 
 def _first_json(first: First) -> dict[str, Any]:
     layer, name = place(first.op)
-    steps = [
-        {"requests": one.step_requests, "tokens": one.step_tokens, "reused": one.reused} for one in (first.a, first.b)
-    ]
+    sides = (first.a, first.b)
+    steps = [{"requests": x.step_requests, "tokens": x.step_tokens, "reused": x.reused} for x in sides]
     return {"layer": layer or None, "op": name, "token": first.position, "size": _size_json(first.size), "steps": steps}
 
 
@@ -160,9 +159,9 @@ def _first(first: First, until: int) -> Iterator[str]:
     yield f"  A computed it in {_step(first.a)}, B in {_step(first.b)}."
 
 
-def _step(one: Computation) -> str:
-    step = f"a step of {_count(one.step_requests, 'request')} and {_count(one.step_tokens, 'token')}"
-    return f"{step}, for another request (the item took it from the prefix cache)" if one.reused else step
+def _step(computation: Computation) -> str:
+    step = f"a step of {_count(computation.step_requests, 'request')} and {_count(computation.step_tokens, 'token')}"
+    return f"{step}, for another request (the item took it from the prefix cache)" if computation.reused else step
 
 
 def _count(number: int, what: str) -> str:
@@ -170,15 +169,15 @@ def _count(number: int, what: str) -> str:
 
 
 def _why_there(e: Explanation) -> str:
-    at = {row.op: row for row in e.ops}
+    rows = {row.op: row for row in e.ops}
     for op, words in ((LOGPROB, "the first whose logprob differs"), (LOGITS, "the first whose logits differ")):
-        if at[op].differing:
+        if rows[op].differing:
             return words
     return "the last; no logits differ"
 
 
 def _bars(relatives: list[float]) -> list[str]:
     """A bar each on one logarithmic scale, from the smallest to the largest; no bar for 0."""
-    known = [log10(min(one, 1e300)) for one in relatives if one]
+    known = [log10(min(relative, 1e300)) for relative in relatives if relative]
     low, span = min(known, default=0.0), max(max(known, default=0.0) - min(known, default=0.0), DECADES)
-    return ["█" * round(1 + (BAR - 1) * (log10(min(one, 1e300)) - low) / span) if one else "" for one in relatives]
+    return ["█" * round(1 + (BAR - 1) * (log10(min(x, 1e300)) - low) / span) if x else "" for x in relatives]

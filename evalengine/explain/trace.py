@@ -17,23 +17,23 @@ import numpy as np
 
 from evalengine.records.schema import RecordKey
 
-DIGEST_BYTES = 8  # of a BLAKE2b: two unlike outputs agree by chance once in 2^64 comparisons
+DIGEST_BYTES = 8  # length of a BLAKE2b digest: two unlike outputs agree by chance once in 2^64 comparisons
 LOGITS, LOGPROB = "lm_head", "logprob"  # the last two ops; the second is the engine's answer itself
 
 
 @dataclass
 class Computation:
-    """One token position, computed once. A position is computed again after a preemption."""
+    """One computation of one token position. A position is computed again after a preemption."""
 
     position: int
-    step_requests: int = 0  # sequences and tokens of the step that computed it
-    step_tokens: int = 0
+    step_requests: int = 0  # sequences of the step that computed it
+    step_tokens: int = 0  # tokens of that step
     reused: bool = False  # another request computed it; the item found it in the prefix cache
     digests: dict[str, bytes] = field(default_factory=dict)  # op -> DIGEST_BYTES
     values: dict[str, np.ndarray] = field(default_factory=dict)  # op -> float32 [H]; empty where they were not kept
 
     def take(self, op: str, output: np.ndarray, keep: bool) -> None:
-        """An op's output, float32 [H]."""
+        """Adds an op's output, float32 [H]: its digest, and its values if `keep`."""
         self.digests[op] = hashlib.blake2b(output.tobytes(), digest_size=DIGEST_BYTES).digest()
         if keep:
             self.values[op] = output
@@ -63,11 +63,11 @@ class Trace:
 
 def place(op: str) -> tuple[str, str]:
     """(layer, op) as a reader knows them: ("3", "mlp.down_proj"); a layer of "" lies outside all layers."""
-    inside = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", op)
-    return (inside[1], inside[2]) if inside else ("", op.removeprefix("model."))
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", op)
+    return (match[1], match[2]) if match else ("", op.removeprefix("model."))
 
 
 def in_words(op: str) -> str:
-    """`layer 3, mlp.down_proj`."""
+    """An op's place for a sentence: `layer 3, mlp.down_proj`."""
     layer, name = place(op)
     return f"layer {layer}, {name}" if layer else name

@@ -1,4 +1,4 @@
-"""Which weights differ between two sides of an explanation: said before any op, for which no op is to blame."""
+"""Which weights differ between two sides of an explanation: stated before the ops, since then no op is to blame."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from evalengine.explain.align import Explanation
 from evalengine.report.compare.weight_tensors import in_words, weights_difference
 from evalengine.report.read.identities import short
 
-if TYPE_CHECKING:  # it brings the engine, which two files do not need
+if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
     from evalengine.explain.rerun import Side
 
 
-def differing_weights(found: Explanation, sides: Sequence[Side | None]) -> list[str]:
-    """A sentence each, without its full stop; none if they are equal, or a file does not tell.
+def differing_weights(explanation: Explanation, sides: Sequence[Side | None]) -> list[str]:
+    """A sentence for each difference, without its full stop; none if the weights are equal, or a file does not tell.
 
-    sides: what was run again; None for a file. Raises `ConfigError` for weights that cannot be read.
+    sides: what was run again; None for a digest file. Raises `ConfigError` for weights that cannot be read.
     """
-    hashes = [trace.settings.get("weights") for trace in (found.a, found.b)]
+    hashes = [trace.settings.get("weights") for trace in (explanation.a, explanation.b)]
     if None in hashes or hashes[0] == hashes[1]:
         return []
     runs = [side for side in sides if side is not None]

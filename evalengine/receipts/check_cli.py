@@ -9,7 +9,7 @@ from evalengine.errors import ConfigError, readable
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `check` with its words; returns the exit code."""
+    """Runs `check` with its arguments; returns the exit code."""
     with readable(arguments.source):
         is_file = Path(arguments.source).is_file()
     if is_file:
@@ -35,8 +35,8 @@ def _check_receipt(arguments: Namespace) -> int:
     from evalengine.receipts.compute import parted
 
     model = ModelConfig(name=arguments.model, path=arguments.model, tokenizer=arguments.tokenizer)
-    if found := parted(receipt, model, arguments.device, arguments.source):
-        return _differs(f"{name}: {found}")
+    if difference := parted(receipt, model, arguments.device, arguments.source):
+        return _differs(f"{name}: {difference}")
     record = receipt.record
     print(
         f"{name}: {len(record.prompt_ids)} tokens in, {len(record.output_ids)} out, computed again in "
@@ -52,11 +52,11 @@ def _check_run(arguments: Namespace) -> int:
     from evalengine.report.read.load import load_run
 
     run = load_run(arguments.source)
-    checked, found = differing(run, arguments.sample, arguments.seed, arguments.places)
-    for line in found:
+    checked, differences = differing(run, arguments.sample, arguments.seed, arguments.places)
+    for line in differences:
         print(line)
-    if found:
-        return _differs(f"{len(found)} of {checked} items of {run.name}, drawn by seed {arguments.seed}, differ")
+    if differences:
+        return _differs(f"{len(differences)} of {checked} items of {run.name}, drawn by seed {arguments.seed}, differ")
     print(f"{checked} of {len(run.items)} items of {run.name}, drawn by seed {arguments.seed}: every bit agrees")
     print(f"digest: {run.digest}")
     print("verdict: AGREES")

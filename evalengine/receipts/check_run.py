@@ -16,7 +16,7 @@ from evalengine.report.read.run import Run
 
 
 def differing(run: Run, sample: int, seed: int, places: Sequence[str] = ()) -> tuple[int, list[str]]:
-    """(how many items were computed again, a sentence for each that differs).
+    """(how many items were computed again, a sentence for each of them that differs).
 
     Raises ConfigError for a run that cannot be computed again here.
     """
@@ -26,11 +26,11 @@ def differing(run: Run, sample: int, seed: int, places: Sequence[str] = ()) -> t
     plan, llm = planned(run, places)
     chosen = {item.request.request_id: item for item in plan.requests if item.key in {*keys}}
     records = {record.key: record for record in read_records(run.source / RECORDS) if record.key in {*keys}}
-    found = {}
+    sentences = {}
     with llm:
         for output in llm.run([item.request for item in chosen.values()]):
             key = chosen[output.request_id].key
             output.top_logprobs = None  # alternatives are no part of the digest
-            if words := difference(answer_of(records[key]), output, "the run"):
-                found[key] = f"{'/'.join(map(str, key))}: {words}"
-    return len(chosen), [found[key] for key in sorted(found)]
+            if difference_in_words := difference(answer_of(records[key]), output, "the run"):
+                sentences[key] = f"{'/'.join(map(str, key))}: {difference_in_words}"
+    return len(chosen), [sentences[key] for key in sorted(sentences)]

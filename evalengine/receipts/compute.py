@@ -20,14 +20,15 @@ from evalengine.receipts.receipt import Receipt
 from evalengine.records.differences import differences
 from evalengine.records.schema import RequestRecord
 
-BLOCK = 64  # tokens
+BLOCK = 64  # tokens of a KV page
 MAX_LISTED = 3
 
 
 def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str | None:
     """Where the receipt's answer and the one computed here part, in words; None if every bit agrees.
 
-    Raises: ConfigError if this model or this machine cannot compute it, in a sentence that names what differs.
+    whose: names the receipt in messages.
+    Raises: ConfigError if this model or this machine cannot compute the answer, in a sentence that names what differs.
     """
     check_contract(receipt.computed_by["contract_version"], whose)
     check_level(receipt.computed_by, whose)
@@ -36,7 +37,7 @@ def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str
     if problems := list(_other_model(receipt, checkpoint, whose)):
         raise ConfigError(problems)
     request = _request(receipt, checkpoint)
-    tokens = len(receipt.record.prompt_ids) + max(len(receipt.record.output_ids), _most(request))
+    tokens = len(receipt.record.prompt_ids) + max(len(receipt.record.output_ids), _max_output(request))
     engine = EngineConfig(
         dtype=receipt.computed_by["dtype"],
         device=device,
@@ -53,7 +54,7 @@ def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str
 
 
 def answer_of(record: RequestRecord) -> RequestOutput:
-    """What the run's engine answered."""
+    """The answer of the run's engine, from its record."""
     return RequestOutput(
         request_id=0,
         prompt_ids=list(record.prompt_ids),
@@ -67,19 +68,19 @@ def answer_of(record: RequestRecord) -> RequestOutput:
 
 def _other_model(receipt: Receipt, checkpoint: Checkpoint, whose: str) -> Iterator[str]:
     """How the model at hand is not the receipt's, a sentence each."""
-    said = receipt.computed_by
-    if (weights := weights_fingerprint(checkpoint)) != said["weights"]:
+    recorded = receipt.computed_by
+    if (weights := weights_fingerprint(checkpoint)) != recorded["weights"]:
         yield (
             f"{checkpoint.source}: another model than that of {whose}: its weights are {weights[:12]}..., the "
-            f"receipt's {said['weights'][:12]}...; name the receipt's by --model"
+            f"receipt's {recorded['weights'][:12]}...; name the receipt's by --model"
         )
         return
-    if changed := list(differences(said["model_spec"], plain_spec(checkpoint.spec), "model_spec")):
+    if changed := list(differences(recorded["model_spec"], plain_spec(checkpoint.spec), "model_spec")):
         yield (
             f"{checkpoint.source}: the receipt's weights, otherwise configured: {'; '.join(changed[:MAX_LISTED])}; "
             "restore the model's configuration"
         )
-    if changed := list(differences(said["tokenizer"], plain_tokenizer(checkpoint.tokenizer) or {}, "tokenizer")):
+    if changed := list(differences(recorded["tokenizer"], plain_tokenizer(checkpoint.tokenizer) or {}, "tokenizer")):
         yield (
             f"{checkpoint.source}: another tokenizer than that of {whose}: {'; '.join(changed[:MAX_LISTED])}; name the "
             "receipt's by --tokenizer"
@@ -87,7 +88,7 @@ def _other_model(receipt: Receipt, checkpoint: Checkpoint, whose: str) -> Iterat
 
 
 def _request(receipt: Receipt, checkpoint: Checkpoint) -> Request:
-    """Raises ConfigError for a receipt that asks what no run can have asked."""
+    """What the receipt's item asks. Raises ConfigError for a receipt that asks what no run can have asked."""
     record = receipt.record
     if receipt.asked is None:
         return ScoreRequest(0, list(record.prompt_ids), list(record.output_ids))
@@ -103,12 +104,12 @@ def _request(receipt: Receipt, checkpoint: Checkpoint) -> Request:
     return GenerateRequest(0, list(record.prompt_ids), params)
 
 
-def _most(request: Request) -> int:
+def _max_output(request: Request) -> int:
     return request.params.max_tokens if isinstance(request, GenerateRequest) else len(request.continuation_ids)
 
 
 def _processors(spec: Mapping[str, Any]) -> LogitsProcessors | None:
-    """Those of a spec as plain values; None for what is none."""
+    """The logits processors of a spec in plain values; None if they are damaged."""
     try:
         return LogitsProcessors(**spec["processors"])
     except (KeyError, TypeError, ConfigError):

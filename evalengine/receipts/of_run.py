@@ -1,4 +1,4 @@
-"""A run's requests again, as its folder says them: its rows, its tokenizer and its model must be those of before."""
+"""A run's requests, planned again from its folder: its rows, tokenizer and model must be unchanged."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def _engine(config: Config, checkpoint: Checkpoint) -> DeferredLLM:
 
 
 def _configuration(run: Run, places: Sequence[str]) -> Config:
-    """The run's own; what concerns its machine alone is decided anew."""
+    """The run's configuration, with the settings that concern only its machine decided anew."""
     config = read_config(run.source / "config.yaml", (*COMPUTED_AGAIN, *places))
     resolved = run.manifest["engine"]
     level = resolved["numerics"]
     has_gpu = torch.cuda.is_available()
     device = config.engine.device if any(place.startswith("engine.device=") for place in places) else None
-    ranks = any(place.startswith("engine.tensor_parallel_size=") for place in places)
+    ranks_given = any(place.startswith("engine.tensor_parallel_size=") for place in places)
     if device is None:
         device = "cuda" if has_gpu and str(resolved["device"]).startswith("cuda") else "cpu"
     engine = replace(
@@ -65,7 +65,7 @@ def _configuration(run: Run, places: Sequence[str]) -> Config:
         num_threads=None,
         gpu_memory_utilization=None,
         max_num_seqs=8,
-        tensor_parallel_size=config.engine.tensor_parallel_size if ranks else 1,
+        tensor_parallel_size=config.engine.tensor_parallel_size if ranks_given else 1,
     )
     numerics = "auto" if level == "native" and not has_gpu else level
     return replace(config, engine=engine, numerics=numerics, cluster=ClusterConfig())

@@ -16,7 +16,7 @@ from evalengine.report.read.run import Run
 
 
 def prove(run: Run, item: str, places: Sequence[str] = ()) -> Receipt:
-    """The receipt of an item, named as in `--item`. The rows are planned again, for what was asked; no weights are
+    """The receipt of an item, named as in `--item`. The rows are planned again to know what was asked; no weights are
     loaded. places: where rows and weights lie here.
 
     Raises ConfigError for a run that has no such item or cannot be proved.
@@ -24,13 +24,13 @@ def prove(run: Run, item: str, places: Sequence[str] = ()) -> Receipt:
     provable(run, "prove")
     key = named_item(run, item, "prove")
     plan, llm = planned(run, places)
-    (asked,) = (one for one in plan.requests if one.key == key)
-    (record,) = (one for one in read_records(run.source / RECORDS) if one.key == key)
+    (asked,) = (planned_item for planned_item in plan.requests if planned_item.key == key)
+    (record,) = (row for row in read_records(run.source / RECORDS) if row.key == key)
     request, params = asked.request, None
     if isinstance(request, GenerateRequest):
         params = plain_params(request.params, llm.settings.max_model_len - len(request.prompt_ids))
     keys = [*run.items]
-    leaves = [bytes.fromhex(one.leaf) for one in run.items.values()]
+    leaves = [bytes.fromhex(recorded.leaf) for recorded in run.items.values()]
     path = tuple(node.hex() for node in merkle_path(leaves, keys.index(key)))
     assert run.digest is not None
     computed_by = {name: run.identity[name] for name in COMPUTED_BY if name in run.identity}

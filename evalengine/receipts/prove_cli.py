@@ -7,7 +7,7 @@ from evalengine.errors import ConfigError
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `prove` with its words; returns the exit code."""
+    """Runs `prove` with its arguments; returns the exit code."""
     if arguments.output.is_dir():
         raise ConfigError(f"prove: -o {arguments.output}: a folder; name a file in it")
     from evalengine.receipts.prove import prove

@@ -1,8 +1,8 @@
 """A receipt: an item's prompt and answer, the path from it to its run's digest, and what computed it.
 
-JSON that carries its own hash (`records.sealed`), which finds damage and careless edits. Who rewrites that, too, is
-found by what a check does: the path must lead from prompt, output and logprobs to the digest, and computing the item
-again must give every bit of the answer. That the digest is that of a run you know is for you to compare.
+JSON that carries its own hash (`records.sealed`), which finds damage and careless edits. A check finds an edit that
+rewrites the hash, too: the path must lead from prompt, output and logprobs to the digest, and computing the item again
+must give every bit of the answer. Whether the digest is that of a run you know is for you to compare.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Receipt:
     """What a receipt says."""
 
     record: RequestRecord
-    asked: dict[str, Any] | None  # of a generation: the sampling settings in force; None: its output was scored
-    digest: str  # of the run
-    index: int  # of the item's leaf, among `count`
+    asked: dict[str, Any] | None  # a generation's sampling settings in force; None: the output was scored
+    digest: str  # the run's
+    index: int  # the item's leaf, among `count`
     count: int
     path: tuple[str, ...]  # hex, lowest node first
-    computed_by: dict[str, Any]  # `COMPUTED_BY` of the run's identity
+    computed_by: dict[str, Any]  # the fields `COMPUTED_BY` of the run's identity
 
     @property
     def key(self) -> RecordKey:
@@ -92,7 +92,7 @@ def write_receipt(file: Path, receipt: Receipt) -> int:
 
 
 def read_receipt(file: Path) -> Receipt:
-    """Raises `ConfigError` if the file is no receipt, is damaged or edited, or of another version."""
+    """Reads a receipt. Raises `ConfigError` if the file is none, is damaged or edited, or of another version."""
     content = FORMAT.unseal(file, CURE)
     problem = wrong(content, _SHAPE) or ", ".join(
         f"{name[:40]} is no part of one" for name in sorted(set(content) - _PARTS)
@@ -132,16 +132,16 @@ def _receipt(content: Mapping[str, Any]) -> Receipt:
 
 
 def plain_params(params: Any, room: int) -> dict[str, Any]:
-    """A generation's `SamplingParams` as plain JSON values, those that are in force: greedy choice draws nothing.
+    """A generation's `SamplingParams` in force, as plain JSON values; those of drawing are left out of greedy choice.
 
-    room: tokens that `max_model_len` left for it.
+    room: tokens that `max_model_len` left for the output.
     """
-    drawn = ("top_k", "top_p", "seed", "noise_key")
-    found = {item.name: getattr(params, item.name) for item in fields(params) if item.name not in ("n", "logprobs")}
+    sampling = ("top_k", "top_p", "seed", "noise_key")
+    plain = {item.name: getattr(params, item.name) for item in fields(params) if item.name not in ("n", "logprobs")}
     if params.temperature == 0:
-        found = {name: value for name, value in found.items() if name not in drawn}
-    found["max_tokens"] = min(params.max_tokens, room)
-    found["stop"] = list(params.stop)
-    found["stop_token_ids"] = None if params.stop_token_ids is None else list(params.stop_token_ids)
-    found["processors"] = None if params.processors is None else asdict(params.processors)
-    return found
+        plain = {name: value for name, value in plain.items() if name not in sampling}
+    plain["max_tokens"] = min(params.max_tokens, room)
+    plain["stop"] = list(params.stop)
+    plain["stop_token_ids"] = None if params.stop_token_ids is None else list(params.stop_token_ids)
+    plain["processors"] = None if params.processors is None else asdict(params.processors)
+    return plain

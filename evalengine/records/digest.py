@@ -59,9 +59,9 @@ def merkle_path(leaves: Sequence[bytes], index: int) -> list[bytes]:
     """RFC 6962's audit path (section 2.1.1): the nodes that, with leaf number `index`, give the root; lowest first."""
     path, level = [], list(leaves)
     while len(level) > 1:
-        beside = index ^ 1
-        if beside < len(level):
-            path.append(level[beside])
+        sibling = index ^ 1
+        if sibling < len(level):
+            path.append(level[sibling])
         level = [merkle_root(level[i : i + 2]) for i in range(0, len(level), 2)]
         index //= 2
     return path
@@ -72,17 +72,17 @@ def root_of_path(leaf: bytes, index: int, count: int, path: Sequence[bytes]) -> 
 
     Trees of several sizes have paths of one shape: a root vouches for the leaf and its place, not for `count`.
     """
-    node, left = leaf, list(path)
+    node, remaining = leaf, list(path)
     if not 0 <= index < count:
         return None
     while count > 1:
-        if index ^ 1 < count:  # else it is an odd last node, which moves up unchanged
-            if not left:
+        if index ^ 1 < count:  # otherwise the node is an odd last one, which moves up unchanged
+            if not remaining:
                 return None
-            beside = left.pop(0)
-            node = hashlib.sha256(_NODE + (beside + node if index & 1 else node + beside)).digest()
+            sibling = remaining.pop(0)
+            node = hashlib.sha256(_NODE + (sibling + node if index & 1 else node + sibling)).digest()
         index, count = index // 2, (count + 1) // 2
-    return None if left else node
+    return None if remaining else node
 
 
 def run_digest(records: Iterable[RequestRecord]) -> str:
@@ -91,7 +91,7 @@ def run_digest(records: Iterable[RequestRecord]) -> str:
 
 
 def task_digests(records: Iterable[RequestRecord]) -> dict[str, str]:
-    """The same for each task alone: which task differs, at a glance."""
+    """Each task's own digest, so that it shows at a glance which task differs."""
     by_task = groupby(_ordered(records), key=lambda record: record.task)
     return {task: merkle_root([leaf_hash(record) for record in group]).hex() for task, group in by_task}
 

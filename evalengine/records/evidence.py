@@ -2,8 +2,8 @@
 
 `manifest.json` lists the SHA-256 of every other file of the run, and carries the hash of its own content. `report.html`
 is a view of the others that may be written anew at any time, so it is bound the other way round: its last line holds
-the manifest's hash and its own (`sealed_page`). All this finds damage and edits; it is no signature, and who rewrites
-every hash passes.
+the manifest's hash and its own (`sealed_page`). All this finds damage and edits; it is no signature: an edit that
+rewrites every hash passes.
 
 A run that was written before manifests had the list is read too; `is_bound` tells, and readers say that edits of it
 would pass unseen.
@@ -26,11 +26,11 @@ from evalengine.records.sealed import content_sha256, sha256_of
 from evalengine.records.tokens import TOKENS
 
 CONFIG, PAGE = "config.yaml", "report.html"
-FILES, SHA256 = "files", "sha256"  # of the manifest
-OURS = (DIGEST, RECORDS, TOKENS, CONFIG, "results_*.json", "samples_*.jsonl")  # what a finished run is made of
-NEEDED = (DIGEST, RECORDS)  # without them there is no run; the results are asked for where they are read
+FILES, SHA256 = "files", "sha256"  # keys of the manifest
+OURS = (DIGEST, RECORDS, TOKENS, CONFIG, "results_*.json", "samples_*.jsonl")  # files of a finished run
+NEEDED = (DIGEST, RECORDS)  # every run has them; results files are checked where they are read
 AGAIN = "run its command again, or take the folder from where it was copied"
-SINCE_BOUND = "model_spec"  # of the identity: every evalengine that writes it binds the files, too
+SINCE_BOUND = "model_spec"  # a key of the identity: every evalengine that writes the key binds the files, too
 _CHUNK = 1 << 20  # bytes
 _PAGE_SEAL = re.compile(rb"<!-- evalengine manifest ([0-9a-f]{64}|none), page ([0-9a-f]{64}) -->\n")
 _PAGE_SEAL_SIZE = 200  # bytes, more than a seal has
@@ -56,7 +56,7 @@ def is_bound(manifest: Mapping[str, Any]) -> bool:
 def open_run(folder: Path, page: bool = True) -> dict[str, Any]:
     """The manifest of a finished run whose files are those that it was finished with. Every reader of runs begins here.
 
-    page: whether an edited `report.html` counts; who writes it anew does not mind.
+    page: whether `report.html` is checked, too; a command that writes it anew need not.
     Raises `ConfigError` that names every file that is missing, edited, damaged or added, with the cure.
     """
     if not (folder / DIGEST).is_file():
@@ -112,15 +112,15 @@ def _manifest_problem(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _problems(folder: Path, files: Mapping[str, Any]) -> Iterator[str]:
-    for name, said in files.items():
+    for name, listed in files.items():
         path = folder / name
         try:
             if not path.is_file():
                 yield f"{path}: missing, but {MANIFEST} lists it; {AGAIN}"
-            elif (found := file_sha256(path)) != said:
+            elif (actual := file_sha256(path)) != listed:
                 yield (
-                    f"{path}: not the file that the run wrote (its SHA-256 is {found[:12]}..., {MANIFEST} lists "
-                    f"{str(said)[:12]}...): it was edited or damaged; {AGAIN}"
+                    f"{path}: not the file that the run wrote (its SHA-256 is {actual[:12]}..., {MANIFEST} lists "
+                    f"{str(listed)[:12]}...): it was edited or damaged; {AGAIN}"
                 )
         except OSError as error:
             yield f"{path}: {error.strerror or error}; mend its permissions, or {AGAIN}"
@@ -137,8 +137,8 @@ def _page_problem(folder: Path, manifest_sha256: str) -> list[str]:
         return [f"{path}: {error.strerror or error}; mend its permissions, or delete it"]
     if content is None:  # a run is whole without its page
         return []
-    text, whose, said = _page_seal(content)
-    if whose == manifest_sha256 and said == _page_sha256(text, whose):
+    text, sealed_manifest, sealed_hash = _page_seal(content)
+    if sealed_manifest == manifest_sha256 and sealed_hash == _page_sha256(text, sealed_manifest):
         return []
     return [
         f"{path}: not the page that was written of this run: it was edited, damaged or copied here; write it anew: "
@@ -155,17 +155,17 @@ def _page_of_a_bound_run(path: Path) -> bool:
 
 
 def _page_seal(content: bytes) -> tuple[bytes, str, str]:
-    """(the page without its seal, the manifest's hash in it, the page's); no hashes where there is no seal."""
+    """(the page without its seal, the manifest's hash in the seal, the page's hash in it); "" without a seal."""
     start = content.rfind(b"<!-- ", max(0, len(content) - _PAGE_SEAL_SIZE))
     seal = _PAGE_SEAL.fullmatch(content[start:]) if start >= 0 else None
     return (content, "", "") if seal is None else (content[:start], seal[1].decode(), seal[2].decode())
 
 
-def _page_sha256(content: bytes, whose: str) -> str:
-    return hashlib.sha256(whose.encode() + b"\n" + content).hexdigest()
+def _page_sha256(content: bytes, manifest_hash: str) -> str:
+    return hashlib.sha256(manifest_hash.encode() + b"\n" + content).hexdigest()
 
 
 def bind_failed(folder: Path, error: OSError) -> EvalEngineError:
-    """A file of an unfinished run that cannot be read back, in one sentence."""
+    """The error for a file of an unfinished run that cannot be read back."""
     return EvalEngineError(f"could not read {error.filename or folder} back: {error.strerror or error}; cure that and "
                            "run the same command again: it resumes")  # fmt: skip

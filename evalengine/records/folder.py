@@ -75,18 +75,18 @@ class RunFolder:
             except FileExistsError:
                 continue
             lock = _acquire(path)
-            if lock is None:  # another process took the new folder up in between: it is theirs
+            if lock is None:  # another process has taken up the new folder in between
                 continue
             return cls(path, lock, False, identity)._with_identity(run_id, identity)
         raise EvalEngineError(f"output_dir={root}: a thousand runs named {stem} already; use another output_dir")
 
     def _with_identity(self, run_id: str, identity: Mapping[str, Any]) -> RunFolder:
-        """The folder, once it says whose it is; a new one, or one whose process was killed before it could."""
+        """Writes the identity of a new folder, or of one whose process was killed before it could."""
         if (self.path / IDENTITY).exists():
             return self
         try:
             self.write_json(IDENTITY, {"run_id": run_id, **identity})
-        except BaseException:  # without it no other setting of `resume` would ever take this folder up
+        except BaseException:  # no setting of `resume` would take up a folder with other files and no identity
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
             raise
@@ -104,8 +104,8 @@ class RunFolder:
             raise ConfigError(f"resume={path}: its {IDENTITY} is damaged ({error}); set resume=never") from error
         if stored != {"run_id": run_id, **identity}:
             del stored["run_id"]
-            found = "; ".join(differences(stored, identity)) or "it was written by another version"
-            raise ConfigError(f"resume={path}: it holds another run: {found}. Match it, or set resume=auto")
+            changes = "; ".join(differences(stored, identity)) or "it was written by another version"
+            raise ConfigError(f"resume={path}: it holds another run: {changes}. Match it, or set resume=auto")
         lock = _acquire(path)
         if lock is None:
             raise ConfigError(f"resume={path}: another process is running it")
@@ -113,7 +113,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether all evidence is there: taken up like this, the run lacks its page at most."""
+        """Whether all evidence is there; a run that is taken up in this state lacks at most its page."""
         return (self.path / DIGEST).exists()
 
     @property
@@ -125,11 +125,11 @@ class RunFolder:
         return self.write_with(name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def write_json(self, name: str, value: Any) -> Path:
-        """The same, as indented JSON."""
+        """Writes a value as indented JSON, as `write_text` does."""
         return self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def write_with(self, name: str, write: Callable[[Path], Any]) -> Path:
-        """The same, by a function that fills the path it is given."""
+        """Writes a file by a function that fills the path it is given, as `write_text` does."""
         target = self.path / name
         try:
             write_whole(target, write)
@@ -143,7 +143,7 @@ class RunFolder:
         self.write_text(DIGEST, digest + "\n")
 
     def tidy(self) -> None:
-        """Removes what only an unfinished run needs; the identity last, for it makes the folder be taken up again."""
+        """Removes what only an unfinished run needs; the identity last, since with it the folder is taken up again."""
         assert self.finished, "the digest first"
         try:
             for path in [self.path / JOURNAL, *self.path.glob(".*.partial"), self.path / LOCK, self.path / IDENTITY]:
@@ -174,7 +174,7 @@ def sanitise(name: str) -> str:
 
 
 def write_whole(target: Path, write: Callable[[Path], Any]) -> None:
-    """A file that appears whole or not at all, by a function that fills the path it is given."""
+    """Writes a file that appears whole or not at all, by a function that fills the path it is given."""
     scratch = target.parent / f".{target.name}.partial"
     try:
         write(scratch)
@@ -201,7 +201,7 @@ def write_text_file(file: Path, text: str) -> int:
 
 
 def write_failed(path: Path, error: OSError) -> EvalEngineError:
-    """A failed write in one sentence, with its cure."""
+    """The error for a failed write, one sentence with its cure."""
     why = error.strerror or str(error)
     return EvalEngineError(f"could not write {path}: {why}; cure that and run the same command again: it resumes")
 

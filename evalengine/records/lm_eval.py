@@ -1,6 +1,6 @@
 """`results_<iso>.json` and `samples_<task>_<iso>.jsonl`, in lm-evaluation-harness's schema and keys.
 
-Read in lm_eval 0.4.12 and 0.4.13: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (what is
+As in lm_eval 0.4.12 and 0.4.13: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (what is
 saved, and how responses become strings), `result_schema.py` (the names). Tools that read its files read these.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from evalengine.records.folder import RunFolder
 
-THINKING_TRUNCATED = "thinking_truncated"  # of a task's results and of a sample
+THINKING_TRUNCATED = "thinking_truncated"  # key of a task's results and of a sample
 Value = float | int | str  # a metric's value; a standard error may be "N/A"
 
 
@@ -56,7 +56,7 @@ class TaskResult:
     effective: int  # documents evaluated
     task_hash: str
     samples: Sequence[Sample] = ()
-    thinking_truncated: int | None = None  # responses, as a sample's
+    thinking_truncated: int | None = None  # how many responses, as in `Sample`
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class GroupResult:
     alias: str
     version: float | str
     children: Sequence[str]  # tasks and groups
-    metrics: Mapping[str, Value]  # as a task's
+    metrics: Mapping[str, Value]  # as in `TaskResult`
     higher_is_better: Mapping[str, bool]
     effective: int  # documents of all its tasks
     num_fewshot: int | None  # None where they differ
@@ -115,7 +115,7 @@ def results_dict(
     """The content of `results_<iso>.json`."""
     by_name = sorted(tasks, key=lambda task: task.name)
     either: list[TaskResult | GroupResult] = [*tasks, *groups]
-    both = sorted(either, key=lambda one: one.name)
+    both = sorted(either, key=lambda entry: entry.name)
     grouped = {
         group.name: {"name": group.name, "alias": group.alias, "sample_len": group.effective, **group.metrics}
         for group in groups
@@ -125,9 +125,9 @@ def results_dict(
         **({"groups": {name: values for name, values in grouped.items() if len(values) > 3}} if groups else {}),
         "group_subtasks": {group.name: list(group.children) for group in groups},
         "configs": {task.name: dict(task.config) for task in by_name},
-        "versions": {one.name: one.version for one in both},
-        "n-shot": {one.name: one.num_fewshot for one in both if one.num_fewshot is not None},
-        "higher_is_better": {one.name: dict(one.higher_is_better) for one in both},
+        "versions": {entry.name: entry.version for entry in both},
+        "n-shot": {entry.name: entry.num_fewshot for entry in both if entry.num_fewshot is not None},
+        "higher_is_better": {entry.name: dict(entry.higher_is_better) for entry in both},
         "n-samples": {task.name: {"original": task.original, "effective": task.effective} for task in tasks},
         "config": _execution(model, invocation),
         "git_hash": invocation.git_hash,
@@ -153,8 +153,8 @@ def results_dict(
 
 
 def _result(task: TaskResult) -> dict[str, Any]:
-    found = {"name": task.name, "alias": task.name, "sample_len": task.effective, **task.metrics}
-    return found if task.thinking_truncated is None else {**found, THINKING_TRUNCATED: task.thinking_truncated}
+    result = {"name": task.name, "alias": task.name, "sample_len": task.effective, **task.metrics}
+    return result if task.thinking_truncated is None else {**result, THINKING_TRUNCATED: task.thinking_truncated}
 
 
 def sample_row(sample: Sample) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _execution(model: ModelInfo, invocation: Invocation) -> dict[str, Any]:
         "model_dtype": model.dtype,
         "model_revision": model.revision,
         "model_sha": model.sha,
-        "batch_size": None,  # the scheduler's, step by step
+        "batch_size": None,  # the scheduler chooses it at every step
         "batch_sizes": [],
         "device": model.device,
         "use_cache": None,
@@ -236,12 +236,12 @@ def _sha(text: str | None) -> str | None:
 
 
 def _strings(value: Any) -> Any:
-    """Nested lists and tuples kept, everything in them as a string."""
+    """Every value as a string, in the same nested lists."""
     return [_strings(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
 
 
 def _plain(value: Any) -> Any:
-    """What json cannot write: numpy's values and sets as Python's own, anything else as a string."""
+    """A value that json cannot write: numpy's values and sets as Python's own, anything else as a string."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)

@@ -24,22 +24,22 @@ class RequestRecord:
     repeat: int  # counts the samples of one request from 0
     kind: str  # generate_until | loglikelihood | loglikelihood_rolling
     prompt_ids: Sequence[int]
-    prompt_sha256: str  # of the prompt's ids: `ids_sha256(prompt_ids)`
+    prompt_sha256: str  # `ids_sha256(prompt_ids)`
     output_ids: Sequence[int]  # generated (up to and including the token that completes a stop), or scored
     logprobs: np.ndarray  # float32 [len(output_ids)]
     finish_reason: str  # stop | length
     truncated: int  # tokens cut from the prompt's left
     text: str  # generated text, stop strings cut
     is_greedy: bool
-    # Of generations of a run that names the end of a thinking; no columns elsewhere.
+    # Only generations of a run that names the end of thinking have these; other runs lack the columns.
     thinking: str | None = None  # what was generated before the answer, with the text of its end
-    thinking_tokens: int | None = None  # as many of `output_ids`
+    thinking_tokens: int | None = None  # how many of `output_ids` that took
     thinking_truncated: bool | None = None  # the length limit came before the end
-    # How the program in the text ended, of tasks that run what the model wrote; no column elsewhere.
+    # How the program in the text ended. Only tasks that run what the model wrote have this; other runs lack the column.
     outcome: str | None = None  # "passed", "failed: AssertionError", "timeout: ...", "memory", "refused: ..."
-    # The n most probable tokens at each generated one, best first, of a run that keeps them; no columns elsewhere.
+    # The n most probable tokens at each generated one, best first. Runs that do not keep them lack the columns.
     top_ids: np.ndarray | None = None  # int32 [len(output_ids) * n]
-    top_logprobs: np.ndarray | None = None  # float32, as many
+    top_logprobs: np.ndarray | None = None  # float32 [len(output_ids) * n]
 
     @property
     def key(self) -> RecordKey:
@@ -52,8 +52,8 @@ def ids_sha256(ids: Sequence[int]) -> str:
 
 
 def packed_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as int32 little-endian. A document's choices share a long prompt, which is packed once: to compare two
-    lists takes a tenth of the time."""
+    """Token ids as int32 little-endian. A document's choices share a long prompt, which is packed once: comparing two
+    lists takes a tenth of the time of packing one."""
     global _last_packed
     if type(ids) is not list:
         return np.asarray(ids, dtype="<i4").tobytes()
@@ -65,12 +65,12 @@ def packed_ids(ids: Sequence[int]) -> bytes:
     return packed
 
 
-LONG = 64  # tokens of a list that is worth remembering
+LONG = 64  # tokens from which on a packed list is worth remembering
 _last_packed: tuple[list[int], bytes] = [], b""
 
 
 def write_records(path: Path, records: Sequence[RequestRecord]) -> None:
-    """`records` as Parquet, in (task, document, request, repeat) order. Raises `OSError` if the disk refuses."""
+    """Writes records as Parquet, in (task, document, request, repeat) order. Raises `OSError` if the disk refuses."""
     import pyarrow.parquet as pq
 
     # Arrow's dictionary encoding merges NaNs of different payloads, so only text columns may use it.
@@ -144,7 +144,7 @@ _SCALARS = {
     "is_greedy": "bool_",
 }
 _OPTIONAL_LISTS = {"top_ids": "int32", "top_logprobs": "float32"}
-_OPTIONAL = {  # where any row has them
+_OPTIONAL = {  # columns that are written where any row has a value
     "thinking": "string",
     "thinking_tokens": "int64",
     "thinking_truncated": "bool_",
@@ -171,12 +171,12 @@ def _table(records: Sequence[RequestRecord]) -> Any:
         columns[name] = _list_column([getattr(record, name) for record in records], kind)
     for name, kind in _OPTIONAL_LISTS.items():
         if any(getattr(record, name) is not None for record in records):
-            none = np.empty(0, dtype=kind)  # of rows that score
+            none = np.empty(0, dtype=kind)  # for rows that score
             columns[name] = _list_column([none if (x := getattr(r, name)) is None else x for r in records], kind)
     for name, kind in _OPTIONAL.items():
-        found = [getattr(record, name) for record in records]
-        if any(value is not None for value in found):
-            columns[name] = pa.array(found, type=getattr(pa, kind)())
+        values = [getattr(record, name) for record in records]
+        if any(value is not None for value in values):
+            columns[name] = pa.array(values, type=getattr(pa, kind)())
     return pa.table({item.name: columns[item.name] for item in fields(RequestRecord) if item.name in columns})
 
 
@@ -204,7 +204,7 @@ def _plain_lists(arrays: Sequence[np.ndarray]) -> list[list[int]]:
 
 
 def _lists(column: Any) -> list[np.ndarray]:
-    """A list column -> one array a row, sharing the column's buffer."""
+    """A list column as one array a row, which share the column's buffer."""
     import pyarrow as pa
 
     if not len(column):

@@ -1,6 +1,6 @@
 """JSON files that carry their own hash: small evidence that lives in git or travels between machines.
 
-`sha256` is over the rest as canonical JSON: it finds damage and careless edits; it is no signature.
+`sha256` is over the rest as canonical JSON. The hash finds damage and careless edits; it is no signature.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from evalengine.plain_files import parse_json, read_bytes
 class SealedFormat:
     """One kind of sealed file."""
 
-    format: str  # as the file calls itself
+    format: str  # the name that the file gives itself
     version: int
-    name: str  # as a reader calls it
+    name: str  # the name for people
     writing: str  # the command that writes one
 
     def seal(self, content: Mapping[str, Any]) -> str:
@@ -33,14 +33,14 @@ class SealedFormat:
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def claimed_by(self, path: Path) -> bool:
-        """Whether the file calls itself one, whole or not."""
+        """Whether the file names this format, damaged or not."""
         try:
             return f'"{self.format}"'.encode() in read_bytes(path)
         except (OSError, ValueError):
             return False
 
     def unseal(self, path: Path, cure: str) -> dict[str, Any]:
-        """The content. Raises `ConfigError` if it is none, is truncated, damaged or edited, or of another version."""
+        """A file's content. Raises `ConfigError` if it is none, truncated, damaged or edited, or of another version."""
         try:
             with readable(path):
                 content = parse_json(read_bytes(path).decode("utf-8"))
@@ -51,24 +51,24 @@ class SealedFormat:
         if not isinstance(content, dict) or content.get("format") != self.format:
             raise ConfigError(f"{path}: not a {self.name} (its format is not {self.format}); write one: {self.writing}")
         if content.get("version") != self.version:
-            found = str(content.get("version"))[:20]
+            version = str(content.get("version"))[:20]
             raise ConfigError(
-                f"{path}: version {found} of the format, this evalengine reads {self.version}; update evalengine, or "
+                f"{path}: version {version} of the format, this evalengine reads {self.version}; update evalengine, or "
                 f"write the {self.name} anew"
             )
-        said = str(content.pop("sha256", None))[:64]
-        if said != (seal := sha256_of(content)):
-            raise ConfigError(f"{path}: its content gives sha256 {seal}, not {said}: it was edited or damaged; {cure}")
+        seal = str(content.pop("sha256", None))[:64]
+        if seal != (now := sha256_of(content)):
+            raise ConfigError(f"{path}: its content gives sha256 {now}, not {seal}: it was edited or damaged; {cure}")
         return content
 
 
 def canonical(value: Any) -> str:
-    """Plain JSON values as the one text that is hashed."""
+    """Plain JSON values as canonical text, which is what is hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def sha256_of(content: Mapping[str, Any]) -> str | None:
-    """`content_sha256` of what a file held; None if no file of ours could: JSON has no NaN and no infinity."""
+    """`content_sha256` of what a file held; None for a NaN or an infinity, which JSON does not have."""
     try:
         return content_sha256(content)
     except ValueError:

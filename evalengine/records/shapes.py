@@ -1,4 +1,4 @@
-"""What JSON from outside must look like before it is used: a shape a file, checked once, where the file is read.
+"""What JSON from outside must look like before it is used: one shape a file, checked once, where the file is read.
 
 A shape is a predicate (`text`, `number`, ...), `{name: shape}` for an object ("name?" may be missing or null),
 `[shape]` for a list, or `Each(shape)` for an object of any names. What a shape does not name is not looked at.
@@ -75,7 +75,7 @@ def wrong(value: Any, shape: Any) -> str:
 
 
 def _fits(value: Any, shape: Any) -> bool:
-    """Whether nothing is wrong. Samples have a hundred thousand values: words are made only where they are needed."""
+    """Whether nothing is wrong. Samples have a hundred thousand values, so words are made only where one is wrong."""
     if type(shape) is dict:
         if type(value) is not dict:
             return False
@@ -131,5 +131,5 @@ def _short(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and abs(value) >= 10**20:
         return "a very long integer"
-    said = repr(value)
-    return said if len(said) <= 40 else f"{said[:37]}..."
+    literal = repr(value)
+    return literal if len(literal) <= 40 else f"{literal[:37]}..."

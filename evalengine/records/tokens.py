@@ -19,7 +19,7 @@ TOKENS = "tokens.json"
 
 def tokens_json(pieces: Mapping[int, bytes]) -> dict[str, Any]:
     """The file's content for token id -> bytes."""
-    return {str(token): _said(piece) for token, piece in sorted(pieces.items())}
+    return {str(token): _plain(piece) for token, piece in sorted(pieces.items())}
 
 
 def read_tokens(path: Path) -> dict[int, bytes]:
@@ -47,11 +47,11 @@ def token_texts(ids: Sequence[int], pieces: Mapping[int, bytes]) -> list[str]:
 
 
 def used_ids(outputs: Iterable[Sequence[int]]) -> list[int]:
-    """Every id that occurs, in order."""
+    """Every id that occurs, in ascending order."""
     return sorted(set().union(*outputs))
 
 
-def _said(piece: bytes) -> str | dict[str, str]:
+def _plain(piece: bytes) -> str | dict[str, str]:
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:

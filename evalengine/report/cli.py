@@ -12,7 +12,7 @@ from evalengine.report.read.places import holds_runs
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `report` with its words; returns the exit code."""
+    """Runs `report` with its arguments; returns the exit code."""
     target = Path(arguments.output) if arguments.output else None
     if target is not None:
         _check(target)
@@ -39,7 +39,7 @@ def main(arguments: Namespace) -> int:
 
 
 def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None) -> int:
-    """A table or a model index in place of a page."""
+    """Writes a table or a model index, or logs the runs, in place of a page."""
     if sum(map(bool, (arguments.table, arguments.model_index, arguments.log_to))) > 1:
         raise ConfigError("report: --table, --model-index and --log-to are several things: give one of them")
     if arguments.log_to:
@@ -73,7 +73,7 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
 
 
 def _log(names: Sequence[str], tracker: str) -> int:
-    """Logs each run. Raises `ConfigError` for a tracker that there is not, `EvalEngineError` if it refuses."""
+    """Logs each run. Raises `ConfigError` for an unknown tracker, `EvalEngineError` if the tracker refuses."""
     from evalengine.config_run import tracker_problems
     from evalengine.report.export.tracking import log_run
 
@@ -85,8 +85,8 @@ def _log(names: Sequence[str], tracker: str) -> int:
 
 
 def _write_comparison(names: Sequence[str], path: Path, allow: bool) -> int:
-    """The comparison's page, of different models as `compare` has it; two runs of unlike modes show their noise floor
-    too."""
+    """Writes the comparison's page, which for different models is the leaderboard, as in `compare`. Two runs of unlike
+    modes show their noise floor too."""
     from evalengine.report.compare.cli import compared
     from evalengine.report.compare.noise_floor import is_pair, noise_floor
     from evalengine.report.html.comparison_page import comparison_page

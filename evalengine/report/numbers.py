@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """math.fsum; nan for infinities of both signs, which fsum refuses."""
+    """`math.fsum`; NaN for infinities of both signs, which fsum refuses."""
     try:
         return math.fsum(values)
     except (ValueError, OverflowError):

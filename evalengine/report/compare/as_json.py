@@ -1,4 +1,4 @@
-"""A comparison as JSON: complete, with names that stay. What is not finite is null."""
+"""A comparison as JSON: complete, with names that stay. Numbers that are not finite are null."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.read.run import Key, Run
 
 FORMAT = "evalengine.compare"
-VERSION = 2  # rises when a name below changes its meaning or goes
+VERSION = 2  # rises when a name below changes its meaning or is removed
 
 
 def comparison_json(c: Comparison) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def matrix_json(matrix: Matrix) -> dict[str, Any]:
 
 
 def run_json(run: Run) -> dict[str, Any]:
-    """Which run this was."""
+    """What tells a run from others."""
     return {
         "source": str(run.source),
         "name": run.name,
@@ -87,7 +87,7 @@ def _key(key: Key) -> dict[str, Any]:
 
 
 def _logprobs(change: LogprobChange) -> dict[str, Any]:
-    """Distances are null where logprobs differ and none of them has one."""
+    """The logprobs' change; its distances are null where logprobs differ and no distance could be measured."""
     content = asdict(change)
     if change.differing and not change.measured:
         content |= {"max_abs": None, "percentiles": None, "max_ulps": None, "percentile_ulps": None}

@@ -17,15 +17,8 @@ from evalengine.report.compare.unchecked import unrecorded_weights
 from evalengine.report.read.identities import NUMERIC_SETTINGS, said
 from evalengine.report.read.run import Item, Run
 
-SURROUNDINGS = (
-    "engine",
-    "hardware",
-    "libraries",
-    "code",
-    "python",
-    "platform",
-)  # of the manifest, outside the identity
-NO_MATTER = (("engine", "stats"), ("hardware", "cpu_count"))  # of those: what happened, and what was not used
+SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")  # of the manifest, not the identity
+NO_MATTER = (("engine", "stats"), ("hardware", "cpu_count"))  # parts of those that change no bit
 SAID = {
     "documents": "the documents' content differs",
     "targets": "the documents' targets differ",
@@ -37,7 +30,7 @@ SAID = {
 NO_OUTPUTS = "a run holds no outputs, so that nothing says whether they changed or how they were scored"
 
 
-Blame = tuple[str, str]  # what a thing is called, and the sentence that says how it differs
+Blame = tuple[str, str]  # (name of a thing that differs, sentence that says how)
 
 
 class Attribution:
@@ -46,7 +39,7 @@ class Attribution:
     def __init__(self, a: Run, b: Run, findings: list[Finding]) -> None:
         self.a, self.b, self.findings = a, b, findings
         self.why: dict[str, list[str]] = {}
-        self._of_settings: dict[tuple[str, bool], list[Blame]] = {}
+        self._setting_blames: dict[tuple[str, bool], list[Blame]] = {}
 
     def of(self, x: Item, y: Item, computed: bool) -> str:
         """The cause of a difference between two records of one request.
@@ -61,8 +54,8 @@ class Attribution:
 
     def scorer(self, task: str) -> str:
         """The cause of another score or answer for equal outputs."""
-        found = [f for f in self.findings if f.task == task and f.subject == "configuration"]
-        settings = [(name, f.text) for f in found for name in f.names if name.startswith("task setting ")]
+        configurations = [f for f in self.findings if f.task == task and f.subject == "configuration"]
+        settings = [(name, f.text) for f in configurations for name in f.names if name.startswith("task setting ")]
         return self._named(settings or [(SCORER, SAID[SCORER])])
 
     def document(self, task: str, doc_id: int) -> str | None:
@@ -79,14 +72,15 @@ class Attribution:
         return self.why.get(cause, [])
 
     def _named(self, blamed: Iterable[Blame]) -> str:
-        """`weights or dtype`."""
-        found = [*dict.fromkeys(blamed)]
-        cause = " or ".join(dict.fromkeys(name for name, _ in found))
+        """The cause's name, such as `weights or dtype`, whose sentences are added to `why`."""
+        unique = [*dict.fromkeys(blamed)]
+        cause = " or ".join(dict.fromkeys(name for name, _ in unique))
         known = self.why.setdefault(cause, [])
-        known += [text for _, text in found if text not in known]
+        known += [text for _, text in unique if text not in known]
         return cause
 
     def _asked(self, x: Item, y: Item) -> Iterator[Blame]:
+        """What was asked differently."""
         change = document_change(self.a, self.b, x.task, x.doc_id)
         if change in ("documents", "targets"):
             yield change, SAID[change]
@@ -94,25 +88,25 @@ class Attribution:
             yield from self._prompts(x.task)
 
     def _prompts(self, task: str) -> list[Blame]:
-        """What shapes a task's prompts and differs."""
-        found = [f for f in self.findings if f.subject == "data" and f.task == task]
-        named = [(name, f.text) for f in found for name in f.names if name != "prompts"]
+        """The differing things that shape a task's prompts."""
+        data_findings = [f for f in self.findings if f.subject == "data" and f.task == task]
+        named = [(name, f.text) for f in data_findings for name in f.names if name != "prompts"]
         return named or [("prompts", SAID["prompts"])]
 
     def _settings(self, task: str, generated: bool) -> list[Blame]:
-        if (task, generated) not in self._of_settings:
-            found = [f for f in self.findings if f.subject == "configuration" and f.task in (None, task)]
-            named = [(name, f.text) for f in found for name in f.names]
+        if (task, generated) not in self._setting_blames:
+            configurations = [f for f in self.findings if f.subject == "configuration" and f.task in (None, task)]
+            named = [(name, f.text) for f in configurations for name in f.names]
             if not generated:
                 named = [(name, text) for name, text in named if not name.startswith("generation setting")]
             if named and (lacking := unrecorded_weights(self.a, self.b)):
                 named.append(("unrecorded weights", lacking))
-            self._of_settings[task, generated] = named
-        return self._of_settings[task, generated]
+            self._setting_blames[task, generated] = named
+        return self._setting_blames[task, generated]
 
     @cached_property
     def _surroundings(self) -> list[Blame]:
-        """Where no setting differs. The contract of other numerics than fast makes a schedule change no bit."""
+        """What to blame where no setting differs. The schedule changes no bit unless both runs' numerics are fast."""
         if lacking := unrecorded_weights(self.a, self.b):
             return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
         fast = [run.manifest.get("numerics", run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
@@ -131,5 +125,5 @@ def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _place(path: tuple[str, ...]) -> str:
-    """`schedule max_num_seqs`, `code`, `libraries`, ..."""
+    """The name of a place in the manifest: `schedule max_num_seqs`, `code`, `libraries`, ..."""
     return f"schedule {path[-1]}" if path[0] == "engine" else path[0]

@@ -25,7 +25,7 @@ from evalengine.report.terminal.printing import print_findings
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `compare` with its words; returns the exit code."""
+    """Runs `compare` with its arguments; returns the exit code."""
     paths = named_runs(arguments.runs)
     if len(paths) < 2:
         raise ConfigError(f"compare: {paths[0]}: one run alone cannot be compared; name at least two")
@@ -58,17 +58,17 @@ def _two(a: Run, b: Run, arguments: Namespace) -> int:
 
 
 def _many(runs: Sequence[Run], arguments: Namespace) -> int:
-    found = matrix(runs, arguments.allow)
+    comparisons = matrix(runs, arguments.allow)
     if arguments.html:
-        _write(matrix_page(found), arguments.html)
-    print_findings("compare", matrix_report(found), matrix_json(found), arguments.json)
-    if found.refused:
+        _write(matrix_page(comparisons), arguments.html)
+    print_findings("compare", matrix_report(comparisons), matrix_json(comparisons), arguments.json)
+    if comparisons.refused:
         return ConfigError.exit_code
-    return 0 if found.within(arguments.level) else 1
+    return 0 if comparisons.within(arguments.level) else 1
 
 
 def _write(page: Page, target: str) -> None:
-    """A page that cannot be written is bad usage: exit code 1 says that runs differ."""
+    """Writes a page. A page that cannot be written is bad usage, since exit code 1 says that runs differ."""
     try:
         page.write(Path(target))
     except EvalEngineError as error:

@@ -1,4 +1,4 @@
-"""May two runs be compared, and which of their settings differ? Every difference is one plain sentence.
+"""Whether two runs may be compared, and which of their settings differ; every difference is one plain sentence.
 
 Documents and prompts are compared one by one (lm-eval's `doc_hash` and `prompt_hash`, and the SHA-256 of prompt ids),
 so that runs of different length still compare on what they share. Settings that only shape prompts (`num_fewshot`, the
@@ -39,7 +39,7 @@ class Finding:
     subject: Subject
     refused: bool  # the runs are not comparable because of it
     names: tuple[str, ...] = ()  # the things that differ, as `identities.thing` names them; () if they change no record
-    task: str | None = None  # the only one that it concerns
+    task: str | None = None  # the only task that it concerns; None: all
 
 
 def incomparable(a: Run, b: Run) -> list[str]:
@@ -50,9 +50,9 @@ def incomparable(a: Run, b: Run) -> list[str]:
 def findings(a: Run, b: Run) -> list[Finding]:
     """Every difference of inputs and settings between two runs, refused ones first."""
     a, b = aligned(a, b)
-    found = [*_engines(a, b), *_resumed(a, b), *_tasks(a, b), *_documents(a, b), *_contents(a, b), *_prompts(a, b)]
-    found += _settings(a, b)
-    return sorted(found, key=lambda finding: not finding.refused)
+    unsorted = [*_engines(a, b), *_resumed(a, b), *_tasks(a, b), *_documents(a, b), *_contents(a, b), *_prompts(a, b)]
+    unsorted += _settings(a, b)
+    return sorted(unsorted, key=lambda finding: not finding.refused)
 
 
 def data_differs(a: Run, b: Run, x: Item, y: Item) -> bool:
@@ -98,7 +98,7 @@ def _resumed(a: Run, b: Run) -> Iterator[Finding]:
 
 
 def resumed_words(run: Run, kept: int) -> str:
-    """Of a fast run that was interrupted: what that means for its bits."""
+    """What an interruption means for the bits of a fast run; completes a sentence about it."""
     return (
         f"was interrupted and resumed under fast numerics ({kept} of {len(run.items)} requests kept), so its batches, "
         "on which such bits depend, were others than those of an unbroken run"
@@ -128,7 +128,7 @@ def _documents(a: Run, b: Run) -> Iterator[Finding]:
 
 
 def _contents(a: Run, b: Run) -> Iterator[Finding]:
-    """Rows of the datasets: by document where hashes are at hand, else by the dataset's own hash."""
+    """Differing rows of the datasets: by document where hashes are at hand, else by the dataset's own hash."""
     for task in sorted({*a.hashes, *b.hashes} | {*section(a, "datasets"), *section(b, "datasets")}):
         shared = sorted({*a.hashes.get(task, {})} & {*b.hashes.get(task, {})})
         for place, label in ((0, "content"), (2, "target")):
@@ -146,7 +146,7 @@ def _contents(a: Run, b: Run) -> Iterator[Finding]:
 
 
 def _prompts(a: Run, b: Run) -> Iterator[Finding]:
-    """Prompts of the requests that both runs have, with the settings that may have made the difference."""
+    """Differing prompts of requests that both runs have, with the settings that may have made the difference."""
     shared = sorted(a.items.keys() & b.items.keys())
     for task, keys in groupby(shared, key=lambda key: key[0]):
         asked = list(keys)
@@ -170,7 +170,7 @@ def _prompts(a: Run, b: Run) -> Iterator[Finding]:
 
 
 def _settings(a: Run, b: Run) -> Iterator[Finding]:
-    """Everything else of the two identities."""
+    """Every other difference between the two identities."""
     sampled = any(
         (task.get("generation") or task.get("generation_kwargs") or {}).get("temperature")
         for run in (a, b)
@@ -181,12 +181,12 @@ def _settings(a: Run, b: Run) -> Iterator[Finding]:
         top, leaf, difference = path[0], path[-1], said(path, old, new)
         if leaf in (*PROMPT_SETTINGS, *DATA_SETTINGS) or top in ("datasets", "prompts", "task_hashes"):
             continue
-        of_a_level = top in ("attention_backend", "gpu_architecture") and None in (old, new)  # `numerics` says it
+        of_a_level = top in ("attention_backend", "gpu_architecture") and None in (old, new)  # `numerics` differs, too
         names, task = () if of_a_level else (thing(path),), path[1] if top == "tasks" and len(path) > 1 else None
         if top in NUMERIC_SETTINGS or (top == "model_args" and leaf not in MODEL_NAMES):
             yield Finding(difference, "configuration", False, names)
         elif top in SEEDS:
-            matters = sampled or a.by_lm_eval  # of lm-eval's models, which are many, any may draw by it
+            matters = sampled or a.by_lm_eval  # some of lm-eval's kinds of models may draw by it
             yield Finding(f"The seeds differ ({difference})", "configuration", sampled, names if matters else ())
         elif top in CONTENT:
             yield Finding(f"{CONTENT[top]} ({difference})", "configuration", True, names)

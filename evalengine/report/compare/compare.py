@@ -32,7 +32,7 @@ LEVELS: tuple[Level, ...] = ("bitwise", "tokens", "answers")
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Everything that `compare` found."""
+    """Everything that `compare` tells of two runs."""
 
     a: Run
     b: Run
@@ -47,10 +47,10 @@ class Comparison:
     divergences: list[Divergence]
     flips: list[Flip]
     metrics: list[MetricDelta]
-    rescored: bool  # other aggregated results, of outputs or scores that are equal
-    surroundings: list[str]  # machine, schedule and versions: outside the identity, and different
+    rescored: bool  # whether equal outputs or scores gave other aggregated results
+    surroundings: list[str]  # how machine, schedule and versions differ, which are outside the identity
     why: dict[str, list[str]] = field(default_factory=dict)  # cause -> what it means, a sentence each
-    tensors: list[str] = field(default_factory=list)  # which weights differ, where they were looked at
+    tensors: list[str] = field(default_factory=list)  # which weights differ, if they could be read
 
     @property
     def partial(self) -> bool:
@@ -64,7 +64,7 @@ class Comparison:
 
     @property
     def unlike(self) -> list[str]:
-        """What makes the runs incomparable: they were compared all the same."""
+        """What makes the runs incomparable, although they were compared."""
         return [finding.text for finding in self.findings if finding.refused]
 
     @property
@@ -74,17 +74,17 @@ class Comparison:
 
     @property
     def digests_equal(self) -> bool | None:
-        """None if a run has no digest."""
+        """Whether the runs' digests are equal; None if a run has no digest."""
         return self.a.digest == self.b.digest if self.a.digest and self.b.digest else None
 
     @property
     def other_prompts(self) -> set[Key]:
-        """Requests that were asked in other words, so that their tokens do not stand side by side."""
+        """Requests whose prompts differ, so that their tokens cannot be compared one by one."""
         return {difference.key for difference in self.differences if "prompt" in difference.kinds}
 
     @property
     def outputs(self) -> int:
-        """How many requests have another output, whatever else differs."""
+        """How many requests have differing outputs, whatever else differs."""
         return sum("output" in difference.kinds for difference in self.differences)
 
     @property
@@ -94,8 +94,9 @@ class Comparison:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Every kind of difference: requests whose document, prompt, output, logprobs or text differ, each as often as
-        it applies; documents whose score, and whose answer alone, differ; requests that are missing from a run."""
+        """How often each kind of difference occurs: requests whose document, prompt, output, logprobs or text differ,
+        each counted under every kind; documents whose score, or whose answer alone, differs; requests that a run
+        lacks."""
         counts = Counter(kind for difference in self.differences for kind in difference.kinds)
         answers = self.answers
         alone = sum(answers.get(change, 0) for change in OF_ANSWER)
@@ -104,7 +105,7 @@ class Comparison:
 
     @property
     def causes(self) -> dict[str, int]:
-        """How many items, and for what no item explains documents, each cause accounts for."""
+        """How many items each cause accounts for; how many documents, for a cause that no item has."""
         counts = Counter(difference.cause for difference in self.differences)
         scored = {flip.cause for flip in self.flips} - counts.keys()
         for cause in scored:
@@ -121,10 +122,10 @@ class Comparison:
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    """The evidence on two runs, over the requests and documents that both hold."""
+    """Compares two runs over the requests and documents that both hold."""
     a, b = aligned(a, b)
-    found = findings(a, b)
-    blame = Attribution(a, b, found)
+    configuration = findings(a, b)
+    blame = Attribution(a, b, configuration)
     common = a.items.keys() & b.items.keys()
     differences = item_differences(a, b, blame)
     moved = _moved(a, b, differences, blame)
@@ -140,7 +141,7 @@ def compare(a: Run, b: Run) -> Comparison:
         common=len(common),
         only_a=len(a.items) - len(common),
         only_b=len(b.items) - len(common),
-        findings=found,
+        findings=configuration,
         unchecked=unchecked(a, b),
         differences=differences,
         logprobs=logprob_change((a.items[key], b.items[key]) for key in asked_alike),
@@ -154,14 +155,14 @@ def compare(a: Run, b: Run) -> Comparison:
 
 
 def _divergences(a: Run, b: Run, keys: Sequence[Key], asked_alike: Collection[Key]) -> list[Divergence]:
-    """Where the outputs of these requests part. A choice after another prompt was no near-tie nor none."""
+    """Where the outputs of these requests part. After another prompt, no near-tie is judged."""
     greedy = {task: _greedy(a, task) and _greedy(b, task) for task in {key[0] for key in keys}}
-    found = (divergence(a.items[key], b.items[key], greedy[key[0]] and key in asked_alike) for key in keys)
-    return [d for d in found if d is not None]
+    divergences = (divergence(a.items[key], b.items[key], greedy[key[0]] and key in asked_alike) for key in keys)
+    return [d for d in divergences if d is not None]
 
 
 def _blamed(flip: Flip, blame: Attribution) -> Flip:
-    """A flip that no output explains comes from the document, or from how it was scored."""
+    """The flip with its cause; one that no output explains comes from the document, or from how it was scored."""
     if flip.cause != SCORER:
         return flip
     return replace(flip, cause=blame.document(flip.task, flip.doc_id) or blame.scorer(flip.task))
@@ -175,10 +176,10 @@ def _verdict(a: Run, b: Run, differences: list[ItemDifference], flipped: list[Fl
 
 
 def _moved(a: Run, b: Run, differences: list[ItemDifference], blame: Attribution) -> Mapping[tuple[str, int], str]:
-    """Documents whose answer may be another one for what the requests gave, and why.
+    """Documents whose answer may differ because of what the requests gave, each with the cause.
 
-    Logprobs make the answer where given texts are scored. A generated answer is made of its tokens alone: where those
-    are equal, whoever scored them is left.
+    Logprobs decide the answer where given texts are scored. A generated answer depends on its tokens alone: where
+    those are equal, only the scorer can have changed it.
     """
     why = [d for d in differences if {*d.kinds} != {"logprobs"} or a.items[d.key].kind != "generate_until"]
     moved: dict[tuple[str, int], str] = {d.key[:2]: d.cause for d in reversed(why)}
@@ -189,10 +190,10 @@ def _moved(a: Run, b: Run, differences: list[ItemDifference], blame: Attribution
 
 
 def _rescored(a: Run, b: Run, moved: set[str]) -> bool:
-    """Whether results differ that the same outputs gave: the scorer's or the aggregation's doing.
+    """Whether results of equal outputs differ, which only the scorer or the aggregation can cause.
 
-    moved: tasks with other outputs. Results of no single task, such as a group's, are made of all of them. Sums may be
-    rounded in another order on another machine, hence the tolerance.
+    moved: tasks with differing outputs. Results of no single task, such as a group's, depend on all tasks. Another
+    machine may round a sum in another order, hence the tolerance.
     """
     tasks = {key[0] for key in a.items} | {key[0] for key in b.items}
     moved = moved | {key[0] for key in a.items.keys() ^ b.items.keys()}
@@ -202,7 +203,7 @@ def _rescored(a: Run, b: Run, moved: set[str]) -> bool:
 
 
 def _greedy(run: Run, task: str) -> bool:
-    """Whether the likeliest token was taken, by the logprobs that the records hold: processors choose by others."""
+    """Whether the likeliest token by the recorded logprobs was taken; processors choose by other logprobs."""
     settings = run.identity.get("tasks", {}).get(task) or {}
     processors = (run.manifest.get("model") or {}).get("processors")
     return not processors and not (settings.get("generation") or {}).get("temperature")

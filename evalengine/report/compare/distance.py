@@ -16,12 +16,12 @@ class Distance:
 
     @property
     def requests(self) -> int:
-        """Requests of both runs."""
+        """Requests that both runs hold."""
         return self.comparison.common
 
     @property
     def documents(self) -> int:
-        """Documents of both runs."""
+        """Documents that both runs hold."""
         return len({key[:2] for key in self.comparison.a.items} & {key[:2] for key in self.comparison.b.items})
 
     @property
@@ -41,7 +41,7 @@ class Distance:
 
     @property
     def answers_alone(self) -> int:
-        """Of those, the documents whose score is what it was: another wrong answer, for instance."""
+        """Documents whose answer differs and whose score does not: another wrong answer, for instance."""
         return self.comparison.kinds["answer"]
 
     @property
@@ -51,7 +51,7 @@ class Distance:
 
     @property
     def logprobs(self) -> tuple[int, int]:
-        """(differing, compared), over the tokens that both outputs of a request begin with."""
+        """(logprobs that differ, logprobs compared), over the tokens that both outputs of a request begin with."""
         c, changed = self.comparison, {difference.key for difference in self.comparison.differences}
         same = [item for key, item in c.a.items.items() if key in c.b.items and key not in changed]
         equal = sum(len(item.logprobs) for item in same if item.logprobs is not None)
@@ -59,7 +59,7 @@ class Distance:
 
     @property
     def largest_change(self) -> float:
-        """Of a logprob of the same token after the same tokens, nat; of those that have a distance."""
+        """The largest finite change of a logprob of the same token after the same tokens, nat."""
         return 0.0 if self.change is None else self.change.max_abs
 
     @property
@@ -69,6 +69,6 @@ class Distance:
 
     @property
     def share(self) -> str:
-        """`12.5%` of the logprobs that can be compared."""
+        """The share of logprobs that differ, of those that can be compared: `12.5%`."""
         differing, compared = self.logprobs
         return f"{differing / compared:.1%}" if compared else "none"

@@ -13,36 +13,36 @@ from evalengine.report.read.run import Item, Key
 
 NEAR_TIE = 0.05  # nat: candidates whose logprobs lie no further apart than this are nearly as likely as each other
 TIE_CEILING = -math.log1p(math.exp(-NEAR_TIE))  # -0.668 nat: the logprob that neither of two such candidates exceeds
-TOKENS_SHOWN = 8  # of either continuation, from the first that differs
+TOKENS_SHOWN = 8  # tokens of either continuation, from the first that differs
 TEXT_BEFORE, TEXT_AFTER = 24, 40  # characters shown around the place where the texts part
 PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first differing token of two outputs of one prompt. Lists start at it; None is what a run does not hold."""
+    """The first differing token of two outputs of one prompt. Lists start at it; None: not held by a run."""
 
     key: Key
     position: int  # in the output, from 0; the shorter output's length where it is the other's beginning
     tokens_a: list[int]
     tokens_b: list[int]
-    logprob_a: float | None  # of tokens_a[0], by A
-    logprob_b: float | None  # of tokens_b[0], by B
+    logprob_a: float | None  # A's logprob of tokens_a[0]
+    logprob_b: float | None  # B's logprob of tokens_b[0]
     gap: float | None  # logprob_a - logprob_b, nat
-    near_tie: bool | None  # False: it was none. True: it may have been one. None: not judged (`divergence`)
-    before: str  # text common to both, its end
+    near_tie: bool | None  # whether it may have been a near-tie; None: not judged (`divergence`)
+    before: str  # the end of the text common to both
     text_a: str
     text_b: str
 
 
 @dataclass(frozen=True)
 class LogprobChange:
-    """Logprobs of equal tokens after equal tokens, bit by bit; NaN equals NaN. Percentiles are over those that differ
-    and have a distance."""
+    """How logprobs of equal tokens after equal tokens differ, bit by bit; NaN equals NaN. Percentiles are over those
+    that differ and have a distance."""
 
     compared: int
     differing: int
-    not_finite: int  # differing ones that have no distance: one of them is NaN or infinite
+    not_finite: int  # differing pairs without a distance, as one logprob is NaN or infinite
     max_abs: float  # nat, of those that have a distance
     percentiles: dict[str, float]  # "p50" -> |delta|, nat
     max_ulps: int  # float32 values between the two
@@ -55,7 +55,7 @@ class LogprobChange:
 
     @property
     def largest(self) -> str:
-        """The largest change for people: `0.1 nat`; or that there is none with a distance, or not for all."""
+        """The largest change for people, `0.1 nat`, and how many changes have no distance."""
         if not self.not_finite:
             return f"{self.max_abs:.3g} nat"
         odd = f"NaN or infinite in {self.not_finite:,}"
@@ -65,11 +65,11 @@ class LogprobChange:
 def divergence(x: Item, y: Item, greedy: bool) -> Divergence | None:
     """The first differing token of two requests; None if the outputs are equal or a run holds no tokens.
 
-    greedy: both runs took the likeliest token, after the same prompt. Else, and where an output ends, no near-tie is
-    judged.
+    greedy: both runs took the likeliest token, after the same prompt. Otherwise, and where an output ends, no near-tie
+    is judged.
 
     Whether that was a near-tie, two candidates within e = NEAR_TIE of each other, needs the runner-up's logprob, which
-    no record holds. What the chosen tokens' logprobs p = log P(a) in A and q = log P(b) in B tell is when it was none.
+    no record holds. The chosen tokens' logprobs p = log P(a) in A and q = log P(b) in B tell when it was no near-tie.
     Two candidates of one distribution have P(a) + P(b) <= 1; if log P(b) >= log P(a) - e, then
     P(a) (1 + exp(-e)) <= 1, so that p <= log(1 / (1 + exp(-e))) = TIE_CEILING, and in B likewise for q: a token that is
     likelier has no rival that near. And if no logprob moved by more than e between the runs, the likeliest of A lies
@@ -152,7 +152,7 @@ def changed_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How many float32 values apart, int64; a, b: finite float32 of one shape. 0.0 and -0.0 are 0 apart.
+    """How many float32 values apart two arrays are, int64. a, b: finite float32 of one shape. 0.0 and -0.0 are 0 apart.
 
     Floats of one sign are ordered as their bits are (IEEE 754-2019, 3.4); negative ones count downwards from zero.
     """
@@ -160,6 +160,7 @@ def ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _rank(values: np.ndarray) -> np.ndarray:
+    """Each float32's place in the order of all float32 values, from 0 at zero, int64."""
     bits = values.view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 

@@ -1,4 +1,4 @@
-"""The divergence map: items by output tokens. Where outputs part, and how far their logprobs lie apart before that."""
+"""The divergence map, items by output tokens: where outputs part, and how far apart logprobs are before that."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class MapRow:
     """One request of both runs, token by token."""
 
     key: Key
-    tokens: int  # of the longer output
+    tokens: int  # how many the longer output has
     parts_at: int | None  # the first token that differs; None if the outputs are equal
     first: int | None  # the first token that differs or whose logprob does; None if there is none
-    levels: str  # a digit a token up to where the outputs part: 0 equal bits, 1 to 7 `LIMITS`, 8 no distance;
-    # zeros at the end are left out
+    # A digit for each token up to where the outputs part: 0 equal bits, 1 to 7 `LIMITS`, 8 no distance. Zeros at the
+    # end are left out.
+    levels: str
 
 
 def divergence_map(c: Comparison) -> list[MapRow]:
@@ -49,10 +50,11 @@ def _rows(
 
 
 def _levels(x: Item, y: Item, shared: int) -> str:
+    """`MapRow.levels` of the first `shared` tokens; "" if a run holds no logprobs."""
     if x.logprobs is None or y.logprobs is None:
         return ""
     a, b = (np.ascontiguousarray(logprobs[:shared], dtype=np.float32) for logprobs in (x.logprobs, y.logprobs))
-    with np.errstate(invalid="ignore"):  # inf - inf
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN
         delta = np.abs(a.astype(np.float64) - b)
     level = np.searchsorted(LIMITS, delta, side="right") + 1
     level[~np.isfinite(delta)] = NO_DISTANCE

@@ -1,7 +1,7 @@
 """Documents that two runs answered or scored differently.
 
-An answer is what was said, not whether it was right: the filtered text, or the choice that a metric took (`chosen`).
-Where another wrong choice wins, the answer changes and the score does not.
+An answer is the filtered text, or the choice that a metric took (`chosen`), whether right or wrong. Where another
+wrong choice wins, the answer changes and the score does not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Literal
 from evalengine.report.numbers import same_number
 from evalengine.report.read.run import Run, ScoreKey
 
-SCORER = "scorer"  # what changed the answer or score of equal outputs
+SCORER = "scorer"  # the cause of another answer or score for equal outputs
 Change = Literal["right to wrong", "wrong to right", "score", "wrong to wrong", "right to right", "answer"]
-CHANGES: dict[Change, str] = {  # first those of the score; a document under several metrics counts under the first
+CHANGES: dict[Change, str] = {  # changes of the score first; a document with several changes counts under the first
     "right to wrong": "from right to wrong",
     "wrong to right": "from wrong to right",
     "score": "by another score than from 0 to 1 or back",
@@ -24,17 +24,17 @@ CHANGES: dict[Change, str] = {  # first those of the score; a document under sev
     "right to right": "from one right answer to another",
     "answer": "with an equal score, or none",
 }
-OF_ANSWER: tuple[Change, ...] = ("wrong to wrong", "right to right", "answer")  # the score is what it was
+OF_ANSWER: tuple[Change, ...] = ("wrong to wrong", "right to right", "answer")  # the score did not change
 
 
 @dataclass(frozen=True)
 class Flip:
-    """One document whose answer or score differs under one filter; of choices, under one filter and metric."""
+    """One document whose answer or score differs under one filter; for choices, under one filter and metric."""
 
     task: str
     filter: str
     doc_id: int
-    metric: str | None  # whose values follow: the first that differs, else the first there is
+    metric: str | None  # the metric of the values below: the first that differs, else the first
     answer_a: str | None
     answer_b: str | None
     value_a: float | None
@@ -46,10 +46,10 @@ class Flip:
 
 
 def flips(a: Run, b: Run, causes: Mapping[tuple[str, int], str]) -> Iterator[Flip]:
-    """Documents whose answer or 0/1 score differs. causes: of the documents whose outputs differ or are not known; that
-    of the others is `SCORER`.
+    """Documents whose answer or 0/1 score differs. causes: for documents whose outputs differ or are not known; the
+    cause for the others is `SCORER`.
 
-    A log-likelihood that is a score is no answer: its noise is the logprobs' own.
+    A log-likelihood that serves as a score is no answer: its noise is that of the logprobs.
     """
     generated = {item.task for item in a.items.values() if item.kind == "generate_until"}
     shared = (a.scores.keys() & b.scores.keys()) | (a.choices.keys() & b.choices.keys())
@@ -63,35 +63,35 @@ def flips(a: Run, b: Run, causes: Mapping[tuple[str, int], str]) -> Iterator[Fli
                 yield from _of_choices(a, b, key, causes)
 
 
-def tally(found: Iterable[Flip]) -> dict[ScoreKey, dict[Change, int]]:
-    """(task, metric, filter) -> how many documents changed in which way."""
+def tally(flips: Iterable[Flip]) -> dict[ScoreKey, dict[Change, int]]:
+    """How many documents changed in which way, by (task, metric, filter)."""
     counts: dict[ScoreKey, Counter[Change]] = {}
-    for flip in found:
+    for flip in flips:
         counts.setdefault((flip.task, flip.metric or "", flip.filter), Counter())[flip.change] += 1
     return {key: {change: count[change] for change in CHANGES if count[change]} for key, count in counts.items()}
 
 
-def changed_documents(found: Iterable[Flip]) -> dict[Change, int]:
+def changed_documents(flips: Iterable[Flip]) -> dict[Change, int]:
     """How many documents changed in which way, each counted once: a changed score before a changed answer."""
     order = list(CHANGES)
     first: dict[tuple[str, int], Change] = {}
-    for flip in found:
+    for flip in flips:
         place = (flip.task, flip.doc_id)
         first[place] = min(flip.change, first.get(place, flip.change), key=order.index)
     counts = Counter(first.values())
     return {change: counts[change] for change in CHANGES if counts[change]}
 
 
-def score_unchanged(found: Iterable[Flip]) -> str:
-    """`3 from one wrong answer to another`: the documents whose answer alone changed; "" if there are none."""
-    counts = changed_documents(found)
+def score_unchanged(flips: Iterable[Flip]) -> str:
+    """How many documents changed their answer alone, `3 from one wrong answer to another`; "" if there are none."""
+    counts = changed_documents(flips)
     return ", ".join(f"{counts[change]:,} {CHANGES[change]}" for change in OF_ANSWER if change in counts)
 
 
 def _of_texts(
     a: Run, b: Run, place: tuple[str, str], keys: list[ScoreKey], causes: Mapping[tuple[str, int], str]
 ) -> Iterator[Flip]:
-    """Generated answers: one text for all metrics of a filter."""
+    """Flips of generated answers, where all metrics of a filter share one text."""
     task, name = place
     left, right = (run.answers.get(place, {}) for run in (a, b))
     documents = (left.keys() & right.keys()).union(*(_scored(a, key) & _scored(b, key) for key in keys))
@@ -108,19 +108,19 @@ def _of_texts(
 
 
 def _of_choices(a: Run, b: Run, key: ScoreKey, causes: Mapping[tuple[str, int], str]) -> Iterator[Flip]:
-    """Scored answers: every metric has its own choice. Where one is not known, the 0/1 score has to tell."""
+    """Flips of scored answers, where every metric has its own choice; an unknown choice is judged by the 0/1 score."""
     task, metric, name = key
     left, right = a.choices.get(key, {}), b.choices.get(key, {})
     for doc in sorted((left.keys() & right.keys()) | (_scored(a, key) & _scored(b, key))):
         old, new = (run.scores.get(key, {}).get(doc) for run in (a, b))
-        took = left.get(doc), right.get(doc)
-        if (None not in took and took[0] != took[1]) or {old, new} == {0.0, 1.0}:
+        choices = left.get(doc), right.get(doc)
+        if (None not in choices and choices[0] != choices[1]) or {old, new} == {0.0, 1.0}:
             yield Flip(
                 *(task, name, doc, metric, answer_of(a, key, doc), answer_of(b, key, doc), old, new),
                 cause=causes.get((task, doc), SCORER),
                 change=_change(old, new, _higher(a, b, key)),
-                choice_a=took[0],
-                choice_b=took[1],
+                choice_a=choices[0],
+                choice_b=choices[1],
             )
 
 
@@ -129,8 +129,8 @@ def _scored(run: Run, key: ScoreKey) -> set[int]:
 
 
 def answer_of(run: Run, key: ScoreKey, doc: int) -> str | None:
-    """What a document was answered under a metric, as a reader knows it: the filtered text, or the choice that this
-    metric took, its number and its text where the source has it. None where the source does not tell."""
+    """A document's answer under a metric, for people: the filtered text, or the number of the choice that this metric
+    took, with its text where the source has it. None where the source does not tell."""
     task, metric, name = key
     choice, likeliest = run.choices.get(key, {}).get(doc), run.answers.get((task, name), {}).get(doc)
     if choice is None:

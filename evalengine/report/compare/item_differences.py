@@ -1,4 +1,4 @@
-"""The requests whose records differ between two runs, and in what: every kind of difference, not the first alone."""
+"""The requests whose records differ between two runs, each with every kind of difference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evalengine.report.read.run import Item, Key, Run
 
 Kind = Literal["document", "prompt", "output", "logprobs", "text"]
 KINDS: tuple[Kind, ...] = ("document", "prompt", "output", "logprobs", "text")
-SUMS = 1e-15  # relative: as far apart as rounding puts equal sums of sums (a baseline's windows, `rolling`)
+SUMS = 1e-15  # relative tolerance: rounding may part equal sums of sums by this (a baseline's windows, `rolling`)
 
 
 @dataclass(frozen=True)
@@ -26,26 +26,26 @@ class ItemDifference:
     """One request whose records differ."""
 
     key: Key
-    # document: its content or target. output: its tokens, or its text where a run holds no tokens. logprobs: bits, of
-    # the tokens that both outputs begin with. text: another one for the same tokens.
+    # What differs. document: the content or target. output: the tokens, or the text where a run holds no tokens.
+    # logprobs: bits, at the tokens that both outputs begin with. text: the text of equal tokens.
     kinds: tuple[Kind, ...]
     cause: str
 
     @property
     def what(self) -> Kind:
-        """The first of its kinds."""
+        """The first kind of difference."""
         return self.kinds[0]
 
 
 def item_differences(a: Run, b: Run, blame: Attribution) -> list[ItemDifference]:
     """Every request of both runs that differs, in key order."""
-    found = []
+    changed = []
     for key in _differing_keys(a, b):
         x, y = a.items[key], b.items[key]
-        kinds = tuple(_kinds(a, b, x, y)) or ("logprobs",)  # their leaves differ, and nothing else that was held does
+        kinds = tuple(_kinds(a, b, x, y)) or ("logprobs",)  # only the leaves differ
         computed = bool({"output", "logprobs", "text"} & {*kinds})
-        found.append(ItemDifference(key, kinds, blame.of(x, y, computed)))
-    return found
+        changed.append(ItemDifference(key, kinds, blame.of(x, y, computed)))
+    return changed
 
 
 def differing_leaves(a: Run, b: Run) -> list[Key]:
@@ -62,18 +62,19 @@ def differing_leaves(a: Run, b: Run) -> list[Key]:
 
 
 def pairs(a: Run, b: Run) -> Iterator[tuple[Item, Item]]:
-    """The requests of both runs."""
+    """Each request that both runs hold, as it is in either."""
     return ((item, b.items[key]) for key, item in a.items.items() if key in b.items)
 
 
 def outputs_known(x: Item, y: Item) -> bool:
-    """Whether anything tells if two outputs are equal."""
+    """Whether the runs hold enough to tell if two outputs are equal."""
     hashes = bool(x.output_sha256 and y.output_sha256)
     return hashes or x.kind != "generate_until" or (x.text is not None and y.text is not None)
 
 
 def _differing_keys(a: Run, b: Run) -> list[Key]:
-    """By leaves where both runs have them; by what else is held where one has none. A leaf does not hold the text."""
+    """Keys of the requests that differ: by leaves where both runs have them, else by everything that both runs hold. A
+    leaf does not hold the text, which is compared by itself."""
     both = list(pairs(a, b))
     texts = {x.key for x, y in both if _other_text(x, y)}
     if all(x.leaf and y.leaf for x, y in both):
@@ -108,7 +109,7 @@ def _other_logprobs(x: Item, y: Item) -> bool:
 
 
 def _other_text(x: Item, y: Item) -> bool:
-    """Whether equal tokens were given as unlike texts."""
+    """Whether equal tokens have differing texts."""
     tokens = bool(x.output_sha256 and y.output_sha256) and x.output_sha256 == y.output_sha256
     known = x.kind == "generate_until" and x.text is not None and y.text is not None
     return tokens and known and x.text != y.text
@@ -125,7 +126,7 @@ def _equal_sums(x: Item, y: Item) -> bool:
 
 
 def _same_output(x: Item, y: Item) -> bool:
-    """By token ids where both runs have their hash, else by text; scored text is part of the request."""
+    """Whether outputs are equal: by the hash of token ids where both have it, else by text; scored text is input."""
     if x.output_sha256 and y.output_sha256:
         return x.output_sha256 == y.output_sha256
     return x.kind != "generate_until" or x.text is None or y.text is None or x.text == y.text

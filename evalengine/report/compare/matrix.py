@@ -19,7 +19,7 @@ from evalengine.report.terminal.tables import add, bullets, house_table
 
 Pair = tuple[int, int]  # numbers of runs, from 1, the smaller first
 WORST = ("DIFFERENT", "SAME TOKENS", "IDENTICAL")
-RESOLVED = ("stats", "num_kv_blocks", "num_threads")  # engine settings that no one chose, or that say nothing
+RESOLVED = ("stats", "num_kv_blocks", "num_threads")  # engine settings that the user does not choose
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +32,9 @@ class Matrix:
 
     @property
     def verdict(self) -> str:
-        """The furthest apart that any compared pair is; qualified where it is of less than everything that was run."""
-        found = {comparison.verdict for comparison in self.pairs.values()}
-        worst = next((verdict for verdict in WORST if verdict in found), None)
+        """The worst verdict of a compared pair; qualified unless every pair was compared on all its requests."""
+        verdicts = {comparison.verdict for comparison in self.pairs.values()}
+        worst = next((verdict for verdict in WORST if verdict in verdicts), None)
         if worst is None:
             return "NOT COMPARABLE"
         return worst if self.whole or worst == "DIFFERENT" else f"{worst} where compared"
@@ -46,13 +46,13 @@ class Matrix:
 
     @property
     def identical(self) -> tuple[int, int]:
-        """(pairs that are identical, pairs that are so on the requests that they share, but do not share all)."""
-        found = [comparison.partial for comparison in self.pairs.values() if comparison.verdict == "IDENTICAL"]
-        return found.count(False), found.count(True)
+        """(identical pairs, pairs that are identical on the requests that they share but do not share all)."""
+        partial = [comparison.partial for comparison in self.pairs.values() if comparison.verdict == "IDENTICAL"]
+        return partial.count(False), partial.count(True)
 
     @property
     def unlike(self) -> dict[Pair, list[str]]:
-        """Of each pair that was compared although it is unlike, in what."""
+        """The pairs that were compared although they are unlike, each with what is unlike."""
         return {pair: comparison.unlike for pair, comparison in sorted(self.pairs.items()) if comparison.unlike}
 
     def within(self, level: Level) -> bool:
@@ -61,11 +61,11 @@ class Matrix:
 
     def groups(self) -> list[tuple[str, list[int]]]:
         """(digest, numbers of the runs that have it), largest group first; runs without a digest are in none."""
-        found: dict[str, list[int]] = {}
+        members: dict[str, list[int]] = {}
         for number, run in enumerate(self.runs, 1):
             if run.digest:
-                found.setdefault(run.digest, []).append(number)
-        return sorted(found.items(), key=lambda group: (-len(group[1]), group[1]))
+                members.setdefault(run.digest, []).append(number)
+        return sorted(members.items(), key=lambda group: (-len(group[1]), group[1]))
 
 
 def matrix(runs: Sequence[Run], allow: bool = False) -> Matrix:
@@ -98,7 +98,7 @@ def matrix_report(m: Matrix) -> Iterator[Table | str]:
 
 
 def run_notes(runs: Sequence[Run]) -> list[str]:
-    """What of single runs a reader must know, a sentence each."""
+    """What a reader must know of single runs, a sentence each."""
     notes = []
     for number, run in enumerate(runs, 1):
         if kept := resumed_fast(run.manifest):
@@ -118,7 +118,7 @@ def evidence(m: Matrix) -> str:
 
 
 def matrix_table(m: Matrix) -> Table:
-    """Verdicts of all pairs, with the number of differing requests. `on 12/80`: both hold 12, the larger run 80."""
+    """Verdicts of all pairs, with the number of differing requests. `on 12/80`: they share 12, the larger has 80."""
     numbers = range(1, len(m.runs) + 1)
     table = house_table(("", *map(str, numbers)), left=tuple(numbers))
     for i in numbers:

@@ -1,4 +1,4 @@
-"""What a matrix of runs says besides equal or not: each run's scores, and in which settings two of them differ."""
+"""The scores and settings beside a matrix's verdicts: each run's scores, and in which settings two runs differ."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from evalengine.report.compare.compare import Comparison
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.paired import compare_many
 
-ALPHA = 0.05  # of a change in a metric, after Holm's correction
+ALPHA = 0.05  # significance level of a change in a metric, after Holm's correction
 MINUS = "\u2212"
 
 
 def leading_metrics(runs: Sequence[Run]) -> list[ScoreKey]:
-    """The first metric of each task that all runs report, in the first one's order."""
-    found: dict[str, ScoreKey] = {}
+    """The first metric of each task that all runs report, in the first run's order."""
+    first: dict[str, ScoreKey] = {}
     for key in runs[0].results:
         if all(key in run.results for run in runs):
-            found.setdefault(key[0], key)
-    return list(found.values())
+            first.setdefault(key[0], key)
+    return list(first.values())
 
 
 def metric_name(key: ScoreKey, several_tasks: bool) -> str:
-    """`exact_match`, or `gsm8k exact_match` where there are several tasks."""
+    """A metric's name for people: `exact_match`, or `gsm8k exact_match` where there are several tasks."""
     return f"{key[0]} {key[1]}" if several_tasks else key[1]
 
 
 def score_text(run: Run, key: ScoreKey) -> str:
-    """`77.0 %` of 0/1 scores, else four digits after the point."""
+    """A run's score for people: `77.0 %` for 0/1 scores, else four digits after the point."""
     value = run.results[key][0]
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
@@ -36,7 +36,7 @@ def score_text(run: Run, key: ScoreKey) -> str:
 
 
 def change_text(a: Run, b: Run, key: ScoreKey) -> str:
-    """From `a` to `b`: `-6.5 points`, `+0.0312`; "" where nothing changed, or the numbers do not tell."""
+    """The change from `a` to `b`: `-6.5 points`, `+0.0312`; "" where nothing changed, or the change is not finite."""
     change = b.results[key][0] - a.results[key][0]
     if not math.isfinite(change) or change == 0:
         return ""
@@ -50,15 +50,15 @@ def is_share(run: Run, key: ScoreKey) -> bool:
 
 
 def setting_words(names: Sequence[str], values: Sequence[str]) -> str:
-    """`exact, max_num_seqs 8`: what sets a run apart from the others."""
-    said = (
+    """The settings that set a run apart from the others: `exact, max_num_seqs 8`."""
+    words = (
         value if name == "numerics" else f"{name} {value}" for name, value in zip(names, values, strict=True) if value
     )
-    return ", ".join(sorted(said, key=lambda text: " " in text))
+    return ", ".join(sorted(words, key=lambda text: " " in text))
 
 
 def setting_changes(names: Sequence[str], a: Sequence[str], b: Sequence[str]) -> str:
-    """`max_num_seqs 8 → 64`: the settings in which two of the runs differ."""
+    """The settings in which two runs differ: `max_num_seqs 8 → 64`."""
     rows = zip(names, a, b, strict=True)
     return ", ".join(f"{name} {x or 'none'} → {y or 'none'}" for name, x, y in rows if x != y)
 

@@ -1,7 +1,7 @@
 """The metrics of two runs, and their paired statistics over what both runs score.
 
-A difference is given of the same documents only. Where the runs do not hold the same ones, a metric is computed anew
-from those that both hold; one that cannot be has no difference, and `apart` says why.
+A difference is given over the same documents only. Where the runs do not hold the same documents, a metric is computed
+anew from those that both hold; a metric that cannot be has no difference, and `apart` says why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class MetricDelta:
-    """One metric: as each run reports it over everything it ran, and over what both runs score."""
+    """One metric: as each run reports it over all that it ran, and over what both runs score."""
 
     key: ScoreKey
     value_a: float | None
@@ -35,9 +35,9 @@ class MetricDelta:
     paired: PairedResult | None  # None where the runs hold no number by document or window
     left_out: int  # units without a finite score in both, or of unlike text, which no statistic can take
     higher_is_better: bool | None  # None where neither run says
-    unit: Literal["document", "window"] = "document"  # what is paired
-    nats: bool = False  # a log-likelihood, which is no share of anything
-    common_a: float | None = None  # the metric over the same documents of both; None: it cannot be told
+    unit: Literal["document", "window"] = "document"  # what the statistics pair
+    nats: bool = False  # whether the metric is a log-likelihood, which is no share
+    common_a: float | None = None  # the metric over the documents of both runs; None: not known
     common_b: float | None = None
     apart: str = ""  # why there is no difference, a sentence without its full stop
     p_holm: float | None = None  # the two-sided p adjusted for all tests of the comparison (Holm 1979)
@@ -57,16 +57,16 @@ class MetricDelta:
 
 
 def metric_deltas(a: Run, b: Run) -> list[MetricDelta]:
-    """The metrics of either run's results; and of rolling tasks, whose perplexities have no number by document, the
-    log-likelihoods that they are made of."""
+    """The metrics of either run's results; and for rolling tasks, whose perplexities have no number by document, the
+    log-likelihoods behind them."""
     keys = sorted(a.results.keys() | b.results.keys())
-    found = [*(delta for key in keys for delta in _metrics(a, b, key)), *_rolling(a, b)]
-    adjusted = compare_many({m.key: m.paired for m in found if m.paired is not None})
-    return [replace(m, p_holm=adjusted.get(m.key)) for m in found]
+    deltas = [*(delta for key in keys for delta in _metrics(a, b, key)), *_rolling(a, b)]
+    adjusted = compare_many({m.key: m.paired for m in deltas if m.paired is not None})
+    return [replace(m, p_holm=adjusted.get(m.key)) for m in deltas]
 
 
 def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
-    """Documents that the task's `cluster` column does not relate are each their own cluster."""
+    """A metric's delta or deltas. Documents that the task's `cluster` column does not relate are each a cluster."""
     better = a.higher_is_better.get(key, b.higher_is_better.get(key))
     left, right = a.scores.get(key, {}), b.scores.get(key, {})
     shared = left.keys() & right.keys()
@@ -76,41 +76,41 @@ def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
         clusters = cluster_names(a, b, key[0], docs)
         result = paired(*_columns(left, right, docs), clusters=clusters, higher_is_better=better is not False)
     value_a, value_b = (run.results.get(key, (None, None))[0] for run in (a, b))
-    made = MetricDelta(key, value_a, value_b, None, 0, better)
+    delta = MetricDelta(key, value_a, value_b, None, 0, better)
     if not shared:
-        yield _of_a_whole(made, a, b)
+        yield _of_a_whole(delta, a, b)
     elif _is_mean(a, key) or _is_mean(b, key):
         same = left.keys() == right.keys() and len(docs) == len(shared)
         values = (value_a, value_b) if same else (_mean([left[d] for d in docs]), _mean([right[d] for d in docs]))
-        yield replace(made, paired=result, left_out=len(shared) - len(docs), common_a=values[0], common_b=values[1])
+        yield replace(delta, paired=result, left_out=len(shared) - len(docs), common_a=values[0], common_b=values[1])
     else:  # made of the documents' numbers in another way, as lm-eval's `perplexity` of log-likelihoods
-        yield _of_a_whole(made, a, b)
+        yield _of_a_whole(delta, a, b)
         columns = [_mean([values[doc] for doc in docs]) for values in (left, right)]
         name = (key[0], f"{key[1]} per document", key[2])
         means = _mean([*left.values()]), _mean([*right.values()])
-        made = MetricDelta(name, *means, result, len(shared) - len(docs), better, nats=True)
-        yield replace(made, common_a=columns[0], common_b=columns[1])
+        delta = MetricDelta(name, *means, result, len(shared) - len(docs), better, nats=True)
+        yield replace(delta, common_a=columns[0], common_b=columns[1])
 
 
-def _of_a_whole(made: MetricDelta, a: Run, b: Run) -> MetricDelta:
-    """A metric without a number by document: of a corpus, or of several tasks."""
-    if made.value_a is None or made.value_b is None:
-        return made
-    if (found := weighted_values(a, b, made.key)) is not None:
-        (common_a, common_b), left_out = found
+def _of_a_whole(reported: MetricDelta, a: Run, b: Run) -> MetricDelta:
+    """The delta of a metric without a number by document: that of a corpus, or of several tasks."""
+    if reported.value_a is None or reported.value_b is None:
+        return reported
+    if (weighted := weighted_values(a, b, reported.key)) is not None:
+        (common_a, common_b), left_out = weighted
         if common_a is not None:
-            return replace(made, common_a=common_a, common_b=common_b, left_out=left_out)
-        return replace(made, apart="the runs share no document that this is a number of")
-    if why := _unlike_documents(a, b, made.key[0]):
-        return replace(made, apart=f"{why}, and nothing says what each of them adds")
-    return replace(made, common_a=made.value_a, common_b=made.value_b)
+            return replace(reported, common_a=common_a, common_b=common_b, left_out=left_out)
+        return replace(reported, apart="the runs share no document that this is a number of")
+    if why := _unlike_documents(a, b, reported.key[0]):
+        return replace(reported, apart=f"{why}, and nothing says what each of them adds")
+    return replace(reported, common_a=reported.value_a, common_b=reported.value_b)
 
 
 def _unlike_documents(a: Run, b: Run, task: str) -> str:
-    """Why a task's (or group's) values are not of the same documents; "" if they are, as far as the runs tell."""
+    """Why two values of a task or group are of unlike documents; "" if they are not, as far as the runs tell."""
     left, right = ({key[:2] for key in run.items} for run in (a, b))
     if any(key[0] == task for key in left | right):
-        left, right = ({key for key in found if key[0] == task} for found in (left, right))
+        left, right = ({key for key in documents if key[0] == task} for documents in (left, right))
     if left != right:
         return f"A's is of {len(left)} documents and B's of {len(right)}, of which they share {len(left & right)}"
     changed = sum(document_change(a, b, *key) == "documents" for key in left)
@@ -119,14 +119,14 @@ def _unlike_documents(a: Run, b: Run, task: str) -> str:
 
 def _is_mean(run: Run, key: ScoreKey) -> bool:
     """Whether a run reports the mean of its documents' numbers, or nothing else."""
-    values, said = [*run.scores[key].values()], run.results.get(key, (None, None))[0]
+    values, reported = [*run.scores[key].values()], run.results.get(key, (None, None))[0]
     mean = exact_sum(values) / len(values)
-    return said is None or same_number(mean, said) or math.isclose(mean, said, rel_tol=1e-9, abs_tol=1e-12)
+    return reported is None or same_number(mean, reported) or math.isclose(mean, reported, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
-    """Windows of one document are related, so that documents are the clusters. Beside lm-eval's files, which hold one
-    sum a document (`rolling.aligned`), the documents themselves are paired."""
+    """The log-likelihoods of rolling tasks. Windows of one document are related, so documents are the clusters. Where a
+    run is lm-eval's, whose files hold one sum a document (`rolling.aligned`), documents are paired instead."""
     unit: Literal["document", "window"] = "document" if a.by_lm_eval or b.by_lm_eval else "window"
     for task in sorted({item.task for run in (a, b) for item in run.items.values() if item.kind == ROLLING}):
         left, right = (_sums(run, task) for run in (a, b))
@@ -139,9 +139,9 @@ def _rolling(a: Run, b: Run) -> Iterator[MetricDelta]:
             result = paired(*_columns(left, right, keys), clusters=clusters)
         means = [_mean([values[key] for key in keys]) for values in (left, right)]
         key = (task, f"loglikelihood per {unit}", "none")
-        made = MetricDelta(key, _mean([*left.values()]), _mean([*right.values()]), result, 0, True, unit, nats=True)
+        delta = MetricDelta(key, _mean([*left.values()]), _mean([*right.values()]), result, 0, True, unit, nats=True)
         apart = "" if keys else f"the runs share no {unit} of the same text"
-        yield replace(made, left_out=len(common) - len(keys), common_a=means[0], common_b=means[1], apart=apart)
+        yield replace(delta, left_out=len(common) - len(keys), common_a=means[0], common_b=means[1], apart=apart)
 
 
 def _sums(run: Run, task: str) -> dict[Key, float]:
@@ -153,7 +153,7 @@ def _sums(run: Run, task: str) -> dict[Key, float]:
 
 
 def _same_tokens(a: Run, b: Run, key: Key) -> bool:
-    """Whether a window scores the same tokens in both runs, as far as they tell; another context may cut it anew."""
+    """Whether a window scores the same tokens in both runs, as far as they tell; another context cuts other windows."""
     if document_change(a, b, *key[:2]) == "documents":
         return False
     x, y = a.items[key].output_sha256, b.items[key].output_sha256
@@ -165,7 +165,7 @@ def _finite(x: float, y: float) -> bool:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """None where there are no values, or one is unknown or has no mean."""
+    """The mean; None without values, or where one is not finite."""
     if not values or not all(map(math.isfinite, values)):
         return None
     return math.fsum(values) / len(values)

@@ -12,7 +12,7 @@ from evalengine.report.numbers import shown
 from evalengine.report.stats.paired import PairedResult
 from evalengine.report.terminal.tables import add, house_table
 
-LARGE = 1e6  # from which on a value has no place after the point that says anything
+LARGE = 1e6  # from this value on, digits after the point say nothing
 MDE = "MDE: the smallest true difference that a test at 5 % finds 4 times in 5."
 
 
@@ -39,12 +39,12 @@ def value_text(number: float, sign: str = "") -> str:
 
 
 def delta(metric: MetricDelta) -> str:
-    """B - A of the same documents; "" where there is none."""
+    """B - A over the same documents; "" where there is no difference."""
     return "" if metric.difference is None else value_text(metric.difference, "+")
 
 
 def p_values(metric: MetricDelta) -> tuple[str, str]:
-    """(p of the metric by itself, p adjusted by Holm for all tests); "" where there is no test."""
+    """(p-value of the metric by itself, p-value adjusted by Holm for all tests); "" where there is no test."""
     raw = None if metric.paired is None else metric.paired.p_value
     first, second = ("" if value is None else f"{value:.3g}" for value in (raw, metric.p_holm))
     return first, second
@@ -62,7 +62,7 @@ def effect(p: PairedResult) -> str:
 
 
 def p_words(metrics: Sequence[MetricDelta]) -> str:
-    """Which p-value is which."""
+    """A sentence on what the two p-values are."""
     tests = sum(metric.paired is not None for metric in metrics)
     family = f"adjusted for the {tests} tests of this comparison" if tests > 1 else "the same, as there is one test"
     return f"p: two-sided, of each metric by itself; p (Holm): {family}."
@@ -75,7 +75,7 @@ def units(metrics: Sequence[MetricDelta]) -> str:
 
 
 def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
-    """What a metric's numbers rest on, where that is not all of its documents, each by itself."""
+    """What a metric's numbers are computed from, where that is not all documents, each by itself."""
     for metric in metrics:
         name = ", ".join(metric.key)
         if metric.apart:
@@ -84,11 +84,11 @@ def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
             reported = " and ".join("none" if v is None else value_text(v) for v in (metric.value_a, metric.value_b))
             yield f"{name}: over the documents of both runs; as reported, over all of each: {reported}."
         if metric.unit == "window" and metric.paired is not None:
-            of = f"{metric.paired.n} windows of {metric.paired.clusters} documents"
-            yield f"{name}: {of}; interval, p and MDE take each document as one (clustered)."
+            sample = f"{metric.paired.n} windows of {metric.paired.clusters} documents"
+            yield f"{name}: {sample}; interval, p and MDE take each document as one (clustered)."
         elif metric.paired is not None and metric.paired.clusters < metric.paired.n:
-            of = f"{metric.paired.n} documents in {metric.paired.clusters} clusters of related ones"
-            yield f"{name}: {of}; interval, p and MDE take each cluster as one."
+            sample = f"{metric.paired.n} documents in {metric.paired.clusters} clusters of related ones"
+            yield f"{name}: {sample}; interval, p and MDE take each cluster as one."
         if metric.left_out:
             what = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
             yield f"{name}: {metric.left_out} {metric.unit}s without a finite {what} are left out of the statistics."

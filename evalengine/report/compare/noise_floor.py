@@ -1,4 +1,4 @@
-"""Fast mode against an invariant one on the same inputs: how much of a result the arithmetic alone moves."""
+"""Fast mode against an invariant mode on the same inputs: how far the arithmetic alone moves a result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evalengine.report.read.load import load_run
 from evalengine.report.read.places import SWEEP_PLACE
 from evalengine.report.read.run import Run
 
-SIBLINGS = 200  # newest run folders looked at
+SIBLINGS = 200  # how many run folders are looked at, the newest first
 SCHEDULE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "num_threads", "device")
 
 
@@ -36,18 +36,18 @@ def noise_floor(a: Run, b: Run) -> Distance:
 
 
 def sibling(run: Run) -> Run | None:
-    """The finished run beside this one, or in its experiment, that makes a pair with it; None if there is none.
+    """The finished run beside this one, or in the same experiment, that makes a pair with this run; None if none does.
 
-    Of several, one under the same engine settings (an experiment sweeps them), and of those the newest. A damaged one
-    is passed over.
+    Of several, a run with the same engine settings (an experiment sweeps them) comes first, and of those the newest.
+    Damaged runs are passed over.
     """
     if run.kind != "run" or run.manifest.get("numerics") is None:
         return None
     here = run.source.resolve()
     newest = sorted(_neighbours(here), key=lambda path: (path / DIGEST).stat().st_mtime_ns, reverse=True)[:SIBLINGS]
-    found = [(folder, manifest) for folder in newest if (manifest := _alike(folder, run)) is not None]
+    candidates = [(folder, manifest) for folder in newest if (manifest := _alike(folder, run)) is not None]
     settings = _schedule(run.manifest)
-    for folder, _ in sorted(found, key=lambda pair: _schedule(pair[1]) != settings):  # stable: the newest first
+    for folder, _ in sorted(candidates, key=lambda pair: _schedule(pair[1]) != settings):  # ties stay newest first
         try:
             other = load_run(folder)
         except ConfigError:
@@ -58,7 +58,7 @@ def sibling(run: Run) -> Run | None:
 
 
 def _neighbours(here: Path) -> set[Path]:
-    """Finished runs in the folder that holds this one; of an experiment (`1-<settings>/<run>`), in its others too."""
+    """Finished runs beside this one; for a run of an experiment (`1-<settings>/<run>`), its other runs too."""
     files = {*here.parent.glob(f"*/{DIGEST}")}
     if SWEEP_PLACE.fullmatch(here.parent.name):
         files |= {file for file in here.parent.parent.glob(f"*/*/{DIGEST}") if SWEEP_PLACE.fullmatch(file.parts[-3])}

@@ -56,7 +56,7 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
 
 
 def differing_in(kinds: Mapping[str, int]) -> str:
-    """`16 in prompt, 11 in output`: every kind of difference between requests, each as often as it applies."""
+    """How often each kind of difference between requests occurs: `16 in prompt, 11 in output`."""
     return ", ".join(f"{kinds[kind]} in {kind}" for kind in KINDS if kinds[kind])
 
 

@@ -13,7 +13,7 @@ from evalengine.report.numbers import shown
 from evalengine.report.read.items import item_name
 from evalengine.report.terminal.tables import add, house_table, printable
 
-ROWS = 10  # of a table: the rest is in --json
+ROWS = 10  # most rows of a table; --json holds the rest
 TIES = {True: "possible", False: "no", None: ""}
 
 
@@ -23,7 +23,7 @@ def verdict(c: Comparison) -> str:
 
 
 def scope(c: Comparison) -> str:
-    """What the verdict is on, where it is not on everything that was run."""
+    """What the verdict covers, where that is not everything that was run; else ""."""
     return f" on the {c.common} requests of both" if c.partial else ""
 
 
@@ -49,10 +49,10 @@ def evidence(c: Comparison) -> str:
 
 def answers_table(c: Comparison) -> Table:
     """How many answers changed under each metric, and in which way."""
-    found = tally(c.flips)
-    changes = [change for change in CHANGES if any(change in counts for counts in found.values())]
+    tallies = tally(c.flips)
+    changes = [change for change in CHANGES if any(change in counts for counts in tallies.values())]
     table = house_table(("Changed answers", "Filter", "Metric", *changes), left=(0, 1, 2))
-    for (task, metric, name), counts in sorted(found.items()):
+    for (task, metric, name), counts in sorted(tallies.items()):
         add(table, [task, name, metric, *(str(counts.get(change, 0)) for change in changes)])
     return table
 
@@ -86,10 +86,10 @@ def divergence_table(c: Comparison) -> Table:
             ("B", d.tokens_b, d.logprob_b, d.text_b),
         ):
             first = [item_name(d.key), str(d.position)] if label == "A" else ["", ""]
-            said = f"{d.before}|{text}" if text or d.before else ""
+            continuation = f"{d.before}|{text}" if text or d.before else ""
             number = "" if logprob is None else shown(logprob, ".4f")
             last = [gap, TIES[d.near_tie]] if label == "A" else ["", ""]
-            add(table, [*first, label, said, " ".join(map(str, ids[:4])) or "(ends)", number, *last])
+            add(table, [*first, label, continuation, " ".join(map(str, ids[:4])) or "(ends)", number, *last])
     return table
 
 
@@ -118,12 +118,12 @@ def near_ties(c: Comparison) -> Iterator[str]:
 
 
 def _alone(c: Comparison) -> str:
-    """Of the changed answers, those whose score did not change."""
-    found = score_unchanged(c.flips)
-    return f", {found}" if found else ""
+    """How many answers changed without their score, as a part of a sentence."""
+    unchanged = score_unchanged(c.flips)
+    return f", {unchanged}" if unchanged else ""
 
 
 def _total(c: Comparison) -> int:
-    """Logprobs of the requests that both runs hold, whose tokens are equal."""
+    """How many logprobs the requests that both runs hold have."""
     items = [item for key, item in c.a.items.items() if key in c.b.items]
     return sum(0 if item.logprobs is None else len(item.logprobs) for item in items)

@@ -1,4 +1,4 @@
-"""What of two runs cannot be compared, since a source does not hold it."""
+"""What cannot be compared between two runs, since a source does not hold it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def unchecked(a: Run, b: Run) -> list[str]:
 
 
 def unrecorded_weights(a: Run, b: Run) -> str:
-    """Which of two runs recorded no hash of its weights that the other's compares with; "" if both did."""
+    """Which of two runs recorded no hash of its weights that can be compared with the other's; "" if both did."""
     lacking = _lacking(a, b, _WEIGHTS)
     return f"{lacking} did not record a hash of the model weights" if lacking else ""
 
 
 def _lacking(a: Run, b: Run, names: tuple[str, ...]) -> str:
-    """`A and B`, `B` or "". lm-eval's model_sha is the Hub's commit: it compares with its like only."""
+    """Which runs lack a hash, such as `A and B`. lm-eval's model_sha, a commit on the Hub, compares with its like."""
     known = names if a.by_lm_eval == b.by_lm_eval else names[:1]
     return " and ".join(
         label for label, run in (("A", a), ("B", b)) if not any(run.identity.get(name) for name in known)
@@ -56,19 +56,19 @@ def _lacking(a: Run, b: Run, names: tuple[str, ...]) -> str:
 
 
 def _unhashed(a: Run, b: Run) -> set[str]:
-    """Tasks with a request of both runs that no hash of both covers: a baseline of ours holds other ones than lm-eval's
-    files."""
-    found = set()
+    """Tasks with a shared request that no hash in both runs covers: a baseline of ours and lm-eval's files hold unlike
+    hashes."""
+    tasks = set()
     for key in a.items.keys() & b.items.keys():
         prompts = a.items[key].prompt_sha256 and b.items[key].prompt_sha256
         documents = all(key[1] in run.hashes.get(key[0], {}) for run in (a, b))
         if not prompts and not documents:
-            found.add(key[0])
-    return found
+            tasks.add(key[0])
+    return tasks
 
 
 def _unknown_choices(a: Run, b: Run) -> Iterator[str]:
-    """Metrics of multiple choice whose choices a run does not tell, so that another wrong one would pass unseen."""
+    """Multiple-choice metrics whose choices a run does not hold, so that another wrong choice would pass unseen."""
     several = {key[0] for key, item in a.items.items() if item.kind == "loglikelihood" and key[2] > 0}
     shared = a.scores.keys() & b.scores.keys()
     for task in sorted(several):

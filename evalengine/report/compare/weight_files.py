@@ -1,4 +1,4 @@
-"""The weights of two runs that recorded unlike hashes: found where their manifests say, and compared by tensor."""
+"""The weights of two runs that recorded unlike hashes, compared by tensor, if they lie where the manifests say."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from evalengine.report.compare.weight_tensors import in_words, weights_differenc
 from evalengine.report.read.identities import short
 from evalengine.report.read.run import Run
 
-AT_MOST = 2_000_000_000  # bytes of one run's weights that `compare` reads, twice: half a minute for two such
+AT_MOST = 2_000_000_000  # most bytes of a run's weights that `compare` reads, twice: two such take half a minute
 INDEX = "model.safetensors.index.json"
 
 
 def differing_weights(a: Run, b: Run, at_most: int = AT_MOST) -> list[str]:
-    """Which tensors differ, a sentence each without its full stop; or why that cannot be told.
+    """Which tensors differ, a sentence each without its full stop; or why that is not known.
 
-    Nothing where a run recorded no hash of its weights, or both the same one.
+    Empty where a run recorded no hash of its weights, or both recorded the same.
     """
     hashes = [run.identity.get("weights") for run in (a, b)]
     if None in hashes or hashes[0] == hashes[1]:
         return []
-    found = []
+    weights = []
     for label, run in (("A", a), ("B", b)):
         try:
-            found.append(_weights_of(run, at_most))
+            weights.append(_weights_of(run, at_most))
         except (OSError, ValueError) as error:
             return [f"which tensors differ is not known: {label}'s weights {error}"]
     try:
-        return in_words(weights_difference(*found))
+        return in_words(weights_difference(*weights))
     except (OSError, ValueError) as error:
         return [f"which tensors differ is not known: {error}"]
 
@@ -47,16 +47,16 @@ def _weights_of(run: Run, at_most: int) -> list[Path]:
     sets = list(_sets(place.expanduser()))
     if not sets:
         raise ValueError(f"are not at {source} on this machine")
-    if (size := min(sum(file.stat().st_size for file in one) for one in sets)) > at_most:
+    if (size := min(sum(file.stat().st_size for file in candidate) for candidate in sets)) > at_most:
         raise ValueError(f"take {size / 1e9:.1f} GB, which `explain` reads, and this command does not")
-    found = next((one for one in sets if fingerprint(one) == wanted), None)
-    if found is None:
+    recorded = next((candidate for candidate in sets if fingerprint(candidate) == wanted), None)
+    if recorded is None:
         raise ValueError(f"at {source} are others now (their hash is not {short(wanted)})")
-    return found
+    return recorded
 
 
 def _sets(place: Path) -> Iterator[list[Path]]:
-    """Every set of files that a loader may take as the weights of this place; their hash tells which it was."""
+    """Every set of files that a loader may take as the weights of this place; the hash tells which one it took."""
     if place.is_file():
         yield [place]
     if not place.is_dir():

@@ -16,7 +16,7 @@ from evalengine.plain_files import parse_json
 from evalengine.report.numbers import shown
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # bfloat16 is the upper half of a float32
-MAX_HEADER = 100_000_000  # bytes, as the library has it
+MAX_HEADER = 100_000_000  # bytes, the safetensors library's own limit
 AT_ONCE = 1 << 22  # elements held as float64
 SHOWN = 5  # tensors named, those with the largest change first
 
@@ -28,7 +28,7 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     data: np.ndarray  # uint8, on disk
-    values: Callable[[], Iterator[np.ndarray]] | None  # float64, some at a time; None: no numbers that we read
+    values: Callable[[], Iterator[np.ndarray]] | None  # float64, some at a time; None: a dtype that is not read
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TensorDifference:
     name: str
     elements: int
     differing: int | None  # elements of another value; None where shapes are unlike, or values are not read
-    max_abs: float  # over the finite ones
+    max_abs: float  # over the elements that are finite in both
     stored: tuple[str, str]  # dtype and shape in A and B
 
 
@@ -53,24 +53,24 @@ class WeightsDifference:
 
 
 def weights_difference(a: Sequence[Path], b: Sequence[Path]) -> WeightsDifference:
-    """The files of one checkpoint against those of another. Raises OSError or ValueError for what cannot be read."""
+    """Compares the files of two checkpoints. Raises OSError or ValueError for files that cannot be read."""
     left, right = _tensors(a), _tensors(b)
     names = [name for name in left if name in right]
-    found = [d for name in names if (d := _difference(name, left[name], right[name])) is not None]
-    found.sort(key=lambda d: (d.differing is not None, -d.max_abs, d.name))
-    return WeightsDifference(len(names), found, sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys()))
+    diffs = [d for name in names if (d := _difference(name, left[name], right[name])) is not None]
+    diffs.sort(key=lambda d: (d.differing is not None, -d.max_abs, d.name))
+    return WeightsDifference(len(names), diffs, sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys()))
 
 
-def in_words(found: WeightsDifference) -> list[str]:
+def in_words(difference: WeightsDifference) -> list[str]:
     """A sentence each, without its full stop: how many tensors differ, which, and the largest change."""
-    said = []
-    for label, only in (("A", found.only_a), ("B", found.only_b)):
+    lines = []
+    for label, only in (("A", difference.only_a), ("B", difference.only_b)):
         if only:
-            said.append(f"{_count(len(only), 'tensor')} only in {label}: {listed(only, SHOWN)}")
-    count = len(found.tensors)
+            lines.append(f"{_count(len(only), 'tensor')} only in {label}: {listed(only, SHOWN)}")
+    count = len(difference.tensors)
     verb = "differs" if count == 1 else "differ"
-    said.append(f"{count} of {_count(found.common, 'tensor')} {verb}{', the largest change first' * (count > 1)}")
-    return said + first_of([_line(d) for d in found.tensors], SHOWN)
+    lines.append(f"{count} of {_count(difference.common, 'tensor')} {verb}{', the largest change first' * (count > 1)}")
+    return lines + first_of([_line(d) for d in difference.tensors], SHOWN)
 
 
 def _line(d: TensorDifference) -> str:
@@ -93,17 +93,17 @@ def _difference(name: str, x: Tensor, y: Tensor) -> TensorDifference | None:
     differing, largest = 0, 0.0
     for u, v in zip(x.values(), y.values(), strict=True):
         differing += int(np.count_nonzero((u != v) & ~(np.isnan(u) & np.isnan(v))))
-        with np.errstate(invalid="ignore"):  # inf - inf
+        with np.errstate(invalid="ignore"):  # inf - inf is NaN
             delta = np.abs(u - v)
         largest = max(largest, float(delta[np.isfinite(delta)].max(initial=0.0)))
     return TensorDifference(name, elements, differing, largest, stored)
 
 
 def _tensors(files: Sequence[Path]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in files:
-        found.update(_of_gguf(file) if file.suffix.lower() == ".gguf" else _of_safetensors(file))
-    return found
+        tensors.update(_of_gguf(file) if file.suffix.lower() == ".gguf" else _of_safetensors(file))
+    return tensors
 
 
 def _of_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -144,8 +144,8 @@ def _of_gguf(file: Path) -> Iterator[tuple[str, Tensor]]:
     for tensor in GGUFReader(file).tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))
 
-        def values(one: object = tensor) -> Iterator[np.ndarray]:
-            yield from _parts(dequantize(one.data, one.tensor_type).reshape(-1).astype(np.float64))  # type: ignore[attr-defined]
+        def values(entry: object = tensor) -> Iterator[np.ndarray]:
+            yield from _parts(dequantize(entry.data, entry.tensor_type).reshape(-1).astype(np.float64))  # type: ignore[attr-defined]
 
         yield str(tensor.name), Tensor(tensor.tensor_type.name, shape, tensor.data.reshape(-1).view(np.uint8), values)
 

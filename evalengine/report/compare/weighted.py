@@ -12,11 +12,11 @@ from evalengine.report.read.run import Run, ScoreKey
 
 
 def weighted_values(a: Run, b: Run, key: ScoreKey) -> tuple[tuple[float | None, float | None], int] | None:
-    """((A's, B's value over the same documents), documents of both that were left out); values are None if there is no
-    such document.
+    """((A's, B's value over the same documents), shared documents that are left out); the values are None without such
+    documents.
 
-    The same: both runs have it, with equal content as far as their hashes tell, and with as many words or bytes. None
-    if a run does not hold what its value is made of.
+    Documents are the same if both runs have them, with equal content as far as their hashes tell, and with as many
+    words or bytes. None if a run does not hold what its value is computed from.
     """
     left, right = a.weighted.get(key), b.weighted.get(key)
     if not left or not right:
@@ -34,9 +34,10 @@ def _aggregation(metric: str) -> Callable[[Pairs], float]:
     return bits_per_byte if metric == "bits_per_byte" else perplexity
 
 
-def _gives(aggregate: Callable[[Pairs], float], pairs: Mapping[int, tuple[float, float]], said: float) -> bool:
+def _gives(aggregate: Callable[[Pairs], float], pairs: Mapping[int, tuple[float, float]], reported: float) -> bool:
+    """Whether a run's documents give the value that it reports."""
     value = aggregate([*pairs.values()])
-    return same_number(value, said) or math.isclose(value, said, rel_tol=1e-9)
+    return same_number(value, reported) or math.isclose(value, reported, rel_tol=1e-9)
 
 
 def _same_text(a: Run, b: Run, task: str, doc: int) -> bool:

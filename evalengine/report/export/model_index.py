@@ -1,4 +1,4 @@
-"""A run's results as the Hub's `model-index`: YAML for the front matter of a model card, which shows them as a widget.
+"""A run's results as the Hub's `model-index`: YAML for the front matter of a model card, which shows the results.
 
 The format is that of huggingface_hub's own `ModelCardData`, which writes it here and reads it back in the tests.
 """
@@ -20,7 +20,7 @@ from evalengine.report.read.run import Run
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-TASK_TYPE = "text-generation"  # of the Hub's pipelines: what a causal language model does
+TASK_TYPE = "text-generation"  # the Hub's pipeline of causal language models
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 SUFFIXES = (".yaml", ".yml")
 
@@ -28,20 +28,20 @@ SUFFIXES = (".yaml", ".yml")
 def write_model_index(run: Run, target: Path) -> int:
     """Writes the YAML file, whole or not at all; returns how many results it holds.
 
-    Raises `ConfigError` for another ending than .yaml, and for a run without results that can be said there;
-    `EvalEngineError` if the disk refuses.
+    Raises `ConfigError` for another ending than .yaml, and for a run without finite results; `EvalEngineError` if the
+    disk refuses.
     """
     if target.suffix not in SUFFIXES:
         raise ConfigError(f"report: --model-index {target}: is YAML: name a file that ends in .yaml; its content goes "
                           "between the --- lines at the top of the model card")  # fmt: skip
     from huggingface_hub import ModelCardData
 
-    found = list(eval_results(run))
-    if not found:
+    results = list(eval_results(run))
+    if not results:
         raise ConfigError(f"report: --model-index: {run.source} holds no finite results")
-    data = ModelCardData(model_name=labels([run])[0], eval_results=found)
+    data = ModelCardData(model_name=labels([run])[0], eval_results=results)
     write_text_file(target, data.to_yaml() + "\n")
-    return len(found)
+    return len(results)
 
 
 def eval_results(run: Run) -> Iterator[EvalResult]:
@@ -58,8 +58,8 @@ def eval_results(run: Run) -> Iterator[EvalResult]:
     for (task, metric, name), (value, stderr) in run.results.items():
         if not math.isfinite(value):
             continue
-        more = {"filter": name, "num_few_shot": results["n-shot"].get(task), "stderr": stderr, "digest": run.digest}
-        more["documents"] = (results["n-samples"].get(task) or {}).get("effective")
+        facts = {"filter": name, "num_few_shot": results["n-shot"].get(task), "stderr": stderr, "digest": run.digest}
+        facts["documents"] = (results["n-samples"].get(task) or {}).get("effective")
         yield EvalResult(
             task_type=TASK_TYPE,
             task_name="Text Generation",
@@ -67,7 +67,7 @@ def eval_results(run: Run) -> Iterator[EvalResult]:
             metric_type=metric,
             metric_name=f"{task} {metric}" + ("" if name == "none" else f" ({name})"),
             metric_value=value,
-            metric_args={key: value for key, value in more.items() if value is not None},
+            metric_args={key: value for key, value in facts.items() if value is not None},
         )
 
 

@@ -20,15 +20,15 @@ TABLES: dict[str, Callable[[Sheet], str]] = {
 
 def results_sheet(runs: Sequence[Run]) -> Sheet:
     """Every task, metric and filter that some run has a result for, in the order in which they are first met, a group
-    above its tasks; a cell is empty where a run has none. Its note says of each run how it was computed, and its
+    above its tasks; a cell is empty where a run has no result. The sheet's note says how each run was computed, and its
     digest."""
     names = labels(runs)
     met = list(dict.fromkeys(key for run in runs for key in run.results))
-    said = {name: tasks for run in reversed(runs) for name, tasks in group_subtasks(run).items()}
-    keys = [key for task in groups_first((key[0] for key in met), said) for key in met if key[0] == task]
+    subtasks = {name: tasks for run in reversed(runs) for name, tasks in group_subtasks(run).items()}
+    keys = [key for task in groups_first((key[0] for key in met), subtasks) for key in met if key[0] == task]
     rows = [[*_words(runs, key), *(_cell(run, key) for run in runs)] for key in keys]
-    made = [f"{name}: {_made(run)}." for name, run in zip(names, runs, strict=True)]
-    note = " ".join([*made, "± is one standard error."])
+    origins = [f"{name}: {_made(run)}." for name, run in zip(names, runs, strict=True)]
+    note = " ".join([*origins, "± is one standard error."])
     return Sheet("Results", ["Task", "Metric", "Filter", *names], rows, (0, 1, 2), note=note)
 
 

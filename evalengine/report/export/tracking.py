@@ -2,7 +2,7 @@
 
 Logged are the metrics with their standard errors (`task/metric/filter`), what the run was made of, its digest, and its
 small files. A run that is active already, as in a training, takes the metrics and stays open; else one is made, and
-ended. Where it goes is the libraries' own affair: WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, ...
+ended. The libraries' own settings say where it goes: WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, ...
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from evalengine.report.leaderboard.models import labels
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import Run
 
-PROJECT = "evalengine"  # of W&B and of MLflow's experiments, where their own settings name none
+PROJECT = "evalengine"  # the W&B project and MLflow experiment, where their own settings name none
 FILES = ("results_*.json", "config.yaml", MANIFEST, DIGEST)  # not samples and pages, which hold a dataset's own texts
-_FORBIDDEN = re.compile(r"[^\w\-. /:]")  # in the name of a metric of MLflow
-LONGEST = 500  # characters of a parameter of MLflow
+_FORBIDDEN = re.compile(r"[^\w\-. /:]")  # in a metric's name in MLflow
+LONGEST = 500  # characters of a parameter's value in MLflow
 
 
 def leave_log(folder: Path, tracker: str) -> None:
-    """Logs a run that has just finished. The run is worth more than its entry: a failure is said, and passes."""
+    """Logs a run that has just finished. A failure is only printed, since the run is whole without its entry."""
     try:
         print(f"evalengine: {log_run(folder, tracker)}", file=sys.stderr)
     except EvalEngineError as error:
@@ -46,21 +46,21 @@ def log_run(path: str | Path, tracker: str) -> str:
     log: Callable[[Run], str] = {"wandb": _to_wandb, "mlflow": _to_mlflow}[tracker]
     try:
         return log(run)
-    except Exception as error:  # whatever another library raises: no network, no account, a full disk
+    except Exception as error:  # another library may raise anything: no network, no account, a full disk
         if os.environ.get("EVALENGINE_DEBUG"):
             traceback.print_exc()
         raise EvalEngineError(f"{tracker}: the run is not logged ({type(error).__name__}: {error})") from error
 
 
 def metrics_of(run: Run) -> dict[str, float]:
-    """`task/metric/filter` -> value, and the same with `_stderr`; a filter `none` is left out."""
-    found = {}
+    """Values by `task/metric/filter`, and standard errors by the same with `_stderr`; a filter `none` is left out."""
+    values = {}
     for (task, metric, name), (value, stderr) in run.results.items():
         end = "" if name == "none" else f"/{name}"
-        found[_FORBIDDEN.sub("_", f"{task}/{metric}{end}")] = value
+        values[_FORBIDDEN.sub("_", f"{task}/{metric}{end}")] = value
         if stderr is not None:
-            found[_FORBIDDEN.sub("_", f"{task}/{metric}_stderr{end}")] = stderr
-    return found
+            values[_FORBIDDEN.sub("_", f"{task}/{metric}_stderr{end}")] = stderr
+    return values
 
 
 def settings_of(run: Run) -> dict[str, Any]:

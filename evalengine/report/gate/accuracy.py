@@ -51,20 +51,20 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
 def _tested(
     rule: AccuracyRule, a: Run, b: Run, limits: Mapping[ScoreKey, Limits], averages: Mapping[str, Sequence[ScoreKey]]
 ) -> Iterator[Check]:
-    """What has a spread, so that it can be tested: its p-values are one family for Holm's correction."""
+    """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction."""
     family = [own.alpha for own in limits.values()] + [rule.averages[name].limits.alpha for name in averages]
     count = sum(alpha is not None for alpha in family)
-    found: list[tuple[Evidence, Limits, tuple[str, ...]]] = []
+    gathered: list[tuple[Evidence, Limits, tuple[str, ...]]] = []
     for key, own in limits.items():
         higher = _higher(key, a, own)
         evidence = (of_documents if key in a.scores else of_ratio)(key, a, b, own, higher, count)
-        found.append((evidence, own, tuple(_lost(key, a, b, 1 if higher else -1))))
+        gathered.append((evidence, own, tuple(_lost(key, a, b, 1 if higher else -1))))
     for name, keys in averages.items():
         average = rule.averages[name]
         directions = {key: _higher(key, a, average.limits) for key in keys}
-        found.append((of_average(name, average, keys, a, b, directions, count), average.limits, ()))
-    adjusted = iter(holm([evidence.p for evidence, own, _ in found if own.alpha is not None]))
-    for evidence, own, lost in found:
+        gathered.append((of_average(name, average, keys, a, b, directions, count), average.limits, ()))
+    adjusted = iter(holm([evidence.p for evidence, own, _ in gathered if own.alpha is not None]))
+    for evidence, own, lost in gathered:
         check = judged(evidence, own, None if own.alpha is None else next(adjusted), count)
         yield replace(check, details=lost) if check.status in ("fail", "blind") else check
 
@@ -78,13 +78,13 @@ def _all_skipped(known: Iterable[ScoreKey]) -> str:
 
 def _broken(key: ScoreKey, a: Run, b: Run) -> str:
     """Why the pairs of one metric cannot be formed; "" if they can."""
-    theirs = b.scores.get(key)
-    if theirs is None:
+    scores_b = b.scores.get(key)
+    if scores_b is None:
         return "missing from the run"
-    unlike = sorted(a.scores[key].keys() ^ theirs.keys())
+    unlike = sorted(a.scores[key].keys() ^ scores_b.keys())
     if unlike:
         return f"{len(unlike)} documents have a value in one of the two only (the first is {unlike[0]})"
-    bad = [doc for doc, value in a.scores[key].items() if not (math.isfinite(value) and math.isfinite(theirs[doc]))]
+    bad = [doc for doc, value in a.scores[key].items() if not (math.isfinite(value) and math.isfinite(scores_b[doc]))]
     return f"{len(bad)} documents have no finite value (the first is {bad[0]})" if bad else ""
 
 
@@ -96,23 +96,23 @@ def _lost(key: ScoreKey, a: Run, b: Run, sign: int) -> list[str]:
 
 
 def _answers(key: ScoreKey, a: Run, b: Run, doc: int) -> str:
-    said = [answer[:80] for run in (a, b) if (answer := answer_of(run, key, doc)) is not None]
-    return f": was {said[0]!r}, is {said[1]!r}" if len(said) == 2 else ""
+    answers = [answer[:80] for run in (a, b) if (answer := answer_of(run, key, doc)) is not None]
+    return f": was {answers[0]!r}, is {answers[1]!r}" if len(answers) == 2 else ""
 
 
 def _check_names(rule: AccuracyRule, known: Iterable[ScoreKey]) -> None:
-    """A task or metric that the baseline lacks is a slip of the pen that would leave its limits without effect."""
+    """Raises `ConfigError` for a task or metric that the baseline lacks, whose limits would have no effect."""
     problems = []
     for task, own in rule.tasks.items():
         names = {name for key in known if key[0] == task for name in (key[1], f"{key[1]},{key[2]}")}
         if not names:
-            there = ", ".join(sorted({key[0] for key in known}))
-            problems.append(f"accuracy: tasks: {task}: the baseline has no such task; there is: {there}")
+            present = ", ".join(sorted({key[0] for key in known}))
+            problems.append(f"accuracy: tasks: {task}: the baseline has no such task; there is: {present}")
             continue
         for metric in own.get("metrics", {}):
             if metric not in names:
-                there = ", ".join(sorted(names))
-                problems.append(f"accuracy: tasks: {task}: metrics: {metric}: not in the baseline; there is: {there}")
+                present = ", ".join(sorted(names))
+                problems.append(f"accuracy: tasks: {task}: metrics: {metric}: not in the baseline; there is: {present}")
     if problems:
         raise ConfigError(problems)
 

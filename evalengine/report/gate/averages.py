@@ -23,12 +23,12 @@ def average_keys(name: str, average: Average, a: Run) -> list[ScoreKey]:
             problems.append(f"{where}: tasks: {pattern}: no task of the baseline; there is: {', '.join(known)}")
     keys = []
     for task in tasks:
-        found = [key for key in sorted(a.scores) if key[0] == task and average.metric in (key[1], f"{key[1]},{key[2]}")]
-        if len(found) == 1:
-            keys += found
+        fits = [key for key in sorted(a.scores) if key[0] == task and average.metric in (key[1], f"{key[1]},{key[2]}")]
+        if len(fits) == 1:
+            keys += fits
             continue
         names = [f"{key[1]},{key[2]}" for key in sorted(a.scores) if key[0] == task]
-        why = "several filters have it" if found else "it has no such metric with a score per document"
+        why = "several filters have it" if fits else "it has no such metric with a score per document"
         problems.append(f"{where}: metric: {average.metric}: {task}: {why}; there is: {', '.join(names) or 'none'}")
     if problems:
         raise ConfigError(problems)

@@ -13,14 +13,14 @@ from evalengine.report.read.run import Run
 
 
 class NoBaseline(ConfigError):
-    """There is none, here or there: a first run."""
+    """Neither the checkout nor the base has a baseline: a first run."""
 
 
 def load_from_base(file: Path, revision: str) -> tuple[Run, tuple[str, ...]]:
     """(the baseline, what a reviewer must know of it) for a baseline file in a git checkout.
 
-    The base's file counts, and a change of it here is said. Where the base has none, the file here counts, and that is
-    said: the first change that brings one cannot be held to anything else.
+    The base's file counts, and a change of it here is reported. Where the base has none, the file here counts, and that
+    is reported: the first change that brings one cannot be held to anything else.
 
     Raises `ConfigError` without a checkout, without the revision in it, and for what cannot be read.
     """
@@ -34,18 +34,18 @@ def load_from_base(file: Path, revision: str) -> tuple[Run, tuple[str, ...]]:
             "origin BRANCH; with actions/checkout: fetch-depth: 0)"
         )
     name, short = f"{commit.decode().strip()}:./{file.name}", commit.decode()[:12]
-    theirs = _git(folder, "cat-file", "blob", name)
-    if theirs is None:
+    base_content = _git(folder, "cat-file", "blob", name)
+    if base_content is None:
         if not file.exists():
             raise NoBaseline(f"{file}: neither here nor in {revision} ({short}); write one from a run that is good, "
                               f"and commit it: python -m evalengine baseline RUN -o {file}")  # fmt: skip
         return load_run(file), (f"the baseline is new in this pull request: {revision} ({short}) has no {file}",)
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / file.name
-        copy.write_bytes(theirs)
+        copy.write_bytes(base_content)
         run = load_run(copy)
     run = replace(run, source=Path(f"{file} of {revision} ({short})"))
-    if file.exists() and file.read_bytes() == theirs:
+    if file.exists() and file.read_bytes() == base_content:
         return run, ()
     what = "changed" if file.exists() else "removed"
     warning = f"baseline {what} in this pull request: {file}; the run is held to that of {revision} ({short})"
@@ -53,7 +53,7 @@ def load_from_base(file: Path, revision: str) -> tuple[Run, tuple[str, ...]]:
 
 
 def _git(folder: Path, *words: str) -> bytes | None:
-    """What git prints; None if it fails, or is not there."""
+    """What git prints; None if git fails or is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=False)
     except OSError:

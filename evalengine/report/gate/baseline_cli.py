@@ -1,4 +1,4 @@
-"""`evalengine baseline RUN -o FILE`: what of a run a later one is held against, small enough for git."""
+"""`evalengine baseline RUN -o FILE`: the part of a run that later runs are held against, small enough for git."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evalengine.report.read.run import UNBOUND, Run
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `baseline` with its words; returns the exit code."""
+    """Runs `baseline` with its arguments; returns the exit code."""
     file, run = Path(arguments.output), load_run(arguments.run)
     if run.unbound:
         print(f"evalengine: {run.source}: {UNBOUND}", file=sys.stderr)

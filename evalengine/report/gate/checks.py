@@ -12,7 +12,7 @@ from evalengine.report.read.run import Key
 SHOWN = 5  # requests or documents named in a check's details
 # blind: could not see the loss that the policy names. excused: failed or blind, but another rule of an any_of decides
 Status = Literal["pass", "fail", "blind", "skip", "excused"]
-DECIDED: tuple[Status, ...] = ("pass", "fail", "blind")  # what was judged
+DECIDED: tuple[Status, ...] = ("pass", "fail", "blind")  # the statuses of what was judged
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Check:
 
     rule: str  # digest | tokens | accuracy
     task: str
-    name: str  # what of the task: "" or "metric,filter"
+    name: str  # "metric,filter", or "" for the whole task
     status: Status
     message: str
     details: tuple[str, ...] = ()
@@ -33,5 +33,6 @@ class Check:
 
 
 def first(keys: Iterable[Key], what: str = "", more: Mapping[Key, str] | None = None) -> Iterator[str]:
+    """The first requests as details of a check, a line each. what: the line's beginning. more: its end, by key."""
     lines = [f"document {key[1]}, request {key[2]}, repeat {key[3]}{(more or {}).get(key, '')}" for key in keys]
     return (f"{what}{line}" for line in first_of(lines, SHOWN))

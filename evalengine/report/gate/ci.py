@@ -10,8 +10,8 @@ from evalengine.report.gate.checks import Check
 from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.report import Report
 
-ANNOTATIONS = 10  # GitHub shows ten errors a step and drops the rest; as many warnings
-# What a blind check is to a test report, by the policy's `inconclusive`: as red as the job will be.
+ANNOTATIONS = 10  # GitHub shows ten errors and ten warnings a step, and drops the rest
+# How a blind check is reported, by the policy's `inconclusive`, so that it looks as bad as the job will end.
 BLIND_TAG = {"fail": "failure", "report": "error", "pass": "skipped"}
 BLIND_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}
 
@@ -60,11 +60,11 @@ def write(path: Path, text: str, append: bool = False) -> None:
         file.write(text)
 
 
-def _commands(kind: str, report: Report, found: list[tuple[str, str]]) -> Iterator[str]:
-    for title, message in found if len(found) <= ANNOTATIONS else found[: ANNOTATIONS - 1]:
+def _commands(kind: str, report: Report, messages: list[tuple[str, str]]) -> Iterator[str]:
+    for title, message in messages if len(messages) <= ANNOTATIONS else messages[: ANNOTATIONS - 1]:
         yield f"::{kind} title={_property(f'gate {report.policy}: {title}')}::{_data(message)}"
-    if len(found) > ANNOTATIONS:
-        more = f"and {len(found) - ANNOTATIONS + 1} more {'failed' if kind == 'error' else 'blind'} checks"
+    if len(messages) > ANNOTATIONS:
+        more = f"and {len(messages) - ANNOTATIONS + 1} more {'failed' if kind == 'error' else 'blind'} checks"
         yield f"::{kind} title={_property(f'gate {report.policy}')}::{more}"
 
 
@@ -95,10 +95,10 @@ def _class(report: Report, task: str) -> str:
 
 
 def _data(text: str) -> str:
-    """https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts: escapeData."""
+    """escapeData of https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts."""
     return plain(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    """The same source: escapeProperty."""
+    """escapeProperty of the same source."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -2,7 +2,7 @@
 
 Exit codes: 0 the policy holds, 1 it does not, 2 the gate could not judge (runs that are not comparable, a bad policy, a
 damaged baseline, bad usage), 3 inconclusive: nothing failed, but some check could not see the loss that the policy
-names (the policy's `inconclusive` makes that 0 or 1). All of them reach the reports that were asked for.
+names (the policy's `inconclusive` makes that 0 or 1). The reports that were asked for are written in every case.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _report(arguments: Namespace) -> Report:
 
 
 def _deliver(report: Report, arguments: Namespace) -> None:
-    """The terminal's text first: it must not be lost to a full disk."""
+    """Prints the report first, so that a full disk does not lose it, then writes its files."""
     out = sys.stderr if arguments.json == "-" else sys.stdout
     console = Console(file=out, soft_wrap=True, highlight=False)
     for line in report_lines(report):

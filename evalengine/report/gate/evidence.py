@@ -1,5 +1,5 @@
 """What two runs show of one metric, for the gate: how large the loss is and may be, how likely it is chance, and what
-could have been seen. Documents in pairs, with their clusters; perplexities; and means over several tasks.
+could have been seen. A metric has a score for each document, or is a perplexity, or a mean over several tasks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from evalengine.report.stats.permutation import sign_flip
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
 from evalengine.report.stats.power import mean_effect
 
-MANY_FLIPS = 0.1  # the share of answers for which a second detectable loss is said
+MANY_FLIPS = 0.1  # the share of flipped answers for which a second detectable loss is given
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How a loss is said: in points, or in percent of the baseline."""
+    """How a loss is shown: in points, or in percent of the baseline."""
 
     name: str
-    shown: Callable[[float], float]  # of a loss in the metric's units
-    metric: Callable[[float], float]  # its inverse
+    shown: Callable[[float], float]  # converts a loss from the metric's units
+    metric: Callable[[float], float]  # the inverse of `shown`
 
 
 POINTS = Unit("points", lambda loss: 100 * loss, lambda points: points / 100)
@@ -41,19 +41,19 @@ class Evidence:
     """One metric, or one average. Losses are in the metric's units, positive if the run is worse."""
 
     task: str
-    name: str  # "metric,filter", or what of an average
+    name: str  # "metric,filter"; of an average "metric, macro mean"
     unit: Unit
     change: str  # "0.7700 -> 0.7050 (-6.50 points), 3 better, 16 worse of 200 documents"
     p: float  # one-sided, of the run being worse
-    test: str  # which p that is
+    test: str  # the name of p's test
     bound: LossBound
-    least: Detectable  # that the test can detect, at alpha over all metrics
-    what: str  # is counted: "200 documents in 31 clusters"
-    assuming: str = ""  # under which the least detectable loss holds
+    least: Detectable  # the least loss that the test can detect, at alpha over all metrics
+    what: str  # what is counted: "200 documents in 31 clusters"
+    assuming: str = ""  # the assumption under which the least detectable loss holds
 
 
 def of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
-    """A metric with a score per document. `metrics`: how many Holm's correction is shared among."""
+    """The evidence on a metric with a score per document. metrics: how many share Holm's correction."""
     documents = sorted(a.scores[key])
     x, y = (_column(run.scores[key], documents) for run in (a, b))
     names = cluster_names(a, b, key[0], documents)
@@ -76,17 +76,17 @@ def of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, me
 
 
 def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
-    """A perplexity, or bits per byte, of runs that hold the sums that it is made of.
+    """The evidence on a perplexity, or bits per byte, of runs that hold the sums behind it.
 
     The test flips the signs of the clusters' log-likelihood differences (`permutation.sign_flip`).
     """
-    found = ratios((a, b), key)
-    assert found is not None
-    documents, (old, new) = found
+    sums = ratios((a, b), key)
+    assert sums is not None
+    documents, (old, new) = sums
     codes = cluster_codes(cluster_names(a, b, key[0], documents), len(documents))
     worse = loss_stratum(new, old, codes) if higher else loss_stratum(old, new, codes)
     alpha = 0.05 if limits.alpha is None else limits.alpha
-    # Log-likelihoods that are all as they were show that nothing has changed: what was not seen has no size here.
+    # A scale of 0: log-likelihoods that are all equal show no change, and an unseen change has no typical size here.
     bound = loss_bound([worse], 0.0, min(alpha, 0.5))
     unit = percent_of(old)
     change = 100 * (new.value - old.value) / abs(old.value)
@@ -100,7 +100,7 @@ def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metric
 
 
 def percent_of(old: Ratio) -> Unit:
-    """A rise of nats as percent of what the baseline's metric was."""
+    """The unit that shows a rise of nats as percent of the baseline's metric."""
     if old.kind == "perplexity":
         return Unit("%", lambda nats: 100 * _expm1(nats), lambda percent: math.log1p(percent / 100))
     return Unit("%", lambda nats: 100 * nats / old.nats, lambda percent: percent / 100 * old.nats)
@@ -117,7 +117,7 @@ def of_average(
     name: str, average: Average, keys: Sequence[ScoreKey], a: Run, b: Run, directions: Mapping[ScoreKey, bool],
     metrics: int,
 ) -> Evidence:  # fmt: skip
-    """A mean over tasks, which are fixed: only their documents, or clusters of them, might have been others.
+    """The evidence on a mean over tasks, which are fixed: only documents, or clusters of them, are a random sample.
 
     Its test flips the signs of the clusters' parts of the mean, exact as for one task (`permutation.sign_flip`).
     """
@@ -136,7 +136,7 @@ def of_average(
     limits = average.limits
     alpha = 0.05 if limits.alpha is None else limits.alpha
     bound = loss_bound(strata, 1.0, min(alpha, 0.5), most)
-    parts = np.concatenate([each.parts for each in strata])
+    parts = np.concatenate([layer.parts for layer in strata])
     what = f"{_counted(sum(sizes), len(parts))} of {len(keys)} tasks"
     level = alpha / max(metrics, 1)
     return Evidence(
@@ -158,19 +158,19 @@ def of_parts(parts: Floats, bound: LossBound, level: float, power: float) -> Det
 
 
 def _assuming(right: Floats, flips: float | None, level: float, power: float) -> str:
-    """At which rate of flips the least detectable loss holds; a test of few flips sees less among many."""
+    """The rate of flips at which the least detectable loss holds; more flips hide a larger loss."""
     if flips is None:
         return "at the spread of differences seen here"
-    said = f"at the {flips * 100:.1f} % of answers that flip here"
-    able = int(np.count_nonzero(right > 0))
-    if flips >= MANY_FLIPS or 0.5**able > level or not np.isin(right, (0, 1)).all():
-        return said
-    loss = binary_loss(len(right), able, MANY_FLIPS, level, power)
-    return f"{said}; among {MANY_FLIPS * 100:g} % flips it would take {loss * 100:.2f} points"
+    words = f"at the {flips * 100:.1f} % of answers that flip here"
+    can_get_worse = int(np.count_nonzero(right > 0))
+    if flips >= MANY_FLIPS or 0.5**can_get_worse > level or not np.isin(right, (0, 1)).all():
+        return words
+    loss = binary_loss(len(right), can_get_worse, MANY_FLIPS, level, power)
+    return f"{words}; among {MANY_FLIPS * 100:g} % flips it would take {loss * 100:.2f} points"
 
 
 def _shares(x: Floats, y: Floats) -> bool:
-    """Whether a score is a part of 1, of which no more than 1 can be lost."""
+    """Whether scores are shares of 1, of which no more than 1 can be lost."""
     return bool(min(x.min(), y.min()) >= 0 and max(x.max(), y.max()) <= 1)
 
 

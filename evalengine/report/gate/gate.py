@@ -28,7 +28,8 @@ def gate(baseline: str | Path, run: str | Path, policy: str = "bitwise", base: s
     base: a git revision, usually the branch that a change is to be merged into; the baseline file is taken from it, and
     a change of that file is among the report's warnings.
 
-    Never raises for what is wrong with them: that becomes `problems`, their title `trouble`, and exit code 2.
+    Never raises for a bad policy, baseline or run: the report then has `problems`, their title `trouble`, and exit code
+    2.
     """
     chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
     try:
@@ -45,7 +46,7 @@ def gate(baseline: str | Path, run: str | Path, policy: str = "bitwise", base: s
 
 
 def unready(baseline: str | Path, policy: str, base: str | None = None) -> Report | None:
-    """Why no run can be judged, before one is made; None if one can. The same reports as `gate`'s."""
+    """Why no run could be judged, as `gate` reports it, before a run is made; None if one can be."""
     chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
     try:
         chosen, trouble = load_policy(policy), BAD_BASELINE
@@ -88,15 +89,15 @@ def _missing(baseline: str | Path, run: str | Path | None, base: str | None) -> 
 
 
 def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
-    """What differs as the policy allows. Raises `ConfigError` with all that it does not."""
+    """What differs and may, by the policy. Raises `ConfigError` with all that differs and may not."""
     levelled = level(policy, a, b)
     problems = incomparable(a, levelled)
     if problems:
         problems = first_of(problems, SHOWN_PROBLEMS, "more differences")
         hint = f"A is the baseline, B the run; policy {policy.name} lets differ: {', '.join(policy.allow) or 'nothing'}"
         raise ConfigError([*problems, hint])
-    left = {finding.text for finding in findings(a, levelled)}
-    notes = [finding.text for finding in findings(a, b) if finding.text not in left]
+    remaining = {finding.text for finding in findings(a, levelled)}
+    notes = [finding.text for finding in findings(a, b) if finding.text not in remaining]
     return notes + [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
 
 

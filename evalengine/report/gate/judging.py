@@ -5,14 +5,14 @@ JAMA 308(24)):
     pass   the bound of the loss lies within the margin
     fail   it does not, and there is a loss: p, after Holm's correction, is at most alpha
     blind  it does not, and no loss is shown either: more documents would tell
-Every pass alone has an error of at most alpha; that all metrics pass needs no correction for their number, for it takes
-them all (Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4)).
+Every pass alone has an error of at most alpha; no correction for the number of metrics is needed, since all must pass
+(Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4)).
 
-Without one:
+Without a margin:
     fail   there is a loss
     blind  none is shown, and none of the size that the policy names (or none at all) could have been
-    pass   else
-A loss that is larger than max_regression fails in either.
+    pass   otherwise
+A loss that is larger than max_regression fails with a margin and without.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from evalengine.report.gate.evidence import POINTS, Evidence
 from evalengine.report.gate.policies import Limits
 from evalengine.report.read.run import Run, ScoreKey
 
-ROUNDING = 1e-9  # of points and percents
+ROUNDING = 1e-9  # tolerance of points and percents
 
 
 def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) -> Check:
-    """`p`: after Holm's correction over `metrics`; None without a test."""
+    """The check that the evidence gives. p: after Holm's correction over `metrics`; None without a test."""
     points = evidence.unit is POINTS
     margin = limits.margin if points else limits.margin_percent
     allowed = limits.max_regression if points else limits.max_regression_percent
@@ -51,7 +51,7 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
             if not within and p <= limits.alpha:
                 failures.append(f"{lost}; {blind}")
     if allowed is not None and not loss <= allowed + ROUNDING:
-        failures.append(f"{_said(loss, evidence)} lost, {allowed:g} allowed")
+        failures.append(f"{_in_unit(loss, evidence)} lost, {allowed:g} allowed")
     if blind and limits.require_power and not failures:
         failures.append(f"the gate is blind: {blind}; run more documents, or set require_power: false for the task")
     status: Status = "fail" if failures else "blind" if blind else "pass"
@@ -60,7 +60,7 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
 
 
 def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Check:
-    """For metrics that only exist over a whole task, as a corpus' F1, or whose parts one of the runs does not hold."""
+    """The check of a metric that exists only over a whole task, as a corpus' F1, or whose parts a run does not hold."""
     names = ("accuracy", key[0], f"{key[1]},{key[2]}")
     margin, allowed = limits.margin_percent, limits.max_regression_percent
     if margin is None and allowed is None:
@@ -107,7 +107,7 @@ def _blind_margin(evidence: Evidence, margin: float, alpha: float) -> str:
         return f"no loss can be ruled out: {evidence.what} say nothing about others"
     times = bound.times_the_documents(evidence.unit.metric(margin))
     cure = f"; {_times(times)} as many documents would tell" if math.isfinite(times) else ""
-    worst = _said(evidence.unit.shown(bound.bound), evidence)
+    worst = _in_unit(evidence.unit.shown(bound.bound), evidence)
     return f"the loss may be {worst}, {margin:g} allowed (confidence {1 - alpha:g}{cure})"
 
 
@@ -118,7 +118,7 @@ def _times(times: float) -> str:
 def _rules_out(evidence: Evidence, alpha: float) -> str:
     if not math.isfinite(evidence.bound.error) or evidence.bound.bound == evidence.bound.most:
         return f"{evidence.what} rule out no loss"
-    worst = _said(max(0.0, evidence.unit.shown(evidence.bound.bound)), evidence)
+    worst = _in_unit(max(0.0, evidence.unit.shown(evidence.bound.bound)), evidence)
     assumed = ", whatever flips" if evidence.unit is POINTS else ""
     return f"{evidence.what} rule out losses of more than {worst} (confidence {1 - alpha:g}{assumed})"
 
@@ -126,9 +126,9 @@ def _rules_out(evidence: Evidence, alpha: float) -> str:
 def _detects(evidence: Evidence, limits: Limits) -> str:
     if not math.isfinite(evidence.least.loss):
         return f"{evidence.what} cannot show any loss: {evidence.least.why}"
-    least = _said(evidence.unit.shown(evidence.least.loss), evidence)
+    least = _in_unit(evidence.unit.shown(evidence.least.loss), evidence)
     return f"{evidence.what} show a loss of {least} or more with probability {limits.power:g} {evidence.assuming}"
 
 
-def _said(loss: float, evidence: Evidence) -> str:
+def _in_unit(loss: float, evidence: Evidence) -> str:
     return f"{loss:.2f} {evidence.unit.name}"

@@ -18,7 +18,7 @@ OURS = ("output_dir", "resume")  # settings that the gate makes itself
 
 @contextmanager
 def made_run(settings: Sequence[str], keep: Path | None) -> Iterator[Path]:
-    """The folder of a run with these settings: a new one below `keep`, or one that is gone afterwards. What earlier
+    """The folder of a run with these settings: a new one below `keep`, or one that is removed afterwards. What earlier
     runs left is never judged.
 
     Raises `ConfigError` for settings that the gate makes itself, `EvalEngineError` if the run fails.
@@ -42,6 +42,6 @@ def _run(settings: Sequence[str], folder: Path) -> Path:
     command = ["-m", "evalengine", *settings]
     done = subprocess.run([sys.executable, *command, f"output_dir={folder}"], stdout=2, check=False)  # 2: stderr
     if done.returncode != 0:
-        said = shlex.join(["python", *command])
-        raise EvalEngineError(f"{said}: the run failed with exit code {done.returncode}; what it printed says why")
+        shown = shlex.join(["python", *command])
+        raise EvalEngineError(f"{shown}: the run failed with exit code {done.returncode}; what it printed says why")
     return folder

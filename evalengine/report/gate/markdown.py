@@ -12,7 +12,7 @@ from evalengine.report.gate.report import SIGNS, Report, headline
 SUMMARY_LENGTH = 250_000  # characters, 4 bytes each at most: GitHub refuses summaries above 1 MiB
 MARKS: dict[Status, str] = {"fail": "❌ fail", "blind": "🟡 blind", "excused": "➖ excused", "skip": "➖ skip",
                             "pass": "✅ pass"}  # fmt: skip
-ORDER = tuple(MARKS)  # what needs a reader comes first
+ORDER = tuple(MARKS)  # checks that need a reader come first
 
 
 def markdown(report: Report) -> str:
@@ -35,11 +35,11 @@ def markdown(report: Report) -> str:
 def escaped(text: str) -> str:
     """`plain` text that renders as itself, with an entity only where Markdown, GitHub or HTML would see a meaning: the
     underscores in a metric's name, arrows and quotes stay as they are."""
-    text = re.sub(r"&(?=#?\w+;)", "&amp;", plain(text))  # first: what follows makes entities
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", plain(text))  # before the lines below make entities
     text = re.sub(r"[\\`*\[\]<|~@$]|://|!(?=\[)", _entities, text)
     text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _entities, text)  # inside a word it is no emphasis
     text = re.sub(r"(?<!&)#(?=\w)|^(#|>|-(?= )|\+(?= )|\d+(?=[.)] ))", _entities, text)  # an issue, a heading, a list
-    return re.sub(r"(?i)\bwww\.", lambda found: f"{found[0][:3]}&#46;", text)
+    return re.sub(r"(?i)\bwww\.", lambda match: f"{match[0][:3]}&#46;", text)
 
 
 def _table(checks: Sequence[Check]) -> Iterator[str]:
@@ -69,5 +69,5 @@ def _seen(check: Check) -> Iterator[str]:
         yield f"can detect: {check.detects}"
 
 
-def _entities(found: re.Match[str]) -> str:
-    return "".join(f"&#{ord(char)};" for char in found[0])
+def _entities(match: re.Match[str]) -> str:
+    return "".join(f"&#{ord(char)};" for char in match[0])

@@ -1,6 +1,6 @@
 """Text from outside on one line of visible characters, for every sink of a gate's report.
 
-Names of tasks and metrics and the answers in them come from others. `plain` comes first everywhere: no control, format
+Names of tasks and metrics, and models' answers, come from others. Every sink applies `plain` first: no control, format
 or bidirectional character survives, hence no line break, no terminal sequence, no character that XML forbids, and no
 line that begins with a workflow command of its own.
 """
@@ -13,8 +13,8 @@ LONGEST = 400  # characters of one text from outside
 
 
 def plain(text: str, longest: int | None = LONGEST) -> str:
-    """`text` on one line of visible characters: all others as \\u escapes; cut at `longest`; `##[` broken up, for it is
-    a workflow command of GitHub's wherever it stands in a line."""
+    """`text` on one line of visible characters: all others as \\u escapes; cut at `longest`; `##[` broken up, since
+    it is a workflow command of GitHub's wherever it stands in a line."""
     shown = "".join(char if _visible(char) else _escape(char) for char in text).replace("##[", "# #[")
     return shown if longest is None or len(shown) <= longest else f"{shown[: longest - 3]}..."
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 RULES = ("digest", "tokens", "accuracy", "all_of", "any_of")
-# The identity's parts that a policy may let differ: who answers. What is asked (rows, tasks, seed, limit) never may.
+# The identity's parts that a policy may let differ: those that say who answers. Those that say what is asked (rows,
+# tasks, seed, limit) may never differ.
 ALLOWABLE = (
     *("weights", "model_spec", "tokenizer", "chat_template", "prompts", "dtype", "numerics", "attention_backend"),
     *("gpu_architecture", "engine", "contract_version", "apply_chat_template", "fewshot_as_multiturn"),
@@ -39,25 +40,25 @@ class Limits:
 
     alpha: float | None = 0.05  # the error that a verdict may have; null: no test, max_regression alone decides
     margin: float | None = None  # points; null: no non-inferiority, the test alone
-    margin_percent: float | None = None  # of the baseline; the margin of perplexities
+    margin_percent: float | None = None  # percent of the baseline; the margin for perplexities
     max_regression: float | None = None  # points; a larger observed loss fails, whatever its p; null: no limit
-    max_regression_percent: float | None = None  # of the baseline; the same for metrics without a value per document
+    max_regression_percent: float | None = None  # percent of the baseline, for metrics without a value per document
     require_power: bool = False  # a blind check fails, whatever the policy's `inconclusive` says
     power: float = 0.8  # the probability of detection that the minimum detectable loss stands for
-    higher_is_better: bool | None = None  # for metrics of which the results do not say
+    higher_is_better: bool | None = None  # for metrics whose results do not say it
     skip: bool = False  # leave this task or metric out; the report says so
 
 
 @dataclass(frozen=True)
 class DigestRule:
-    """Every token and every bit of every logprob as in the baseline."""
+    """Every token and every bit of every logprob is as in the baseline."""
 
 
 @dataclass(frozen=True)
 class TokensRule:
     """The same output tokens; each request's summed logprob within `epsilon` nats (null: tokens alone).
 
-    Sums, for a baseline file holds no others: so that a run folder and its baseline file get the same verdict.
+    A baseline file holds no other logprobs than sums: so a run folder and its baseline file get the same verdict.
     """
 
     epsilon: float | None = 0.0
@@ -78,7 +79,7 @@ class AccuracyRule:
     """No task loses accuracy: see `Limits`. The innermost setting counts: metric, then task, then the rule."""
 
     limits: Limits = Limits()
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # checked; `metrics` within
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # checked limits by task, `metrics` among them
     averages: Mapping[str, Average] = field(default_factory=dict)
 
     def of(self, task: str, metric: str, filter_name: str) -> Limits:
@@ -92,11 +93,15 @@ class AccuracyRule:
 
 @dataclass(frozen=True)
 class AnyOf:
+    """Holds if one of its rules does."""
+
     rules: tuple[Rule, ...]
 
 
 @dataclass(frozen=True)
 class AllOf:
+    """Holds if all of its rules do."""
+
     rules: tuple[Rule, ...]
 
 
@@ -105,6 +110,8 @@ Rule = DigestRule | TokensRule | AccuracyRule | AnyOf | AllOf
 
 @dataclass(frozen=True)
 class Policy:
+    """What a gate asks of a run."""
+
     name: str
     rule: Rule
     allow: tuple[str, ...] = ()  # names of `ALLOWABLE`

@@ -1,4 +1,4 @@
-"""Where policies are found: by name among those that come with evalengine, or a file; `extends` builds on another."""
+"""Finds policies, by name among those that come with evalengine, or by file; `extends` builds on another policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_yaml
 from evalengine.report.gate.policies import RULES, Policy
-from evalengine.report.gate.policy_reader import near, parse_policy, said
+from evalengine.report.gate.policy_reader import near, parse_policy, quoted
 
 POLICIES = Path(__file__).parents[2] / "conf" / "gate"
 
@@ -50,7 +50,7 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _allowed(base: Any, own: Any) -> dict[str, Any]:
-    """Nothing where one of the two is no list: the reader says what is wrong with it."""
+    """The merged `allow`; empty where one of the two is no list, which the reader will report."""
     if not isinstance(base, list) or not isinstance(own, list):
         return {}
     return {"allow": [*base, *(part for part in own if part not in base)]}
@@ -60,7 +60,7 @@ def _parent(name: Any, chain: list[Path]) -> tuple[Path, Any]:
     """The policy that the last of `chain` extends: a name, or a file beside it."""
     here = chain[-1]
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{here}: extends: is {said(name)}; name a policy ({', '.join(available())}) or a file")
+        raise ConfigError(f"{here}: extends: is {quoted(name)}; name a policy ({', '.join(available())}) or a file")
     path, value = _read(name, here.parent, f"{here}: extends: {name}")
     if path.resolve() in [file.resolve() for file in chain]:
         turns = " -> ".join(str(file) for file in [*chain, path])

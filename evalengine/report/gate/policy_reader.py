@@ -1,4 +1,4 @@
-"""A policy's YAML values -> `Policy`, checked: unknown keys, wrong types and limits without sense are refused, all at
+"""Turns a policy's YAML values into a `Policy`: unknown keys, wrong types and limits without sense are refused, all at
 once, with the path of each."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from evalengine.report.gate.policies import (
 
 
 def parse_policy(value: Any, name: str, where: str = "policy") -> Policy:
-    """`value`: the YAML's plain values. `where` begins each problem's text. Raises `ConfigError`."""
+    """The policy in a YAML file's plain values. `where` begins each problem's text. Raises `ConfigError`."""
     reader = _Reader([])
     policy = reader.policy(value, name, where)
     if reader.problems:
@@ -38,7 +38,7 @@ def parse_policy(value: Any, name: str, where: str = "policy") -> Policy:
 
 @dataclass
 class _Reader:
-    """Reads on after a problem, so that all of them are told at once."""
+    """Reads a policy, and reads on after a problem, so that all problems are reported at once."""
 
     problems: list[str]
 
@@ -48,15 +48,15 @@ class _Reader:
         allow = self.typed(value.get("allow", []), list, f"{where}: allow", [])
         for part in allow:
             if part not in ALLOWABLE:
-                cure = near(said(part).strip("'"), ALLOWABLE)
-                self.problems.append(f"{where}: allow: {said(part)} cannot be allowed to differ; {cure}")
+                cure = near(quoted(part).strip("'"), ALLOWABLE)
+                self.problems.append(f"{where}: allow: {quoted(part)} cannot be allowed to differ; {cure}")
         if "extends" in value:
             self.problems.append(f"{where}: extends: only a policy's file can extend another")
         rule = self.rule({key: value[key] for key in value if key in RULES}, where)
         inconclusive = value.get("inconclusive", "report")
         if not isinstance(inconclusive, str) or inconclusive not in INCONCLUSIVE:
             meaning = "fail (exit code 1), report (exit code 3) or pass (exit code 0)"
-            self.problems.append(f"{where}: inconclusive: is {said(inconclusive)}; one of {meaning} is needed")
+            self.problems.append(f"{where}: inconclusive: is {quoted(inconclusive)}; one of {meaning} is needed")
             inconclusive = "report"
         allowed = tuple(part for part in allow if part in ALLOWABLE)
         return Policy(name, rule, allowed, description, inconclusive)
@@ -70,7 +70,7 @@ class _Reader:
         where = f"{where}: {kind}"
         if kind == "digest":
             if content != "equal":
-                self.problems.append(f"{where}: is {said(content)}; the one value is: equal")
+                self.problems.append(f"{where}: is {quoted(content)}; the one value is: equal")
             return DigestRule()
         if kind == "tokens":
             content = self.mapping(content, where, ("epsilon",))
@@ -98,28 +98,28 @@ class _Reader:
         averages = {
             name: self.average(inner, limits, f"{where}: averages: {name}")
             for name, inner in given
-            if inner is not None  # how a policy takes away what it extends
+            if inner is not None  # null takes away an average of the extended policy
         }
         rule = AccuracyRule(Limits(**limits), tasks, averages)
         self.sense(rule, where)
         return rule
 
     def average(self, value: Any, limits: Mapping[str, Any], where: str) -> Average:
-        """The rule's own limits hold for its averages, too, except `skip`."""
+        """An average of a rule, whose limits hold for the average, too, except `skip`."""
         of_shares = [name for name in _LIMITS if name != "skip" and not name.endswith("_percent")]
         value = self.mapping(value, where, ("tasks", "metric", "mean", *of_shares))
         tasks = value.get("tasks")
         tasks = [tasks] if isinstance(tasks, str) else tasks
         if not isinstance(tasks, list) or not tasks or not all(isinstance(task, str) for task in tasks):
-            self.problems.append(f"{where}: tasks: is {said(tasks)}; names or patterns of tasks are needed: [mmlu_*]")
+            self.problems.append(f"{where}: tasks: is {quoted(tasks)}; names or patterns of tasks are needed: [mmlu_*]")
             tasks = []
         metric = value.get("metric")
         if not isinstance(metric, str) or not metric:
-            self.problems.append(f"{where}: metric: is {said(metric)}; a metric's name is needed, such as acc")
+            self.problems.append(f"{where}: metric: is {quoted(metric)}; a metric's name is needed, such as acc")
             metric = ""
         mean = value.get("mean", "macro")
         if mean not in ("macro", "micro"):
-            self.problems.append(f"{where}: mean: is {said(mean)}; macro (tasks count alike) or micro (documents do)")
+            self.problems.append(f"{where}: mean: is {quoted(mean)}; macro (tasks count alike) or micro (documents do)")
             mean = "macro"
         own = {**limits, **self.limits(value, where), "skip": False}
         return Average(tuple(tasks), metric, mean, Limits(**own))
@@ -138,12 +138,12 @@ class _Reader:
             elif name in ("alpha", "power"):
                 checked[name] = self.number(given, at, 0.0, 1.0, null=name == "alpha", strict=True)
             else:
-                strict = name.startswith("margin")  # no interval's bound can lie within nothing
+                strict = name.startswith("margin")  # no interval's bound can lie within a margin of 0
                 checked[name] = self.number(given, at, 0.0, math.inf, null=True, strict=strict)
         return checked
 
     def sense(self, rule: AccuracyRule, where: str) -> None:
-        """A rule that cannot fail, tests nothing, or asks for power towards nothing is a mistake."""
+        """Notes rules that cannot fail, test nothing, or ask for power without a loss to detect."""
         skips = [given.get("skip") for own in rule.tasks.values() for given in (own, *own["metrics"].values())]
         if rule.limits.skip and False not in skips and not rule.averages:
             self.problems.append(f"{where}: skip: true for every task, so no metric is tested; set skip: false for one")
@@ -158,7 +158,7 @@ class _Reader:
     def mapping(self, value: Any, where: str, known: Iterable[str] | None = None) -> dict[str, Any]:
         value = {} if value is None else value
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            self.problems.append(f"{where}: is {said(value)}; a mapping is needed (name: value)")
+            self.problems.append(f"{where}: is {quoted(value)}; a mapping is needed (name: value)")
             return {}
         known = value if known is None else tuple(known)
         for key in value:
@@ -169,7 +169,7 @@ class _Reader:
     def typed(self, value: Any, kind: type, where: str, otherwise: Any) -> Any:
         if isinstance(value, kind):
             return value
-        self.problems.append(f"{where}: is {said(value)}; a {_KINDS[kind]} is needed")
+        self.problems.append(f"{where}: is {quoted(value)}; a {_KINDS[kind]} is needed")
         return otherwise
 
     def number(
@@ -183,12 +183,12 @@ class _Reader:
         span = f"above {low:g}" if strict else f"of {low:g} or more"
         span = f"between {low:g} and {high:g}" if high < math.inf else span
         hint = " (YAML reads 1e-4 as text: write 1.0e-4)" if isinstance(value, str) else ""
-        self.problems.append(f"{where}: is {said(value)}; a number {span} is needed{hint}")
+        self.problems.append(f"{where}: is {quoted(value)}; a number {span} is needed{hint}")
         return None if null else (low + min(high, low + 1)) / 2
 
 
 def _senseless(limits: Limits) -> Iterator[str]:
-    """What is wrong with limits of one place taken together."""
+    """What is wrong with the limits of one place taken together."""
     margins = (limits.margin, limits.margin_percent)
     if limits.alpha is None and any(margin is not None for margin in margins):
         yield "margin needs alpha: the interval whose bound must lie within it has confidence 1 - alpha"
@@ -207,14 +207,15 @@ _LIMITS = tuple(item.name for item in fields(Limits))
 _KINDS = {str: "text", bool: "true or false", list: "list"}
 
 
-def said(value: Any) -> str:
-    """A value in a sentence: whole only if it is short."""
+def quoted(value: Any) -> str:
+    """A value for a sentence, cut if it is long."""
     if isinstance(value, int) and abs(value) >= 10**40:  # Python refuses to print very long ones
         return "a very long integer"
-    said = repr(value)
-    return said if len(said) <= 80 else f"{said[:77]}..."
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def near(word: Any, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(word), tuple(known), 1)
-    return f"did you mean {near[0]}?" if near else f"there is: {', '.join(known)}"
+    """The known word that was probably meant, or all known words, as a part of a sentence."""
+    matches = difflib.get_close_matches(str(word), tuple(known), 1)
+    return f"did you mean {matches[0]}?" if matches else f"there is: {', '.join(known)}"

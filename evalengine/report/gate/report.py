@@ -1,4 +1,4 @@
-"""What a gate found, and how it is put in one line: the verdict of each of its reports."""
+"""A gate's report, and its headline, which every form of the report has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.policies import INCONCLUSIVE, Inconclusive
 
 Verdict = Literal["pass", "fail", "inconclusive", "error"]
-# One colour for each verdict, wherever it is shown: nothing that could see too little looks like a pass.
+# One colour for each verdict, wherever it is shown, so that an inconclusive one does not look like a pass.
 STYLES: dict[Verdict, str] = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow",
                               "error": "bold magenta"}  # fmt: skip
 SIGNS: dict[Verdict, str] = {"pass": "✅", "fail": "❌", "inconclusive": "🟡", "error": "🟣"}
@@ -20,7 +20,7 @@ SIGNS: dict[Verdict, str] = {"pass": "✅", "fail": "❌", "inconclusive": "🟡
 
 @dataclass(frozen=True)
 class Report:
-    """What a gate found. `problems` are sentences that say why it could not judge (verdict "error")."""
+    """The outcome of a gate. `problems` are sentences that say why it could not judge (verdict "error")."""
 
     verdict: Verdict
     policy: str
@@ -31,10 +31,10 @@ class Report:
     run_digest: str | None = None
     checks: tuple[Check, ...] = ()
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what the policy lets differ, and differs
+    notes: tuple[str, ...] = ()  # differences that the policy allows
     warnings: tuple[str, ...] = ()  # what a reviewer must not miss
     trouble: str = "not comparable"  # the problems' title
-    inconclusive: Inconclusive = "report"  # what that verdict means for CI: the policy's setting
+    inconclusive: Inconclusive = "report"  # the policy's setting: what that verdict means for CI
 
     @property
     def exit_code(self) -> int:
@@ -53,7 +53,7 @@ class Report:
 
 
 def headline(report: Report) -> str:
-    """`gate accuracy: INCONCLUSIVE (2 passed, 4 blind)`."""
+    """The report on one line: `gate accuracy: INCONCLUSIVE (2 passed, 4 blind)`."""
     return f"gate {plain(report.policy)}: {report.verdict.upper()} ({_counts(report)})"
 
 
@@ -68,8 +68,8 @@ def _counts(report: Report) -> str:
     counts = Counter(check.status for check in report.checks)
     words = {"fail": "failed", "pass": "passed", "blind": "blind"}
     order = ("pass", "blind") if report.verdict == "inconclusive" else ("fail", "pass", "blind")
-    said = [f"{counts[status]} {words[status]}" for status in order if counts[status]]  # type: ignore[index]
+    parts = [f"{counts[status]} {words[status]}" for status in order if counts[status]]  # type: ignore[index]
     judged = sum(counts[status] for status in DECIDED)
     if report.verdict == "pass":
         return f"{judged} of {judged} checks"
-    return ", ".join(said)
+    return ", ".join(parts)

@@ -34,10 +34,10 @@ def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
 
 
 def _any_of(branches: Sequence[Sequence[Check]]) -> list[Check]:
-    """The logic of true, false and unknown (Kleene's): one branch that holds excuses what failed or was blind in the
-    others; if none holds, one that is undecided excuses those that fail, and stays blind itself."""
+    """The branches' checks, by the logic of true, false and unknown (Kleene's): a branch that holds excuses what failed
+    or was blind in the others; if none holds, an undecided branch excuses those that fail, and stays blind itself."""
     standings = [standing(branch) for branch in branches]
-    best = next((each for each in ("pass", "blind") if each in standings), "fail")
+    best = next((status for status in ("pass", "blind") if status in standings), "fail")
     checks = []
     for branch, own in zip(branches, standings, strict=True):
         excused = own != best and best != "fail"
@@ -49,7 +49,7 @@ def _any_of(branches: Sequence[Sequence[Check]]) -> list[Check]:
 
 
 def standing(checks: Sequence[Check]) -> Literal["pass", "fail", "blind"]:
-    """What checks come to together. Where nothing was tested nothing holds, and nothing is excused by it."""
+    """The status of checks together. It is "fail" where nothing was tested, so that this excuses no other branch."""
     statuses = {check.status for check in checks}
     if "fail" in statuses or not statuses & set(DECIDED):
         return "fail"
@@ -57,7 +57,7 @@ def standing(checks: Sequence[Check]) -> Literal["pass", "fail", "blind"]:
 
 
 def level(policy: Policy, a: Run, b: Run) -> Run:
-    """`b` with everything that the policy lets differ as it is in `a`: what is left to compare must be equal."""
+    """`b` with everything that the policy lets differ set as in `a`: what differs then is not allowed to."""
     identity = {name: value for name, value in b.identity.items() if name not in policy.allow}
     identity |= {name: a.identity[name] for name in policy.allow if name in a.identity}
     if "prompts" not in policy.allow:
@@ -94,6 +94,7 @@ def _digest(a: Run, b: Run) -> list[Check]:
 
 
 def _tokens(rule: TokensRule, a: Run, b: Run) -> list[Check]:
+    """A check per task; each names the first requests that are missing, or whose tokens or logprobs changed."""
     checks = []
     for task in sorted({key[0] for key in a.items}):
         keys = [key for key in a.items if key[0] == task]

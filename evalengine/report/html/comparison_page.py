@@ -34,16 +34,16 @@ from evalengine.report.numbers import shown
 from evalengine.report.read.run import Run
 from evalengine.report.stats.paired import PairedResult
 
-LEVEL = 0.05  # of the adjusted p-values, from which on a worse metric colours the verdict
+LEVEL = 0.05  # a worse metric colours the verdict if its adjusted p-value is at most this
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
 TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation"}
 
 
 def comparison_page(c: Comparison) -> Page:
-    """Everything that `compare` found, the verdict first."""
+    """A comparison as a page, the verdict first."""
     page = Page(title(c.a, "Two"), eyebrow="Comparison", scripts=("comparison.js", "map_picture.js", "map.js"))
-    found = evidence(c)
-    sentence = f"{found[0].upper()}{found[1:]}."
+    numbers = evidence(c)
+    sentence = f"{numbers[0].upper()}{numbers[1:]}."
     page.lead(verdict(f"{c.verdict}{scope(c)}", sentence, _good(c)), tiles(_figures(c)), _runs(c))
     page.section("comparability", "Comparability", *_comparability(c))
     if c.causes:
@@ -60,7 +60,7 @@ def comparison_page(c: Comparison) -> Page:
 
 
 def title(run: Run, count: str) -> str:
-    """`Two runs of gsm8k`: the tasks of one run stand for those of all."""
+    """A page's title, `Two runs of gsm8k`; the tasks of one run stand for those of all."""
     tasks = sorted({key[0] for key in run.items})
     return f"{count} runs of {', '.join(tasks) if len(tasks) <= 3 else f'{len(tasks)} tasks'}"
 
@@ -69,9 +69,9 @@ def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
     yield from _first_metric(c)
     outside = c.only_a + c.only_b
     yield "Requests compared", f"{c.common:,}", f"{outside:,} only in one run" if outside else None
-    for kind, of in (("document", "of the requests"), ("prompt", "of the requests"), ("text", "of the same tokens")):
+    for kind, basis in (("document", "of the requests"), ("prompt", "of the requests"), ("text", "of the same tokens")):
         if c.kinds[kind]:
-            yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", of
+            yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", basis
     yield "Outputs that part", f"{c.outputs:,}", f"{c.outputs / c.common:.1%}" if c.outputs else None
     yield "Answers that flipped", f"{sum(c.answers.values()):,}", score_unchanged(c.flips) or None
     if (change := c.logprobs) is not None:
@@ -84,7 +84,7 @@ def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
 
 
 def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
-    """The first metric that was tested: what it was, what it is, and how likely chance alone gives as much."""
+    """A tile for the first metric that was tested: its values in A and B, and its p-value."""
     tested = [m for m in c.metrics if m.paired is not None and not m.nats]
     if tested and c.verdict == "DIFFERENT":
         metric = tested[0]
@@ -97,7 +97,7 @@ def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
 
 
 def _good(c: Comparison) -> bool | None:
-    """Differences are bad news where a metric got worse by more than chance explains, or where nothing is tested."""
+    """Whether the verdict is good news: False where a metric got worse by more than chance explains, or no test is."""
     tests = [m for m in c.metrics if m.paired is not None and m.p_holm is not None and not m.nats]
     if c.verdict != "DIFFERENT" or not tests:
         return GOOD[c.verdict]
@@ -135,14 +135,14 @@ def _comparability(c: Comparison) -> Iterator[Markup]:
 
 
 def _attribution(c: Comparison) -> Iterator[Markup]:
-    whats = {c_: Counter(kind for d in c.differences if d.cause == c_ for kind in d.kinds) for c_ in c.causes}
+    counts = {x: Counter(kind for d in c.differences if d.cause == x for kind in d.kinds) for x in c.causes}
     kinds = [kind for kind in KINDS if c.kinds[kind] or kind in ("output", "logprobs")]
     head = ("Cause", "Items", *(kind.capitalize() for kind in kinds), "What it means")
     rows = [
         (
             cause,
             f"{count:,}",
-            *(f"{whats[cause][kind]:,}" for kind in kinds),
+            *(f"{counts[cause][kind]:,}" for kind in kinds),
             _sentence("; ".join(c.why.get(cause, []))),
         )
         for cause, count in c.causes.items()
@@ -172,10 +172,10 @@ def _sentence(text: str) -> Markup:
 
 def _changes(c: Comparison) -> Markup:
     """How many answers changed under each metric, and in which way."""
-    found = tally(c.flips)
-    changes = [change for change in CHANGES if any(change in counts for counts in found.values())]
+    tallies = tally(c.flips)
+    changes = [change for change in CHANGES if any(change in counts for counts in tallies.values())]
     rows = [[", ".join(key), *(f"{counts.get(change, 0):,}" for change in changes)]
-            for key, counts in sorted(found.items())]  # fmt: skip
+            for key, counts in sorted(tallies.items())]  # fmt: skip
     return table(("Metric", *changes), rows, numbers=range(1, 1 + len(changes)))
 
 
@@ -191,7 +191,7 @@ def _statistics(c: Comparison) -> Iterator[Markup]:
 
 
 def _reach(pairs: Iterable[PairedResult]) -> float:
-    """How far from 0 these intervals go: they share one scale."""
+    """How far from 0 these intervals reach, for the scale that they share."""
     ends = (abs(e) for p in pairs for e in (p.ci_low, p.ci_high, p.difference) if math.isfinite(e))
     return max(ends, default=0.0) or 1.0
 

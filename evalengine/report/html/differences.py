@@ -15,10 +15,10 @@ from evalengine.report.numbers import shown
 from evalengine.report.read.items import item_name
 from evalengine.report.read.run import Key
 
-TEXT_BYTES = 10_000_000  # of all texts in UTF-8: packed, they then stay below 15 MB of the file, however random
-ITEM_BYTES = 12_000  # of one item's texts
+TEXT_BYTES = 10_000_000  # most of all texts in UTF-8: packed, they then take below 15 MB of the file, however random
+ITEM_BYTES = 12_000  # most of one item's texts
 CELL = 160  # characters of a text that a row shows, at most
-CELL_BYTES = 4_000_000  # of all rows' texts
+CELL_BYTES = 4_000_000  # most of all rows' texts
 CHANGE = Column("Change", "mark", "8ch", marks=("better", "worse"))
 TIE = Column("Near-tie", "mark", "10ch", phone=False, marks=("possible", "no"))
 CAUSE = Column("Cause", "text", "minmax(9ch, 18ch)", phone=False, choose=True)
@@ -26,9 +26,9 @@ CAUSE = Column("Cause", "text", "minmax(9ch, 18ch)", phone=False, choose=True)
 
 def parting(c: Comparison) -> list[tuple[Key, Divergence | None]]:
     """Requests whose outputs differ, in key order; None where a run holds no tokens to say where."""
-    found = {divergence.key: divergence for divergence in c.divergences}
-    outputs = {d.key for d in c.differences if "output" in d.kinds} | found.keys()
-    return [(key, found.get(key)) for key in sorted(outputs)]
+    divergences = {divergence.key: divergence for divergence in c.divergences}
+    outputs = {d.key for d in c.differences if "output" in d.kinds} | divergences.keys()
+    return [(key, divergences.get(key)) for key in sorted(outputs)]
 
 
 def outputs_grid(page: Page, c: Comparison) -> Markup:
@@ -60,7 +60,7 @@ def outputs_grid(page: Page, c: Comparison) -> Markup:
 
 
 def flips_grid(page: Page, c: Comparison) -> Markup:
-    """A row for each flip; it opens what `outputs_grid` holds of the document's first output that parts."""
+    """A row for each flip, which opens what `outputs_grid` holds of the document's first output that parts."""
     nowhere: tuple[int | None, Divergence | None] = (None, None)
     places: dict[tuple[str, int], tuple[int | None, Divergence | None]] = {}
     for row, (key, first) in enumerate(parting(c)):
@@ -98,9 +98,9 @@ def _rooms(count: int) -> tuple[int, int]:
 
 
 def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column], list[list[Any]]]:
-    """Without the columns that say nothing here: no token where choices are scored, one filter or metric for all."""
+    """Columns and rows without the columns that say nothing: tokens of scored choices, one filter or metric for all."""
     values = {column.title: {row[i] for row in rows} for i, column in enumerate(columns)}
-    silent = {title for title, found in values.items() if found == {None}}
+    silent = {title for title, cells in values.items() if cells == {None}}
     silent |= {title for title in ("Filter", "Metric", "What changed") if len(values[title]) == 1}
     kept = [i for i, column in enumerate(columns) if column.title not in silent]
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
@@ -165,18 +165,18 @@ def _flip(flip: Flip, room: int) -> dict[str, Any]:
 
 
 def _sums(c: Comparison) -> dict[tuple[str, int], list[list[Any]]]:
-    """(task, document) -> [request, A's summed logprob, B's], of flipped documents whose requests score given texts."""
+    """[request, A's summed logprob, B's] by (task, document), of flipped documents whose requests score given texts."""
     flipped = {(flip.task, flip.doc_id) for flip in c.flips}
-    found: dict[tuple[str, int], list[list[Any]]] = {}
+    sums: dict[tuple[str, int], list[list[Any]]] = {}
     for key, x in c.a.items.items():
         y = c.b.items.get(key)
         if y is not None and key[:2] in flipped and x.kind != "generate_until":
-            found.setdefault(key[:2], []).append([key[2], _number(x.sum_logprob), _number(y.sum_logprob)])
-    return found
+            sums.setdefault(key[:2], []).append([key[2], _number(x.sum_logprob), _number(y.sum_logprob)])
+    return sums
 
 
 def finite(value: float | None) -> float | None:
-    """None for what JSON cannot hold."""
+    """The value; None where JSON cannot hold it."""
     return value if value is not None and abs(value) < float("inf") else None
 
 

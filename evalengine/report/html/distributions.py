@@ -1,4 +1,4 @@
-"""How long, how ended, how likely: the distributions of a task's requests; calibration and margins of its choices."""
+"""The distributions of a task's requests: lengths, endings, logprobs; calibration and margins of its choices."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def distributions_section(page: Page, data: RunData) -> None:
 
 def likelihood_section(page: Page, data: RunData) -> None:
     """Calibration and margins of the multiple-choice tasks."""
-    found = {task: choices(data, task) for task in data.tasks}
-    known = {task: [c for c in listed if c.target is not None] for task, listed in found.items()}
+    taken = {task: choices(data, task) for task in data.tasks}
+    known = {task: [c for c in listed if c.target is not None] for task, listed in taken.items()}
     drawn = {task: row_of(_calibration(listed), _margins(listed)) for task, listed in known.items() if listed}
     if drawn:
         parts = [fold(_plots(task, 2), row, alone=len(drawn) == 1) for task, row in drawn.items()]
@@ -48,7 +48,7 @@ def _plots(task: str, count: int) -> str:
 
 
 def edges(values: Sequence[float], whole: bool) -> list[float]:
-    """At most `BINS` bins over finite values, not empty; for whole numbers, halfway between them."""
+    """The edges of at most `BINS` bins over one finite value or more; whole numbers have them halfway between."""
     low, high = min(values), max(values)
     if whole:
         width = math.ceil((high - low + 1) / BINS)
@@ -80,7 +80,7 @@ def _figures(data: RunData, task: str) -> Iterator[Markup]:
 
 
 def _lengths(data: RunData, items: Sequence[Item], generated: bool) -> Markup:
-    """Output lengths, those that ran into the limit apart."""
+    """Output lengths, with those that ran into the limit apart."""
     lengths = [len(item.output_ids or ()) for item in items]
     limited = [data.endings.get(item.key, ("",))[0] == "length" for item in items]
     at = edges(lengths, whole=True)
@@ -95,7 +95,7 @@ def _lengths(data: RunData, items: Sequence[Item], generated: bool) -> Markup:
 
 def _logprobs(data: RunData, task: str, items: Sequence[Item]) -> Markup | None:
     """Mean logprob of a token, by request; right and wrong documents apart where a task has one request each."""
-    if len({item.doc_id for item in items}) != len(items):  # several a document: the choices have plots of their own
+    if len({item.doc_id for item in items}) != len(items):  # choices, several a document, have plots of their own
         return None
     means = {i.doc_id: i.sum_logprob / len(i.output_ids) for i in items if i.output_ids and i.sum_logprob is not None}
     finite = {doc: value for doc, value in means.items() if math.isfinite(value)}
@@ -113,19 +113,19 @@ def _logprobs(data: RunData, task: str, items: Sequence[Item]) -> Markup | None:
     return figure("Mean logprob of an output's tokens", histogram(at, layers, "nat", "requests"), marks)
 
 
-def _calibration(found: Sequence[Choice]) -> Markup:
-    bins = reliability(found)
+def _calibration(taken: Sequence[Choice]) -> Markup:
+    bins = reliability(taken)
     points = [(b.confidence, b.correct / b.count, *wilson(b.correct, b.count), b.count) for b in bins]
     error = expected_calibration_error(bins)
-    note = f"Calibration error {error:.3f} over {len(found):,} documents; lines are 95 % intervals."
+    note = f"Calibration error {error:.3f} over {len(taken):,} documents; lines are 95 % intervals."
     return figure("Calibration", calibration(points), note)
 
 
-def _margins(found: Sequence[Choice]) -> Markup:
-    values = list(margins(found))
+def _margins(taken: Sequence[Choice]) -> Markup:
+    values = list(margins(taken))
     at = edges(values, whole=False)
-    right = [c.margin for c in found if c.correct and c.margin is not None]
-    wrong = [c.margin for c in found if not c.correct and c.margin is not None]
+    right = [c.margin for c in taken if c.correct and c.margin is not None]
+    wrong = [c.margin for c in taken if not c.correct and c.margin is not None]
     layers = [Series("correct", _counts(right, at)), Series("wrong", _counts(wrong, at), "bad")]
     title = "Margin: target's log-likelihood less the best other's"
     close = sum(abs(value) < 1 for value in values)

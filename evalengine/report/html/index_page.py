@@ -1,4 +1,4 @@
-"""`index.html` of a folder of runs: one row a run and task, each of which opens what is known of it and its page."""
+"""`index.html` of a folder of runs: a row for each run and task, which opens what is known of it and its page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evalengine.report.html.parts import Column, grid, tiles
 from evalengine.report.read.index import DAMAGED, FINISHED, NEWEST, UNFINISHED, Entry, entries
 from evalengine.report.read.places import INDEX
 
-GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # what a page of ours has in its first bytes
+GENERATOR, HEAD = b'name="generator" content="evalengine ', 8192  # a text in the first HEAD bytes of each page of ours
 NOTE = (
     "Newest first. Score: the first metric of each task. Verdict: against the latest baseline of the task, in this "
     "folder or the one above it. A row opens all metrics, the command and the run's page."
@@ -43,9 +43,9 @@ def write_index(root: Path, target: Path | None = None) -> tuple[Path, int]:
         if target is None and not _is_ours(path):
             raise EvalEngineError(f"{path}: not a list of runs that evalengine wrote; it stays as it is (-o FILE takes "
                                   "another place)")  # fmt: skip
-        found = entries(root)
-        content = index_page(root, found, path.parent).render().encode("utf-8")
-        scratch = path.parent / f".{path.name}.{os.getpid()}.partial"  # runs beside this one may end at this moment
+        listed = entries(root)
+        content = index_page(root, listed, path.parent).render().encode("utf-8")
+        scratch = path.parent / f".{path.name}.{os.getpid()}.partial"  # other runs may write the list at this moment
         try:
             scratch.write_bytes(content)
             os.replace(scratch, path)
@@ -54,11 +54,11 @@ def write_index(root: Path, target: Path | None = None) -> tuple[Path, int]:
     except OSError as error:
         raise EvalEngineError(f"could not write {path}: {error.strerror or error}; free the place, or name another "
                               "file (-o FILE)") from error  # fmt: skip
-    return path, len({entry.folder for entry in found})
+    return path, len({entry.folder for entry in listed})
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nothing is lost by writing there: an output folder may be a place of somebody's own pages."""
+    """Whether writing there loses nothing: an output folder may hold somebody's own pages."""
     if not path.exists():
         return True
     with open(path, "rb") as file:
@@ -66,7 +66,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def leave_index(root: Path) -> None:
-    """The list after a run. The run is worth more than its line in a list: a failure is said, and passes."""
+    """Writes the list after a run. A failure is only printed, since the run is whole without the list."""
     try:
         write_index(root)
         return
@@ -78,13 +78,13 @@ def leave_index(root: Path) -> None:
     print(f"evalengine: no new {INDEX} ({why}); try again: python -m evalengine report {root}", file=sys.stderr)
 
 
-def index_page(root: Path, found: Sequence[Entry], beside: Path) -> Page:
+def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:
     """The list as a page. beside: the folder that the page will lie in, for its links."""
     page = Page(f"Runs in {root.resolve().name}", eyebrow="Runs", scripts=("index.js",))
-    folders = {entry.folder: entry for entry in found}
+    folders = {entry.folder: entry for entry in listed}
     states = [entry.state for entry in folders.values()]
     figures: list[tuple[str, str, str | None]] = [("Runs", f"{len(folders):,}", None)]
-    newest = next((entry for entry in found if entry.started), None)
+    newest = next((entry for entry in listed if entry.started), None)
     if newest is not None and newest.started is not None:
         who = f"{newest.started:%H:%M} UTC, {newest.task} on {newest.model}"
         figures.append(("Newest", f"{newest.started:%Y-%m-%d}", who))
@@ -92,11 +92,11 @@ def index_page(root: Path, found: Sequence[Entry], beside: Path) -> Page:
         (name.capitalize(), f"{states.count(name):,}", None) for name in (UNFINISHED, DAMAGED) if name in states
     ]
     page.lead(tiles(figures))
-    if not found:
+    if not listed:
         page.section("runs", "Runs", note="There is no run in this folder yet.")
         return page
-    page.blocks("runs", [_item(entry, beside) for entry in found])
-    body = grid(page, "runs", COLUMNS, [_row(entry) for entry in found], detail="run", blocks="runs", noun="rows")
+    page.blocks("runs", [_item(entry, beside) for entry in listed])
+    body = grid(page, "runs", COLUMNS, [_row(entry) for entry in listed], detail="run", blocks="runs", noun="rows")
     most = f" The newest {NEWEST:,} runs." if len(folders) >= NEWEST else ""
     page.section("runs", "Runs", body, note=f"{NOTE}{most}")
     return page
@@ -108,8 +108,8 @@ def _row(entry: Entry) -> list[Any]:
     task = entry.task or entry.folder.name
     metric = "" if first is None else first.name + (f" {first.filter}" if first.filter not in ("none", "") else "")
     value = None if first is None or first.value != first.value or abs(first.value) == float("inf") else first.value
-    said = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
-    return [date, entry.model, task, metric, value, said, entry.digest[:10]]
+    verdict = entry.verdict if entry.state == FINISHED else f"{entry.state}: {entry.problem}"
+    return [date, entry.model, task, metric, value, verdict, entry.digest[:10]]
 
 
 def _item(entry: Entry, beside: Path) -> dict[str, Any]:

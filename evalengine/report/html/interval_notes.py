@@ -1,4 +1,4 @@
-"""Why a metric has no interval, said only where it has none and in the terms of what it is."""
+"""Why a metric has no interval, in terms of what the metric is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from evalengine.report.read.run_data import RunData
 
 
 def interval_note(data: RunData, known: Mapping[ScoreKey, bool], about: str) -> str:
-    """What stands under the metrics. known: which metrics have an interval. about: how those were made."""
+    """The note under the metrics. known: whether each metric has an interval. about: how the intervals were made."""
     reasons: dict[str, list[ScoreKey]] = {}
-    for key, has in known.items():
-        if not has:
+    for key, has_interval in known.items():
+        if not has_interval:
             reasons.setdefault(_why(data, key), []).append(key)
     parts = [about] if any(known.values()) else []
     parts += [f"No interval for {', '.join(_named(keys, data))}: {why}." for why, keys in reasons.items()]

@@ -10,7 +10,7 @@ from evalengine.errors import EvalEngineError
 
 
 def leave_list(folder: Path) -> None:
-    """The list of all runs beside a finished one, anew."""
+    """Writes anew the list of all runs beside a finished one."""
     from evalengine.report.html.index_page import leave_index
     from evalengine.report.read.places import root_of
 
@@ -18,7 +18,7 @@ def leave_list(folder: Path) -> None:
 
 
 def leave_report(folder: Path) -> None:
-    """A finished run's `report.html`. The run is worth more than its page: a failure is said, and passes."""
+    """Writes a finished run's `report.html`. A failure is only printed, since the run is whole without its page."""
     try:
         from evalengine.report.html.run_page import write_run_report
 

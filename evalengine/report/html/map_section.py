@@ -32,12 +32,12 @@ def map_section(page: Page, c: Comparison) -> None:
 
 
 def _no_map(c: Comparison, rows: Sequence[MapRow]) -> str:
-    """Why no output is shown token by token; "" if all that can be shown are equal to the bit, and none is left out."""
-    asked = len(c.other_prompts)
+    """Why there is no map; "" if all requests can be shown, none is left out, and all are equal to the bit."""
+    other_prompts = len(c.other_prompts)
     if rows:
         equal = f"what was asked alike ({counted(len(rows), 'request')}) is equal to the bit"
-        others = f"{counted(asked, 'request')} {'have' if asked > 1 else 'has'} other prompts"
-        return f"{equal}, and {others}" if asked else ""
+        others = f"{counted(other_prompts, 'request')} {'have' if other_prompts > 1 else 'has'} other prompts"
+        return f"{equal}, and {others}" if other_prompts else ""
     lacking = [
         label
         for label, run in (("A", c.a), ("B", c.b))
@@ -45,33 +45,33 @@ def _no_map(c: Comparison, rows: Sequence[MapRow]) -> str:
     ]
     if lacking:
         return f"it needs the tokens of both runs, and {' and '.join(lacking)} hold{'s' * (len(lacking) == 1)} none"
-    return f"the prompts of all {asked:,} requests differ, so that their tokens do not stand side by side"
+    return f"the prompts of all {other_prompts:,} requests differ, so that their tokens do not stand side by side"
 
 
 def _left_out(c: Comparison) -> Iterator[str]:
-    if asked := len(c.other_prompts):
-        yield f"{asked:,} more {'requests have' if asked > 1 else 'request has'} another prompt and no line here."
+    if count := len(c.other_prompts):
+        yield f"{count:,} more {'requests have' if count > 1 else 'request has'} another prompt and no line here."
 
 
 def _summary(rows: Sequence[MapRow]) -> str:
     parts = [row.parts_at for row in rows if row.parts_at is not None]
     moved = sum(row.parts_at is None and row.first is not None for row in rows)
-    said = [f"A line an item, a column a token of its output ({len(rows):,} items)."]
+    sentences = [f"A line an item, a column a token of its output ({len(rows):,} items)."]
     if len(parts) == 1:
-        said.append(f"One output parts, at token {parts[0]:,}.")
+        sentences.append(f"One output parts, at token {parts[0]:,}.")
     elif parts:
-        said.append(
+        sentences.append(
             f"{len(parts):,} outputs part, the first at token {min(parts):,}, half by token {median(parts):,g}."
         )
-    said.append(f"Same tokens, other logprobs: {moved:,}. Equal to the bit: {len(rows) - len(parts) - moved:,}.")
-    return " ".join(said)
+    sentences.append(f"Same tokens, other logprobs: {moved:,}. Equal to the bit: {len(rows) - len(parts) - moved:,}.")
+    return " ".join(sentences)
 
 
 def _legend(rows: Sequence[MapRow]) -> Markup:
-    """Swatches, whose colours the script takes."""
+    """The legend's swatches, whose colours the script reads."""
     limits = [f"{limit:g}" for limit in LIMITS]
-    said = [f"below {limits[0]}", *(f"{a} to {b}" for a, b in pairwise(limits)), f"from {limits[-1]}"]
-    levels = [_swatch(level, f"{text} nat") for level, text in enumerate(said, 1)]
+    ranges = [f"below {limits[0]}", *(f"{a} to {b}" for a, b in pairwise(limits)), f"from {limits[-1]}"]
+    levels = [_swatch(level, f"{text} nat") for level, text in enumerate(ranges, 1)]
     odd = any(str(NO_DISTANCE) in row.levels for row in rows)
     parts = any(row.parts_at is not None for row in rows)
     return tag(

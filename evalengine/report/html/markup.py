@@ -1,7 +1,7 @@
 """HTML and SVG from Python. A `str` is text and is escaped; only `tag` and `data_script` make markup.
 
-Joining markup with "+" or an f-string gives a plain `str` again, which the next `tag` escapes: a slip shows, it does
-not open a hole.
+Joining markup with "+" or an f-string gives a plain `str` again, which the next `tag` escapes: such a mistake shows on
+the page, and lets no foreign markup in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 VOID = frozenset(("br", "col", "input", "link", "meta"))
-# What HTML cannot hold or a reader could not see: controls, lone surrogates, and the marks that reorder text.
+# Characters that HTML cannot hold or a reader could not see: controls, lone surrogates, and marks that reorder text.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
@@ -26,19 +26,19 @@ Child = str | int | None
 
 
 def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Markup:
-    """`<name attributes>children</name>`.
+    """An element, `<name attributes>children</name>`.
 
     children: `Markup` as it is, other text and numbers escaped, None left out. attributes: `class_` is class, `for_`
     for, `data_x` data-x, `view_box` is SVG's viewBox; True is an attribute without a value, None and False leave it
     out. There is no `style`: the page's policy forbids it.
     """
     assert "style" not in attributes and not any(key.startswith("on") for key in attributes), "forbidden by the policy"
-    said = "".join(
+    written = "".join(
         _attribute(key, value) for key, value in attributes.items() if value is not None and value is not False
     )
     if name in VOID:
-        return Markup(f"<{name}{said}>")
-    return Markup(f"<{name}{said}>{''.join(escape(child) for child in children if child is not None)}</{name}>")
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{''.join(escape(child) for child in children if child is not None)}</{name}>")
 
 
 def escape(child: str | int) -> Markup:
@@ -52,7 +52,7 @@ def join(*parts: Child) -> Markup:
 
 
 def visible(text: str) -> str:
-    """`text` with every character that cannot be seen, or that reorders its neighbours, written as its escape."""
+    """The text, with every character that cannot be seen, or that reorders its neighbours, written as its escape."""
     return UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
@@ -60,7 +60,7 @@ def json_text(value: Any) -> str:
     """JSON that holds no `<`, `>` or `&`: it cannot end its element, whatever it says.
 
     What cannot be seen is escaped: lone surrogates, NUL and U+2028 pass unharmed. Other characters stay, an emoji in 4
-    bytes and not in 12. Raises `ValueError` for NaN and infinities, which JSON has not.
+    bytes and not in 12. Raises `ValueError` for NaN and infinities, which JSON lacks.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -26,7 +26,7 @@ LOOKS = {"IDENTICAL": "same", "SAME TOKENS": "tokens", "DIFFERENT": "other"}  # 
 
 
 def matrix_page(m: Matrix) -> Page:
-    """Everything that `compare --matrix` found, the verdict first."""
+    """A matrix of runs as a page, the verdict first."""
     page = Page(title(m.runs[0], str(len(m.runs))), eyebrow="Comparison")
     page.lead(verdict(m.verdict, _sentence(m), _good(m)), tiles(_figures(m)))
     if notes := run_notes(m.runs):
@@ -52,7 +52,7 @@ def matrix_page(m: Matrix) -> Page:
 
 
 def _explained(m: Matrix) -> Iterator[str]:
-    """What the numbers in the cells are."""
+    """Sentences on what the cells show."""
     yield "Requests that differ, of those that both runs hold. On the diagonal: each run's score; beside it its change."
     looks = {_look(c) for c in m.pairs.values()}
     if "some" in looks:
@@ -76,7 +76,7 @@ def _figures(m: Matrix) -> Iterator[tuple[str, Child, Child]]:
 
 
 def _runs(m: Matrix, commands: bool) -> Markup:
-    """commands: whether each run is given its own."""
+    """The table of runs. commands: whether each row has its run's own command."""
     names, values = told_apart(m.runs)
     metrics = leading_metrics(m.runs)
     titles = [metric_name(key, len(metrics) > 1) for key in metrics]
@@ -100,7 +100,7 @@ def _runs(m: Matrix, commands: bool) -> Markup:
 def _matrix(m: Matrix) -> Markup:
     numbers = range(1, len(m.runs) + 1)
     names, values = told_apart(m.runs)
-    labels = [tag("span", setting_words(names, mine), class_="setting") for mine in values]
+    labels = [tag("span", setting_words(names, row), class_="setting") for row in values]
     rows = [[join(str(i), labels[i - 1]), *(_cell(m, i, j) for j in numbers)] for i in numbers]
     return table(("", *map(str, numbers)), rows, class_="matrix")
 
@@ -113,8 +113,8 @@ def _cell(m: Matrix, i: int, j: int) -> Markup:
     if c is None:
         return tag("span", "not comparable", class_="cell refused")
     count = None if c.verdict == "IDENTICAL" else tag("b", f"{len(c.differences):,} / {c.common:,} ")
-    scope = tag("span", f"on {c.common:,} / {c.larger:,}") if c.partial else None  # a line of its own
-    change = change_text(m.runs[j - 1], m.runs[i - 1], key) if key and not c.partial else ""  # a row against a column
+    scope = tag("span", f"on {c.common:,} / {c.larger:,}") if c.partial else None  # on a line of its own
+    change = change_text(m.runs[j - 1], m.runs[i - 1], key) if key and not c.partial else ""  # row less column
     return tag(
         "span", count, WORDS[c.verdict], scope, tag("span", change) if change else None, class_=f"cell {_look(c)}"
     )
@@ -123,7 +123,7 @@ def _cell(m: Matrix, i: int, j: int) -> Markup:
 def _look(c: Comparison) -> str:
     """A class of page.css, by what the verdict means."""
     if c.partial and c.verdict == "IDENTICAL":
-        return "tokens"  # less than identical runs
+        return "tokens"  # the runs are identical only where compared
     tested = any(metric.paired is not None for metric in c.metrics)
     return "some" if c.verdict == "DIFFERENT" and tested and not moved(c) else LOOKS[c.verdict]
 
@@ -135,7 +135,7 @@ def _sentence(m: Matrix) -> str:
 
 
 def _good(m: Matrix) -> bool | None:
-    """Bad news is a metric that changed by more than chance explains, or differences that no test can judge."""
+    """Whether the verdict is good news: False if a metric changed by more than chance explains, or no test can tell."""
     if m.refused or m.verdict != "DIFFERENT":
         return None if m.refused else GOOD.get(m.verdict)
     return False if any(_look(c) == "other" for c in m.pairs.values()) else None

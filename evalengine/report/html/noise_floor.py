@@ -38,8 +38,8 @@ def _figures(floor: Distance) -> Iterator[tuple[str, Child, Child]]:
     alone = score_unchanged(floor.comparison.flips)
     yield "Requests whose bits differ", f"{floor.differing:,}", f"of {floor.requests:,}"
     yield "Outputs that part", f"{floor.outputs:,}", f"of {floor.requests:,}"
-    of = f"of {floor.documents:,} documents{f'; {alone}' if alone else ''}"
-    yield "Answers that flipped", f"{floor.answers:,}", of
+    basis = f"of {floor.documents:,} documents{f'; {alone}' if alone else ''}"
+    yield "Answers that flipped", f"{floor.answers:,}", basis
     differing, compared = floor.logprobs
     if compared:
         unknown = floor.change.not_finite if floor.change else 0

@@ -11,20 +11,20 @@ from evalengine.report.read.run import Run
 
 def origin_facts(run: Run) -> Iterator[tuple[str, Child]]:
     """(name, value) of what is known, for `parts.facts`."""
-    made = provenance(run)
-    if made.date:
-        yield "Date", made.date
-    if made.run_id:
-        yield "Run", tag("code", made.run_id)
-    yield "Command", tag("code", made.command) if made.command else _no_command(run)
+    origin = provenance(run)
+    if origin.date:
+        yield "Date", origin.date
+    if origin.run_id:
+        yield "Run", tag("code", origin.run_id)
+    yield "Command", tag("code", origin.command) if origin.command else _no_command(run)
 
 
 def origin_line(run: Run, command: bool = True) -> Markup:
-    """The same on one line below a run's name. command: False where it is said elsewhere for all runs."""
-    made = provenance(run)
-    said = " · ".join(part for part in (made.date, f"run {made.run_id}" if made.run_id else "") if part)
-    last = (tag("code", made.command) if made.command else _no_command(run)) if command else None
-    return tag("span", join(said, " · " if said and last else None, last), class_="under")
+    """`origin_facts` on one line below a run's name. command: False where the page names one for all runs."""
+    origin = provenance(run)
+    date_and_id = " · ".join(part for part in (origin.date, f"run {origin.run_id}" if origin.run_id else "") if part)
+    last = (tag("code", origin.command) if origin.command else _no_command(run)) if command else None
+    return tag("span", join(date_and_id, " · " if date_and_id and last else None, last), class_="under")
 
 
 def common_command(runs: Sequence[Run]) -> str | None:

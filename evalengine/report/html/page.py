@@ -20,7 +20,7 @@ from evalengine.records.evidence import sealed_page
 from evalengine.records.folder import write_whole
 from evalengine.report.html.markup import Child, Markup, data_script, join, json_text, tag
 
-BLOCK = 64  # items in a compressed block: what opening one item unpacks
+BLOCK = 64  # items in a compressed block, all of which are unpacked to open one
 LOGO = "M2 12h4l3-8 4 16 3-11 2 3h4"
 
 
@@ -41,29 +41,29 @@ class Page:
         self._names: set[str] = set()
 
     def lead(self, *children: Child) -> None:
-        """What stands above all sections, the verdict first."""
+        """Adds what stands above all sections, the verdict first."""
         self._head.append(join(*children))
 
     def section(self, name: str, title: str, *children: Child, note: Child = None) -> None:
-        """A section, listed in the navigation. name: its anchor, unique. note: a sentence under the title."""
+        """Adds a section, listed in the navigation. name: its anchor, unique. note: a sentence under the title."""
         self._claim(name)
         about = tag("p", note, class_="note") if note is not None else None
         body = tag("section", tag("h2", title), about, *children, id=name)
         self._sections.append((name, title, body))
 
     def data(self, name: str, value: Any) -> None:
-        """JSON for scripts: `report.data(name)` gives it back. Use lists where keys come from outside."""
+        """Adds JSON for scripts, which `report.data(name)` gives back. Use lists where keys come from outside."""
         self._claim(f"data-{name}")
         self._data.append(data_script(name, value))
 
     def blocks(self, name: str, items: Sequence[Any]) -> None:
-        """Long items (texts), compressed: `await report.blocks(name).get(i)` unpacks the block that holds item i."""
+        """Adds long items (texts), compressed: `await report.blocks(name).get(i)` unpacks the block that has item i."""
         for number, text in enumerate(packed(items)):
             self._data.append(tag("script", Markup(text), type="text/plain", id=f"block-{name}-{number}"))
         self.data(f"blocks-{name}", {"items": len(items), "size": BLOCK})
 
     def render(self) -> str:
-        """The whole file."""
+        """The whole HTML file."""
         style, scripts = asset("page.css"), [asset(name) for name in self._scripts]
         links = [tag("a", title, href=f"#{name}") for name, title, _ in self._sections]
         logo = tag("svg", tag("path", d=LOGO), view_box="0 0 24 24", class_="logo", aria_hidden="true")
@@ -92,7 +92,7 @@ class Page:
     def write(self, path: Path, manifest: Mapping[str, Any] | None = None) -> int:
         """Writes the file, whole or not at all; returns its size in bytes. Raises `EvalEngineError`.
 
-        manifest: of the run that the page is of; its last line then binds it to that run (`records.evidence`).
+        manifest: that of the page's run, to which the page's last line then binds it (`records.evidence`).
         """
         content = sealed_page(self.render(), manifest or {})
         try:
@@ -109,14 +109,14 @@ class Page:
 
 
 def packed(items: Sequence[Any]) -> list[str]:
-    """`BLOCK` JSON values a string: gzip in base64. 20,000 5-shot gsm8k samples are 105 MB of JSON and 42 MB so; by
-    columns, like texts side by side, they take 45 MB: the window already reaches from one item to the next."""
+    """Items as JSON, `BLOCK` in each string, gzip in base64. 20,000 5-shot gsm8k samples are 105 MB of JSON and 42 MB
+    packed; by columns, with like texts side by side, they take 45 MB: gzip's window already reaches the next item."""
     blocks = (json_text(items[start : start + BLOCK]).encode("utf-8") for start in range(0, len(items), BLOCK))
     return [base64.b64encode(gzip.compress(block, compresslevel=6, mtime=0)).decode("ascii") for block in blocks]
 
 
 def asset(name: str) -> str:
-    """The text of a file in assets/. It may not end its own element."""
+    """The text of a file in assets/, which must not end the element that holds it."""
     text = files("evalengine.report.html").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
     assert "</" not in text, f"{name}: '</' would end the element that holds it"
     return text

@@ -14,14 +14,14 @@ Kind = Literal["text", "mono", "number", "mark"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a grid. A cell is a str, a number or None; of a `mark`, True (good), False (bad) or None."""
+    """One column of a grid. A cell is a str, a number or None; in a `mark`, True (good), False (bad) or None."""
 
     title: str
     kind: Kind = "text"
-    width: str = "1fr"  # of CSS grid-template-columns: "6ch", "minmax(12ch, 2fr)"
-    digits: int | None = None  # of a number, after the point
+    width: str = "1fr"  # in CSS grid-template-columns: "6ch", "minmax(12ch, 2fr)"
+    digits: int | None = None  # a number's digits after the point
     phone: bool = True  # shown on a narrow screen too
-    choose: bool = False  # a filter by its few values
+    choose: bool = False  # whether a filter offers its few values
     marks: tuple[str, str] = ("yes", "no")  # the words for True and False
 
 
@@ -38,17 +38,17 @@ def table(
 
 def facts(pairs: Mapping[str, Child] | Iterable[tuple[str, Child]]) -> Markup:
     """Names and values, one under the other."""
-    found = pairs.items() if isinstance(pairs, Mapping) else pairs
-    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in found if v is not None), class_="facts")
+    items = pairs.items() if isinstance(pairs, Mapping) else pairs
+    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in items if v is not None), class_="facts")
 
 
 def beginning(text: str, room: int) -> str:
-    """As much of it as surely takes no more than `room` bytes of UTF-8."""
+    """A beginning of the text that surely takes no more than `room` bytes of UTF-8."""
     return text[: room if text.isascii() else room // 4]
 
 
 def counted(count: int, noun: str) -> str:
-    """1 document, 2,000 documents."""
+    """A count with its noun: 1 document, 2,000 documents."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
@@ -62,7 +62,7 @@ def tiles(pairs: Iterable[tuple[str, Child, Child]]) -> Markup:
 
 
 def verdict(word: str, sentence: Child, good: bool | None) -> Markup:
-    """The first thing read. good: True, False, or None for neither."""
+    """The verdict, which is read first. good: True, False, or None for neither."""
     mood = {True: "good", False: "bad", None: "plain"}[good]
     return tag("div", tag("p", word, class_="word"), tag("p", sentence, class_="sentence"), class_=f"verdict {mood}")
 
@@ -79,14 +79,14 @@ def row_of(*children: Child) -> Markup:
 
 
 def details(summary: Child, *children: Child) -> Markup:
-    """What is folded away until asked for."""
+    """Content that is folded until it is opened."""
     return tag("details", tag("summary", summary), *children)
 
 
 def fold(summary: str, *children: Child, alone: bool = False) -> Markup:
-    """Open on a wide screen and folded on a narrow one, where plots one under the other would hide what follows.
+    """Content that is open on a wide screen and folded on a narrow one, where stacked plots would hide what follows.
 
-    alone: the only one of its section, which has a title: a wide screen shows no summary."""
+    alone: whether the section, which has a title, holds nothing else: a wide screen then shows no summary."""
     return tag("details", tag("summary", summary), *children, class_="fold alone" if alone else "fold", open=True)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from evalengine.report.html.markup import Child, Markup, tag
 
-WIDTH, HEIGHT = 320, 180  # of the drawing; about its CSS pixels, in three columns and on a phone
+WIDTH, HEIGHT = 320, 180  # the drawing's size; about its CSS pixels, in three columns and on a phone
 LEFT, RIGHT, TOP, BOTTOM = 40, 8, 10, 34  # margins around the plotted area
 
 
@@ -65,10 +65,10 @@ def histogram(
     y = Axis(0, max(1.0, *totals), HEIGHT - BOTTOM, TOP)
     drawn: list[Markup] = []
     for i, (low, high) in enumerate(pairwise(edges)):
-        said = ", ".join(f"{spoken(s.counts[i])} {s.name or noun}" for s in layers)
+        counts = ", ".join(f"{spoken(s.counts[i])} {s.name or noun}" for s in layers)
         first, last = (low + 0.5, high - 0.5) if whole else (low, high)
         span = spoken(first) if first == last else f"{spoken(first)} to {spoken(last)}"
-        drawn += _stack(x, y, (low, high), [(s.counts[i], s.style) for s in layers], f"{span}: {said}")
+        drawn += _stack(x, y, (low, high), [(s.counts[i], s.style) for s in layers], f"{span}: {counts}")
     line = tag("path", d=f"M{x(rule)} {TOP}V{HEIGHT - BOTTOM}", class_="rule") if rule is not None else None
     frame = _frame(x, y, x_label, noun, whole=(whole, True))
     return _plot(f"Histogram of {x_label}", *frame, *drawn, line)
@@ -137,7 +137,7 @@ def calibration(points: Sequence[tuple[float, float, float, float, int]]) -> Mar
 
 
 def legend(*entries: tuple[str, str]) -> Markup:
-    """(name, style) of each series, for a figure's note."""
+    """A legend for a figure's note. entries: (name, style) of each series."""
     return tag("span", *(tag("span", tag("i", class_=style or None), name) for name, style in entries), class_="legend")
 
 

@@ -16,7 +16,7 @@ from evalengine.report.read.run import Run
 from evalengine.report.read.run_data import RunData, load_run_data
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 
-TASKS = 4  # named in the title, at most
+TASKS = 4  # most tasks that the title names
 
 
 def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Path, int]:
@@ -24,7 +24,7 @@ def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Pa
 
     Raises `ConfigError` for a run that cannot be read, `EvalEngineError` if the disk refuses.
     """
-    data = load_run_data(folder, page=target is not None)  # an edited page is no reason not to write it anew
+    data = load_run_data(folder, page=target is not None)  # an edited page may be written anew
     path = target or (data.run.source if data.run.source.is_dir() else data.run.source.parent) / PAGE
     return path, run_page(data, sibling(data.run)).write(path, data.run.manifest)
 

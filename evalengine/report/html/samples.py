@@ -21,7 +21,7 @@ BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shr
 LIMITS = ((20_000, 20_000), (6_000, 20_000), (2_000, 20_000), (1_000, 6_000), (600, 2_000), (300, 600), (150, 200),
           (60, 80))  # fmt: skip
 PREVIEW = 100  # characters in a cell, at most
-CELL_BYTES = 6_000_000  # of all cells' texts, three a row
+CELL_BYTES = 6_000_000  # most of all cells' texts, three a row
 SCORES = 4  # columns of metrics
 
 
@@ -31,7 +31,7 @@ class _Shape:
 
     tasks: list[str]
     marks: list[tuple[str, dict[str, ScoreKey]]]  # title, and task -> the 0/1 metric that it shows
-    numbers: list[tuple[str, ScoreKey]]  # of one task: its metrics of other values, the mean of repeats for instance
+    numbers: list[tuple[str, ScoreKey]]  # of one task: its metrics with other values, such as the mean of repeats
     answers: bool
     tokens: bool
 
@@ -51,7 +51,7 @@ def samples_section(page: Page, data: RunData) -> None:
 
 
 class Scissors:
-    """Keeps the ends of long texts, and counts those."""
+    """Cuts the middle out of long texts, and counts these texts."""
 
     def __init__(self, prompt: int, other: int) -> None:
         self.limits = (prompt, other)
@@ -62,7 +62,7 @@ class Scissors:
         return self._cut(text, self.limits[0], self.limits[0] // 4)
 
     def other(self, text: str) -> str | list[Any]:
-        """The same of any other text: three quarters and a quarter."""
+        """Any other text, cut likewise: three quarters and a quarter of the limit."""
         return self._cut(text, self.limits[1], self.limits[1] - self.limits[1] // 4)
 
     @property
@@ -89,16 +89,16 @@ def _cut_note(count: int) -> Markup | None:
 
 
 def _shape(data: RunData) -> _Shape:
-    """Every metric of one task, 0/1 ones first; of several, each one's first 0/1 metric, in one column."""
+    """The columns: all metrics of one task, 0/1 ones first; for several tasks, one column with each one's first 0/1."""
     keys = {task: sorted(data.score_keys(task), key=lambda key: not data.binary(key)) for task in data.tasks}
     marks: list[tuple[str, dict[str, ScoreKey]]] = []
     numbers: list[tuple[str, ScoreKey]] = []
     if len(data.tasks) > 1:
-        firsts = {task: mine[0] for task, mine in keys.items() if mine and data.binary(mine[0])}
+        firsts = {task: own[0] for task, own in keys.items() if own and data.binary(own[0])}
         marks = [("First metric", firsts)] if firsts else []
     else:
-        ((task, mine),) = keys.items()
-        titled = [(mark_title(mine, key), key) for key in mine[:SCORES]]
+        ((task, own),) = keys.items()
+        titled = [(mark_title(own, key), key) for key in own[:SCORES]]
         marks = [(title, {task: key}) for title, key in titled if data.binary(key)]
         numbers = [(title, key) for title, key in titled if not data.binary(key)]
     tokens = any(item.logprobs is not None for item in data.run.items.values())
@@ -175,7 +175,7 @@ def _texts(data: RunData, cut: Scissors, every: int = 1) -> Iterator[list[Any]]:
 
 
 def _filter(data: RunData, task: str, doc: int, row: Mapping[str, Any], cut: Scissors) -> list[Any]:
-    """[filter, answer, [[metric, value], ...]]"""
+    """A filter's results: [filter, answer, [[metric, value], ...]]."""
     answer = data.run.answers.get((task, row["filter"]), {}).get(doc)
     return [
         row["filter"],
@@ -194,7 +194,7 @@ def _requests(data: RunData, task: str, doc: int, cut: Scissors) -> Iterator[lis
     for item in data.documents[task, doc]:
         place = item.request_index
         if len(texts) > 1 and (place >= len(texts) or item.repeat):
-            continue  # a choice once more: without its context (acc_mutual_info), or repeated
+            continue  # the same choice without its context (acc_mutual_info), or repeated
         text = texts[place] if place < len(texts) else item.text
         ids = (item.output_ids or [])[: cut.tokens]
         pieces = token_texts(ids, data.pieces)
@@ -222,15 +222,15 @@ def _units(text: str) -> int:
 def _facts(data: RunData, item: Item) -> list[list[str]]:
     """What is known of a request, in words."""
     reason, prompt = data.endings.get(item.key, (None, None))
-    found = [] if prompt is None else [["prompt", f"{prompt:,} tokens"]]
+    pairs = [] if prompt is None else [["prompt", f"{prompt:,} tokens"]]
     if item.output_ids is not None:
         scored = item.kind != "generate_until"
-        found.append(["scored" if scored else "output", f"{len(item.output_ids):,} tokens"])
-        found += [] if scored or reason is None else [["ended by", {"length": "the length limit"}.get(reason, reason)]]
+        pairs.append(["scored" if scored else "output", f"{len(item.output_ids):,} tokens"])
+        pairs += [] if scored or reason is None else [["ended by", {"length": "the length limit"}.get(reason, reason)]]
     if (thought := data.thinking.get(item.key)) is not None:
-        found.append(["thinking", f"{thought[0]:,} tokens" + (", cut short by the length limit" if thought[1] else "")])
-    found += [["program", outcome]] if (outcome := data.outcomes.get(item.key)) is not None else []
-    return found + ([["cut from the prompt's left", f"{item.truncated:,} tokens"]] if item.truncated else [])
+        pairs.append(["thinking", f"{thought[0]:,} tokens" + (", cut short by the length limit" if thought[1] else "")])
+    pairs += [["program", outcome]] if (outcome := data.outcomes.get(item.key)) is not None else []
+    return pairs + ([["cut from the prompt's left", f"{item.truncated:,} tokens"]] if item.truncated else [])
 
 
 def _estimate(data: RunData, prompt: int, other: int) -> int:
@@ -252,7 +252,7 @@ def _target(sample: Mapping[str, Any], texts: Sequence[str]) -> str:
     if place is not None:
         return f"{place}: {texts[place].strip()}"
     lines = str(sample.get("target", "")).strip().splitlines()
-    return lines[-1] if lines else ""  # of a worked solution, its end
+    return lines[-1] if lines else ""  # a worked solution ends with its answer
 
 
 def _preview(text: str, room: int) -> str:

@@ -1,4 +1,4 @@
-"""What stands first on a run's page: may it be trusted, what came out, what it cost; and last, what it ran on."""
+"""A run's page but for its samples and plots: whether to trust it, what came out, what it cost and what it ran on."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
 
 
 def manifest_section(page: Page, data: RunData) -> None:
-    """What it ran on, in short and in full."""
+    """What the run ran on, in short and in full."""
     manifest, run = data.run.manifest, data.run
     short = facts(_short(manifest)) if manifest else facts([("Model", data.results.get("model_name"))])
     whole = [details(f"{name}", tag("pre", _json(value))) for name, value in _wholes(data)]

@@ -16,7 +16,7 @@ from evalengine.report.stats.metric_interval import metric_interval
 from evalengine.report.stats.paired import PairedResult, paired
 
 ALPHA = 0.05  # what a test calls significant, after Holm's correction
-CORPUS = 1e-6  # relative: how far a result lies from its documents' mean before it is taken for no mean of them
+CORPUS = 1e-6  # relative tolerance within which a result counts as the mean of its documents' numbers
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class PairTest:
 class Contest:
     """One metric, or the mean of several: every model's value, and the tests of all pairs."""
 
-    key: ScoreKey  # of a mean: (the group's name, metric, filter)
+    key: ScoreKey  # for a mean: (the group's name, metric, filter)
     higher_is_better: bool | None
-    share: bool  # of 1: shown in percent
+    share: bool  # whether values are shares of 1, which are shown in percent
     documents: int
-    scores: list[Score | None]  # a model; None where it has no value
+    scores: list[Score | None]  # one for each model; None where it has no value
     tests: list[PairTest] = field(default_factory=list)
-    mean: str = ""  # "macro" or "micro" of the mean of several
+    mean: str = ""  # "macro" or "micro" for the mean of several metrics
 
     @property
     def name(self) -> str:
@@ -70,9 +70,9 @@ class Contest:
 
 
 def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey] = ()) -> Iterator[Contest]:
-    """A task's metrics, in the first run's order, but for those that are said elsewhere."""
-    mine = (key for place in shared.runs for key in runs[place].results if key[0] == shared.task)
-    keys = dict.fromkeys(key for key in mine if key not in leave_out)
+    """A contest for each of a task's metrics, in the first run's order, except those in `leave_out`."""
+    reported = (key for place in shared.runs for key in runs[place].results if key[0] == shared.task)
+    keys = dict.fromkeys(key for key in reported if key not in leave_out)
     rolling = any(item.kind == ROLLING for key, item in runs[shared.runs[0]].items.items() if key[0] == shared.task)
     tested, clusters = False, related(runs, shared)
     for key in keys:
@@ -98,10 +98,10 @@ def contest(
     tested: bool = True,
     clusters: Sequence[str] | None = None,
 ) -> Contest:
-    """A metric that is a mean over documents, of `count` models.
+    """The contest of `count` models on a metric that is a mean over documents.
 
-    columns: a model's place -> its values. alike: whether those are of the same documents, one by one; else nothing is
-    ranked or tested. tested: whether pairs are. clusters: of each document, where some are related.
+    columns: values by the model's place. alike: whether values are of the same documents, one by one; if not, nothing
+    is ranked or tested. tested: whether pairs are tested. clusters: of each document, where some are related.
     """
     share = all(0 <= value <= 1 for values in columns.values() for value in values)
     scores = [score_of(columns[place], share, clusters) if place in columns else None for place in range(count)]
@@ -111,13 +111,13 @@ def contest(
 
 
 def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float]:
-    """The metric's numbers of the shared documents, or of all its own where none can be paired; empty where the result
-    is no mean of the documents' numbers, or a document has none."""
+    """The metric's numbers of the shared documents, or of all the run's own where none can be paired; empty where the
+    result is no mean of the documents' numbers, or a document has no number."""
     scores = run.scores.get(key)
     if not scores or key not in run.results:
         return []
-    said, mean = run.results[key][0], exact_sum(scores.values()) / len(scores)
-    if not (math.isclose(said, mean, rel_tol=CORPUS, abs_tol=CORPUS) or (math.isnan(said) and math.isnan(mean))):
+    value, mean = run.results[key][0], exact_sum(scores.values()) / len(scores)
+    if not (math.isclose(value, mean, rel_tol=CORPUS, abs_tol=CORPUS) or (math.isnan(value) and math.isnan(mean))):
         return []
     documents = shared.documents(place) if shared.rows else sorted(scores)
     return [scores[doc] for doc in documents] if all(doc in scores for doc in documents) else []
@@ -125,29 +125,29 @@ def values_of(run: Run, key: ScoreKey, shared: Shared, place: int) -> list[float
 
 def score_of(values: Sequence[float], share: bool, clusters: Sequence[str] | None = None) -> Score:
     """The mean with its interval, which does not leave [0, 1] where the values cannot."""
-    found = mean_interval(values, clusters=clusters)
-    if found is not None and share:
-        found = (max(0.0, found[0]), min(1.0, found[1]))
-    return Score(exact_sum(values) / len(values), found)
+    bounds = mean_interval(values, clusters=clusters)
+    if bounds is not None and share:
+        bounds = (max(0.0, bounds[0]), min(1.0, bounds[1]))
+    return Score(exact_sum(values) / len(values), bounds)
 
 
 def pair_tests(
     columns: Mapping[int, Sequence[float]], better: bool, share: bool = False, clusters: Sequence[str] | None = None
 ) -> list[PairTest]:
-    """Every pair of models whose values are of the same documents and finite. share: of a mean in [0, 1], whose
-    differences, and so their intervals, stay in [-1, 1]. clusters: of each document, where some are related."""
-    found = []
+    """Every pair of models whose values are of the same documents and finite. share: whether values lie in
+    [0, 1], so that differences and their intervals stay in [-1, 1]. clusters: of each document, if some are related."""
+    tests = []
     for (i, x), (j, y) in combinations(sorted(columns.items()), 2):
         if len(x) == len(y) > 1 and all(map(math.isfinite, [*x, *y])):
             result = paired(x, y, clusters=clusters, higher_is_better=better)
             if share:
                 result = replace(result, ci_low=max(-1.0, result.ci_low), ci_high=min(1.0, result.ci_high))
-            found.append(PairTest(i + 1, j + 1, result))
-    return found
+            tests.append(PairTest(i + 1, j + 1, result))
+    return tests
 
 
 def ranked(scores: Sequence[Score | None], better: bool | None) -> list[Score | None]:
-    """With ranks, where a direction and two finite values are known."""
+    """The scores with ranks, where the metric's direction and two finite values are known."""
     values = [score.value for score in scores if score is not None and math.isfinite(score.value)]
     if better is None or len(values) < 2:
         return [None if score is None else replace(score, rank=None) for score in scores]
@@ -159,33 +159,33 @@ def ranked(scores: Sequence[Score | None], better: bool | None) -> list[Score | 
     ]
 
 
-def with_family(found: Sequence[Contest], adjusted: Sequence[float]) -> list[Contest]:
+def with_family(family: Sequence[Contest], adjusted: Sequence[float]) -> list[Contest]:
     """The contests with their tests' adjusted p-values (in order), and the ranks that the significant ones leave: a
     model is surely behind those that beat it, and surely before those that it beats."""
-    left = iter(adjusted)
-    done = []
-    for one in found:
-        tests = [replace(test, p_adjusted=next(left)) for test in one.tests]
-        count = sum(score is not None and score.rank is not None for score in one.scores)
-        scores = list(one.scores)
+    remaining = iter(adjusted)
+    results = []
+    for entry in family:
+        tests = [replace(test, p_adjusted=next(remaining)) for test in entry.tests]
+        count = sum(score is not None and score.rank is not None for score in entry.scores)
+        scores = list(entry.scores)
         for place, score in enumerate(scores):
             if score is not None and score.rank is not None and tests:
-                outcomes = [_beaten(one, test, place + 1) for test in tests if test.significant]
+                outcomes = [_beaten(entry, test, place + 1) for test in tests if test.significant]
                 scores[place] = replace(score, ranks=(1 + outcomes.count(True), count - outcomes.count(False)))
-        done.append(replace(one, tests=tests, scores=scores))
-    return done
+        results.append(replace(entry, tests=tests, scores=scores))
+    return results
 
 
-def _beaten(one: Contest, test: PairTest, number: int) -> bool | None:
-    """Whether this model loses a test; None if it has no part in it, or nobody wins."""
-    wins = one.wins(test)
+def _beaten(entry: Contest, test: PairTest, number: int) -> bool | None:
+    """Whether this model loses a test; None if the test is of other models, or nobody wins."""
+    wins = entry.wins(test)
     if number not in (test.a, test.b) or wins is None:
         return None
     return wins if number == test.a else not wins
 
 
 def _likelihood_tests(runs: Sequence[Run], shared: Shared, clusters: Sequence[str] | None) -> list[PairTest]:
-    """Of perplexities: the documents' log-likelihoods, which differ as the perplexities do, whatever the tokens are."""
+    """Perplexities' tests, of the documents' log-likelihoods, which differ as perplexities do, whatever the tokens."""
     sums: dict[int, dict[int, float]] = {place: {} for place in shared.runs}
     for place in shared.runs if shared.rows else ():
         for (task, doc, _, _), item in runs[place].items.items():

@@ -45,15 +45,15 @@ def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     names = _names(arguments.names, runs)
     if arguments.history:
         runs, names = _in_order(runs, names)
-    found = board(runs, names, arguments.by)
+    comparison = board(runs, names, arguments.by)
     if arguments.html:
         targets.append((Path(arguments.html), "page"))
     for path, form in targets:
-        _write(found, path, form, arguments.history)
+        _write(comparison, path, form, arguments.history)
     if arguments.format:
-        sys.stdout.write(FORMATS[arguments.format](found))
+        sys.stdout.write(FORMATS[arguments.format](comparison))
     else:
-        print_findings("compare", board_lines(found), board_json(found), arguments.json)
+        print_findings("compare", board_lines(comparison), board_json(comparison), arguments.json)
     return 0 if _asked(arguments) else 1
 
 
@@ -61,21 +61,21 @@ def _asked(arguments: Namespace) -> bool:
     return any(getattr(arguments, name) for name in ASKING)
 
 
-def board_lines(found: Board) -> Iterator[Table | str]:
+def board_lines(comparison: Board) -> Iterator[Table | str]:
     """Everything to print, in order; a string is one line."""
-    yield _table(models_sheet(found))
-    yield from bullets("Notes", found.notes)
-    for sheet in (scores_sheet(found), *(group_sheet(found, one) for one in found.groups)):
+    yield _table(models_sheet(comparison))
+    yield from bullets("Notes", comparison.notes)
+    for sheet in (scores_sheet(comparison), *(group_sheet(comparison, members) for members in comparison.groups)):
         if sheet.title != "Metrics":
             yield sheet.title
         yield _table(sheet)
         if sheet.note:
             yield sheet.note
-    if found.family:
-        sheet = tests_sheet(found)
+    if comparison.family:
+        sheet = tests_sheet(comparison)
         yield _table(sheet)
         yield sheet.note
-    yield f"verdict: {verdict(found)}"
+    yield f"verdict: {verdict(comparison)}"
 
 
 def _table(sheet: Sheet) -> Table:
@@ -98,14 +98,14 @@ def _names(given: str | None, runs: Sequence[Run]) -> list[str]:
 
 
 def _in_order(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """By training steps where all say theirs, else as given."""
+    """Runs and names by training steps, where every model names its own, else as given."""
     at = steps(runs, names)
     order = sorted(range(len(runs)), key=lambda place: at[place] if at is not None else place)
     return [runs[place] for place in order], [names[place] for place in order]
 
 
 def _targets(given: Sequence[str]) -> list[tuple[Path, str]]:
-    """(file, form). Raises `ConfigError` for every one that cannot be."""
+    """(file, form) of each target. Raises `ConfigError` that names every target that cannot be written."""
     problems = []
     for name in given:
         path = Path(name)
@@ -121,15 +121,15 @@ def _targets(given: Sequence[str]) -> list[tuple[Path, str]]:
     return [(Path(name), SUFFIXES[Path(name).suffix]) for name in given]
 
 
-def _write(found: Board, path: Path, form: str, history: bool) -> None:
-    """Whole or not at all. A file that cannot be written is bad usage, as for --json."""
+def _write(comparison: Board, path: Path, form: str, history: bool) -> None:
+    """Writes a file, whole or not at all. One that cannot be written is bad usage, as for --json."""
     from evalengine.report.leaderboard.page import leaderboard_page
 
     try:
         if form == "page":
-            leaderboard_page(found, history).write(path)
+            leaderboard_page(comparison, history).write(path)
             return
-        text = history_picture(found) if form == "history" else FORMATS[form](found)
+        text = history_picture(comparison) if form == "history" else FORMATS[form](comparison)
         content = text.encode("utf-8", "backslashreplace")
         write_whole(path, lambda scratch: scratch.write_bytes(content))
     except (OSError, EvalEngineError) as error:

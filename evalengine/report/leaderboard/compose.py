@@ -1,4 +1,4 @@
-"""From runs to the whole comparison of models: pairing, metrics, groups and subjects, the family of tests, notes."""
+"""Makes the comparison of models from runs: pairing, metrics, groups and subjects, the family of tests, notes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.stats.paired import holm
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 
-FEW = 10  # tasks that are each tested beside their average; of more, the averages alone, with the tasks as their parts
-EXPECTED = tuple(text for name, text in CONTENT.items() if name != "contract_version")  # other models differ in these
+FEW = 10  # so many tasks are each tested beside their average; of more, only averages are, with the tasks as parts
+EXPECTED = tuple(text for name, text in CONTENT.items() if name != "contract_version")  # models differ in these
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +35,16 @@ class Board:
     @property
     def tested(self) -> list[Contest]:
         """Every contest whose pairs are tested."""
-        return [*self.contests, *(mean for one in self.groups for mean in one.means)]
+        return [*self.contests, *(mean for members in self.groups for mean in members.means)]
 
     @property
     def family(self) -> int:
         """How many tests Holm's correction is over."""
-        return sum(len(one.tests) for one in self.tested)
+        return sum(len(entry.tests) for entry in self.tested)
 
     @property
     def significant(self) -> int:
-        return sum(test.significant for one in self.tested for test in one.tests)
+        return sum(test.significant for entry in self.tested for test in entry.tests)
 
 
 def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | None = None) -> Board:
@@ -54,10 +54,10 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     """
     runs = [with_pass_at_k(run) for run in runs]
     held = [documents_of(run) for run in runs]
-    called = list(names or labels(runs))
-    tasks = list(dict.fromkeys(task for mine in held for task in mine))
-    if not any(all(task in mine for mine in held) for task in tasks):
-        ran = "; ".join(f"{name} ran {', '.join(mine) or 'nothing'}" for name, mine in zip(called, held, strict=True))
+    labels_ = list(names or labels(runs))
+    tasks = list(dict.fromkeys(task for own in held for task in own))
+    if not any(all(task in own for own in held) for task in tasks):
+        ran = "; ".join(f"{name} ran {', '.join(own) or 'nothing'}" for name, own in zip(labels_, held, strict=True))
         raise ConfigError(f"compare: the models have no task in common: {ran}; compare runs of the same tasks")
     shared = {task: shared_documents(runs, held, task) for task in tasks}
     parts = {task: list(_parts(runs, shared[task])) for task in tasks}
@@ -66,35 +66,35 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     groups = [*_groups(members, parts, len(runs)), *_subjects(runs, shared, parts, by)]
     alone = {task: parts[task] for task in tasks if task not in grouped}
     groups += _averages(alone, len(runs))
-    listed = {key for one in groups for key in one.untested} if len(alone) > FEW else set()
-    single = [one for task in alone for one in contests(runs, shared[task], listed)]
-    notes = [note for task in tasks for note in pairing_notes(shared[task], called)]
-    notes += [*_unmeasured(single), *_asked(runs, called, shared), *_unbound(runs, called)]
-    return _adjusted(Board(runs, called, steps(runs, called), single, groups, notes))
+    listed = {key for entry in groups for key in entry.untested} if len(alone) > FEW else set()
+    single = [entry for task in alone for entry in contests(runs, shared[task], listed)]
+    notes = [note for task in tasks for note in pairing_notes(shared[task], labels_)]
+    notes += [*_unmeasured(single), *_asked(runs, labels_, shared), *_unbound(runs, labels_)]
+    return _adjusted(Board(runs, labels_, steps(runs, labels_), single, groups, notes))
 
 
 def _averages(parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group]:
-    """Of a few tasks, the mean of each one's first metric; of many, the mean of each metric that several have."""
+    """Means over tasks: of a few tasks, of each one's first metric; of many, of each metric that several have."""
     chosen = [list(average_parts(parts))]
     if len(parts) > FEW:
-        names = dict.fromkeys(part.key[1:] for mine in parts.values() for part in mine)
-        chosen = [[part for mine in parts.values() for part in mine if part.key[1:] == name] for name in names]
-    for found in chosen:
-        if len(found) > 1:
-            yield group(f"average of {len(found)} tasks", found, count)
+        names = dict.fromkeys(part.key[1:] for own in parts.values() for part in own)
+        chosen = [[part for own in parts.values() for part in own if part.key[1:] == name] for name in names]
+    for averaged in chosen:
+        if len(averaged) > 1:
+            yield group(f"average of {len(averaged)} tasks", averaged, count)
 
 
-def _adjusted(found: Board) -> Board:
-    """Holm's correction over every test there is."""
-    adjusted = holm([test.result.p_value for one in found.tested for test in one.tests])
-    done = with_family(found.tested, adjusted)
-    single, rest = done[: len(found.contests)], iter(done[len(found.contests) :])
-    groups = [replace(one, means=[next(rest) for _ in one.means]) for one in found.groups]
-    return replace(found, contests=single, groups=groups)
+def _adjusted(raw: Board) -> Board:
+    """The board with Holm's correction over all its tests."""
+    adjusted = holm([test.result.p_value for entry in raw.tested for test in entry.tests])
+    done = with_family(raw.tested, adjusted)
+    single, rest = done[: len(raw.contests)], iter(done[len(raw.contests) :])
+    groups = [replace(entry, means=[next(rest) for _ in entry.means]) for entry in raw.groups]
+    return replace(raw, contests=single, groups=groups)
 
 
 def _parts(runs: Sequence[Run], shared: Shared) -> Iterator[Part]:
-    """A task's metrics as parts of a mean: those that every run which ran it has a number a document for."""
+    """A task's metrics as parts of a mean: those with a number for each document in every run that ran the task."""
     for key in dict.fromkeys(key for place in shared.runs for key in runs[place].results if key[0] == shared.task):
         columns = {place: values for place in shared.runs if (values := values_of(runs[place], key, shared, place))}
         better = next((runs[p].higher_is_better[key] for p in shared.runs if key in runs[p].higher_is_better), None)
@@ -103,20 +103,20 @@ def _parts(runs: Sequence[Run], shared: Shared) -> Iterator[Part]:
 
 
 def _groups(members: Mapping[str, Sequence[str]], parts: Mapping[str, Sequence[Part]], count: int) -> Iterator[Group]:
-    """Of each group of tasks, each metric that all of its tasks have."""
+    """The groups of tasks, one for each metric that all of a group's tasks have."""
     for name, tasks in members.items():
         metrics = [{part.key[1:]: part for part in parts[task]} for task in tasks]
         for metric in metrics[0]:
-            if all(metric in mine for mine in metrics):
-                yield group(name, [mine[metric] for mine in metrics], count)
+            if all(metric in own for own in metrics):
+                yield group(name, [own[metric] for own in metrics], count)
 
 
 def _subjects(
     runs: Sequence[Run], shared: Mapping[str, Shared], parts: Mapping[str, Sequence[Part]], by: str | None
 ) -> Iterator[Group]:
-    """Of each task whose documents have the field, each metric by its values."""
-    found = subjects(runs, shared, by)
-    for task, rows in found.items():
+    """The groups of subjects: each metric of a task whose documents have the field, split by the field's values."""
+    rows_by_task = subjects(runs, shared, by)
+    for task, rows in rows_by_task.items():
         for part in parts[task]:
             split = [
                 Part(
@@ -132,36 +132,34 @@ def _subjects(
                 yield group(f"{task} by {by or 'subject'}", split, len(runs), of_one_task=True)
 
 
-def _unmeasured(found: Sequence[Contest]) -> Iterator[str]:
-    """Metrics without an interval, and those whose test is of something else."""
-    bare = [one.name for one in found if all(score is None or score.interval is None for score in one.scores)]
+def _unmeasured(single: Sequence[Contest]) -> Iterator[str]:
+    """Notes on metrics without an interval, and on those whose tests are of log-likelihoods."""
+    bare = [entry.name for entry in single if all(score is None or score.interval is None for score in entry.scores)]
     if bare:
         yield f"no interval for {', '.join(bare)}: no mean of numbers that several documents have"
-    if nats := [one.name for one in found if any(test.nats for test in one.tests)]:
+    if nats := [entry.name for entry in single if any(test.nats for test in entry.tests)]:
         yield f"{', '.join(nats)}: tests are of the documents' log-likelihoods, in nats"
 
 
 def _asked(runs: Sequence[Run], names: Sequence[str], shared: Mapping[str, Shared]) -> Iterator[str]:
-    """In what the models were asked otherwise than the first: prompts, templates, settings."""
+    """How models were asked in another way than the first: prompts, templates, settings."""
     texts = [_by_text(run) for run in runs]
     for place in range(1, len(runs)):
         who = f"{names[0]} (A) and {names[place]} (B)"
-        found = [one.text for one in findings(texts[0], texts[place])]
-        reordered = any(
-            " differ in content" in text for text in found
-        )  # what is said by number is then beside the point
-        for text in found:
+        sentences = [finding.text for finding in findings(texts[0], texts[place])]
+        reordered = any(" differ in content" in text for text in sentences)  # findings by number then mean nothing
+        for text in sentences:
             by_number = reordered and any(f" differ in {what}" in text for what in ("content", "target"))
-            said = text.startswith((*EXPECTED, "Only A ran", "Only B ran")) or " requests, B " in text
-            if not (said or by_number or (reordered and " prompts differ" in text)):
+            expected = text.startswith((*EXPECTED, "Only A ran", "Only B ran")) or " requests, B " in text
+            if not (expected or by_number or (reordered and " prompts differ" in text)):
                 yield f"{who}: {text}"
-        for one in shared.values() if reordered else ():
-            if count := _other_prompts(runs, one, place):
-                yield f"{who}: {one.task}: {count} of {len(one.rows)} prompts differ"
+        for common in shared.values() if reordered else ():
+            if count := _other_prompts(runs, common, place):
+                yield f"{who}: {common.task}: {count} of {len(common.rows)} prompts differ"
 
 
 def _other_prompts(runs: Sequence[Run], shared: Shared, place: int) -> int:
-    """Of how many documents that both runs hold the prompts differ."""
+    """How many documents that both runs hold have differing prompts."""
     if shared.by_number or not {0, place} <= {*shared.runs}:
         return 0
     pairs = zip(shared.documents(0), shared.documents(place), strict=True)
@@ -169,7 +167,7 @@ def _other_prompts(runs: Sequence[Run], shared: Shared, place: int) -> int:
 
 
 def _by_text(run: Run) -> Run:
-    """Prompts known by their texts where those have hashes: another tokenizer makes no other prompt."""
+    """The run with prompts known by their texts where those have hashes: another tokenizer makes no other prompt."""
     items = {
         key: replace(item, prompt_sha256="") if key[1] in run.hashes.get(key[0], {}) else item
         for key, item in run.items.items()

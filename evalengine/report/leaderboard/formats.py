@@ -34,26 +34,26 @@ _TEX = {
 }
 
 
-def markdown(found: Board) -> str:
+def markdown(board: Board) -> str:
     """Tables that GitHub shows; the best value of each metric is bold."""
-    parts = [f"**{_escaped(verdict(found))}**"]
-    for sheet in _sheets(found):
+    parts = [f"**{_escaped(verdict(board))}**"]
+    for sheet in _sheets(board):
         parts.append(f"### {_escaped(sheet.title)}")
         parts.append(markdown_table(sheet))
-    models = models_sheet(found)
+    models = models_sheet(board)
     parts += ["### Models", "\n".join(_markdown_rows(models))]
-    if found.notes:
-        parts += ["### Notes", "\n".join(f"- {_escaped(note)}" for note in found.notes)]
+    if board.notes:
+        parts += ["### Notes", "\n".join(f"- {_escaped(note)}" for note in board.notes)]
     return "\n\n".join(parts) + "\n"
 
 
-def latex(found: Board) -> str:
-    """A table environment a table; needs \\usepackage{booktabs}."""
+def latex(board: Board) -> str:
+    """A LaTeX table environment for each table; needs \\usepackage{booktabs}."""
     parts = ["% needs \\usepackage{booktabs}; made by evalengine compare"]
-    parts += [latex_table(sheet) for sheet in _sheets(found)]
-    models = (f"model {' · '.join(cell for cell in row if cell)}" for row in models_sheet(found).rows)
-    said = [f"% {' '.join(line.split())}" for line in (*models, *found.notes)]
-    return "\n\n".join([*parts, "\n".join(said)]) + "\n"
+    parts += [latex_table(sheet) for sheet in _sheets(board)]
+    models = (f"model {' · '.join(cell for cell in row if cell)}" for row in models_sheet(board).rows)
+    comments = [f"% {' '.join(line.split())}" for line in (*models, *board.notes)]
+    return "\n\n".join([*parts, "\n".join(comments)]) + "\n"
 
 
 def latex_table(sheet: Sheet) -> str:
@@ -74,20 +74,20 @@ def markdown_table(sheet: Sheet) -> str:
     return "\n".join(_markdown_rows(sheet)) + note
 
 
-def _sheets(found: Board) -> Iterator[Sheet]:
-    sheet = matrix_sheet(found, found.tested)
+def _sheets(board: Board) -> Iterator[Sheet]:
+    sheet = matrix_sheet(board, board.tested)
     note = "In brackets: 95 % interval." + (" Bold: the best value." if sheet.best else "")
     yield Sheet(sheet.title, sheet.head, sheet.rows, sheet.words, sheet.best, note)
-    if found.family:
-        yield _ranks(found)
-        yield tests_sheet(found)
-    yield from (group_sheet(found, one) for one in found.groups)
+    if board.family:
+        yield _ranks(board)
+        yield tests_sheet(board)
+    yield from (group_sheet(board, members) for members in board.groups)
 
 
-def _ranks(found: Board) -> Sheet:
-    kept = [one for one in found.tested if any(s is not None and s.rank is not None for s in one.scores)]
-    rows = [[titled(one), *(rank(score) for score in one.scores)] for one in kept]
-    return Sheet("Ranks", ["Metric", *found.names], rows, (0,), note=ranks_note(found))
+def _ranks(board: Board) -> Sheet:
+    kept = [entry for entry in board.tested if any(s is not None and s.rank is not None for s in entry.scores)]
+    rows = [[titled(entry), *(rank(score) for score in entry.scores)] for entry in kept]
+    return Sheet("Ranks", ["Metric", *board.names], rows, (0,), note=ranks_note(board))
 
 
 def _markdown_rows(sheet: Sheet) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _markdown_rows(sheet: Sheet) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """A text from outside as Markdown that says it, and no more."""
+    """A text from outside as Markdown that shows it as it is."""
     text = " ".join(text.split())
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in text if char.isprintable())
 

@@ -10,10 +10,10 @@ from evalengine.report.leaderboard.board import Contest, Score
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import between, signed, titled, value_with_unit
 
-WIDTH, HEIGHT = 640, 240  # of one curve in a file of its own
-PAGE_WIDTH = 380  # of one on a page: about its CSS pixels, beside another and on a phone
+WIDTH, HEIGHT = 640, 240  # a curve's size in a file of its own
+PAGE_WIDTH = 380  # a curve's width on a page: about its CSS pixels, beside another and on a phone
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 40
-FIGURES = 4  # characters of an x label that always fit
+FIGURES = 4  # characters for which an x label has room at least
 STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; fill: #56616b; }
 .title { font-size: 14px; font-weight: 600; fill: #1b2126; } .end { text-anchor: end; } .middle { text-anchor: middle; }
@@ -27,16 +27,16 @@ text { fill: #a3adb5; } .title { fill: #e4e8ea; } .paper { fill: #14181b; } .axi
 """
 
 
-def is_history(found: Board) -> bool:
-    """Whether the models say of themselves that they are checkpoints of one training."""
-    return found.steps is not None and len(found.runs) > 2
+def is_history(board: Board) -> bool:
+    """Whether all models name their training steps, as checkpoints of one training do."""
+    return board.steps is not None and len(board.runs) > 2
 
 
-def history_picture(found: Board) -> str:
+def history_picture(board: Board) -> str:
     """Every metric's curve, one below the other, as an SVG file that fits light and dark pages."""
-    drawn = [one for one in found.tested if _points(found, one)]
+    drawn = [entry for entry in board.tested if _points(board, entry)]
     panels = [
-        tag("g", *_curve(found, one, WIDTH), transform=f"translate(0 {n * HEIGHT})") for n, one in enumerate(drawn)
+        tag("g", *_curve(board, entry, WIDTH), transform=f"translate(0 {n * HEIGHT})") for n, entry in enumerate(drawn)
     ]
     height = max(1, len(drawn)) * HEIGHT + 8
     paper = tag("rect", class_="paper", width=WIDTH, height=height, rx=6)
@@ -45,39 +45,40 @@ def history_picture(found: Board) -> str:
     return tag("svg", *whole, xmlns=space, view_box=f"0 0 {WIDTH} {height}", width=WIDTH, height=height) + "\n"
 
 
-def history_plot(found: Board, one: Contest) -> Markup:
+def history_plot(board: Board, contest: Contest) -> Markup:
     """One metric's curve for a page, whose style sheet colours it."""
-    label = f"{titled(one)} over {'training steps' if found.steps else 'the models'}"
-    curve = _curve(found, one, PAGE_WIDTH)
+    label = f"{titled(contest)} over {'training steps' if board.steps else 'the models'}"
+    curve = _curve(board, contest, PAGE_WIDTH)
     return tag("svg", *curve, view_box=f"0 0 {PAGE_WIDTH} {HEIGHT}", class_="plot", role="img", aria_label=label)
 
 
-def curves(found: Board) -> list[Contest]:
-    """The metrics of which two models and more have a value."""
-    return [one for one in found.tested if len(_points(found, one)) > 1]
+def curves(board: Board) -> list[Contest]:
+    """The metrics for which at least two models have a value."""
+    return [contest for contest in board.tested if len(_points(board, contest)) > 1]
 
 
-def _points(found: Board, one: Contest) -> list[tuple[float, int, Score]]:
+def _points(board: Board, contest: Contest) -> list[tuple[float, int, Score]]:
     """(x, place of the model, its score), from left to right."""
-    xs: Sequence[float] = found.steps if found.steps is not None else range(1, len(found.runs) + 1)
-    known = [(float(x), n, score) for n, (x, score) in enumerate(zip(xs, one.scores, strict=True)) if score is not None]
+    xs: Sequence[float] = board.steps if board.steps is not None else range(1, len(board.runs) + 1)
+    scored = enumerate(zip(xs, contest.scores, strict=True))
+    known = [(float(x), n, score) for n, (x, score) in scored if score is not None]
     return sorted((point for point in known if point[2].value == point[2].value), key=lambda point: point[0])
 
 
-def _curve(found: Board, one: Contest, width: int) -> Iterator[Markup]:
-    points = _points(found, one)
+def _curve(board: Board, contest: Contest, width: int) -> Iterator[Markup]:
+    points = _points(board, contest)
     ends = [end for _, _, score in points for end in (score.value, *(score.interval or ()))]
     low, high = min(ends), max(ends)
     room = 0.08 * (high - low) or abs(high) * 0.05 or 0.05
     low, high = low - room, high + room
-    if one.share:
+    if contest.share:
         low, high = max(low, 0.0), min(high, 1.0)
     first, last = points[0][0], points[-1][0]
     pad = 0.0 if last > first else 1.0
     x = Axis(first - pad, last + pad, LEFT, width - RIGHT)
     y = Axis(low, high, HEIGHT - BOTTOM, TOP)
-    yield tag("text", titled(one), x=LEFT, y=18, class_="title")
-    yield from _grid(found, one, x, y, points)
+    yield tag("text", titled(contest), x=LEFT, y=18, class_="title")
+    yield from _grid(board, contest, x, y, points)
     banded = [(px, score.interval) for px, _, score in points if score.interval is not None]
     if len(banded) == len(points) > 1:
         above = " ".join(f"{x(px)},{y(bounds[1])}" for px, bounds in banded)
@@ -86,31 +87,33 @@ def _curve(found: Board, one: Contest, width: int) -> Iterator[Markup]:
     if len(points) > 1:
         yield tag("path", d="M" + "L".join(f"{x(px)} {y(score.value)}" for px, _, score in points), class_="line")
     for px, place, score in points:
-        title = f"{found.names[place]}: {value_with_unit(one, score)} {between(one, score.interval)}".rstrip()
+        title = f"{board.names[place]}: {value_with_unit(contest, score)} {between(contest, score.interval)}".rstrip()
         if score.interval is not None:
             yield tag("path", d=f"M{x(px)} {y(score.interval[0])}V{y(score.interval[1])}", class_="whisker")
         yield tag("circle", tag("title", title), cx=x(px), cy=y(score.value), r=4, class_="mark")
 
 
-def _grid(found: Board, one: Contest, x: Axis, y: Axis, points: Sequence[tuple[float, int, Score]]) -> Iterator[Markup]:
+def _grid(
+    board: Board, contest: Contest, x: Axis, y: Axis, points: Sequence[tuple[float, int, Score]]
+) -> Iterator[Markup]:
     """Rules with their values, and the models' places below."""
     for value in ticks(y.low, y.high, 6):
         yield tag("path", d=f"M{LEFT} {y(value)}H{x.end}", class_="axis")
-        yield tag("text", signed(value, one.share, sign=False), x=LEFT - 8, y=y(value) + 4, class_="end")
+        yield tag("text", signed(value, contest.share, sign=False), x=LEFT - 8, y=y(value) + 4, class_="end")
     free = -1e9
     for px, place, _ in points:
-        label = _short(found.steps[place]) if found.steps is not None else found.names[place]
+        label = _short(board.steps[place]) if board.steps is not None else board.names[place]
         half = 3.5 * max(FIGURES, len(label))
         if x(px) - half > free:
             at = min(max(x(px), half), x.end + RIGHT - half)
             yield tag("text", label, x=round(at, 2), y=HEIGHT - BOTTOM + 17, class_="middle")
             free = x(px) + half
-    if found.steps is not None:
+    if board.steps is not None:
         yield tag("text", "step", x=(x.start + x.end) / 2, y=HEIGHT - 6, class_="middle")
 
 
 def _short(step: int) -> str:
-    """12,000 as 12k where nothing is lost."""
+    """A step for a label: 12,000 as 12k where nothing is lost."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
         if step >= size and step % (size // 10) == 0:
             return f"{step / size:g}{unit}"

@@ -17,25 +17,25 @@ class Part:
     label: str
     key: ScoreKey
     better: bool
-    columns: Mapping[int, Sequence[float]]  # a model's place -> its values
-    clusters: Sequence[str] | None = None  # of each document, where some are related
+    columns: Mapping[int, Sequence[float]]  # values by the model's place
+    clusters: Sequence[str] | None = None  # each document's cluster, where some are related
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parts and their means. The parts are listed, not tested: the family of tests stays that of the means."""
+    """Parts and their means. The parts are listed, not tested: the family of tests is that of the means."""
 
     name: str
     parts: list[Contest]
-    means: list[Contest]  # macro and micro; one of them where all parts are of one size
+    means: list[Contest]  # macro and micro; macro alone where all parts are of one size
     untested: tuple[ScoreKey, ...] = ()  # the metrics of the parts, where those are tasks
-    whole: list[Contest] = field(default_factory=list)  # of a task's subjects, the micro mean: the task's own value
+    whole: list[Contest] = field(default_factory=list)  # for a task's subjects, the micro mean: the task's own value
 
 
 def group(name: str, parts: Sequence[Part], count: int, of_one_task: bool = False) -> Group:
     """The parts of `count` models under one name. A model without a value in one of the parts has no mean.
 
-    of_one_task: their micro mean is that task's own value, which is tested already."""
+    of_one_task: the parts are a task's subjects: their micro mean is the task's own value, which is tested already."""
     first = parts[0].key
     metric = first[1] if all(part.key[1] == first[1] for part in parts) else "first metric of each"
     filter_name = first[2] if all(part.key[2] == first[2] for part in parts) else ""
@@ -55,7 +55,7 @@ def group(name: str, parts: Sequence[Part], count: int, of_one_task: bool = Fals
 
 
 def _kinds(sizes: Sequence[int]) -> list[str]:
-    """Of parts of one size both means are the same."""
+    """The means to give; for parts of one size both are the same."""
     return [] if len(sizes) < 2 else ["macro"] if len(set(sizes)) == 1 else ["macro", "micro"]
 
 
@@ -63,14 +63,14 @@ def _mean(key: ScoreKey, kind: str, parts: Sequence[Part], single: Sequence[Cont
     sizes = [len(part.columns[whole[0]]) for part in parts]
     total = sum(sizes)
     weights = [1 / len(parts) if kind == "macro" else size / total for size in sizes]
-    found: list[Score | None] = [None] * len(single[0].scores)
+    scores: list[Score | None] = [None] * len(single[0].scores)
     for place in whole:
-        found[place] = _weighted([one.scores[place] for one in single], weights)
-    share = all(one.share for one in single)
+        scores[place] = _weighted([entry.scores[place] for entry in single], weights)
+    share = all(entry.share for entry in single)
     tests = pair_tests(
         {place: _columns(parts, place, weights) for place in whole}, parts[0].better, share, _clusters(parts)
     )
-    return Contest(key, parts[0].better, share, total, ranked(found, parts[0].better), tests, kind)
+    return Contest(key, parts[0].better, share, total, ranked(scores, parts[0].better), tests, kind)
 
 
 def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score:
@@ -78,8 +78,8 @@ def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score
 
     With parts t_i in (l_i, u_i) and weights w_i: sum w_i t_i -+ sqrt(sum w_i^2 (t_i - l_i)^2), and with u_i above
     (Zou, Huang & Zhang 2009, "A note on confidence interval estimation for a linear function of binomial proportions",
-    Computational Statistics & Data Analysis 53(4)). The parts are fixed: it is about their documents. Without an
-    interval of a part there is none of the mean.
+    Computational Statistics & Data Analysis 53(4)). The parts are fixed: the interval is about their documents.
+    Where a part has no interval, the mean has none.
     """
     known = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
     value = math.fsum(weight * score.value for score, weight in known)
@@ -93,33 +93,33 @@ def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score
 
 
 def _clusters(parts: Sequence[Part]) -> list[str] | None:
-    """Of all parts' documents, one part after the other; None where none are related. A cluster stays within its task,
-    but not within its subject."""
+    """The clusters of all parts' documents, one part after the other; None where none are related. A cluster stays
+    within its task, but not within its subject."""
     if all(part.clusters is None for part in parts):
         return None
-    found = []
+    clusters = []
     for place, part in enumerate(parts):
         count = len(next(iter(part.columns.values())))
         names = part.clusters or [f"{place} {number}" for number in range(count)]
-        found += [f"{part.key[0]} {name}" for name in names]
-    return found
+        clusters += [f"{part.key[0]} {name}" for name in names]
+    return clusters
 
 
 def _columns(parts: Sequence[Part], place: int, weights: Sequence[float]) -> list[float]:
     """All documents' values, each times its part's weight over its share of the documents: their plain mean is then the
     weighted one, and labels may still be exchanged document by document, as the permutation test does."""
     total = sum(len(part.columns[place]) for part in parts)
-    found: list[float] = []
+    weighted: list[float] = []
     for part, weight in zip(parts, weights, strict=True):
         values = part.columns[place]
         factor = weight * total / len(values)
-        found += values if math.isclose(factor, 1.0, rel_tol=1e-12) else [factor * value for value in values]
-    return found
+        weighted += values if math.isclose(factor, 1.0, rel_tol=1e-12) else [factor * value for value in values]
+    return weighted
 
 
-def average_parts(found: Mapping[str, Sequence[Part]]) -> Iterator[Part]:
-    """Each task's first metric that is a share to be high: what an average over tasks is of."""
-    for parts in found.values():
+def average_parts(parts_by_task: Mapping[str, Sequence[Part]]) -> Iterator[Part]:
+    """Each task's first metric that is a share and better if higher: an average over tasks is the mean of these."""
+    for parts in parts_by_task.values():
         for part in parts:
             if part.better and all(0 <= v <= 1 for values in part.columns.values() for v in values):
                 yield part

@@ -39,12 +39,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def steps(runs: Sequence[Run], names: Sequence[str]) -> list[int] | None:
     """How far each model was trained, from `step-1000`, `checkpoint_2k`, `epoch3` in its name or path; None unless
-    every one says so, all differently."""
+    every model names its own number."""
     texts = [[name, _source(run), str(run.source)] for run, name in zip(runs, names, strict=True)]
     for place in range(3):
-        found = [step_of(row[place]) for row in texts]
-        if None not in found and len(set(found)) == len(found):
-            return [step for step in found if step is not None]
+        numbers = [step_of(row[place]) for row in texts]
+        if None not in numbers and len(set(numbers)) == len(numbers):
+            return [step for step in numbers if step is not None]
     return None
 
 
@@ -86,7 +86,7 @@ def _name(run: Run) -> str:
 
 
 def _source(run: Run) -> str:
-    """Where its weights lay."""
+    """Where the model's weights lay."""
     if run.by_lm_eval:
         return _model_arguments(run).get("pretrained", "")
     model = run.manifest.get("model")
@@ -94,13 +94,13 @@ def _source(run: Run) -> str:
 
 
 def _path_parts(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """Of runs whose models have one name, the parts in which the paths of their weights differ."""
+    """The parts in which the paths of the weights differ between runs whose models have one name."""
     parts = [_source(run).strip("/").split("/") for run in runs]
-    found = []
-    for mine, name in zip(parts, names, strict=True):
+    differing = []
+    for own, name in zip(parts, names, strict=True):
         others = [other for other, alike in zip(parts, names, strict=True) if alike == name]
-        if any(len(other) != len(mine) for other in others):
-            found.append("/".join(mine[-2:]))
+        if any(len(other) != len(own) for other in others):
+            differing.append("/".join(own[-2:]))
             continue
-        found.append("/".join(part for place, part in enumerate(mine) if any(o[place] != part for o in others)))
-    return found
+        differing.append("/".join(part for place, part in enumerate(own) if any(o[place] != part for o in others)))
+    return differing

@@ -13,66 +13,66 @@ from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import verdict
 
-FORMAT, VERSION = "evalengine.models", 1  # the version rises when a name below changes its meaning or goes
+FORMAT, VERSION = "evalengine.models", 1  # the version rises when a name below changes its meaning or is removed
 COLUMNS = (
     *("row", "group", "task", "metric", "filter", "mean", "model", "against", "value", "ci_low", "ci_high", "rank"),
     *("rank_best", "rank_worst", "documents", "wins", "losses", "ties", "p", "p_holm"),
 )
 
 
-def comma_separated(found: Board) -> str:
+def comma_separated(board: Board) -> str:
     """One table of numbers as they are, shares of 1 and p-values unrounded. `row` says what a line is: `score` (a
     model's value), `part` (of a group, untested) or `test` (`model` against `against`, value = their difference)."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
-    for one in found.tested:
-        writer.writerows(_scores(found, one, "score"))
-        writer.writerows(_csv_test(found, one, test) for test in one.tests)
-    for group in found.groups:
+    for contest in board.tested:
+        writer.writerows(_scores(board, contest, "score"))
+        writer.writerows(_csv_test(board, contest, test) for test in contest.tests)
+    for group in board.groups:
         for part in (*group.parts, *group.whole):
-            writer.writerows({**row, "group": _plain(group.name)} for row in _scores(found, part, "part"))
+            writer.writerows({**row, "group": _plain(group.name)} for row in _scores(board, part, "part"))
     return out.getvalue()
 
 
-def board_json(found: Board) -> dict[str, Any]:
-    """Everything, with names that stay. What is not finite is null."""
+def board_json(board: Board) -> dict[str, Any]:
+    """The whole comparison, with names that stay. Numbers that are not finite are null."""
     return {
         "format": FORMAT,
         "version": VERSION,
-        "verdict": verdict(found),
+        "verdict": verdict(board),
         "models": [
-            {"model": name, "step": found.steps[n] if found.steps else None, **run_json(run)}
-            for n, (run, name) in enumerate(zip(found.runs, found.names, strict=True))
+            {"model": name, "step": board.steps[n] if board.steps else None, **run_json(run)}
+            for n, (run, name) in enumerate(zip(board.runs, board.names, strict=True))
         ],
-        "metrics": [_contest_json(found, one) for one in found.contests],
+        "metrics": [_contest_json(board, contest) for contest in board.contests],
         "groups": [
             {
-                "name": one.name,
-                "parts": [_contest_json(found, part) for part in one.parts],
-                "means": [_contest_json(found, mean) for mean in (*one.means, *one.whole)],
+                "name": group.name,
+                "parts": [_contest_json(board, part) for part in group.parts],
+                "means": [_contest_json(board, mean) for mean in (*group.means, *group.whole)],
             }
-            for one in found.groups
+            for group in board.groups
         ],
-        "tests": found.family,
-        "significant": found.significant,
-        "notes": found.notes,
+        "tests": board.family,
+        "significant": board.significant,
+        "notes": board.notes,
     }
 
 
 def _plain(text: str) -> str:
-    """A name for a spreadsheet, which takes what begins like a formula for one."""
+    """A name for a spreadsheet, which would take a text that begins like a formula for one."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
-def _scores(found: Board, one: Contest, row: str) -> Iterator[dict[str, Any]]:
-    for name, score in zip(found.names, one.scores, strict=True):
+def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]]:
+    for name, score in zip(board.names, contest.scores, strict=True):
         if score is None:
             continue
         low, high = score.interval or ("", "")
         best, worst = score.ranks or ("", "")
         yield {
-            **_key(one),
+            **_key(contest),
             "row": row,
             "model": _plain(name),
             "value": score.value,
@@ -81,17 +81,17 @@ def _scores(found: Board, one: Contest, row: str) -> Iterator[dict[str, Any]]:
             "rank": score.rank or "",
             "rank_best": best,
             "rank_worst": worst,
-            "documents": one.documents,
+            "documents": contest.documents,
         }
 
 
-def _csv_test(found: Board, one: Contest, test: PairTest) -> dict[str, Any]:
+def _csv_test(board: Board, contest: Contest, test: PairTest) -> dict[str, Any]:
     p = test.result
     return {
-        **_key(one),
+        **_key(contest),
         "row": "test",
-        "model": _plain(found.names[test.b - 1]),
-        "against": _plain(found.names[test.a - 1]),
+        "model": _plain(board.names[test.b - 1]),
+        "against": _plain(board.names[test.a - 1]),
         "value": p.difference,
         "ci_low": p.ci_low,
         "ci_high": p.ci_high,
@@ -101,20 +101,20 @@ def _csv_test(found: Board, one: Contest, test: PairTest) -> dict[str, Any]:
         "ties": p.ties,
         "p": p.p_value,
         "p_holm": test.p_adjusted,
-        **({"metric": f"{one.key[1]} (nats a document)"} if test.nats else {}),
+        **({"metric": f"{contest.key[1]} (nats a document)"} if test.nats else {}),
     }
 
 
-def _key(one: Contest) -> dict[str, str]:
-    return {**dict(zip(("task", "metric", "filter"), map(_plain, one.key), strict=True)), "mean": one.mean}
+def _key(contest: Contest) -> dict[str, str]:
+    return {**dict(zip(("task", "metric", "filter"), map(_plain, contest.key), strict=True)), "mean": contest.mean}
 
 
-def _contest_json(found: Board, one: Contest) -> dict[str, Any]:
+def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
     return {
-        **dict(zip(("task", "metric", "filter"), one.key, strict=True)),
-        "mean": one.mean or None,
-        "higher_is_better": one.higher_is_better,
-        "documents": one.documents,
+        **dict(zip(("task", "metric", "filter"), contest.key, strict=True)),
+        "mean": contest.mean or None,
+        "higher_is_better": contest.higher_is_better,
+        "documents": contest.documents,
         "scores": [
             None
             if score is None
@@ -125,17 +125,17 @@ def _contest_json(found: Board, one: Contest) -> dict[str, Any]:
                 "rank": score.rank,
                 "ranks": None if score.ranks is None else list(score.ranks),
             }
-            for name, score in zip(found.names, one.scores, strict=True)
+            for name, score in zip(board.names, contest.scores, strict=True)
         ],
         "tests": [
             {
-                "a": found.names[test.a - 1],
-                "b": found.names[test.b - 1],
+                "a": board.names[test.a - 1],
+                "b": board.names[test.b - 1],
                 "p_holm": test.p_adjusted,
                 "significant": test.significant,
                 "nats": test.nats,
                 **test.result.to_json(),
             }
-            for test in one.tests
+            for test in contest.tests
         ],
     }

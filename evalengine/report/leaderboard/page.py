@@ -18,90 +18,90 @@ from evalengine.report.leaderboard.history import curves, history_plot, is_histo
 from evalengine.report.leaderboard.means import Group
 
 OPEN = 6  # metrics shown in full; further ones are folded
-PARTS = 12  # of a group, shown unfolded
+PARTS = 12  # a group of at most so many parts is shown unfolded
 TILES = 3  # metrics in the first figures
 
 
-def leaderboard_page(found: Board, history: bool = False) -> Page:
-    """Everything that the comparison holds. history: show the curves even where the models name no steps."""
-    page = Page(_title(found), eyebrow="Models compared")
-    page.lead(verdict(_word(found), f"{sheets.verdict(found)}.", None), tiles(_figures(found)))
-    page.section("metrics", "Metrics", *_metrics(found), note=sheets.ranks_note(found) or None)
-    if (history or is_history(found)) and (drawn := curves(found)):
-        plots = row_of(*(tag("figure", history_plot(found, one)) for one in drawn))
+def leaderboard_page(board: Board, history: bool = False) -> Page:
+    """The comparison of models as a page. history: show the curves even where the models name no steps."""
+    page = Page(_title(board), eyebrow="Models compared")
+    page.lead(verdict(_word(board), f"{sheets.verdict(board)}.", None), tiles(_figures(board)))
+    page.section("metrics", "Metrics", *_metrics(board), note=sheets.ranks_note(board) or None)
+    if (history or is_history(board)) and (drawn := curves(board)):
+        plots = row_of(*(tag("figure", history_plot(board, contest)) for contest in drawn))
         page.section("history", "History", plots, note="Bands and whiskers are 95 % intervals over documents.")
-    if found.groups:
-        page.section("groups", "Groups and subjects", *(_group(found, one) for one in found.groups))
-    if found.family:
-        page.section("tests", "Paired tests", *_tests(found), note=sheets.tests_note(found))
-    if found.notes:
-        page.section("notes", "Notes", listed(found.notes))
-    page.section("models", "Models", facts(_models(found)))
+    if board.groups:
+        page.section("groups", "Groups and subjects", *(_group(board, group) for group in board.groups))
+    if board.family:
+        page.section("tests", "Paired tests", *_tests(board), note=sheets.tests_note(board))
+    if board.notes:
+        page.section("notes", "Notes", listed(board.notes))
+    page.section("models", "Models", facts(_models(board)))
     return page
 
 
-def _title(found: Board) -> str:
-    tasks = list(dict.fromkeys(one.key[0] for one in found.contests)) + [one.name for one in found.groups]
+def _title(board: Board) -> str:
+    tasks = list(dict.fromkeys(contest.key[0] for contest in board.contests)) + [group.name for group in board.groups]
     what = ", ".join(tasks) if 0 < len(tasks) <= 3 else counted(len(tasks), "task")
-    return f"{len(found.runs)} models on {what}"
+    return f"{len(board.runs)} models on {what}"
 
 
-def _word(found: Board) -> str:
+def _word(board: Board) -> str:
     """The headline: what is surely better, if anything is."""
-    sure = [one for one in found.tested if _surely_first(one)]
+    sure = [contest for contest in board.tested if _surely_first(contest)]
     if sure:
-        return f"Best: {sheets.leader(found, sure[0])}" + (f", and {len(sure) - 1} more" if len(sure) > 1 else "")
-    if not found.family:
+        return f"Best: {sheets.leader(board, sure[0])}" + (f", and {len(sure) - 1} more" if len(sure) > 1 else "")
+    if not board.family:
         return "No pair of models could be tested"
-    return "Some differences are significant" if found.significant else "No difference is significant"
+    return "Some differences are significant" if board.significant else "No difference is significant"
 
 
-def _surely_first(one: Contest) -> bool:
+def _surely_first(contest: Contest) -> bool:
     """Whether one model significantly beats every other."""
-    return any(score is not None and score.ranks == (1, 1) for score in one.scores)
+    return any(score is not None and score.ranks == (1, 1) for score in contest.scores)
 
 
-def _figures(found: Board) -> Iterator[tuple[str, Child, Child]]:
-    for one in found.tested[:TILES]:
-        first = [n for n, score in enumerate(one.scores) if score is not None and score.rank == 1]
+def _figures(board: Board) -> Iterator[tuple[str, Child, Child]]:
+    for contest in board.tested[:TILES]:
+        first = [n for n, score in enumerate(contest.scores) if score is not None and score.rank == 1]
         if first:
-            names = " and ".join(found.names[n] for n in first[:2]) + (", ..." if len(first) > 2 else "")
-            yield one.name, sheets.value_with_unit(one, one.scores[first[0]]), names
-    yield "Models", f"{len(found.runs)}", None
-    yield "Significant differences", f"{found.significant:,}", f"of {found.family:,} tests, at {sheets.PERCENT}"
+            names = " and ".join(board.names[n] for n in first[:2]) + (", ..." if len(first) > 2 else "")
+            yield contest.name, sheets.value_with_unit(contest, contest.scores[first[0]]), names
+    yield "Models", f"{len(board.runs)}", None
+    yield "Significant differences", f"{board.significant:,}", f"of {board.family:,} tests, at {sheets.PERCENT}"
 
 
-def _metrics(found: Board) -> Iterator[Markup]:
-    shown = [_contest(found, one) for one in found.tested]
+def _metrics(board: Board) -> Iterator[Markup]:
+    shown = [_contest(board, contest) for contest in board.tested]
     yield from (part for parts in shown[:OPEN] for part in parts)
     if rest := shown[OPEN:]:
         yield details(f"{counted(len(rest), 'more metric')}", *(part for parts in rest for part in parts))
 
 
-def _contest(found: Board, one: Contest) -> list[Markup]:
-    bounds = _bounds(one)
-    rows = [_score(found, one, n, score, bounds) for n, score in enumerate(one.scores)]
-    title = tag("h3", f"{sheets.titled(one)} · {counted(one.documents, 'document')}")
+def _contest(board: Board, contest: Contest) -> list[Markup]:
+    bounds = _bounds(contest)
+    rows = [_score(board, contest, n, score, bounds) for n, score in enumerate(contest.scores)]
+    title = tag("h3", f"{sheets.titled(contest)} · {counted(contest.documents, 'document')}")
     return [title, table(("Model", "Value", "Rank", "95 % interval", ""), rows, numbers=(1, 2, 3))]
 
 
 def _score(
-    found: Board, one: Contest, place: int, score: Score | None, bounds: tuple[float, float]
+    board: Board, contest: Contest, place: int, score: Score | None, bounds: tuple[float, float]
 ) -> list[Markup | str | None]:
-    name = tag("span", found.names[place], class_="name")
+    name = tag("span", board.names[place], class_="name")
     if score is None:
         return [name, "not run", "", "", None]
     drawn = None
     if score.interval is not None:
         drawn = interval(score.value, *score.interval, bounds)
-    value = sheets.number(one, score)
-    best = tag("strong", value) if sheets.leads(one, score) else value
-    return [name, best, sheets.rank(score), sheets.between(one, score.interval), drawn]
+    value = sheets.number(contest, score)
+    best = tag("strong", value) if sheets.leads(contest, score) else value
+    return [name, best, sheets.rank(score), sheets.between(contest, score.interval), drawn]
 
 
-def _bounds(one: Contest) -> tuple[float, float]:
+def _bounds(contest: Contest) -> tuple[float, float]:
     """The scale that a metric's intervals share."""
-    ends = [end for s in one.scores if s is not None and s.interval is not None for end in (*s.interval, s.value)]
+    ends = [end for s in contest.scores if s is not None and s.interval is not None for end in (*s.interval, s.value)]
     if not ends:
         return 0.0, 1.0
     low, high = min(ends), max(ends)
@@ -109,32 +109,32 @@ def _bounds(one: Contest) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _group(found: Board, one: Group) -> Markup:
-    sheet = sheets.group_sheet(found, one)
+def _group(board: Board, group: Group) -> Markup:
+    sheet = sheets.group_sheet(board, group)
     rows: list[list[Child]] = [
         [tag("strong", cell) if (number, n) in sheet.best else cell for n, cell in enumerate(row)]
         for number, row in enumerate(sheet.rows)
     ]
     body = table(sheet.head, rows, numbers=range(1, len(sheet.head)))
     note = tag("p", sheet.note, class_="note")
-    return tag("details", tag("summary", sheet.title), body, note, open=len(one.parts) <= PARTS)
+    return tag("details", tag("summary", sheet.title), body, note, open=len(group.parts) <= PARTS)
 
 
-def _tests(found: Board) -> Iterator[Markup]:
-    for one in found.tested:
-        if not one.tests:
+def _tests(board: Board) -> Iterator[Markup]:
+    for contest in board.tested:
+        if not contest.tests:
             continue
-        ends = [abs(e) for t in one.tests for e in (t.result.ci_low, t.result.ci_high) if math.isfinite(e)]
+        ends = [abs(e) for t in contest.tests for e in (t.result.ci_low, t.result.ci_high) if math.isfinite(e)]
         reach = max(ends, default=0.0) or 1.0
-        yield tag("h3", f"{sheets.titled(one)}{'; differences in points' if one.share else ''}")
+        yield tag("h3", f"{sheets.titled(contest)}{'; differences in points' if contest.share else ''}")
         head = ("B against A", "B − A", "p", "p (Holm)", "95 % interval", "", "Won / lost / equal")
-        yield table(head, [_test(found, one, test, reach) for test in one.tests], numbers=(1, 2, 3, 4, 6))
+        yield table(head, [_test(board, contest, test, reach) for test in contest.tests], numbers=(1, 2, 3, 4, 6))
 
 
-def _test(found: Board, one: Contest, test: PairTest, reach: float) -> Sequence[Markup | str | None]:
-    _, _, difference, bounds, counts, p, adjusted, _ = sheets.test_row(found, one, test)
-    against = tag("span", f"against {found.names[test.a - 1]}", class_="under name")
-    pair = join(tag("span", found.names[test.b - 1], class_="name"), against)
+def _test(board: Board, contest: Contest, test: PairTest, reach: float) -> Sequence[Markup | str | None]:
+    _, _, difference, bounds, counts, p, adjusted, _ = sheets.test_row(board, contest, test)
+    against = tag("span", f"against {board.names[test.a - 1]}", class_="under name")
+    pair = join(tag("span", board.names[test.b - 1], class_="name"), against)
     result, drawn = test.result, None
     if math.isfinite(result.ci_low) and math.isfinite(result.ci_high):
         drawn = interval(result.difference, result.ci_low, result.ci_high, (-reach, reach), rule=0)
@@ -143,8 +143,8 @@ def _test(found: Board, one: Contest, test: PairTest, reach: float) -> Sequence[
     return [pair, f"{difference}{unit}", p, holm, bounds, drawn, counts]
 
 
-def _models(found: Board) -> Iterator[tuple[str, Child]]:
-    for place, (run, name) in enumerate(zip(found.runs, found.names, strict=True)):
-        step = f"step {found.steps[place]:,}, " if found.steps is not None else ""
+def _models(board: Board) -> Iterator[tuple[str, Child]]:
+    for place, (run, name) in enumerate(zip(board.runs, board.names, strict=True)):
+        step = f"step {board.steps[place]:,}, " if board.steps is not None else ""
         digest = tag("code", run.digest or "no digest", class_="under")
         yield name, join(f"{step}{run.source}", digest, origin_line(run))

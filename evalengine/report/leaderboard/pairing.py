@@ -1,4 +1,4 @@
-"""Which documents of a task all models were asked, however their prompts were written.
+"""Which documents of a task were put to all models, however their prompts were written.
 
 Documents are paired by the hash of the document itself (lm-eval's `doc_hash`); a document that a run holds twice is
 paired with the other's second one. A baseline of ours has no such hashes: there documents are paired by number, if the
@@ -17,14 +17,14 @@ from evalengine.report.stats.clusters import cluster_names
 
 @dataclass(frozen=True)
 class Shared:
-    """The documents of a task that every run which ran it holds, in the first one's order."""
+    """The documents of a task that every run of it holds, in the first run's order."""
 
     task: str
     runs: tuple[int, ...]  # places of the runs that ran the task
-    rows: list[tuple[int, ...]]  # a document: its number in each of those runs
+    rows: list[tuple[int, ...]]  # for each document, its number in each of those runs
     totals: tuple[int, ...]  # documents of each of those runs
-    paired: bool  # whether documents can be told apart at all
-    by_number: bool = False
+    paired: bool  # whether documents could be paired
+    by_number: bool = False  # whether they were paired by number, not by hash
 
     @property
     def whole(self) -> bool:
@@ -38,17 +38,17 @@ class Shared:
 
 
 def documents_of(run: Run) -> dict[str, list[int]]:
-    """task -> its documents' numbers, tasks in the results' order; groups of tasks have none and are left out."""
-    found: dict[str, set[int]] = {}
+    """Each task's document numbers, tasks in the results' order; groups of tasks have none and are left out."""
+    numbers: dict[str, set[int]] = {}
     for task, number in {key[:2] for key in run.items}:
-        found.setdefault(task, set()).add(number)
+        numbers.setdefault(task, set()).add(number)
     for task, hashes in run.hashes.items():
-        found.setdefault(task, set()).update(hashes)
+        numbers.setdefault(task, set()).update(hashes)
     for key, scores in run.scores.items():
-        found.setdefault(key[0], set()).update(scores)
+        numbers.setdefault(key[0], set()).update(scores)
     ordered = dict.fromkeys(key[0] for key in run.results)
-    tasks = [*(task for task in ordered if task in found), *sorted(found.keys() - ordered.keys())]
-    return {task: sorted(found[task]) for task in tasks}
+    tasks = [*(task for task in ordered if task in numbers), *sorted(numbers.keys() - ordered.keys())]
+    return {task: sorted(numbers[task]) for task in tasks}
 
 
 def shared_documents(runs: Sequence[Run], held: Sequence[Mapping[str, list[int]]], task: str) -> Shared:
@@ -80,9 +80,9 @@ def related(runs: Sequence[Run], shared: Shared) -> list[str] | None:
 
 def pairing_notes(shared: Shared, names: Sequence[str]) -> list[str]:
     """What a reader must know of the pairing, a sentence each; none where every run holds the same documents."""
-    mine = [names[place] for place in shared.runs]
-    notes = [f"{shared.task}: {name} did not run it" for name in names if name not in mine]
-    held = ", ".join(f"{name} {total:,}" for name, total in zip(mine, shared.totals, strict=True))
+    ran = [names[place] for place in shared.runs]
+    notes = [f"{shared.task}: {name} did not run it" for name in names if name not in ran]
+    held = ", ".join(f"{name} {total:,}" for name, total in zip(ran, shared.totals, strict=True))
     if not shared.paired:
         notes.append(f"{shared.task}: its documents cannot be paired, since not every run holds their hashes or the "
                      "same dataset's hash: values are of each run's own documents, unranked and untested")  # fmt: skip
@@ -98,17 +98,17 @@ def pairing_notes(shared: Shared, names: Sequence[str]) -> list[str]:
 
 
 def _by_hash(hashes: Mapping[int, tuple[str, str, str]]) -> dict[Hashable, int]:
-    """(document's hash, how many of it came before) -> number."""
+    """Documents' numbers by (document's hash, how many documents with that hash came before)."""
     seen: Counter[str] = Counter()
-    found: dict[Hashable, int] = {}
+    numbers: dict[Hashable, int] = {}
     for number in sorted(hashes):
         name = hashes[number][0]
-        found[name, seen[name]] = number
+        numbers[name, seen[name]] = number
         seen[name] += 1
-    return found
+    return numbers
 
 
 def _rows_sha256(run: Run, task: str) -> str:
     datasets = run.identity.get("datasets")
-    mine = datasets.get(task) if isinstance(datasets, Mapping) else None
-    return str(mine.get("sha256") or "") if isinstance(mine, Mapping) else ""
+    dataset = datasets.get(task) if isinstance(datasets, Mapping) else None
+    return str(dataset.get("sha256") or "") if isinstance(dataset, Mapping) else ""

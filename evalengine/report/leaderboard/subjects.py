@@ -14,29 +14,29 @@ from evalengine.report.read.groups import group_subtasks, leaves
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
 
-SUBJECT = "subject"  # the field that is looked for without being asked (MMLU's)
+SUBJECT = "subject"  # the field that is looked for by default (MMLU's)
 MAX_SUBJECTS = 500  # a field of more values is no subject
 
 
 def group_tasks(runs: Sequence[Run], tasks: Sequence[str]) -> dict[str, list[str]]:
-    """group -> its tasks, groups of groups resolved; those of two tasks and more, which some run's results name."""
-    said: dict[str, list[str]] = {}
+    """The tasks of each group that some run's results name, groups of groups resolved; groups of two tasks or more."""
+    subtasks: dict[str, list[str]] = {}
     for run in runs:
         for name, members in group_subtasks(run).items():
-            said.setdefault(name, members)
-    found = {name: [task for task in dict.fromkeys(leaves(name, said)) if task in tasks] for name in said}
-    return {name: members for name, members in found.items() if len(members) > 1}
+            subtasks.setdefault(name, members)
+    groups = {name: [task for task in dict.fromkeys(leaves(name, subtasks)) if task in tasks] for name in subtasks}
+    return {name: members for name, members in groups.items() if len(members) > 1}
 
 
 def subjects(runs: Sequence[Run], shared: Mapping[str, Shared], by: str | None) -> dict[str, dict[str, list[int]]]:
-    """task -> the field's value -> places of its documents in `Shared.rows`.
+    """Places of documents in `Shared.rows`, by task and by the field's value.
 
     by: the field; None takes `subject`, where documents have one. Raises `ConfigError` if no document has `by`.
     """
-    found: dict[str, dict[str, list[int]]] = {}
+    places_by_task: dict[str, dict[str, list[int]]] = {}
     names: set[str] = set()
-    for place in dict.fromkeys(one.runs[0] for one in shared.values() if one.rows):
-        if runs[place].kind == "baseline" or (by is None and not _have(runs[place].source, SUBJECT)):
+    for place in dict.fromkeys(common.runs[0] for common in shared.values() if common.rows):
+        if runs[place].kind == "baseline" or (by is None and not _has_field(runs[place].source, SUBJECT)):
             continue
         for task, rows in newest(runs[place].source)[1].items():
             if task not in shared or not shared[task].rows or shared[task].runs[0] != place:
@@ -45,17 +45,17 @@ def subjects(runs: Sequence[Run], shared: Mapping[str, Shared], by: str | None) 
             names |= {name for document in list(documents.values())[:1] for name in document}
             values = _values(documents, shared[task].documents(place), by or SUBJECT)
             if 1 < len(values) <= MAX_SUBJECTS:
-                found[task] = values
-    if by is not None and not found:
-        has = f"; their fields are {', '.join(sorted(names)[:20])}" if names else ""
+                places_by_task[task] = values
+    if by is not None and not places_by_task:
+        fields = f"; their fields are {', '.join(sorted(names)[:20])}" if names else ""
         raise ConfigError(
-            f"compare: --by {by}: no task's documents have this field with 2 to {MAX_SUBJECTS} values{has}"
+            f"compare: --by {by}: no task's documents have this field with 2 to {MAX_SUBJECTS} values{fields}"
         )
-    return found
+    return places_by_task
 
 
-def _have(source: Path, field: str) -> bool:
-    """Whether the first document of some task has the field: a line a file is read, not every sample."""
+def _has_field(source: Path, field: str) -> bool:
+    """Whether the first document of some task has the field. One line of each file is read, not every sample."""
     for file in (source if source.is_dir() else source.parent).glob("samples_*.jsonl"):
         try:
             with open(file, encoding="utf-8") as lines:
@@ -67,11 +67,11 @@ def _have(source: Path, field: str) -> bool:
 
 
 def _values(documents: Mapping[int, Mapping[str, Any]], rows: Sequence[int], field: str) -> dict[str, list[int]]:
-    """The field's values, sorted; empty unless every document has one that is a word or a number."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
+    """Places of the documents by the field's value, sorted; empty unless every document has a text or number there."""
+    places: defaultdict[str, list[int]] = defaultdict(list)
     for place, doc in enumerate(rows):
         value = documents.get(doc, {}).get(field)
         if not isinstance(value, str | int | float):
             return {}
-        found[str(value)].append(place)
-    return dict(sorted(found.items()))
+        places[str(value)].append(place)
+    return dict(sorted(places.items()))

@@ -13,14 +13,14 @@ from evalengine.report.read.experiment import SWEEP_FORMAT
 from evalengine.report.sweep.write import VERSION, write_picture_and_list
 
 
-def write_history(found: Board, name: str, folder: Path) -> list[Path]:
-    """The three files, each whole or not at all, the list last: it makes the folder a finished experiment's.
+def write_history(board: Board, name: str, folder: Path) -> list[Path]:
+    """Writes the three files, each whole or not at all, the list last: it makes the folder a finished experiment's.
 
     Raises `EvalEngineError` if the disk refuses.
     """
     page = folder / f"{name}.html"
-    leaderboard_page(found, history=True).write(page)
-    content = board_json(found)
+    leaderboard_page(board, history=True).write(page)
+    content = board_json(board)
     runs = [{**model, "source": os.path.relpath(model["source"], folder)} for model in content.pop("models")]
     listed = {**content, "format": SWEEP_FORMAT, "version": VERSION, "experiment": name, "runs": runs}
-    return [page, *write_picture_and_list(name, folder, history_picture(found), listed)]
+    return [page, *write_picture_and_list(name, folder, history_picture(board), listed)]

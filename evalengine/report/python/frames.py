@@ -24,11 +24,11 @@ def metrics_frame(run: Run) -> DataFrame:
     """A row per task, metric and filter. `value` and `stderr` are in the metric's own units (a share of 1, a
     perplexity); what the run does not say is missing. `documents`: how many have a score of their own; of a
     group, how many its tasks have together. A group stands above its tasks."""
-    said = group_subtasks(run)
+    subtasks = group_subtasks(run)
     rows = [
         (*key, *run.results[key], run.higher_is_better.get(key), len(run.scores[key]) if key in run.scores
-         else group_documents(run, said, key))
-        for task in groups_first((key[0] for key in run.results), said)
+         else group_documents(run, subtasks, key))
+        for task in groups_first((key[0] for key in run.results), subtasks)
         for key in run.results if key[0] == task
     ]  # fmt: skip
     frame = _frame(rows, METRICS)
@@ -36,9 +36,9 @@ def metrics_frame(run: Run) -> DataFrame:
 
 
 def samples_frame(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> DataFrame:
-    """A row per task, document and filter: what was asked, what was said, what counted as the answer, and a column for
-    each metric (missing where a task has no such one). `prompts`, `responses` and `answers` are lists, one entry a
-    request. samples: task -> its rows, as lm-eval's files have them."""
+    """A row per task, document and filter: prompts, responses, what counted as the answer, and a column for each metric
+    (missing where a task has no such metric). `prompts`, `responses` and `answers` are lists, one entry a request.
+    samples: each task's rows, as lm-eval's files have them."""
     rows = list(_samples(samples))
     metrics = list(dict.fromkeys(name for _, scores in rows for name in scores))
     frame = _frame([(*row, *(scores.get(name) for name in metrics)) for row, scores in rows], (*SAMPLES, *metrics))
@@ -54,7 +54,7 @@ def records_frame(run: Run) -> DataFrame:
     if run.kind != "run":
         raise ConfigError(f"{run.source}: {run.kind} files hold no records; `samples` and `metrics` have what they say")
     records = read_records((run.records or run.source) / RECORDS)
-    rows = [(*(getattr(one, name) for name in RECORD), run.items[one.key].sum_logprob) for one in records]
+    rows = [(*(getattr(record, name) for name in RECORD), run.items[record.key].sum_logprob) for record in records]
     return _frame(rows, (*RECORD, "sum_logprob"))
 
 
@@ -63,15 +63,15 @@ def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tup
     for task, rows in samples.items():
         for row in rows:
             asked = row.get("arguments") or {}
-            prompts = [next(iter(one.values()), None) for one in asked.values()] if isinstance(asked, dict) else []
-            said = (row.get("target"), prompts, row.get("resps"), row.get("filtered_resps"), row.get("doc"))
+            prompts = [next(iter(words.values()), None) for words in asked.values()] if isinstance(asked, dict) else []
+            texts = (row.get("target"), prompts, row.get("resps"), row.get("filtered_resps"), row.get("doc"))
             hashes = (row.get("doc_hash"), row.get("prompt_hash"))
             scores = {name: row[name] for name in row.get("metrics") or () if name in row}
-            yield (task, row["doc_id"], row["filter"], *said, *hashes), scores
+            yield (task, row["doc_id"], row["filter"], *texts, *hashes), scores
 
 
 def _frame(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> DataFrame:
-    """Cells that are lists stay lists."""
+    """A frame of these rows, in which cells that are lists stay lists."""
     import pandas as pd
 
     return pd.DataFrame({name: [row[place] for row in rows] for place, name in enumerate(columns)})

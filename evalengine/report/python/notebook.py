@@ -15,7 +15,7 @@ from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.terminal.printing import WIDTH
 from evalengine.report.terminal.tables import printable
 
-Line = Table | str  # of a command's output: a table, or one line
+Line = Table | str  # a part of a command's output: a table, or one line
 
 
 class Shown(ABC):
@@ -42,7 +42,7 @@ def as_text(lines: Iterable[Line]) -> str:
 
 
 def as_html(lines: Iterable[Line]) -> Markup:
-    """The same as markup: tables, and a paragraph for each line. Texts from outside are escaped."""
+    """The lines as markup: tables, and a paragraph for each line. Texts from outside are escaped."""
     return tag("div", *(_table(line) if isinstance(line, Table) else tag("p", line) for line in lines))
 
 

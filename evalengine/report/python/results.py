@@ -33,7 +33,7 @@ class Results(Shown):
 
     @property
     def path(self) -> Path:
-        """The run's folder; of a baseline its file."""
+        """The run's folder; a baseline's file."""
         return self.run.source
 
     @property
@@ -54,7 +54,7 @@ class Results(Shown):
     @cached_property
     def samples(self) -> DataFrame:
         """A row per task, document and filter (`frames.samples_frame`). Raises `ConfigError` for a baseline."""
-        return samples_frame(self._left[1])
+        return samples_frame(self._texts[1])
 
     @cached_property
     def records(self) -> DataFrame:
@@ -62,7 +62,7 @@ class Results(Shown):
         return records_frame(self.run)
 
     @cached_property
-    def _left(self) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    def _texts(self) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
         """(lm-eval's results, task -> its samples). Raises `ConfigError` for a baseline, which holds no texts."""
         if self.run.kind == "baseline":
             raise ConfigError(f"{self.path}: a baseline holds no texts; load the run's folder")
@@ -70,21 +70,21 @@ class Results(Shown):
 
     def value(self, metric: str, task: str | None = None, filter: str | None = None) -> float:
         """One metric's value, in its own units. Raises `ConfigError` unless exactly one fits the given names."""
-        found = [
+        keys = [
             key for key in self.run.results
             if key[1] == metric and task in (None, key[0]) and filter in (None, key[2])
         ]  # fmt: skip
-        if len(found) != 1:
-            there = "; ".join(", ".join(key) for key in (found or self.run.results))
-            said = f"{len(found)} results are called so" if found else "no result is called so"
-            raise ConfigError(f"value({metric!r}): {said}; there are (task, metric, filter): {there}")
-        return self.run.results[found[0]][0]
+        if len(keys) != 1:
+            names = "; ".join(", ".join(key) for key in (keys or self.run.results))
+            how_many = f"{len(keys)} results are called so" if keys else "no result is called so"
+            raise ConfigError(f"value({metric!r}): {how_many}; there are (task, metric, filter): {names}")
+        return self.run.results[keys[0]][0]
 
     def _lines(self) -> Iterator[Line]:
         if self.run.kind == "baseline":
             yield _metrics_table(self.run)
         else:
-            yield results_table(self._left[0])
+            yield results_table(self._texts[0])
         if self.run.kind == "run" and "counts" in self.manifest:
             yield from summary_lines(self.manifest)
         yield str(self.path)

@@ -1,4 +1,4 @@
-"""`evalengine.compare` and `evalengine.gate`: what the commands find, for Python."""
+"""`evalengine.compare` and `evalengine.gate`: the commands' comparisons and verdicts, for Python."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Named = str | Path | Results  # what stands for a run
 
 
 class Compared(Shown):
-    """Two runs compared: `verdict` is IDENTICAL, SAME TOKENS or DIFFERENT, or of different models which is better."""
+    """Two runs compared: `verdict` is IDENTICAL, SAME TOKENS or DIFFERENT, or for different models which is better."""
 
     def __init__(self, found: Comparison | Board, same: bool) -> None:
         self.found = found
-        self.same = same  # whether they agree at the level that was asked for; never of different models
+        self.same = same  # whether the runs agree at the level that was asked for; False for different models
 
     @property
     def verdict(self) -> str:
@@ -48,7 +48,7 @@ class Compared(Shown):
 
     @cached_property
     def metrics(self) -> DataFrame:
-        """A row per metric, of models one per metric and model; the values are in the metric's own units."""
+        """A row per metric, or for models per metric and model; the values are in the metric's own units."""
         rows = self.to_json()["metrics"]
         if isinstance(self.found, Comparison):
             return _frame({**row, **(row["paired"] or {})} for row in rows).drop(columns="paired", errors="ignore")
@@ -103,13 +103,13 @@ def compare(a: Named, b: Named, *, level: str | None = None, allow: bool = False
     Raises `ConfigError` for runs that cannot be read, are not comparable, or share no request.
     """
     problems = [] if level in (None, *LEVELS) else [f"level={level}: must be one of {', '.join(LEVELS)}"]
-    runs = [run for run in (_collect(problems, one) for one in (a, b)) if run is not None]
+    runs = [run for run in (_collect(problems, named) for named in (a, b)) if run is not None]
     if problems:
         raise ConfigError(problems)
     if level is None and not allow and are_models(runs):
         return Compared(board(runs), same=False)
-    found = compared(runs[0], runs[1], allow)
-    return Compared(found, found.within(level or LEVELS[0]))  # type: ignore[arg-type]  # checked above
+    comparison = compared(runs[0], runs[1], allow)
+    return Compared(comparison, comparison.within(level or LEVELS[0]))  # type: ignore[arg-type]  # checked above
 
 
 def gate(baseline: Named, run: Named, policy: str | Path = "bitwise", *, base: str | None = None) -> Gated:
@@ -126,13 +126,14 @@ def gate(baseline: Named, run: Named, policy: str | Path = "bitwise", *, base: s
     return Gated(report)
 
 
-def _place(one: Named) -> str | Path:
-    return one.path if isinstance(one, Results) else one
+def _place(named: Named) -> str | Path:
+    return named.path if isinstance(named, Results) else named
 
 
-def _collect(problems: list[str], one: Named) -> Any:
+def _collect(problems: list[str], named: Named) -> Any:
+    """The run; None if it cannot be read, which is added to `problems`."""
     try:
-        return one.run if isinstance(one, Results) else load_run(one)
+        return named.run if isinstance(named, Results) else load_run(named)
     except ConfigError as error:
         problems.extend(error.problems)
         return None

@@ -1,4 +1,4 @@
-"""What lm-eval makes of the log-likelihoods of documents and their numbers of words or bytes."""
+"""The results that lm-eval computes from documents' log-likelihoods and their numbers of words or bytes."""
 
 from __future__ import annotations
 

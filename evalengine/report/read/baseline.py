@@ -1,10 +1,10 @@
-"""A baseline file (`evalengine baseline RUN -o FILE`): what of a run a later one is held against, small enough for git.
+"""A baseline file (`evalengine baseline RUN -o FILE`): the part of a run that later runs are held against.
 
 A baseline is JSON with sorted keys: the run's digest and task digests, its manifest, and per request the digest leaf,
 the hashes of prompt and output ids and the summed log-probability; per document scores, answers, the choices that were
-taken (which older files lack) and what perplexities are made of; results. Token ids, single log-probabilities and texts
+taken (which older files lack) and the sums behind perplexities; results. Token ids, single log-probabilities and texts
 stay out; so do lm-eval's hashes of documents where the manifest has those of datasets and prompts. 1319 generated items
-(gsm8k) take 0.2 MB.
+(gsm8k) take 0.2 MB, small enough for git.
 
 The file carries its own hash (`records.sealed`), and the leaves must give the digest as well.
 """
@@ -39,17 +39,17 @@ CURE = "take it from git again (git checkout -- {file}) or write it anew: evalen
 
 
 def to_text(run: Run) -> str:
-    """The file's content."""
+    """The text of a run's baseline file."""
     return FORMAT.seal(_content(run))
 
 
 def is_baseline(path: Path) -> bool:
-    """Whether the file calls itself a baseline, whole or not."""
+    """Whether the file calls itself a baseline, damaged or not."""
     return FORMAT.claimed_by(path)
 
 
 def load_baseline(path: Path) -> Run:
-    """Raises `ConfigError` if the file is no baseline, is truncated, damaged or edited, or is of a newer version."""
+    """Reads a baseline. Raises `ConfigError` if it is none, is truncated, damaged or edited, or of a newer version."""
     cure = CURE.format(file=path)
     content = FORMAT.unseal(path, cure)
     try:
@@ -66,7 +66,7 @@ def _digests(run: Run) -> tuple[str, dict[str, str]]:
 
 
 def _content(run: Run) -> dict[str, Any]:
-    # Of a run of ours, the identity holds the hashes of datasets and prompts.
+    # The identity of a run of ours holds the hashes of datasets and prompts.
     hashes = {} if run.program == "evalengine" else run.hashes
     return {
         "name": run.name,
@@ -82,21 +82,21 @@ def _content(run: Run) -> dict[str, Any]:
         "higher_is_better": [[*key, value] for key, value in sorted(run.higher_is_better.items())],
         "answers": [[*key, *_by_document(values, str)] for key, values in sorted(run.answers.items())],
         "choices": [[*key, *_by_document(values, int)] for key, values in sorted(run.choices.items())],
-        "hashes": {task: _packed_hashes(found) for task, found in hashes.items()},
-        **_some("weighted", [[*key, *_pairs(found)] for key, found in sorted(run.weighted.items())]),
+        "hashes": {task: _packed_hashes(own) for task, own in hashes.items()},
+        **_some("weighted", [[*key, *_pairs(pairs)] for key, pairs in sorted(run.weighted.items())]),
         **_some("clusters", {task: _by_document(names, str) for task, names in sorted(run.clusters.items())}),
     }
 
 
 def _some(name: str, value: Any) -> dict[str, Any]:
-    """Nothing for what is empty: files of runs without it stay as they were."""
+    """The entry; nothing for an empty value, so that files of runs without it stay as they were."""
     return {name: value} if value else {}
 
 
-def _pairs(found: Mapping[int, tuple[float, float]]) -> tuple[int, Any, Any, Any]:
+def _pairs(pairs: Mapping[int, tuple[float, float]]) -> tuple[int, Any, Any, Any]:
     """(count, documents, log-likelihoods, weights)."""
-    docs = sorted(found)
-    return len(docs), fold(docs), *(pack_floats([found[doc][place] for doc in docs]) for place in (0, 1))
+    docs = sorted(pairs)
+    return len(docs), fold(docs), *(pack_floats([pairs[doc][place] for doc in docs]) for place in (0, 1))
 
 
 def _columns(items: Sequence[Item]) -> dict[str, Any]:
@@ -174,10 +174,10 @@ def _weighted(count: int, totals: Any, weights: Any) -> list[tuple[float, float]
     return [(float(total), float(weight)) for total, weight in zip(*columns, strict=True)]
 
 
-def _packed_hashes(found: Mapping[int, tuple[str, str, str]]) -> list[Any]:
+def _packed_hashes(hashes: Mapping[int, tuple[str, str, str]]) -> list[Any]:
     """[documents, doc hashes, prompt hashes, target hashes, count]."""
-    docs = sorted(found)
-    return [fold(docs), *(pack_hashes([found[doc][place] for doc in docs]) for place in range(3)), len(docs)]
+    docs = sorted(hashes)
+    return [fold(docs), *(pack_hashes([hashes[doc][place] for doc in docs]) for place in range(3)), len(docs)]
 
 
 def _hashes(docs: Any, doc: Any, prompt: Any, target: Any, count: int) -> dict[int, tuple[str, str, str]]:

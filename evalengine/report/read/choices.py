@@ -1,4 +1,4 @@
-"""Multiple-choice documents seen as probabilities: what was chosen, how surely, and by what margin."""
+"""Multiple-choice documents as probabilities: which choice was taken, how surely, and by what margin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Choice:
     doc_id: int
     chosen: int
     target: int | None  # None where the samples do not say which choice is right
-    confidence: float  # softmax over the choices' summed log-likelihoods, of the chosen one
+    confidence: float  # the chosen one's softmax over the choices' summed log-likelihoods
     margin: float | None  # the target's log-likelihood less the best other's, nat; > 0 if it was chosen
 
     @property
@@ -41,38 +41,38 @@ def choices(data: RunData, task: str) -> list[Choice]:
     out: no probability follows from them."""
     if data.kinds.get(task) != "loglikelihood":
         return []
-    found = []
+    taken = []
     for doc, rows in data.samples[task].items():
         row, items = rows[0], data.documents[task, doc]
         texts = continuations(row)
         sums = [item.sum_logprob for item in items if item.repeat == 0][: len(texts)]
         if len(sums) < 2 or any(value is None or not math.isfinite(value) for value in sums):
             continue
-        found.append(_choice(doc, np.array(sums, dtype=np.float64), target_index(row, texts)))
-    return found
+        taken.append(_choice(doc, np.array(sums, dtype=np.float64), target_index(row, texts)))
+    return taken
 
 
-def reliability(found: Sequence[Choice], bins: int = 10) -> list[Bin]:
-    """Documents in equally wide bins of confidence, empty ones left out."""
-    known = [choice for choice in found if choice.target is not None]
+def reliability(taken: Sequence[Choice], bins: int = 10) -> list[Bin]:
+    """Documents in equally wide bins of confidence; empty bins are left out."""
+    known = [choice for choice in taken if choice.target is not None]
     places = [min(int(choice.confidence * bins), bins - 1) for choice in known]
     groups = [[c for c, place in zip(known, places, strict=True) if place == number] for number in range(bins)]
     return [Bin(math.fsum(c.confidence for c in g) / len(g), sum(c.correct for c in g), len(g)) for g in groups if g]
 
 
-def expected_calibration_error(found: Sequence[Bin]) -> float:
+def expected_calibration_error(bins: Sequence[Bin]) -> float:
     """Mean |share correct - mean confidence| over documents, by bins (Naeini, Cooper & Hauskrecht 2015, AAAI)."""
-    total = sum(b.count for b in found)
-    return math.fsum(b.count / total * abs(b.correct / b.count - b.confidence) for b in found)
+    total = sum(b.count for b in bins)
+    return math.fsum(b.count / total * abs(b.correct / b.count - b.confidence) for b in bins)
 
 
 def _choice(doc: int, sums: np.ndarray, target: int | None) -> Choice:
-    chosen = int(np.argmax(sums))  # the first of equals, as lm-eval's
+    chosen = int(np.argmax(sums))  # the first of equals, as in lm-eval
     weights = np.exp(sums - sums[chosen])
     margin = None if target is None else float(sums[target] - np.delete(sums, target).max())
     return Choice(doc, chosen, target, float(1.0 / weights.sum()), margin)
 
 
-def margins(found: Sequence[Choice]) -> Iterator[float]:
+def margins(taken: Sequence[Choice]) -> Iterator[float]:
     """The known margins, in nats."""
-    return (choice.margin for choice in found if choice.margin is not None)
+    return (choice.margin for choice in taken if choice.margin is not None)

@@ -1,4 +1,4 @@
-"""Which choice a multiple-choice document was answered with: what each metric takes as the answer, not its 0/1 score.
+"""Which choice a multiple-choice document was answered with: the answer that each metric takes, not its 0/1 score.
 
 lm-eval 0.4.13, `ConfigurableTask.process_results`: `acc` takes the choice of the highest log-likelihood, `acc_norm`
 that of the highest per character of its text, `acc_bytes` per UTF-8 byte, `acc_mutual_info` that of the highest one
@@ -24,23 +24,23 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def choice_texts(rows: Rows, delimiter: str | None) -> dict[int, tuple[str, ...]]:
-    """Document -> the texts of its choices, without the delimiter before them. rows: of one task.
+    """The texts of each document's choices, without the delimiter before them. rows: of one task.
 
     delimiter: None takes the white space that all of the task's texts begin with.
     """
     texts = {row["doc_id"]: continuations(row) for row in rows}
-    every = [text for found in texts.values() for text in found]
+    every = [text for listed in texts.values() for text in listed]
     if delimiter is None:
         delimiter = every[0][: len(every[0]) - len(every[0].lstrip())] if every else ""
         while not all(text.startswith(delimiter) for text in every):
             delimiter = delimiter[:-1]
     cut = len(delimiter) if all(text.startswith(delimiter) for text in every) else 0
-    return {doc: tuple(text[cut:] for text in found) for doc, found in texts.items() if len(found) > 1}
+    return {doc: tuple(text[cut:] for text in listed) for doc, listed in texts.items() if len(listed) > 1}
 
 
 def choices_of(rows: Rows, texts: Mapping[int, Sequence[str]]) -> dict[tuple[str, str], dict[int, int]]:
-    """(metric, filter) -> document -> number of the choice that it took. rows and texts: of one task."""
-    found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    """The number of each document's choice, by (metric, filter). rows and texts: of one task."""
+    choices: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     refuted: set[tuple[str, str]] = set()
     for row in rows:
         doc, name = row["doc_id"], row["filter"]
@@ -49,10 +49,10 @@ def choices_of(rows: Rows, texts: Mapping[int, Sequence[str]]) -> dict[tuple[str
             if metric not in (*BY_CHOICE, *PREDICTED):
                 continue
             if metric in taken and _bears_out(row, metric, taken[metric], texts[doc]):
-                found[metric, name][doc] = taken[metric]
+                choices[metric, name][doc] = taken[metric]
             else:
                 refuted.add((metric, name))
-    return {key: chosen for key, chosen in found.items() if key not in refuted}
+    return {key: chosen for key, chosen in choices.items() if key not in refuted}
 
 
 def continuations(row: Mapping[str, Any]) -> list[str]:
@@ -65,10 +65,10 @@ def target_index(row: Mapping[str, Any], texts: Sequence[str]) -> int | None:
     """Which choice is right: the target is its number, or its text. None where it could be either (choices that are
     numbers themselves): lm-eval's files do not say which."""
     target = str(row.get("target", "")).strip()
-    found = {place for place, text in enumerate(texts) if text.strip() == target}
+    places = {place for place, text in enumerate(texts) if text.strip() == target}
     if target.isascii() and target.isdigit() and int(target) < len(texts):
-        found.add(int(target))
-    return found.pop() if len(found) == 1 else None
+        places.add(int(target))
+    return places.pop() if len(places) == 1 else None
 
 
 def _taken(row: Mapping[str, Any], texts: Sequence[str]) -> Iterator[tuple[str, int]]:
@@ -81,7 +81,7 @@ def _taken(row: Mapping[str, Any], texts: Sequence[str]) -> Iterator[tuple[str, 
     conditional, free = sums[: len(texts)], sums[len(texts) :]
     yield from ((metric, int(np.argmax(conditional))) for metric in ("acc", *PREDICTED))
     if len(free):
-        with np.errstate(invalid="ignore"):  # -inf less -inf
+        with np.errstate(invalid="ignore"):  # -inf less -inf is NaN
             yield "acc_mutual_info", int(np.argmax(conditional - free))
     if len({value.get("arg_0") for value in _arguments(row)[: len(texts)]}) > 1:
         return  # one text after several contexts: the choices, whose lengths would count, are no continuations
@@ -104,5 +104,5 @@ def _bears_out(row: Mapping[str, Any], metric: str, choice: int, texts: Sequence
 def _arguments(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Each request's arguments, in order."""
     arguments = row.get("arguments")
-    found = arguments.values() if isinstance(arguments, Mapping) else ()
-    return [value for value in found if isinstance(value, Mapping)]
+    requests = arguments.values() if isinstance(arguments, Mapping) else ()
+    return [value for value in requests if isinstance(value, Mapping)]

@@ -12,18 +12,18 @@ from evalengine.records.sealed import sha256_of
 from evalengine.records.shapes import text, wrong
 from evalengine.report.read.places import SWEEP_PLACE, is_run_folder
 
-SWEEP_FORMAT = "evalengine.sweep"  # of the file that an experiment ends with
+SWEEP_FORMAT = "evalengine.sweep"  # the format that an experiment's last file names
 
 
 def experiment_runs(folder: Path) -> list[str]:
     """The runs that an experiment's file in this folder lists, in its order; none where there is no such file."""
-    if not folder.is_dir() or (folder / "manifest.json").exists():  # a run's own files are many, and some large
+    if not folder.is_dir() or (folder / "manifest.json").exists():  # a run has many files, some of them large
         return []
     for file in sorted(folder.glob("*.json")):
         try:
             content = read_json(file)
         except (OSError, ValueError):
-            continue  # another file: the folder is judged as a run's
+            continue  # the file is not an experiment's
         if isinstance(content, dict) and content.get("format") == SWEEP_FORMAT:
             return [str(folder / source) for source in _listed(file, content)]
     if places := [child for child in folder.iterdir() if _is_place(child)]:
@@ -38,8 +38,8 @@ def _listed(file: Path, sweep: dict[str, Any]) -> list[str]:
     """The places of the runs in an experiment's file. Raises `ConfigError` if it was edited: it carries its own hash,
     unless it was written before such files did."""
     problem = wrong(sweep, {"runs": [{"source": text, "digest?": text}], "picture_sha256?": text})
-    said = sweep.pop("sha256", None)
-    if not problem and said is not None and said != sha256_of(sweep):
+    seal = sweep.pop("sha256", None)
+    if not problem and seal is not None and seal != sha256_of(sweep):
         problem = "its sha256 is not that of its content"
     problem = problem or _elsewhere(file, sweep)
     if problem:
@@ -49,8 +49,8 @@ def _listed(file: Path, sweep: dict[str, Any]) -> list[str]:
 
 
 def _elsewhere(file: Path, sweep: dict[str, Any]) -> str:
-    """What beside an experiment's file is not what it lists: a run, or the picture; "" if all is. Runs that lack a
-    digest, or are gone, are named where they are opened."""
+    """Which run or picture beside an experiment's file is not the one that it lists; "" if none. Runs that lack a
+    digest, or are gone, are reported where they are opened."""
     for run in sweep["runs"]:
         digest = file.parent / run["source"] / "digest.txt"
         if run.get("digest") and digest.is_file() and digest.read_bytes().strip() != run["digest"].encode():

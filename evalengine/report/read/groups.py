@@ -11,30 +11,30 @@ from evalengine.report.read.run import Run
 
 
 def group_subtasks(run: Run) -> dict[str, list[str]]:
-    """What the results file says of its groups; none for a baseline."""
+    """The members of each group that the results file names; none for a baseline."""
     try:
-        said = read_json(results_files(run.source)[-1]).get("group_subtasks")
+        listed = read_json(results_files(run.source)[-1]).get("group_subtasks")
     except (OSError, ValueError, IndexError, AttributeError):
         return {}
-    known = said.items() if isinstance(said, dict) else ()
+    known = listed.items() if isinstance(listed, dict) else ()
     return {name: [str(task) for task in tasks] for name, tasks in known if isinstance(tasks, list) and tasks}
 
 
-def leaves(name: str, said: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The tasks of a group, those of its groups included; a task's own name. One of two groups may come twice."""
-    if name not in said or name in above:
+def leaves(name: str, subtasks: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> Iterator[str]:
+    """The tasks of a group, those of its groups included; a task's own name. A task of two groups may come twice."""
+    if name not in subtasks or name in above:
         yield name
         return
-    for member in said[name]:
-        yield from leaves(member, said, (*above, name))
+    for member in subtasks[name]:
+        yield from leaves(member, subtasks, (*above, name))
 
 
-def groups_first(names: Iterable[str], said: Mapping[str, Sequence[str]]) -> list[str]:
+def groups_first(names: Iterable[str], subtasks: Mapping[str, Sequence[str]]) -> list[str]:
     """The names of tasks and groups, each group above what is in it."""
-    there = dict.fromkeys(names)
-    whole: dict[str, None] = dict.fromkeys((*there, *said))  # a group without a mean has its place, too
-    found = [name for name, _ in in_groups({"results": whole, "group_subtasks": said}) if name in there]
-    return [*found, *(name for name in there if name not in found)]  # of groups that go round in a circle
+    given = dict.fromkeys(names)
+    whole: dict[str, None] = dict.fromkeys((*given, *subtasks))  # a group without a mean has its place, too
+    ordered = [name for name, _ in in_groups({"results": whole, "group_subtasks": subtasks}) if name in given]
+    return [*ordered, *(name for name in given if name not in ordered)]  # groups in a circle are in no order
 
 
 def in_groups(results: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -53,10 +53,10 @@ def in_groups(results: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         waiting.extend((child, depth + 1) for child in reversed(groups.get(name, [])))
 
 
-def group_documents(run: Run, said: Mapping[str, Sequence[str]], key: tuple[str, str, str]) -> int | None:
-    """How many documents a group's mean is over; None for what is no group, or of which no document has a score."""
+def group_documents(run: Run, subtasks: Mapping[str, Sequence[str]], key: tuple[str, str, str]) -> int | None:
+    """How many documents a group's mean covers; None for a key of no group, or of a group without scored documents."""
     group, metric, filter_name = key
-    if group not in said:
+    if group not in subtasks:
         return None
-    tasks = dict.fromkeys(leaves(group, said))
+    tasks = dict.fromkeys(leaves(group, subtasks))
     return sum(len(run.scores.get((task, metric, filter_name), {})) for task in tasks) or None

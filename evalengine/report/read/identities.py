@@ -1,4 +1,4 @@
-"""How the settings of two runs differ, and what each of them is called.
+"""How the settings of two runs differ, and what each setting is called.
 
 Everything here is about plain JSON values: `Run.identity`, and the manifest around it.
 """
@@ -12,9 +12,9 @@ from typing import Any
 from evalengine.records.differences import Path, differing
 from evalengine.report.read.run import Run
 
-# May differ between comparable runs: they change how numbers are computed, not what is asked.
+# Settings that may differ between comparable runs: they change how numbers are computed, not what is asked.
 NUMERIC_SETTINGS = ("numerics", "dtype", "attention_backend", "gpu_architecture", "engine", "model", "model_dtype")
-# Their effect is in the prompts, whose hashes are compared.
+# Settings whose effect is in the prompts, whose hashes are compared.
 PROMPT_SETTINGS = (
     *("apply_chat_template", "chat_template", "chat_template_date", "fewshot_as_multiturn", "fewshot_seed"),
     *("long_prompts", "system_instruction", "limit", "num_fewshot", "description", "fewshot_split"),
@@ -51,20 +51,20 @@ _GROUPS = {"model_spec": "model configuration", "engine": "engine setting", "mod
 
 
 def differing_settings(a: Run, b: Run) -> Iterator[tuple[Path, Any, Any]]:
-    """Identity entries that differ. Of two sources of unlike kinds, those that both record."""
+    """Identity entries that differ. For sources of unlike kinds, only entries that both record."""
     alike = a.program == b.program
     tasks = {key[0] for key in a.items} & {key[0] for key in b.items}
     for path, old, new in differing(_identity(a, alike), _identity(b, alike)):
         if not alike and (old is None or new is None):
             continue
-        if path[0] not in PLACES or len(path) < 2 or path[1] in tasks:  # a task that one run lacks is said elsewhere
+        if path[0] not in PLACES or len(path) < 2 or path[1] in tasks:  # a task that one run lacks is its own finding
             yield path, old, new
 
 
 def thing(path: Path) -> str:
     """What a differing setting is called: `dtype`, `generation setting max_gen_toks`, `model configuration rope.theta`.
 
-    path: of names, from the identity's top.
+    path: names, from the identity's top.
     """
     top, leaf = path[0], path[-1]
     if top in _THINGS and len(path) == 1:
@@ -83,7 +83,7 @@ def thing(path: Path) -> str:
 
 
 def said(path: Path, old: Any, new: Any) -> str:
-    """`name is 1 in A and 2 in B`, hashes shortened."""
+    """A difference in words, `name is 1 in A and 2 in B`, with hashes shortened."""
     return f"{'.'.join(path)} is {short(old)} in A and {short(new)} in B"
 
 
@@ -98,8 +98,8 @@ def short(value: Any) -> str:
 
 def section(run: Run, name: str) -> Mapping[str, Any]:
     """A part of the identity that holds several settings; empty where there is none."""
-    found = run.identity.get(name)
-    return found if isinstance(found, Mapping) else {}
+    value = run.identity.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _identity(run: Run, alike: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""All runs of a folder at a glance: what each was, what came out, and whether it still equals the latest baseline.
+"""All runs of a folder at a glance: what each was, its results, and whether it still equals the latest baseline.
 
-It is written after every run, so a run costs its manifest and its results file, not its records: those two files are
-checked against the manifest's hashes, the others where a run is opened.
+The list is written after every run, so of each run only the manifest and the results file are read, not the records:
+these two files are checked against the manifest's hashes, the others where a run is opened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evalengine.report.read.places import runs_below
 from evalengine.report.read.provenance import command_line, parsed
 from evalengine.report.read.run import Run
 
-NEWEST = 1000  # runs listed
+NEWEST = 1000  # most runs that are listed
 BASELINES = 20  # newest JSON files looked at, in the folder and in the one above it
 BASELINE_BYTES = 20_000_000  # a larger file is no baseline for git
 FINISHED, UNFINISHED, DAMAGED = "finished", "unfinished", "damaged"
@@ -55,21 +55,22 @@ class Entry:
     task: str = ""
     metrics: tuple[Metric, ...] = ()
     digest: str = ""  # the task's
-    problem: str = ""  # what is wrong with a damaged one
-    baseline: str = ""  # the file's name
-    verdict: str = ""  # against it
+    problem: str = ""  # what is wrong with a damaged run
+    baseline: str = ""  # name of the baseline's file
+    verdict: str = ""  # what sets the run apart from the baseline
 
 
 def entries(root: Path) -> list[Entry]:
-    """A row a run and task, the newest first; at most `NEWEST` runs. A run that cannot be read is a row that says why.
+    """A row for each run and task of the newest `NEWEST` runs, the newest first. If a run cannot be read, its row says
+    why.
 
     Raises OSError if the folder itself cannot be read.
     """
     known = baselines(root)
     runs = sorted(runs_below(root), key=_written, reverse=True)[:NEWEST]
     foreign = [child for child in root.iterdir() if child.is_dir() and child not in runs and results_files(child)]
-    found = [entry for folder in (*runs, *foreign) for entry in _entries(folder, folder in runs, known)]
-    return sorted(found, key=_age)
+    listed = [entry for folder in (*runs, *foreign) for entry in _entries(folder, folder in runs, known)]
+    return sorted(listed, key=_age)
 
 
 def baselines(root: Path) -> list[Run]:
@@ -77,14 +78,14 @@ def baselines(root: Path) -> list[Run]:
     places = {root.resolve(), root.resolve().parent}
     files = [file for place in places for file in place.glob("*.json") if file.is_file()]
     files = [file for file in files if file.stat().st_size <= BASELINE_BYTES]
-    found = []
+    loaded = []
     for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)[:BASELINES]:
         try:
             if is_baseline(file):
-                found.append(load_baseline(file))
+                loaded.append(load_baseline(file))
         except (ConfigError, OSError):
             continue
-    return found
+    return loaded
 
 
 def _entries(folder: Path, ours: bool, known: Sequence[Run]) -> Iterator[Entry]:
@@ -150,7 +151,7 @@ def against(
 
 
 def _moved(task: str, metrics: Sequence[Metric], baseline: Run) -> str:
-    """The first metric that is another one than the baseline's, and what it was: `was 0.8167`."""
+    """The first metric whose value is not the baseline's, and what it was: `was 0.8167`."""
     for place, metric in enumerate(metrics):
         old = baseline.results.get((task, metric.name, metric.filter))
         if old is not None and not same_number(old[0], metric.value):
@@ -184,7 +185,7 @@ def _check(file: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _age(entry: Entry) -> float:
-    """Seconds before the epoch: what began last comes first; what does not say when, by its files."""
+    """A sort key by which the run that began last comes first; a run of unknown start goes by its files."""
     return -(entry.started.timestamp() if entry.started else _written(entry.folder)[0] / 1e9)
 
 

@@ -7,7 +7,7 @@ from evalengine.report.read.run import Key, Run
 
 
 def named_item(run: Run, text: str, command: str) -> Key:
-    """`3`, `gsm8k/3`, `gsm8k/3/1` or `gsm8k/3/1/0` among the run's items. Raises `ConfigError`."""
+    """The key of the item named `3`, `gsm8k/3`, `gsm8k/3/1` or `gsm8k/3/1/0`. Raises `ConfigError` if there is none."""
     parts = text.split("/")
     tasks = sorted({key[0] for key in run.items})
     if len(parts) == 1 and len(tasks) == 1:
@@ -23,6 +23,6 @@ def named_item(run: Run, text: str, command: str) -> Key:
 
 
 def item_name(key: Key) -> str:
-    """`gsm8k doc 3`, with request and repeat where they are not the first."""
+    """An item's name for people: `gsm8k doc 3`, with request and repeat where they are not the first."""
     task, doc, request, repeat = key
     return f"{task} doc {doc}" + (f" request {request}" if request else "") + (f" repeat {repeat}" if repeat else "")

@@ -1,6 +1,6 @@
 """lm-evaluation-harness's files, read as evidence: `results_<iso>.json` and `samples_<task>_<iso>.jsonl`.
 
-Read in lm_eval 0.4.12: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (names, the folder
+As in lm_eval 0.4.12: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (names, the folder
 <output_path>/<model>/, responses saved as strings, the task hash), `utils.handle_non_serializable` (scalars of NumPy
 become strings). Run folders of ours hold the same files.
 """
@@ -23,7 +23,7 @@ from evalengine.report.read.run import Item, Key, Run, ScoreKey
 
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
 SEED_KEYS = ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed")
-# Not model_name: that is one of the model's arguments, or a random word where they name no model.
+# model_name is left out: it is one of the model's arguments, or a random word where they name no model.
 RUN_KEYS = ("system_instruction_sha", "chat_template_sha", "fewshot_as_multiturn", "task_hashes")
 TASK_KEYS = ("dataset_path", "dataset_name", "test_split", "validation_split", "fewshot_split", "num_fewshot")
 PROMPT_KEYS = ("output_type", "description", "doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter")
@@ -36,7 +36,7 @@ def load_lm_eval(path: Path) -> Run:
 
 
 def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]]) -> Run:
-    """The same of what `newest` read."""
+    """The run that `newest` read from `path`."""
     kinds = {task: _kind(config) for task, config in results["configs"].items()}
     items: dict[Key, Item] = {}
     for task, rows in samples.items():
@@ -57,22 +57,22 @@ def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, lis
 
 
 def read_outcome(path: Path, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """`Run`'s scores, results, answers, hashes and what else hangs on them, from the newest results and their samples.
+    """`Run`'s scores, results, answers, hashes and what depends on them, from the newest results and their samples.
 
-    kinds: task -> kind of request.
+    kinds: each task's kind of request.
     """
     return _outcome(*newest(path), kinds)
 
 
 def newest(path: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """(results, task -> rows of its samples) of a folder's newest run, or of a results file.
+    """(results, rows of each task's samples) of a folder's newest run, or of a results file.
 
     Raises `ConfigError` for what is missing, damaged or edited.
     """
-    found = results_files(path)
-    if not found:
+    files = results_files(path)
+    if not files:
         raise ConfigError(f"{path}: results_*.json is missing; {AGAIN}")
-    file = found[-1]
+    file = files[-1]
     results = read_results(file)
     hashes = results.get("task_hashes") or {}
     samples = {task: list(_rows(name, hashes.get(task))) for task, name in _samples_of(file).items()}
@@ -84,7 +84,7 @@ def newest(path: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]
 
 
 def _samples_of(results: Path) -> dict[str, Path]:
-    """Task -> the samples written with these results: older ones belong to another run."""
+    """Each task's samples file that was written with these results: older files belong to another run."""
     named = ((re.fullmatch(rf"samples_(.+)_{ISO}\.jsonl", file.name), file) for file in results.parent.iterdir())
     date = results_date(results)
     return {m[1]: file for m, file in sorted(named, key=lambda pair: pair[1].name) if m and m[2] == date}
@@ -149,9 +149,9 @@ def _outcome(
 def _choices(
     results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    tasks = [task for task in samples if kinds.get(task) in ("loglikelihood", None)]  # None: an older file says none
+    tasks = [task for task in samples if kinds.get(task) in ("loglikelihood", None)]  # None: older files do not name it
     texts = {task: choice_texts(samples[task], _delimiter(results, task)) for task in tasks}
-    choices = {(task, *key): found for task in tasks for key, found in choices_of(samples[task], texts[task]).items()}
+    choices = {(task, *key): taken for task in tasks for key, taken in choices_of(samples[task], texts[task]).items()}
     return {"choices": choices, "choice_texts": texts}
 
 
@@ -159,10 +159,10 @@ def _delimiter(results: Mapping[str, Any], task: str) -> str | None:
     """What lm-eval puts before each choice; None where the results do not say. Under a chat template it is nothing,
     unless a prefix of the answer stands before it that does not end in white space (`construct_requests`)."""
     config = results["configs"].get(task) or {}
-    said, prefix = config.get("target_delimiter"), config.get("gen_prefix")
+    delimiter, prefix = config.get("target_delimiter"), config.get("gen_prefix")
     if results.get("chat_template_sha") and not (isinstance(prefix, str) and prefix and not prefix[-1].isspace()):
         return ""
-    return said if isinstance(said, str) else None
+    return delimiter if isinstance(delimiter, str) else None
 
 
 def _aggregated(results: Mapping[str, Any]) -> Iterator[tuple[ScoreKey, tuple[float, float | None]]]:
@@ -189,5 +189,5 @@ def _identity(results: Mapping[str, Any]) -> dict[str, Any]:
         }
         for task, settings in sorted(results["configs"].items())
     }
-    said = {key: config.get(key) for key in (*MODEL_KEYS, *SEED_KEYS)}
-    return {**said, **{key: results.get(key) for key in RUN_KEYS}, "tasks": tasks}
+    recorded = {key: config.get(key) for key in (*MODEL_KEYS, *SEED_KEYS)}
+    return {**recorded, **{key: results.get(key) for key in RUN_KEYS}, "tasks": tasks}

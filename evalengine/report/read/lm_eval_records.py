@@ -1,8 +1,8 @@
 """An lm-eval output folder whose model was our engine: `records-<time>-<digest>/` beside the results.
 
-lm-eval's files say what was asked and how it scored, the records every token and logprob behind it. The results name
-the records and their digest, and each response in the samples is held against its records: joined, they are a run as
-any of ours.
+lm-eval's files hold what was asked and how it scored, the records every token and logprob behind it. The results name
+the records and their digest, and each response in the samples is compared with its records: joined, the files are a run
+as any of ours.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def load_results(path: Path) -> Run:
 
 
 def _records_folder(where: Path, results: Mapping[str, Any]) -> Path | None:
-    """The folder that the results name; before lm-eval 0.4.10 they name none, and it is the last one that was begun
-    while lm-eval ran."""
+    """The folder of records that the results name; results from before lm-eval 0.4.10 name none, and the folder is the
+    last one that was begun while lm-eval ran."""
     config = results["config"]
     if (named := config.get("evalengine")) is not None:
         if problem := wrong(named, _NAMED):
@@ -106,7 +106,7 @@ def _identity(run: Run, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbered_from_zero(path: Path, samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """With `--samples` lm-eval tells a model another number of a document than it writes."""
+    """Raises `ConfigError` if `--samples` chose documents: lm-eval gives the model numbers that it does not write."""
     for task, rows in samples.items():
         documents = {row["doc_id"] for row in rows}
         if documents != {*range(len(documents))}:
@@ -117,25 +117,26 @@ def _numbered_from_zero(path: Path, samples: Mapping[str, Sequence[Mapping[str, 
 
 
 def _same_responses(run: Run, items: Mapping[Key, Item]) -> None:
-    """Each response in the samples is that of its records: a log-likelihood to the last bit, a text to the letter."""
+    """Raises `ConfigError` unless each response in the samples is that of its records: a log-likelihood to the last
+    bit, a text to the letter."""
     windows: dict[Key, list[float]] = defaultdict(list)
     for (task, doc, _, repeat), item in items.items():
         if item.kind == ROLLING and item.logprobs is not None:
             windows[task, doc, 0, repeat] += item.logprobs.tolist()
-    for key, said in run.items.items():
-        if said.kind == ROLLING:
-            equal = said.sum_logprob is not None and same_number(said.sum_logprob, exact_sum(windows[key]))
+    for key, response in run.items.items():
+        if response.kind == ROLLING:
+            equal = response.sum_logprob is not None and same_number(response.sum_logprob, exact_sum(windows[key]))
         else:
-            found = items.get(key)
-            equal = found is not None and _same_response(said, found)
+            record = items.get(key)
+            equal = record is not None and _same_response(response, record)
         if not equal:
             raise ConfigError(f"{run.source}: samples_{key[0]}_*.jsonl: the response to document {key[1]}, request "
                               f"{key[2]} is not that of its records: one of them was edited; {AGAIN}")  # fmt: skip
 
 
-def _same_response(said: Item, found: Item) -> bool:
-    if found.kind == "generate_until":
-        return said.text == found.text
-    if said.sum_logprob is None or found.sum_logprob is None:
+def _same_response(response: Item, record: Item) -> bool:
+    if record.kind == "generate_until":
+        return response.text == record.text
+    if response.sum_logprob is None or record.sum_logprob is None:
         return False
-    return same_number(said.sum_logprob, found.sum_logprob)
+    return same_number(response.sum_logprob, record.sum_logprob)

@@ -36,10 +36,10 @@ def weighted_pair(value: Any) -> tuple[float, float] | None:
 
 
 def answer(row: Mapping[str, Any], kind: str | None) -> str | None:
-    """What the filter made of the document, as text that may flip; None where there is nothing but a number.
+    """A document's answer under a filter, as text that may flip; None where there is only a number.
 
-    A generated text as it is; several texts as a JSON list; of scored choices, the text of the likeliest (the first
-    of equals, as lm-eval's argmax does); of a single scored continuation, whether it is the greedy one.
+    A generated text as it is; several texts as a JSON list; for scored choices, the text of the likeliest (the first
+    of equals, as in lm-eval's argmax); for a single scored continuation, whether it is the greedy one.
     """
     filtered = row["filtered_resps"]
     if kind == ROLLING or not isinstance(filtered, list) or not filtered:
@@ -52,14 +52,14 @@ def answer(row: Mapping[str, Any], kind: str | None) -> str | None:
     scored = [(pair, _continuation(row, place)) for place, pair in enumerate(pairs) if pair is not None]
     if len(scored) == 1:
         return str(scored[0][0][1])
-    if "acc_mutual_info" in row["metrics"]:  # its second half: the choices without their context
+    if "acc_mutual_info" in row["metrics"]:  # the second half is the choices without their context
         scored = scored[: len(scored) // 2]
     best = int(np.argmax([pair[0] for pair, _ in scored]))
     return f"{best}: {scored[best][1].strip()}"
 
 
 def responses(task: str, row: Mapping[str, Any], kind: str | None) -> Iterator[Item]:
-    """The document's requests, without tokens: lm-eval records none."""
+    """The document's requests, without tokens, which lm-eval does not record."""
     for index, repeats in enumerate(row["resps"]):
         for repeat, response in enumerate(repeats if isinstance(repeats, list) else [repeats]):
             pair = None if kind == "generate_until" else scored_pair(response)

@@ -19,7 +19,7 @@ def load_run(path: str | Path, page: bool = True) -> Run:
     """A run folder, an lm-eval output folder (or its results file), or a baseline file; or a name that stands
     for one (`names`).
 
-    page: whether an edited `report.html` of a run folder counts.
+    page: whether the `report.html` of a run folder is checked, too.
 
     Raises `ConfigError` (the file at fault, and the cure) for what is missing, unreadable, unfinished, damaged or
     edited.
@@ -37,7 +37,7 @@ def _load(path: Path, page: bool) -> Run:
         return load_baseline(path)
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder; give a run folder, an lm-eval output folder or a baseline")
-    any(path.iterdir())  # without permission, everything would merely seem to be missing
+    any(path.iterdir())  # raises where permission is lacking, in place of files that seem to be missing
     if is_run_folder(path):
         return load_folder(path, page)
     if results_files(path):
@@ -46,14 +46,14 @@ def _load(path: Path, page: bool) -> Run:
 
 
 def _only_run_inside(path: Path, page: bool) -> Run:
-    """lm-eval writes into <output_path>/<model>/, and a results/ folder may hold a single run."""
+    """The only run in a folder: lm-eval writes into <output_path>/<model>/, and results/ may hold a single run."""
     inside = sorted(child for child in path.iterdir() if child.is_dir())
-    found = [child for child in inside if is_run_folder(child) or results_files(child)]
-    if len(found) == 1:
-        return load_run(found[0], page)
-    if found:
-        names = ", ".join(child.name for child in found[:4]) + (", ..." if len(found) > 4 else "")
-        raise ConfigError(f"{path}: it holds {len(found)} runs ({names}); name one of them")
+    candidates = [child for child in inside if is_run_folder(child) or results_files(child)]
+    if len(candidates) == 1:
+        return load_run(candidates[0], page)
+    if candidates:
+        names = ", ".join(child.name for child in candidates[:4]) + (", ..." if len(candidates) > 4 else "")
+        raise ConfigError(f"{path}: it holds {len(candidates)} runs ({names}); name one of them")
     if runs := experiment_runs(path):
         raise ConfigError(f"{path}: an experiment of {len(runs)} runs; name one of them, such as {runs[0]}")
     raise ConfigError(f"{path}: no run in this folder (neither digest.txt nor results_*.json)")

@@ -42,25 +42,25 @@ def stands_for(name: str | Path) -> str | Path:
 
 
 def named_runs(names: Iterable[str]) -> list[str]:
-    """What a command's words name: a finished experiment's folder stands for its runs, `latest` and `SWEEP:3` for one,
-    the index of a folder of runs for none, all else for itself.
+    """The runs that a command's arguments name: a finished experiment's folder stands for its runs, `latest` and
+    `SWEEP:3` for one, the index of a folder of runs for none, all else for itself.
 
-    Raises `ConfigError` for the folder of an unfinished one, and for what cannot be read.
+    Raises `ConfigError` for the folder of an unfinished experiment, and for what cannot be read.
     """
-    found, given = [], list(names)
+    runs, given = [], list(names)
     for name in map(str, map(stands_for, given)):
         with readable(name):
-            listed = Path(name).name == INDEX and len(given) > 1  # as `results/*` names it too
-            found += experiment_runs(Path(name)) or ([] if listed else [name])
-    return found
+            listed = Path(name).name == INDEX and len(given) > 1  # `results/*` names the index, too
+            runs += experiment_runs(Path(name)) or ([] if listed else [name])
+    return runs
 
 
 def newest_run(root: Path, name: str = LATEST) -> Path:
     """The finished run below `root` whose digest was written last. Raises `ConfigError` if there is none."""
-    found = [folder for folder in runs_below(root) if (folder / DIGEST).is_file()]
-    if not found:
+    finished = [folder for folder in runs_below(root) if (folder / DIGEST).is_file()]
+    if not finished:
         raise ConfigError(f"{name}: no finished run in {root}/; name its folder, or another one: FOLDER:{LATEST}")
-    return max(found, key=lambda folder: ((folder / DIGEST).stat().st_mtime_ns, folder.name))
+    return max(finished, key=lambda folder: ((folder / DIGEST).stat().st_mtime_ns, folder.name))
 
 
 def _numbered(name: str, sweep: str, number: int) -> str:
@@ -76,7 +76,7 @@ def _numbered(name: str, sweep: str, number: int) -> str:
 
 
 def _newest_experiment(name: str) -> Path | None:
-    """The folder in results/ of the newest finished experiment that is called so."""
+    """The folder in results/ of the newest finished experiment of this name."""
     ended = [file.parent for file in RESULTS.glob("*/*.json") if file.parent.name.startswith(f"{file.stem}-")]
     ours = [folder for folder in ended if folder.name.startswith(f"{name}-") and (folder / f"{name}.json").exists()]
     return max(ours, key=lambda folder: (folder / f"{name}.json").stat().st_mtime_ns, default=None)

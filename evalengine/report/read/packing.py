@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-MAX_ROWS = 10_000_000  # of a column
+MAX_ROWS = 10_000_000  # most values of a column
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -27,7 +27,7 @@ def pack_hashes(values: Sequence[str]) -> Any:
 
 
 def unpack_hashes(packed: Any, count: int) -> list[str]:
-    """Raises `ValueError` if it does not hold `count` hashes."""
+    """The hashes that `pack_hashes` packed. Raises `ValueError` if there are not `count`."""
     if packed == "":
         return [""] * _plausible(count)
     if isinstance(packed, list):
@@ -46,7 +46,7 @@ def pack_floats(values: Sequence[float | None]) -> Any:
 
 
 def unpack_floats(packed: Any, count: int) -> list[float | None]:
-    """Raises `ValueError` if it does not hold `count` values."""
+    """The values that `pack_floats` packed. Raises `ValueError` if there are not `count`."""
     if packed is None:
         return [None] * _plausible(count)
     if isinstance(packed, list):
@@ -67,7 +67,7 @@ def fold(values: Sequence[Any]) -> Any:
 
 
 def unfold(column: Any, count: int) -> list[Any]:
-    """Raises `ValueError` if it does not hold `count` values."""
+    """The column that `fold` folded. Raises `ValueError` if it does not hold `count` values."""
     if isinstance(column, dict):
         count = _plausible(count)
         return [column["all"]] * count if "all" in column else [column["from"] + i for i in range(count)]
@@ -88,7 +88,7 @@ def unpack_number(value: Any) -> float | None:
 
 
 def _plausible(count: Any) -> int:
-    """The length of a column that says nothing of it itself: a made-up one must not fill the memory."""
+    """The length of a column that does not hold its own length; a made-up length must not fill the memory."""
     if not isinstance(count, int) or not 0 <= count <= MAX_ROWS:
         raise ValueError(f"a column of {str(count)[:20] if not isinstance(count, int) else 'too many'} values")
     return count

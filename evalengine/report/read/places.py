@@ -1,4 +1,4 @@
-"""Where runs lie: which folder is a run, which are the runs in a folder, and which folder holds a run beside others."""
+"""Where runs lie: whether a folder is a run, the runs in a folder, and the folder that holds a run beside others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def runs_below(root: Path) -> list[Path]:
 
 
 def holds_runs(path: Path) -> bool:
-    """Whether this is a folder of runs and none itself. A single output of lm-eval in it stands for itself."""
+    """Whether this is a folder of runs and no run itself. A folder with a single output of lm-eval is none."""
     with readable(path):
         if not path.is_dir() or is_run_folder(path) or results_files(path):
             return False

@@ -1,4 +1,4 @@
-"""When a run was made, under which id, and by which command: what its page and every table of runs say of it."""
+"""When a run was made, under which id, and by which command: for its page and every table of runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from evalengine.plain_files import read_json
 from evalengine.records.lm_eval_file import results_files
 from evalengine.report.read.run import Run
 
-LATEST_DATE = 253402300799  # 9999-12-31: what a file says beyond it is no date
+LATEST_DATE = 253402300799  # 9999-12-31: a larger number in a file is no date
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """None where the run does not say: lm-eval records no command, a run from Python has none."""
+    """A run's origin; None where the run does not say: lm-eval records no command, a run from Python has none."""
 
     started: datetime | None  # in UTC
     run_id: str | None
@@ -25,13 +25,13 @@ class Provenance:
 
     @property
     def date(self) -> str:
-        """`2026-01-02 03:04 UTC`, or "" where it is not known."""
+        """When the run began, `2026-01-02 03:04 UTC`; "" where that is not known."""
         return "" if self.started is None else f"{self.started:%Y-%m-%d %H:%M} UTC"
 
 
 def provenance(run: Run) -> Provenance:
-    """Of a run folder, an lm-eval folder or a baseline. Runs from before manifests held the date have it in their
-    results file, as lm-eval's have."""
+    """The provenance of a run folder, an lm-eval folder or a baseline. Runs from before manifests held the date have it
+    in their results file, as lm-eval's runs do."""
     manifest = run.manifest
     started = parsed(manifest.get("started")) or (None if run.kind == "baseline" else parsed(_results_date(run)))
     run_id, words = manifest.get("run_id"), manifest.get("command")
@@ -51,7 +51,7 @@ def parsed(value: Any) -> datetime | None:
 
 
 def command_line(words: Any) -> str | None:
-    """The words after `python -m evalengine`, with it, as a shell takes them; None for what are no words."""
+    """The command `python -m evalengine` with these words, as a shell takes it; None if they are no list of texts."""
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         return None
     return " ".join([PROGRAM, *map(shlex.quote, words)])

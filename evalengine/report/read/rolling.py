@@ -1,4 +1,4 @@
-"""Rolling log-likelihoods: our records hold an item a window, lm-eval's files one a document, the windows' sum."""
+"""Rolling log-likelihoods: our records hold one item a window, lm-eval's files one a document, the windows' sum."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def aligned(a: Run, b: Run) -> tuple[Run, Run]:
 def _by_document(run: Run) -> Run:
     items: dict[Key, Item] = {}
     for (task, doc_id), group in groupby(run.items.values(), key=lambda item: (item.task, item.doc_id)):  # in key order
-        found = list(group)
-        if found[0].kind == ROLLING and asks_nothing(run.hashes.get(task, {}).get(doc_id, ("", "", ""))):
+        own = list(group)
+        if own[0].kind == ROLLING and asks_nothing(run.hashes.get(task, {}).get(doc_id, ("", "", ""))):
             continue
-        whole = [_sum(found)] if found[0].kind == ROLLING else found
+        whole = [_sum(own)] if own[0].kind == ROLLING else own
         items.update((item.key, item) for item in whole)
     return replace(run, items=items)
 
 
 def _sum(windows: list[Item]) -> Item:
-    """The document as lm-eval has it: what hashes windows says nothing of it."""
+    """The document's item, as lm-eval has it, without the windows' hashes, which say nothing of the document."""
     return replace(
         windows[0],
         request_index=0,
@@ -51,7 +51,7 @@ def _sum(windows: list[Item]) -> Item:
 
 
 def _sum_logprob(windows: list[Item]) -> float | None:
-    """Over all tokens at once where they are known: a sum of sums would be rounded twice."""
+    """The windows' sum, over all tokens at once where they are known: a sum of sums would be rounded twice."""
     values: list[float] = []
     for window in windows:
         if window.logprobs is not None:

@@ -1,4 +1,4 @@
-"""What `compare`, `gate` and the report know of a run, wherever it was read from (`load.load_run`)."""
+"""A run as `compare`, `gate` and the report see it, wherever it was read from (`load.load_run`)."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ class Run:
     higher_is_better: dict[ScoreKey, bool]  # absent where the source does not say
     answers: dict[tuple[str, str], dict[int, str]]  # (task, filter) -> doc_id -> filtered answer as text
     hashes: dict[str, dict[int, tuple[str, str, str]]]  # task -> doc_id -> (doc_hash, prompt_hash, target_hash)
-    choices: dict[ScoreKey, dict[int, int]] = field(default_factory=dict)  # `chosen`: doc_id -> what a metric chose
-    choice_texts: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict)  # task -> doc_id -> what there is
-    # (log-likelihood, weight) of each document, for metrics that are made of those sums: perplexities by word or byte
+    choices: dict[ScoreKey, dict[int, int]] = field(default_factory=dict)  # doc_id -> number of the choice (`chosen`)
+    choice_texts: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict)  # task -> doc_id -> choices
+    # (log-likelihood, weight) of each document, for metrics computed from those sums: perplexities by word or byte
     weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = field(default_factory=dict)
     clusters: dict[str, dict[int, str]] = field(default_factory=dict)  # task -> doc_id -> what related documents share
     records: Path | None = None  # the folder of its records and manifest, where that is not `source`
 
     @property
     def program(self) -> Program:
-        """What ran it: the settings that two programs record are not the same ones."""
+        """The program that ran it; two programs record unlike settings."""
         if self.by_lm_eval:
             return "lm-eval"
         return "evalengine in lm-eval" if self.identity.get("harness") == "lm-eval" else "evalengine"
 
     @property
     def by_lm_eval(self) -> bool:
-        """Whether lm-eval ran it. Of a baseline the digest tells: every run of ours has one, no run of lm-eval's."""
+        """Whether lm-eval ran it. For a baseline the digest tells: every run of ours has one, no run of lm-eval's."""
         return self.kind == "lm-eval" or (self.kind == "baseline" and self.digest is None)
 
     @property

@@ -1,4 +1,4 @@
-"""A run with its texts: what the HTML report shows beyond `Run`, which keeps to what is compared."""
+"""A run with its texts: what the HTML report shows beyond `Run`, which holds what is compared."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class RunData:
 
     @property
     def tasks(self) -> list[str]:
-        """In the results' order."""
+        """The tasks with samples, in the results' order."""
         return [task for task in self.results["results"] if task in self.samples]
 
     @cached_property
     def documents(self) -> dict[tuple[str, int], list[Item]]:
-        """(task, doc_id) -> its requests, in order; none for a document that asked for nothing, as an empty text."""
-        found: dict[tuple[str, int], list[Item]] = {(t, doc): [] for t, docs in self.samples.items() for doc in docs}
+        """Each document's requests by (task, doc_id), in order; none for a document with an empty text."""
+        requests: dict[tuple[str, int], list[Item]] = {(t, doc): [] for t, docs in self.samples.items() for doc in docs}
         for item in self.run.items.values():
-            found[item.task, item.doc_id].append(item)
-        return found
+            requests[item.task, item.doc_id].append(item)
+        return requests
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """task -> its kind of request; tasks without a request are missing."""
+        """Each task's kind of request; tasks without a request are missing."""
         return {item.task: item.kind for item in self.run.items.values()}
 
     def items(self, task: str) -> list[Item]:
@@ -68,9 +68,10 @@ class RunData:
 
 
 def load_run_data(path: str | Path, run: Run | None = None, page: bool = True) -> RunData:
-    """Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline: it has no texts.
+    """Reads a run with its texts.
 
-    run: the same path's, if it has been read already. page: whether an edited `report.html` counts as well.
+    run: the path's, if it has been read already. page: whether `report.html` is checked, too.
+    Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline, which has no texts.
     """
     run = run or load_run(path, page)
     if run.kind == "baseline":
@@ -80,10 +81,10 @@ def load_run_data(path: str | Path, run: Run | None = None, page: bool = True) -
                           "folder from where it was copied")  # fmt: skip
     results, rows = newest(run.source)
     samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    for task, found in rows.items():
-        mine = samples.setdefault(task, {})
-        for row in sorted(found, key=lambda row: row["doc_id"]):  # stable: filters stay in order
-            mine.setdefault(row["doc_id"], []).append(row)
+    for task, unsorted in rows.items():
+        documents = samples.setdefault(task, {})
+        for row in sorted(unsorted, key=lambda row: row["doc_id"]):  # the sort is stable, so filters stay in order
+            documents.setdefault(row["doc_id"], []).append(row)
     ours, place = run.kind == "run", run.records or run.source
     return RunData(
         run=run,

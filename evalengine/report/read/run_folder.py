@@ -26,9 +26,9 @@ from evalengine.report.read.run import Item, Key, Run, ScoreKey
 
 
 def load_folder(path: Path, page: bool = True) -> Run:
-    """A finished run. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or edited.
+    """Reads a finished run. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or edited.
 
-    page: whether that holds for its `report.html` too.
+    page: whether `report.html` is checked, too.
     """
     evidence = read_evidence(path, page)
     if evidence.manifest["identity"].get("harness") == "lm-eval":
@@ -52,7 +52,7 @@ def load_folder(path: Path, page: bool = True) -> Run:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the engine left: without any metric."""
+    """What the engine left of a run: everything but metrics."""
 
     manifest: dict[str, Any]
     digest: str
@@ -61,7 +61,7 @@ class Evidence:
 
 
 def read_evidence(path: Path, page: bool = True) -> Evidence:
-    """The records of a folder and what vouches for them: every digest is computed anew.
+    """Reads the records of a folder and what vouches for them; every digest is computed anew.
 
     Raises: ConfigError if the run is unfinished, or if a file is missing, damaged or edited.
     """
@@ -100,7 +100,7 @@ def _read_digest(path: Path) -> str:
 
 
 def _read_records(path: Path) -> list[RequestRecord]:
-    """The records in key order; each holds what its own fields promise."""
+    """The records in key order, each of which is consistent in itself. Raises `ConfigError` if they are damaged."""
     if not path.is_file():
         raise ConfigError(f"{path}: missing, so nothing can be compared; {AGAIN}")
     try:
@@ -141,8 +141,8 @@ def _item(record: RequestRecord, leaf: bytes) -> Item:
 
 
 def same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, Mapping[int, Any]]) -> None:
-    """Every recorded document has its samples, and no other: a shortened or exchanged samples file is found. Raises
-    `ConfigError`.
+    """Raises `ConfigError` unless exactly the recorded documents have samples: a shortened or exchanged samples file
+    is found.
 
     An empty text of a rolling task has a sample and no record: there is nothing to score.
     """
@@ -157,16 +157,16 @@ def same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, M
 
 
 def same_metrics(path: Path, scores: Mapping[ScoreKey, Mapping[int, float]], results: Mapping[ScoreKey, Any]) -> None:
-    """A metric of numbers is their mean, a perplexity of log-likelihoods (LAMBADA's) exp of minus that; others
-    (word_perplexity) have no number a document. Raises `ConfigError`."""
+    """Raises `ConfigError` unless each metric with a number for each document is their mean, or exp of minus their mean
+    (LAMBADA's perplexity of log-likelihoods)."""
     for key in scores.keys() & results.keys():
-        mean, said = exact_sum(scores[key].values()) / len(scores[key]), float(results[key][0])
+        mean, result = exact_sum(scores[key].values()) / len(scores[key]), float(results[key][0])
         what = "mean"
         if key[1] == "perplexity":
             what, mean = "perplexity", perplexity([(value, 1.0) for value in scores[key].values()])
-        if not (same_number(mean, said) or math.isclose(mean, said, rel_tol=1e-9, abs_tol=1e-12)):
+        if not (same_number(mean, result) or math.isclose(mean, result, rel_tol=1e-9, abs_tol=1e-12)):
             task, metric, name = key
             raise ConfigError(
-                f"{path}: results_*.json has {metric},{name} of {task} at {said}, but its documents' {what} is {mean}: "
-                f"one of the two files was edited; {AGAIN}"
+                f"{path}: results_*.json has {metric},{name} of {task} at {result}, but its documents' {what} is "
+                f"{mean}: one of the two files was edited; {AGAIN}"
             )

@@ -1,8 +1,8 @@
 """The least loss that a one-sided test could have shown, given what the baseline has to lose.
 
-The pairs alone would say more than there is (`power.binary_effect`, `power.mean_effect` on one side). A baseline with 2
-right answers of 200 can lose those two and no more (p = 1/4): where scores are shares, a loss is bounded, and the bound
-may lie below what a test can show.
+The spread of the pairs alone (`power.binary_effect`, `power.mean_effect` on one side) would promise more than there is
+to lose. A baseline with 2 right answers of 200 can lose those two and no more (p = 1/4): where scores are shares, a
+loss is bounded, and the bound may lie below what a test can show.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from evalengine.report.stats.power import TAIL
 
 @dataclass(frozen=True)
 class Detectable:
+    """The least loss that a test can show."""
+
     loss: float  # metric's units; > 0, inf: none
-    why: str = ""  # no loss can be shown
+    why: str = ""  # why no loss can be shown
 
 
 def detectable_loss(
     a: Floats, b: Floats, codes: NDArray[np.intp], of_pairs: float | None, higher_is_better: bool, alpha: float,
     power: float, metrics: int = 1,
 ) -> Detectable:  # fmt: skip
-    """What a test of baseline `a` [n] and run `b` [n] could have shown with probability `power`.
+    """The least loss that a test of baseline `a` [n] and run `b` [n] could have shown with probability `power`.
 
     of_pairs: what the spread of the differences alone would allow it to show (`power.mean_effect`); None for 0/1
     scores of unrelated documents, whose test is McNemar's.
@@ -95,12 +97,12 @@ def _p_of_losses_alone(losing: int, binary: bool) -> float:
 
 
 def _why(losing: int, answers: bool, least_p: float, alpha: float, metrics: int) -> str:
-    one, many = (
+    singular, plural = (
         ("right answer", "right answers") if answers else ("score that can get worse", "scores that can get worse")
     )
     if losing == 0:
-        return f"the baseline has no {one}"
-    few = f"1 {one}" if losing == 1 else f"{losing} {many}"
+        return f"the baseline has no {singular}"
+    few = f"1 {singular}" if losing == 1 else f"{losing} {plural}"
     shared = f" / {metrics} metrics" if metrics > 1 else ""
     return (
         f"the baseline has only {few}, and a run that lost {'it' if losing == 1 else 'them all'} would have "

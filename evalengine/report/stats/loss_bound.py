@@ -1,7 +1,7 @@
 """How large a loss may be, for all that pairs of documents show: the one-sided bound of the non-inferiority rule.
 
-Needs no assumption about how many answers flip, nor about their direction: what was not seen is bounded, too. Losses
-are in the metric's units and positive if the run is worse.
+The bound needs no assumption about how many answers flip, nor about their direction: unseen flips are bounded, too.
+Losses are in the metric's units and positive if the run is worse.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Stratum:
     """A task's clusters, as parts of one mean: `parts` sum to its share of the mean loss."""
 
     parts: Floats  # [G] each cluster's part of the mean loss
-    residuals: Floats  # [G] what remains of it without the stratum's own mean
-    shares: Floats  # [G] the part of all weight that the cluster has
+    residuals: Floats  # [G] each part less the stratum's own mean
+    shares: Floats  # [G] each cluster's share of all weight
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LossBound:
     shift: float  # units; NaN for one cluster
     quantile: float  # standard errors
     groups: int  # clusters
-    most: float = math.inf  # that can be lost at all: 1 of a share
+    most: float = math.inf  # the most that can be lost: 1 for a share
 
     @property
     def error(self) -> float:
@@ -62,7 +62,8 @@ class LossBound:
 
 
 def stratum(losses: Floats, codes: NDArray[np.intp], weight: float = 1.0) -> Stratum:
-    """`losses` [n] of a task's documents, of clusters `codes` [n] in 0..G-1; `weight`: the task's in the mean."""
+    """A task's stratum. losses [n]: its documents'; codes [n]: their clusters in 0..G-1; weight: the task's in the
+    mean."""
     count = len(losses)
     sums, sizes = cluster_sums(losses, codes), np.bincount(codes).astype(np.float64)
     mean = math.fsum(losses) / count
@@ -89,35 +90,35 @@ def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: floa
     comparisons instead of 5 % (200 documents, 2 points), a plain t in 11 % of those of 100 clusters. `bench
     statistics` computes these errors.
     """
-    groups = sum(len(each.parts) for each in strata)
-    parts = np.concatenate([each.parts for each in strata])
+    groups = sum(len(layer.parts) for layer in strata)
+    parts = np.concatenate([layer.parts for layer in strata])
     loss = math.fsum(parts)
-    if any(len(each.parts) < 2 for each in strata):
+    if any(len(layer.parts) < 2 for layer in strata):
         return LossBound(loss, math.nan, math.nan, math.nan, math.nan, groups, most)
-    variances = [_variance(each) for each in strata]
+    variances = [_variance(layer) for layer in strata]
     variance = math.fsum(variances)
-    unit = _unit(parts, np.concatenate([each.shares for each in strata]), scale)
+    unit = _unit(parts, np.concatenate([layer.shares for layer in strata]), scale)
     quantile = float(stats.t.isf(alpha, _freedom(strata, variances)))
     shift = (float(stats.norm.isf(alpha)) ** 2 + 2) / 3
     return LossBound(loss, math.sqrt(variance), unit, shift, quantile, groups, most)
 
 
-def _variance(each: Stratum) -> float:
-    groups = len(each.parts)
-    return math.fsum(each.residuals**2) * groups / (groups - 1)
+def _variance(layer: Stratum) -> float:
+    groups = len(layer.parts)
+    return math.fsum(layer.residuals**2) * groups / (groups - 1)
 
 
 def _freedom(strata: Sequence[Stratum], variances: Sequence[float]) -> float:
     """Satterthwaite's degrees of freedom; those of all clusters where nothing differs."""
-    spread = math.fsum(v**2 / (len(each.parts) - 1) for v, each in zip(variances, strata, strict=True))
+    spread = math.fsum(v**2 / (len(layer.parts) - 1) for v, layer in zip(variances, strata, strict=True))
     if spread == 0:
-        return float(sum(len(each.parts) - 1 for each in strata))
+        return float(sum(len(layer.parts) - 1 for layer in strata))
     return math.fsum(variances) ** 2 / spread
 
 
 def _unit(parts: Floats, shares: Floats, scale: float) -> float:
-    """The size of one cluster's part of the loss: of those that differ, the larger ones counted for more; where none
-    does, of clusters that lose everything."""
+    """The size of one cluster's part of the loss: a mean over clusters that differ, in which larger ones count for
+    more; where none differs, over clusters that lose everything."""
     sizes = np.abs(parts[parts != 0])
     if len(sizes) == 0:
         return scale * math.fsum(shares**2) / math.fsum(shares)

@@ -20,10 +20,11 @@ def wilson(successes: int, count: int, confidence: float = CONFIDENCE) -> tuple[
 
 
 def _wilson(share: float, count: float, quantile: float) -> tuple[float, float]:
+    """Wilson's interval of a share of `count` documents, which need not be a whole number."""
     z2 = quantile**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = math.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count * count))) / (1 + z2 / count)
-    # at the ends it touches 0 or 1 exactly, which rounding may miss by a bit
+    # At the ends the interval touches 0 or 1 exactly, which rounding may miss by a bit.
     return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
@@ -43,15 +44,14 @@ def mean_interval(
         return wilson(int(sum(scores)), len(scores), confidence)
     if len(set(scores)) == 1:
         return None
-    from evalengine.report.stats.intervals import (
-        t_interval,  # SciPy takes most of a second: not every run's report needs it
-    )
+    # Importing SciPy takes most of a second, which not every run's report needs.
+    from evalengine.report.stats.intervals import t_interval
 
     return t_interval(fmean(scores), stdev(scores) / math.sqrt(len(scores)), len(scores), confidence)
 
 
 def _clustered(scores: Sequence[float], confidence: float, clusters: Sequence[str]) -> tuple[float, float] | None:
-    """Student's t over clusters; of 0/1 scores Wilson's with as many documents as would have the clustered error
+    """Student's t over clusters; for 0/1 scores Wilson's with as many documents as would have the clustered error
     (Korn & Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated
     from Survey Data", Survey Methodology 24(2)), with Student's quantile for the normal one. None for one cluster.
     """

@@ -10,8 +10,8 @@ from evalengine.report.stats.mean_interval import mean_interval
 
 
 def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:
-    """(low, high), with the documents' clusters; None for a metric that is neither a mean nor a ratio of sums, and
-    where the documents cannot tell (`mean_interval`)."""
+    """(low, high) of a metric, with the documents' clusters; None for a metric that is neither a mean nor a ratio of
+    sums, and where the documents cannot tell (`mean_interval`)."""
     scores, value = run.scores.get(key), run.results[key][0]
     if not scores:
         return _of_ratio(run, key)
@@ -25,11 +25,11 @@ def _of_ratio(run: Run, key: ScoreKey) -> tuple[float, float] | None:
     if key not in run.weighted or len(run.weighted[key]) < 2:
         return None
     from evalengine.report.stats.paired import cluster_codes
-    from evalengine.report.stats.perplexity import ratio_interval, ratios  # SciPy takes most of a second
+    from evalengine.report.stats.perplexity import ratio_interval, ratios  # SciPy takes long to import
 
-    found = ratios((run,), key)
-    if found is None:
+    sums = ratios((run,), key)
+    if sums is None:
         return None
-    documents, (ratio,) = found
+    documents, (ratio,) = sums
     _, low, high = ratio_interval(ratio, cluster_codes(cluster_names(run, run, key[0], documents), len(documents)))
     return (low, high) if math.isfinite(low) and math.isfinite(high) else None

@@ -44,14 +44,14 @@ class PairedResult:
     mean_a: float
     mean_b: float
     difference: float  # mean_b - mean_a, whichever of them is better
-    stderr: float  # of the difference, clustered; NaN for one cluster
+    stderr: float  # the difference's, clustered; NaN for one cluster
     ci_low: float  # confidence interval of the difference; infinite for one cluster
     ci_high: float
     p_value: float  # two-sided
     test: Test
-    p_one_sided: float  # b is worse than a
+    p_one_sided: float  # one-sided, of b being worse than a
     minimum_detectable_effect: float  # two-sided test; > 0, inf: nothing is detectable
-    minimum_detectable_loss: float  # one-sided test, of what a has to lose (`detectable_loss`); > 0, inf: none
+    minimum_detectable_loss: float  # one-sided test, given what a has to lose (`detectable_loss`); > 0, inf: none
     undetectable: str  # why no loss can be detected; "" where one can
     clusters: int  # independent groups of items; n without clusters
 
@@ -106,11 +106,13 @@ def paired(
 
 
 class _Inferred(NamedTuple):
+    """What a test infers from the pairs."""
+
     test: Test
     interval: tuple[float, float]
-    p_values: tuple[float, float]  # two-sided, b is worse
-    effect: float  # minimum detectable, of the two-sided test
-    loss_of_pairs: float | None  # the same of the one-sided test, whatever there is to lose; None: McNemar's
+    p_values: tuple[float, float]  # two-sided; one-sided, of b being worse
+    effect: float  # minimum detectable effect of the two-sided test
+    loss_of_pairs: float | None  # the one-sided test's, by the spread of the pairs alone; None for McNemar's
 
 
 def _infer_binary(

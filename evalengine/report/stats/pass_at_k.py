@@ -14,8 +14,8 @@ EPSILON = 1e-9  # how far a mean of 0s and 1s lies from a multiple of 1 / n by r
 
 def with_pass_at_k(run: Run) -> Run:
     """The run with pass@k, k = 2, 4, 8, ... and n, beside each metric that is the mean of a document's n samples, right
-    or wrong: pass@1 is that metric itself. lm-eval scores the first sample only, so that its runs stay as they are. So
-    do filters for which the task has reported pass@k itself."""
+    or wrong: pass@1 is that metric itself. Runs of lm-eval, which scores the first sample only, stay as they are, and
+    so do filters for which the task has reported pass@k itself."""
     if run.by_lm_eval:
         return run
     samples: dict[tuple[str, int], int] = {}
@@ -38,14 +38,14 @@ def with_pass_at_k(run: Run) -> Run:
 
 def _passes(run: Run, key: ScoreKey, samples: dict[tuple[str, int], int]) -> Iterator[tuple[int, dict[int, float]]]:
     """(k, each document's estimate); nothing where the metric is no mean of n > 1 rights and wrongs."""
-    found = run.scores.get(key, {})
-    counts = {samples.get((key[0], doc), 0) for doc in found}
+    scores = run.scores.get(key, {})
+    counts = {samples.get((key[0], doc), 0) for doc in scores}
     n = counts.pop() if len(counts) == 1 else 0
     if n < 2 or run.higher_is_better.get(key) is not True:
         return
-    corrects = {doc: _count(value, n) for doc, value in found.items()}
+    corrects = {doc: _count(value, n) for doc, value in scores.items()}
     right = {doc: c for doc, c in corrects.items() if c is not None}
-    if len(right) < len(found):
+    if len(right) < len(scores):
         return
     for k in sorted({2**power for power in range(1, n.bit_length()) if 2**power <= n} | {n}):
         yield k, {doc: pass_at_k(n, c, k) for doc, c in right.items()}
@@ -59,6 +59,6 @@ def _count(mean: float, n: int) -> int | None:
 
 
 def _prefix(run: Run, key: ScoreKey) -> str:
-    """Which metric passes, where a filter has several."""
+    """The metric's name before `pass@k`, where a filter has several metrics."""
     alike = [k for k in run.results if (k[0], k[2]) == (key[0], key[2]) and k in run.scores]
     return f"{key[1]} " if len(alike) > 1 else ""

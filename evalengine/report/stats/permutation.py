@@ -9,9 +9,9 @@ from scipy import stats
 
 from evalengine.report.stats.intervals import Floats
 
-RESAMPLES = 9999  # of the permutation test: p has a resolution of 1e-4
+RESAMPLES = 9999  # most flips that are drawn or counted: p has a resolution of 1e-4
 EXACT = 12  # differing clusters whose flips are all counted: with the 0 that is added, 2^13 <= RESAMPLES
-FLIPS = 20_000_000  # that a test may draw: it keeps 100,000 items at seconds, with fewer resamples (at least 999)
+FLIPS = 20_000_000  # most signs that a test draws: 100,000 items take seconds, with fewer resamples (at least 999)
 BATCH = 1_000_000  # scores held at once
 
 
@@ -28,7 +28,7 @@ def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
         return 1.0, 1.0
     sums = np.append(sums / np.max(np.abs(sums)), 0.0)  # a 0 changes no p-value, and SciPy wants two numbers
     negative = math.fsum(sums) < 0
-    sums = -sums if negative else sums  # drawn alike for (a, b) and (b, a)
+    sums = -sums if negative else sums  # so (a, b) and (b, a) draw the same flips
     sums = sums[np.lexsort((sums, np.abs(sums)))] / math.fsum(np.abs(sums))
     result = stats.permutation_test(
         (sums,),

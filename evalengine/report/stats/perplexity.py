@@ -22,12 +22,12 @@ from evalengine.report.stats.intervals import Floats, cluster_sums, t_interval
 from evalengine.report.stats.loss_bound import Stratum
 
 Kind = Literal["perplexity", "bits"]
-CLOSE = 1e-6  # relative, of what the results say to what the documents give
+CLOSE = 1e-6  # relative tolerance between a result and what its documents give
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One run's metric."""
+    """One run's perplexity or bits per byte, as sums over documents."""
 
     kind: Kind
     totals: Floats  # [n] log-likelihoods
@@ -74,17 +74,17 @@ def ratio_interval(ratio: Ratio, codes: NDArray[np.intp], confidence: float = 0.
 
 
 def ratios(runs: Sequence[Run], key: ScoreKey) -> tuple[list[int], list[Ratio]] | None:
-    """(documents, a ratio for each run) of a metric that is one; None where the runs do not hold what it is made of.
+    """(documents, a ratio for each run) of a metric that is a ratio; None where the runs do not hold its sums.
 
-    A document's weight is its text's, so that one run's do for all; a baseline written before it held them has the
-    log-likelihoods of its requests. What they give must be what each run's results say.
+    A document's weight depends on its text alone, so that one run's weights serve for all; a baseline from before
+    baselines held them has the log-likelihoods of its requests. The sums must give what each run's results say.
     """
     holding = [run.weighted[key] for run in runs if key in run.weighted]
     if not holding or any(key not in run.results for run in runs):
         return None
     documents = sorted(holding[0])
     weights = np.array([holding[0][doc][1] for doc in documents], dtype=np.float64)
-    found = []
+    own_ratios = []
     for run in runs:
         own = run.weighted.get(key)
         if own is not None and {doc: own[doc][1] for doc in own} != dict(zip(documents, weights, strict=True)):
@@ -94,8 +94,8 @@ def ratios(runs: Sequence[Run], key: ScoreKey) -> tuple[list[int], list[Ratio]] 
         kind = _kind(totals, weights, run.results[key][0])
         if kind is None or not {*sums} <= {*documents}:
             return None
-        found.append(Ratio(kind, totals, weights))
-    return documents, found
+        own_ratios.append(Ratio(kind, totals, weights))
+    return documents, own_ratios
 
 
 def loss_stratum(old: Ratio, new: Ratio, codes: NDArray[np.intp]) -> Stratum:
@@ -114,11 +114,11 @@ def _of_requests(run: Run, task: str) -> Mapping[int, float]:
     return {doc: exact_sum(values) for doc, values in sums.items()}
 
 
-def _kind(totals: Floats, weights: Floats, said: float) -> Kind | None:
-    """What of the two the results hold; None if neither, or no number that percents can be taken of."""
+def _kind(totals: Floats, weights: Floats, reported: float) -> Kind | None:
+    """Which of the two the results hold; None if neither, or a number of which no percents can be taken."""
     nats = -exact_sum(totals) / math.fsum(weights)
     for kind in ("perplexity", "bits"):
         value = value_of(nats, kind)
-        if 0 < value < math.inf and math.isclose(value, said, rel_tol=CLOSE):
+        if 0 < value < math.inf and math.isclose(value, reported, rel_tol=CLOSE):
             return kind
     return None

@@ -1,4 +1,4 @@
-"""What a comparison could have seen: the power of McNemar's test and the minimum detectable effect. Never 0.
+"""What a comparison could have seen: the power of McNemar's test and the minimum detectable effect, which is never 0.
 
 `sides` is 2 for a difference in either direction and 1 for a loss alone.
 """
@@ -10,7 +10,7 @@ import math
 import numpy as np
 from scipy import optimize, stats
 
-TAIL = 1e-12  # of the discordant pairs' distribution that `mcnemar_power` leaves out, each side
+TAIL = 1e-12  # probability that sums over a binomial distribution leave out on each side
 
 
 def mcnemar_power(count: int, discordance: float, difference: float, alpha: float, sides: int = 2) -> float:

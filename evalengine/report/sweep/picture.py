@@ -8,7 +8,7 @@ from evalengine.report.html.markup import Markup, tag
 from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.sweep.tables import most, verdict
 
-WIDTH, HEIGHT, GAP, TOP = 86, 46, 3, 84  # of a cell, between cells, above the matrix: pixels
+WIDTH, HEIGHT, GAP, TOP = 86, 46, 3, 84  # a cell's size, the space between cells and above the matrix: pixels
 LETTER = 7.6  # pixels of a character of the labels, at most
 LEGEND = "Requests that differ between two runs, and the share of logprobs; on the diagonal each run's score"
 STYLE = """
@@ -64,15 +64,15 @@ def picture(found: Sweep) -> str:
     )
 
 
-def _row(found: Sweep, row: int, label: str, left: int) -> Markup:
+def _row(sweep: Sweep, row: int, label: str, left: int) -> Markup:
     y = TOP + (row - 1) * (HEIGHT + GAP)
     cells = [
         tag("text", label, x=left - 30, y=y + HEIGHT // 2 + 5, class_="end"),
         tag("text", str(row), x=left - 10, y=y + HEIGHT // 2 + 5, class_="end soft"),
     ]
-    for column in range(1, len(found.cells) + 1):
+    for column in range(1, len(sweep.cells) + 1):
         x = left + (column - 1) * (WIDTH + GAP)
-        look, big, small = _cell(found, row, column)
+        look, big, small = _cell(sweep, row, column)
         cells.append(tag("rect", class_=look, x=x, y=y, width=WIDTH, height=HEIGHT, rx=3))
         middle = y + (HEIGHT // 2 + 5 if not small else HEIGHT // 2)
         cells.append(tag("text", big, x=x + WIDTH // 2, y=middle, class_="middle"))
@@ -81,13 +81,13 @@ def _row(found: Sweep, row: int, label: str, left: int) -> Markup:
     return tag("g", *cells)
 
 
-def _cell(found: Sweep, row: int, column: int) -> tuple[str, str, str]:
-    """(its class, the large text, the small one)."""
+def _cell(sweep: Sweep, row: int, column: int) -> tuple[str, str, str]:
+    """(class, large text, small text) of a cell."""
     if row == column:
-        run = found.cells[row - 1].run
-        metrics = leading_metrics([cell.run for cell in found.cells])
+        run = sweep.cells[row - 1].run
+        metrics = leading_metrics([cell.run for cell in sweep.cells])
         return "self", score_text(run, metrics[0]) if metrics else "", ""
-    comparison = found.matrix.pairs.get((min(row, column), max(row, column)))
+    comparison = sweep.matrix.pairs.get((min(row, column), max(row, column)))
     if comparison is None:
         return "self", "unlike", ""
     if comparison.verdict == "IDENTICAL":

@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Floor:
-    """Fast against invariant (A) under settings otherwise equal. Runs are numbered from 1."""
+    """A fast run against an invariant one (A) with the same other settings. Runs are numbered from 1."""
 
     settings: Mapping[str, str]
     invariant: int
@@ -71,8 +71,8 @@ class Sweep:
 
     def digests(self, fast: bool) -> tuple[int, int]:
         """(runs, different digests among them) of one kind."""
-        found = [cell.run.digest for cell in self.cells if cell.fast == fast]
-        return len(found), len(set(found))
+        digests = [cell.run.digest for cell in self.cells if cell.fast == fast]
+        return len(digests), len(set(digests))
 
 
 def sweep(name: str, cells: Sequence[Cell]) -> Sweep:
@@ -91,9 +91,9 @@ def sweep(name: str, cells: Sequence[Cell]) -> Sweep:
 
 
 def _partner(cells: Sequence[Cell], fast: Cell) -> int | None:
-    """The number of the invariant run of the same other settings."""
-    found = (i for i, cell in enumerate(cells, 1) if not cell.fast and cell.beside_mode == fast.beside_mode)
-    return next(found, None)
+    """The number of the invariant run with the same other settings; None if there is none."""
+    partners = (i for i, cell in enumerate(cells, 1) if not cell.fast and cell.beside_mode == fast.beside_mode)
+    return next(partners, None)
 
 
 def _identity(run: Run) -> str:

@@ -19,74 +19,74 @@ from evalengine.report.terminal.printing import WIDTH
 from evalengine.report.terminal.tables import add, house_table, printable
 
 
-def print_sweep(found: Sweep, files: Sequence[Path]) -> None:
+def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
     """Prints everything to standard output."""
     console = Console(file=sys.stdout, soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    console.print(cells_table(found))
-    console.print(matrix_table(found.matrix))
-    for (i, j), why in sorted(found.matrix.refused.items()):
+    console.print(cells_table(sweep))
+    console.print(matrix_table(sweep.matrix))
+    for (i, j), why in sorted(sweep.matrix.refused.items()):
         console.print(Text(printable(f"Runs {i} and {j} are not comparable: {'; '.join(why)}")))
-    for note in run_notes(found.matrix.runs):
+    for note in run_notes(sweep.matrix.runs):
         console.print(Text(printable(note)))
-    if found.floors:
+    if sweep.floors:
         console.print(Text("Noise floor: fast against invariant, the same settings otherwise"))
-        console.print(floor_table(found))
+        console.print(floor_table(sweep))
     for file in files:
         console.print(Text(str(file)))
-    console.print(Text(f"verdict: {verdict(found)}"))
+    console.print(Text(f"verdict: {verdict(sweep)}"))
 
 
-def cells_table(found: Sweep) -> Table:
-    """Numbers, folders, and what was swept, be it the engine's or a task's."""
-    names = list(dict.fromkeys(name for cell in found.cells for name in cell.beside_mode))
+def cells_table(sweep: Sweep) -> Table:
+    """Numbers, folders, and the swept settings, whether the engine's or a task's."""
+    names = list(dict.fromkeys(name for cell in sweep.cells for name in cell.beside_mode))
     table = house_table(("Run", "Folder", "numerics", *names, "Digest"), left=(1, 2, len(names) + 3))
-    for number, cell in enumerate(found.cells, 1):
+    for number, cell in enumerate(sweep.cells, 1):
         values = [cell.beside_mode.get(name, "") for name in names]
         numerics, digest = str(cell.run.manifest.get("numerics")), cell.run.digest or "none"
         add(table, [str(number), cell.run.source.name, numerics, *values, digest[:12]])
     return table
 
 
-def floor_table(found: Sweep) -> Table:
-    """A row a fast run: what its arithmetic and its batches moved; further metrics in rows of their own."""
-    names = sorted({name for floor in found.floors for name in floor.settings})
+def floor_table(sweep: Sweep) -> Table:
+    """A row for each fast run: what its arithmetic and its batches moved; further metrics in rows of their own."""
+    names = sorted({name for floor in sweep.floors for name in floor.settings})
     moved = ("Requests that differ", "Outputs that part", "Answers that flip", "Logprobs that differ", "Largest change")
     metric_columns = ("Metric", "Invariant", "Fast", "Delta")
     table = house_table(("Runs", *names, *moved, *metric_columns), left=(0, 1 + len(names) + len(moved)))
-    for floor in found.floors:
+    for floor in sweep.floors:
         values = [floor.settings.get(name, "") for name in names]
         first = [f"{floor.invariant}, {floor.fast}", *values, *_moved(floor.distance)]
         for metric in floor.distance.comparison.metrics:
-            add(table, [*first, *_metric(metric, len(found.tasks) > 1)])
+            add(table, [*first, *_metric(metric, len(sweep.tasks) > 1)])
             first = [""] * len(first)
     return table
 
 
-def verdict(found: Sweep) -> str:
+def verdict(sweep: Sweep) -> str:
     """Whether the promise was kept, and how much the fast runs move, on one line."""
-    said = []
-    runs, digests = found.digests(fast=False)
-    inputs = found.num_inputs
+    parts = []
+    runs, digests = sweep.digests(fast=False)
+    inputs = sweep.num_inputs
     if runs > inputs:
-        kept = "the same bits" if found.promise_kept else "DIFFERENT BITS"
-        of, each = (f" of {inputs} inputs", " for each") if inputs > 1 else ("", "")
-        said.append(f"{_count(runs, 'invariant run')}{of}: {kept}{each} ({_count(digests, 'digest')})")
-    elif runs:  # each has inputs of its own: there is nothing that it must equal
+        kept = "the same bits" if sweep.promise_kept else "DIFFERENT BITS"
+        basis, each_input = (f" of {inputs} inputs", " for each") if inputs > 1 else ("", "")
+        parts.append(f"{_count(runs, 'invariant run')}{basis}: {kept}{each_input} ({_count(digests, 'digest')})")
+    elif runs:  # each run has inputs of its own, so none must equal another
         alone = ", no two of the same inputs" if runs > 1 else ""
-        said.append(f"{_count(runs, 'invariant run')}: {_count(digests, 'digest')}{alone}")
-    runs, digests = found.digests(fast=True)
+        parts.append(f"{_count(runs, 'invariant run')}: {_count(digests, 'digest')}{alone}")
+    runs, digests = sweep.digests(fast=True)
     if runs:
-        said.append(f"{_count(runs, 'fast run')}: {_count(digests, 'digest')}")
-    if found.floors:
-        said.append(most(found))
-    return "; ".join(said)
+        parts.append(f"{_count(runs, 'fast run')}: {_count(digests, 'digest')}")
+    if sweep.floors:
+        parts.append(most(sweep))
+    return "; ".join(parts)
 
 
-def most(found: Sweep) -> str:
+def most(sweep: Sweep) -> str:
     """The largest distance of a fast run from its invariant partner."""
-    distances = [floor.distance for floor in found.floors]
+    distances = [floor.distance for floor in sweep.floors]
     documents, change = max(d.documents for d in distances), max(d.largest_change for d in distances)
     answers = max(d.answers for d in distances)
     flipped = f"up to {answers}" if answers else "none"

@@ -23,18 +23,18 @@ from evalengine.report.sweep.tables import verdict
 VERSION = 1
 
 
-def write_sweep(found: Sweep, folder: Path) -> list[Path]:
-    """Both files, each whole or not at all. Raises `EvalEngineError` if the disk refuses."""
-    return write_picture_and_list(found.name, folder, picture(found), sweep_json(found, folder))
+def write_sweep(sweep: Sweep, folder: Path) -> list[Path]:
+    """Writes both files, each whole or not at all. Raises `EvalEngineError` if the disk refuses."""
+    return write_picture_and_list(sweep.name, folder, picture(sweep), sweep_json(sweep, folder))
 
 
 def write_picture_and_list(name: str, folder: Path, drawn: str, content: dict[str, Any]) -> list[Path]:
-    """`<name>.svg`, and `<name>.json`, which names the runs and holds the picture's hash and its own.
+    """Writes `<name>.svg`, and `<name>.json`, which names the runs and holds the picture's hash and its own.
 
     Raises `EvalEngineError` if the disk refuses.
     """
     content = {**content, "picture_sha256": hashlib.sha256(drawn.encode()).hexdigest()}
-    content["sha256"] = content_sha256(json.loads(json.dumps(content, allow_nan=False)))  # as it will be read
+    content["sha256"] = content_sha256(json.loads(json.dumps(content, allow_nan=False)))  # as it reads back
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     texts = {folder / f"{name}.svg": drawn, folder / f"{name}.json": text}
     for file, text in texts.items():
@@ -45,15 +45,15 @@ def write_picture_and_list(name: str, folder: Path, drawn: str, content: dict[st
     return list(texts)
 
 
-def sweep_json(found: Sweep, folder: Path) -> dict[str, Any]:
-    """Names stay; `compare RUN RUN --json` has a pair's single differences. Runs are numbered from 1, and their places
-    are relative to `folder`, which can be moved."""
+def sweep_json(sweep: Sweep, folder: Path) -> dict[str, Any]:
+    """The experiment as JSON values, whose names stay; `compare RUN RUN --json` has a pair's single differences. Runs
+    are numbered from 1, and their places are relative to `folder`, which can be moved."""
     return {
         "format": SWEEP_FORMAT,
         "version": VERSION,
-        "experiment": found.name,
-        "verdict": verdict(found),
-        "invariant_runs_equal": found.promise_kept,
+        "experiment": sweep.name,
+        "verdict": verdict(sweep),
+        "invariant_runs_equal": sweep.promise_kept,
         "runs": [
             {
                 **run_json(cell.run),
@@ -62,11 +62,11 @@ def sweep_json(found: Sweep, folder: Path) -> dict[str, Any]:
                 "numerics": cell.run.manifest.get("numerics"),
                 **{name: cell.run.manifest.get(name) for name in ("model", "hardware", "libraries", "code")},
             }
-            for cell in found.cells
+            for cell in sweep.cells
         ],
-        "groups": [{"digest": digest, "runs": members} for digest, members in found.matrix.groups()],
-        "pairs": [{"pair": list(pair), **_distance(Distance(c))} for pair, c in sorted(found.matrix.pairs.items())],
-        "refused": [{"pair": list(pair), "why": why} for pair, why in sorted(found.matrix.refused.items())],
+        "groups": [{"digest": digest, "runs": members} for digest, members in sweep.matrix.groups()],
+        "pairs": [{"pair": list(pair), **_distance(Distance(c))} for pair, c in sorted(sweep.matrix.pairs.items())],
+        "refused": [{"pair": list(pair), "why": why} for pair, why in sorted(sweep.matrix.refused.items())],
         "noise_floor": [
             {
                 "settings": dict(floor.settings),
@@ -75,7 +75,7 @@ def sweep_json(found: Sweep, folder: Path) -> dict[str, Any]:
                 **_distance(floor.distance),
                 "metrics": list(_metrics(floor.distance)),
             }
-            for floor in found.floors
+            for floor in sweep.floors
         ],
     }
 

@@ -1,4 +1,4 @@
-"""What a command found, to the terminal and to JSON."""
+"""Prints a command's findings to the terminal, and writes them as JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WIDTH = 240  # columns where there is no terminal: a cell that is cut cannot be 
 
 
 def print_findings(command: str, lines: Iterable[Table | str], content: dict[str, Any], target: str | None) -> None:
-    """`lines` to standard output, and `content` to the file `target`, if one is named ("-": to standard output, alone).
+    """Prints `lines`, and writes `content` to the file `target`, if one is named ("-": to standard output, alone).
 
-    JSON first: a full terminal must not cost the file. Raises `ConfigError` if the file cannot be written.
+    The file is written first, lest a closed terminal cost it. Raises `ConfigError` if it cannot be written.
     """
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate of a model's text: JSON's own escape
+    text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates become JSON's own escapes
     if target == "-":
         sys.stdout.write(text)
         return
@@ -37,7 +37,7 @@ def print_findings(command: str, lines: Iterable[Table | str], content: dict[str
 
 
 def print_lines(lines: Iterable[Table | str]) -> None:
-    """Tables and single lines, to standard output."""
+    """Prints tables and single lines to standard output."""
     console = Console(file=sys.stdout, soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)

@@ -19,7 +19,7 @@ from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.report.numbers import outcome_words, shown
 from evalengine.report.read.groups import in_groups
 
-COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # lm-eval's
+COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # as in lm-eval
 NARROWEST, WIDEST = 100, 1000  # columns: a pipe has no width, and a table that is cut cannot be searched
 
 
@@ -52,7 +52,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
         values = results["results"][task]
         name = str(values.get("alias", task)) if depth or task in (results.get("group_subtasks") or {}) else task
         label = [f"{'  ' * depth}{name}", str(results["versions"].get(task, "N/A"))]
-        if not any(_metrics(values)):  # a tag: a heading over its tasks
+        if not any(_metrics(values)):  # a tag is a heading over its tasks
             table.add_row(Text(label[0]))
         better = results["higher_is_better"].get(task, {})
         for metric, filter_name, value, stderr in _metrics(values):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 def house_table(headings: Sequence[str], left: Sequence[int] = ()) -> Table:
-    """A table in the style of the run's own; columns in `left` hold words, the others numbers."""
+    """A table in the style of a run's results; columns in `left` hold words, the others numbers."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number in left else "right", no_wrap=True)
@@ -18,12 +18,12 @@ def house_table(headings: Sequence[str], left: Sequence[int] = ()) -> Table:
 
 
 def add(table: Table, cells: Sequence[str]) -> None:
-    """A row of plain text: nothing in it is markup, nor moves the cursor."""
+    """Adds a row of plain text: nothing in it is markup, nor moves the cursor."""
     table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 def printable(text: str) -> str:
-    """Model output on one line of a terminal: what is no printable character is written as its escape."""
+    """Model output on one line of a terminal: characters that are not printable are written as their escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
