@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-import ssl
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from evalengine.config import DatasetConfig
 from evalengine.errors import ConfigError
-
-PROBE_SECONDS = 5.0
+from evalengine.hub import offline_if_unreachable
 
 
 class HubUnavailable(Exception):
@@ -46,40 +40,3 @@ def load_from_hub(config: DatasetConfig, split: str) -> tuple[list[dict[str, Any
         found = f"the cache holds revision {commit} instead of {config.revision}"
         raise HubUnavailable(f"{offline}, and {found}" if offline else found)
     return list(rows), commit
-
-
-@contextmanager
-def offline_if_unreachable() -> Iterator[str]:
-    """Yields why the Hub cannot be reached ("" if it can) and keeps both libraries offline meanwhile.
-
-    Without this, huggingface_hub retries each request: 24 s to a first failure, measured with huggingface_hub 2.4.
-    """
-    import datasets
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE:
-        yield "HF_HUB_OFFLINE is set"
-        return
-    reason = _unreachable(constants.ENDPOINT)
-    if not reason:
-        yield ""
-        return
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield reason
-    finally:
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
-
-
-def _unreachable(endpoint: str) -> str:
-    """Why one request to `endpoint` gets no answer (through the environment's proxies); "" if it gets any answer."""
-    try:
-        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS).close()
-    except urllib.error.HTTPError:
-        return ""
-    except (urllib.error.URLError, TimeoutError) as error:
-        cause = getattr(error, "reason", error)
-        if isinstance(cause, ssl.SSLError):  # an answer all the same; the Hub's client has its own certificates
-            return ""
-        return f"{endpoint} cannot be reached ({cause})"
-    return ""

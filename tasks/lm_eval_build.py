@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.tasks.hub import offline_if_unreachable
+from evalengine.hub import offline_if_unreachable
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.rows import Row
 

@@ -22,13 +22,12 @@ from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.models.spec import ModelSpec
+from evalengine.records.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
 from evalengine.records.schema import packed_ids
 from evalengine.records.sealed import canonical
 
 VERSION = 1  # of this file's reading of a request: another one finds no answers of before
 COMPUTING = ("contract_version", "weights", "model_spec", "numerics", "dtype", "gpu_architecture")  # of an identity
-NATIVE_LIBRARIES = ("torch", "cuda", "triton")
-TEXT_LIBRARIES = ("tokenizers", "transformers")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Computer:
     @classmethod
     def of(cls, name: str, identity: Mapping[str, Any], versions: Mapping[str, str | None]) -> Computer:
         """name: what the model is called; it changes no key. identity: a run's, or what `engine_identity` gives.
-        versions: of the libraries named above, and of "cuda"."""
+        versions: of the libraries of whoever computes (`records.libraries`)."""
         assert identity["numerics"] in ("exact", "native"), "fast numerics' answers depend on the batch"
         facts = {key: identity[key] for key in COMPUTING if key in identity}
         if identity["numerics"] == "native":

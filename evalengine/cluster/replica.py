@@ -27,6 +27,7 @@ from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
+from evalengine.records.libraries import installed_libraries
 from evalengine.records.manifest import machine_facts
 
 
@@ -55,6 +56,7 @@ class ReplicaFacts:
     spec: ModelSpec
     tokenizer: str | None  # SHA-256
     gpu_architecture: str | None
+    libraries: dict[str, str | None]  # `installed_libraries` there
     hardware: dict[str, Any]
 
     @property
@@ -152,6 +154,7 @@ class Replica:
             spec=llm.spec,
             tokenizer=tokenizer_sha256(llm.tokenizer),
             gpu_architecture="sm_{}{}".format(*torch.cuda.get_device_capability(device)) if cuda else None,
+            libraries=installed_libraries(),
             hardware=machine_facts(str(device))["hardware"],
         )
 

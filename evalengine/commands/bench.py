@@ -135,6 +135,20 @@ def _statistics(
     return Namespace(**locals())
 
 
+def _push_gather(
+    model: Annotated[str, Option(metavar="NAME", help=f"whose layers: {', '.join(MODELS)}")] = MODELS[-1],
+    ranks: Annotated[int, Option(metavar="N", parser=count, help="GPUs, a process each")] = 2,
+    output: Output = REFERENCE,
+) -> Namespace:  # fmt: skip
+    """Times what the ranks of a tensor-parallel layer exchange: the batch-invariant mode's gathers by pushes into the
+    other GPUs' memory and by NCCL, and the sums of the ordinary mode, for 1 to 8,192 tokens."""
+    if model not in MODELS:
+        raise ConfigError(f"bench push_gather --model {model}: there are {', '.join(MODELS)}")
+    if ranks < 2:
+        raise ConfigError(f"bench push_gather --ranks {ranks}: one rank exchanges nothing; 2 are the least")
+    return Namespace(**locals())
+
+
 BENCH = Command("bench", _bench, "evalengine.bench.cli:main", f"""\
   matmul      linear layers' shapes, beside cuBLAS and beside one fixed tile
   attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
@@ -146,6 +160,7 @@ Commands of their own, which `all` does not include (each has its --help):
   host        the host's share of such runs, on a CPU
   cache       a run of which every answer is in the cache
   statistics  how often the statistics of gate and compare are wrong
+  push_gather what the ranks of a tensor-parallel layer exchange, over several GPUs
   matmul --tune|--shapes   makes the table of matmul schedules, or times some
 
 Exit codes: 0 measured (a target that is missed is said in the table), 1 a result was wrong or a line could not be
@@ -166,6 +181,10 @@ Exit codes: 0 measured, 2 bad usage."""),
 Writes cache-<cpu>.json and .md to the folder.
 
 Exit codes: 0 measured, 1 a run failed, 2 bad usage."""),
+    "push_gather": Command("bench push_gather", _push_gather, "evalengine.bench.push_gather:main", """\
+Writes push-gather-<ranks>-<gpu>.json and .md to the folder.
+
+Exit codes: 0 measured, 1 a rank failed or pushes gave other bytes, 2 bad usage or too few GPUs."""),
     "statistics": Command("bench statistics", _statistics, "evalengine.bench.statistics_cli:main", """\
 Writes statistics.md and .json to the folder.
 

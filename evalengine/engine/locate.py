@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evalengine.config import ModelConfig
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.hub import offline_if_unreachable
 from evalengine.models.file_values import one_line, plain
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Locat
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(patterns), etag_timeout=5))
+        with offline_if_unreachable():
+            folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=list(patterns), etag_timeout=5))
     except LocalEntryNotFoundError as error:
         raise Absent(f"{repo_id} (no such folder; the Hub is unreachable and its cache does not hold it)") from error
     except (HfHubHTTPError, HFValidationError) as error:

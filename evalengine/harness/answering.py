@@ -19,6 +19,7 @@ from evalengine.engine.settings import Settings, settings_problems
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits
 from evalengine.models.spec import ModelSpec
+from evalengine.records.libraries import installed_libraries
 
 
 class Answering(Protocol):
@@ -89,6 +90,11 @@ def gpu_architecture(llm: Answering) -> str:
     if isinstance(llm, RayEngines):
         return str(llm.first.gpu_architecture)
     return "sm_{}{}".format(*torch.cuda.get_device_capability(llm.settings.device))
+
+
+def libraries(llm: Answering) -> dict[str, str | None]:
+    """The versions of what an answer can depend on, where it is computed: all replicas have the first one's."""
+    return llm.first.libraries if isinstance(llm, RayEngines) else installed_libraries()
 
 
 def cluster_facts(llm: Answering) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from evalengine.cache.engine import CachedEngine
 from evalengine.cache.keys import Computer
 from evalengine.cache.store import Store
@@ -15,8 +13,8 @@ from evalengine.config import Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.request import Request
 from evalengine.engine.submission import check_requests
+from evalengine.harness.answering import libraries
 from evalengine.harness.plan import Plan, request_names
-from evalengine.records.manifest import library_versions
 
 
 @contextmanager
@@ -31,9 +29,8 @@ def through_cache(
     if config.cache.path is None:
         yield None
         return
-    versions = {**library_versions(), "cuda": torch.version.cuda}
     with Store.open(config.cache.path) as store:
-        computer = Computer.of(config.model.name, identity, versions)
+        computer = Computer.of(config.model.name, identity, libraries(llm))
         yield CachedEngine(llm, store, computer, audit=config.cache.audit, seed=config.seed, name=name)
 
 

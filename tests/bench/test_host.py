@@ -36,6 +36,23 @@ def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.Captur
     assert json.loads(found.read_text())["rows"][0]["workload"] == "random"
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "--ranks 2: this machine has 0 CUDA devices"),
+        (["--ranks", "1"], "--ranks 1: one rank exchanges nothing"),
+        (["--model", "gpt2"], "--model gpt2: there are Qwen3-0.6B, Qwen3-8B"),
+    ],
+)
+def test_exchanges_need_ranks_that_are_there(
+    words: list[str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=problem):
+        OWN["push_gather"]([*words, "--output", str(tmp_path / "new")])
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_unknown_workload_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--workloads gsm: there are random, gsm8k_cot"):
         OWN["host"](["--workloads", "gsm", "--output", str(tmp_path)])

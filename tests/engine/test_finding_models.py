@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import resolve_checkpoint
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.hub import PROBE_SECONDS
 from tests.engine.tied_folder import WEIGHTS, load, shard, tied_qwen3, tokenizer
 
 
@@ -94,6 +97,18 @@ def test_missing_models_name_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> 
         "asset:nothing (bundled models:",
     ):
         assert tried in text
+
+
+@pytest.mark.parametrize("revision", [None, "a" * 40])
+def test_an_unreachable_hub_is_asked_once(revision: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub's client alone asks six times for the files of a pinned commit, with pauses of 23 s together."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # the discard port: refused at once
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"some/model \(no such folder; the Hub is unreachable"):
+        resolve_checkpoint(ModelConfig(name="t", path="some/model", revision=revision))
+    assert time.monotonic() - start < PROBE_SECONDS + 3
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from evalengine.bench.push_gather import TOKENS
 from evalengine.certify.model import open_checkpoint
+from evalengine.commands.bench import OWN
 from evalengine.config import ModelConfig
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams
@@ -73,6 +77,14 @@ def test_a_large_models_shape(monkeypatch: pytest.MonkeyPatch) -> None:
         alone = {output.request_id: output for output in one.run(requests)}
     with LLM(checkpoint, max_model_len=2048, tensor_parallel_size=2) as two:
         assert not differing({output.request_id: output for output in two.run(requests)}, alone)
+
+
+def test_the_bench_of_exchanges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert OWN["push_gather"](["--model", "Qwen3-0.6B", "--output", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("push-gather-2-*.json")
+    rows = json.loads(file.read_text())["rows"]
+    assert len(rows) == len(TOKENS) and all(0 < row["push_s"] < 0.1 for row in rows)
+    assert capsys.readouterr().out.count("\n") == len(TOKENS) + 2
 
 
 def test_a_killed_rank_ends_the_run(expected: dict[int, RequestOutput]) -> None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "plain_files": set(),
+    "hub": set(),
     "command": {"errors"},
     "commands": {"shipped", "api", "command", "compose", "config", "contract", "errors", "experiment", "launch"}
     | {"report"},
@@ -38,12 +39,12 @@ ARROWS: dict[str, set[str]] = {
     "verification": {"kernels"},
     "layers": {"kernels", "verification", "contract", "errors"},
     "models": {"kernels", "layers", "arguments", "errors", "plain_files"},
-    "engine": {"models", "layers", "kernels", "config", "config_engine", "config_values", "arguments", "errors"}
+    "engine": {"hub", "models", "layers", "kernels", "config", "config_engine", "config_values", "arguments", "errors"}
     | {"line_worker", "plain_files"},
     "invariant": {"layers", "kernels", "verification", "errors"},
     "estimators": set(),
     "programs": {"errors"},
-    "tasks": {"estimators", "programs", "line_worker", "config", "errors", "plain_files"},
+    "tasks": {"hub", "estimators", "programs", "line_worker", "config", "errors", "plain_files"},
     "records": {"contract", "config", "errors", "plain_files"},
     "report": {"records", "estimators", "command", "config", "config_run", "errors", "plain_files"},
     "cluster": {"contract", "engine", "models", "records", "config", "errors"},

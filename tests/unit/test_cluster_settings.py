@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import evalengine
 from evalengine.cluster import settings
+from evalengine.cluster.engines import RayEngines
 from evalengine.cluster.pool import unlike
 from evalengine.cluster.replica import ReplicaFacts
 from evalengine.cluster.settings import Share, cluster_share, local_share, ray_problems, uses_ray
@@ -20,6 +22,7 @@ from evalengine.config import ClusterConfig, Config
 from evalengine.engine.settings import Settings
 from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError
+from evalengine.harness.answering import libraries
 from evalengine.harness.plan import prepare
 from evalengine.records.manifest import run_identity
 from tests.e2e.command import call
@@ -137,6 +140,11 @@ def test_a_lent_llm_has_no_replicas(tmp_path: Path) -> None:
         assert caught.value.problems[0].startswith("cluster: this LLM is loaded with settings of its own")
 
 
+LIBRARIES: dict[str, str | None] = {
+    "torch": "2.11.0", "cuda": "13.0", "triton": "3.6.0", "tokenizers": "0.23.2", "transformers": "5.17.0"
+}  # fmt: skip
+
+
 def test_a_replica_unlike_the_first_is_named() -> None:
     checkpoint = prepare(compose("engine.device=cpu"))[0]
     native = Settings(torch.device("cuda"), "native", torch.bfloat16, "triton", 512, 64, 1)
@@ -144,6 +152,7 @@ def test_a_replica_unlike_the_first_is_named() -> None:
     like = ReplicaFacts(
         *("hosta", "node", 1, ("0",), native, limits, None, evalengine.CONTRACT_VERSION, checkpoint.spec, "abc"),
         gpu_architecture="sm_90",
+        libraries=LIBRARIES,
         hardware={"gpus": ["H100"]},
     )
     assert [*unlike(like, like, checkpoint.spec, "abc")] == []
@@ -158,11 +167,25 @@ def test_a_replica_unlike_the_first_is_named() -> None:
         ),
         "its dtype is float16": replace(like, settings=replace(native, dtype=torch.float16)),
         "its GPU is sm_80, that of hosta GPU 0 (H100) is sm_90": replace(like, gpu_architecture="sm_80"),
+        "its triton is 3.5.0, that of hosta GPU 0 (H100) is 3.6.0": replace(
+            like, libraries={**LIBRARIES, "triton": "3.5.0"}
+        ),
+        "its tokenizers is None, that of hosta GPU 0 (H100) is 0.23.2": replace(
+            like, libraries={**LIBRARIES, "tokenizers": None}
+        ),
     }
     for said, other in others.items():
         (problem,) = unlike(other, like, checkpoint.spec, "abc")
         assert problem.startswith(said)
-    exact = [
-        replace(f, settings=replace(native, numerics="exact")) for f in (like, replace(like, gpu_architecture="x"))
-    ]
-    assert [*unlike(exact[1], exact[0], checkpoint.spec, "abc")] == [], "exact has equal bits on every GPU"
+    elsewhere = replace(like, gpu_architecture="x", libraries={**LIBRARIES, "torch": "2.12.0", "cuda": None})
+    exact = [replace(facts, settings=replace(native, numerics="exact")) for facts in (like, elsewhere)]
+    assert [*unlike(exact[1], exact[0], checkpoint.spec, "abc")] == [], "exact has equal bits everywhere"
+
+
+def test_a_cache_is_asked_by_the_libraries_of_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = RayEngines.__new__(RayEngines)
+    first = SimpleNamespace(libraries={**LIBRARIES, "triton": "3.5.0"})
+    monkeypatch.setattr(RayEngines, "first", first)
+    assert libraries(fleet)["triton"] == "3.5.0"
+    here: Any = object()
+    assert libraries(here)["torch"] == torch.__version__

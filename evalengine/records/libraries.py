@@ -1,0 +1,18 @@
+"""The libraries that an answer's bits or text can depend on, beyond what its numerics level promises."""
+
+from __future__ import annotations
+
+from evalengine.records.manifest import library_versions
+
+# No test compares what two compilers make of a kernel, so `native` is only held to be equal within one version of each.
+NATIVE_LIBRARIES = ("torch", "cuda", "triton")
+# Stop strings are found in text, which these decode.
+TEXT_LIBRARIES = ("tokenizers", "transformers")
+
+
+def installed_libraries() -> dict[str, str | None]:
+    """The version of each of them in this process; "cuda" is the one that torch was built for."""
+    import torch
+
+    versions = {**library_versions(), "cuda": torch.version.cuda}
+    return {name: versions.get(name) for name in (*NATIVE_LIBRARIES, *TEXT_LIBRARIES)}
