@@ -1,9 +1,13 @@
-"""The run that others are compared with."""
+"""The runs that others are compared with, once for all tests of a worker."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from tests.e2e.cache_runs import run
 from tests.e2e.command import LIMIT, Run, finished
 
 
@@ -11,3 +15,16 @@ from tests.e2e.command import LIMIT, Run, finished
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The first rows of the default task with every setting at its default: one batch, unbroken."""
     return finished(tmp_path_factory.mktemp("reference"), f"limit={LIMIT}")
+
+
+@pytest.fixture(scope="session")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    """A cache with the answers of a run, and the run."""
+    root = tmp_path_factory.mktemp("warm")
+    return root / "cache", run(root / "out", f"cache={root / 'cache'}")
+
+
+@pytest.fixture
+def copied_cache(warm_cache: tuple[Path, Run], tmp_path: Path) -> Path:
+    """That cache, for a test that changes it."""
+    return Path(shutil.copytree(warm_cache[0], tmp_path / "copied"))

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.command import Outcome, Run, call, finished
 from tests.run_double import bind_again
 
-DOCUMENTS = 12
+DOCUMENTS = 6
 SETTINGS = (f"limit={DOCUMENTS}", "task.generation.max_gen_toks=24")
 
 

@@ -46,3 +46,9 @@ def make_llm(small_checkpoint: Checkpoint) -> Iterator[Callable[..., LLM]]:
     yield make
     for llm in made:
         llm.close()
+
+
+@pytest.fixture
+def llm(make_llm: Callable[..., LLM]) -> LLM:
+    """The small model in fast mode, float32."""
+    return make_llm(batch_invariant=False, dtype="float32")

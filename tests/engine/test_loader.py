@@ -1,66 +1,29 @@
-"""Finding and reading checkpoints: path forms, shards, damage, what does not fit, dummy weights, fingerprints."""
+"""Reading checkpoints: shards, what does not fit, dummy weights, fingerprints."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from evalengine.config import ModelConfig
-from evalengine.engine.loader import load_model, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.loader import resolve_checkpoint, weights_fingerprint
 from evalengine.engine.weights import DUMMY_STD, HASHED_AT_ONCE, dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.hub import PROBE_SECONDS
-from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
+from tests.engine.tied_folder import WEIGHTS, load, shard, tied_qwen3
 from tests.parity.paged import PagedRunner
-
-WEIGHTS = "model.safetensors"
-
-
-def tokenizer(vocab: int = 20) -> PreTrainedTokenizerFast:
-    core = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab)}, unk_token="t0"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="t1", eos_token="t2")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny tied Qwen3 with a tokenizer, saved by transformers."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        tie_word_embeddings=True,
-        eos_token_id=5,
-    )
-    path = tmp_path / "tiny"
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    return path
-
-
-def load(path: Path | str, **more: Any) -> DecoderForCausalLM:
-    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(path), **more))
-    # exact: in fast, equal weights at another address can give other bits (seen: a product's columns of one value)
-    return load_model(checkpoint, create_ops("exact", torch.float32, torch.device("cpu")), 64)
+    return tied_qwen3(tmp_path / "tiny")
 
 
 def logits(model: DecoderForCausalLM) -> Tensor:
@@ -70,19 +33,6 @@ def logits(model: DecoderForCausalLM) -> Tensor:
 def edit_config(folder: Path, **changes: Any) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def shard(folder: Path, files: int) -> None:
-    """Rewrite the single file as several, with an index."""
-    tensors = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
-    weight_map = {}
-    for i in range(files):
-        name = f"model-{i + 1:05d}-of-{files:05d}.safetensors"
-        part = {key: tensors[key] for key in sorted(tensors)[i::files]}
-        save_file(part, folder / name)
-        weight_map |= dict.fromkeys(part, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
 def test_checkpoint_is_described(folder: Path) -> None:
@@ -142,50 +92,6 @@ def test_everything_that_does_not_fit_is_listed_at_once(folder: Path) -> None:
     assert "up_proj.weight is float32 [24, 15], expected [24, 16]" in text and "down_proj.weight is I8" in text
 
 
-@pytest.mark.parametrize("kept", [0, 5, 100, -1])
-def test_truncated_file_is_named(folder: Path, kept: int) -> None:
-    content = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(content[:kept])
-    with pytest.raises(EvalEngineError, match=r"model.safetensors: damaged or truncated.*again"):
-        load(folder)
-
-
-def test_damaged_index_and_missing_shards_are_named(folder: Path) -> None:
-    shard(folder, 3)
-    (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(EvalEngineError, match=r"1 of 3 shards are missing: model-00002-of-00003\.safetensors"):
-        load(folder)
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
-    with pytest.raises(EvalEngineError, match=r"index\.json: not an index of shards"):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "error", "message"),
-    [
-        ("config.json", None, ConfigError, "no config.json there"),
-        ("config.json", "{", EvalEngineError, "config.json: cannot be read as JSON"),
-        ("config.json", "[]", EvalEngineError, "must hold a JSON object"),
-        ("config.json", "{}", ConfigError, "has no model_type"),
-        ("config.json", '{"model_type": "mamba"}', ConfigError, "mamba is not supported; supported: Llama"),
-        ("config.json", '{"model_type": "llama", "vocab_size": "many"}', ConfigError, "config.json: vocab_size='many'"),
-        ("config.json", '{"model_type": "llama", "use_cache": 1, "mlp_bias": 0}', ConfigError, "not a valid.*mlp_bias"),
-        (WEIGHTS, None, ConfigError, "no \\*.safetensors file.*load_format=dummy"),
-        ("tokenizer.json", '{"model": {}}', ConfigError, "tokenizer in .* cannot be read.*model.tokenizer"),
-        ("tokenizer.json", "{", ConfigError, "tokenizer in .* cannot be read.*model.tokenizer"),
-    ],
-)
-def test_unusable_folders_are_explained(
-    folder: Path, file: str, content: str | None, error: type[Exception], message: str
-) -> None:
-    if content is None:
-        (folder / file).unlink()
-    else:
-        (folder / file).write_text(content)
-    with pytest.raises(error, match=message):
-        load(folder)
-
-
 PACKED = {"hidden_act": "gelu", "quantization_config": {"quant_method": "awq"}, "use_sliding_window": True}
 
 
@@ -224,112 +130,6 @@ def test_a_known_model_lists_all_that_it_lacks(folder: Path) -> None:
         load(folder)
     assert len(caught.value.problems) == 4 and "num_key_value_heads=3" in str(caught.value)
     assert all(p.startswith(f"model.path={folder}: Qwen3ForCausalLM: ") for p in caught.value.problems)
-
-
-def test_folder_without_tokenizer_asks_for_one(folder: Path, tmp_path: Path) -> None:
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(ConfigError, match=r"no tokenizer\.json in .*; set model\.tokenizer"):
-        load(folder)
-    tokenizer().save_pretrained(tmp_path / "other")
-    assert resolve_checkpoint(ModelConfig(name="t", path=str(folder), tokenizer=str(tmp_path / "other"))).tokenizer
-    with pytest.raises(ConfigError, match=r"model.tokenizer=\./nowhere: not found"):
-        load(folder, tokenizer="./nowhere")
-    tokenizer(vocab=24).save_pretrained(tmp_path / "large")
-    with pytest.raises(ConfigError, match="the tokenizer has 24 tokens, the model's vocabulary only 23"):
-        load(folder, tokenizer=str(tmp_path / "large"))
-
-
-def test_missing_models_name_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*args: Any, **more: Any) -> str:
-        raise LocalEntryNotFoundError("offline")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    with pytest.raises(ConfigError) as caught:
-        load("some/model", alternatives=["./no-such-folder", "package:no_such_package/x.gguf", "asset:nothing"])
-    text = str(caught.value)
-    for tried in (
-        "model.path=some/model",
-        "some/model (no such folder; the Hub is unreachable and its cache does not hold it)",
-        "./no-such-folder (no such file or folder)",
-        "package no_such_package is not installed",
-        "asset:nothing (bundled models:",
-    ):
-        assert tried in text
-
-
-@pytest.mark.parametrize("revision", [None, "a" * 40])
-def test_an_unreachable_hub_is_asked_once(revision: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub's client alone asks six times for the files of a pinned commit, with pauses of 23 s together."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # the discard port: refused at once
-    start = time.monotonic()
-    with pytest.raises(ConfigError, match=r"some/model \(no such folder; the Hub is unreachable"):
-        resolve_checkpoint(ModelConfig(name="t", path="some/model", revision=revision))
-    assert time.monotonic() - start < PROBE_SECONDS + 3
-    assert not huggingface_hub.constants.HF_HUB_OFFLINE
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("x/" * 3000, "y" * 300, "~nobody-of-this-name/x", "a\0b", "", "package:", "package:__main__/x", "asset:"),
-        *("package:.x/y", "package:no_such.module/x", "package:torch/" + "x" * 400, "asset:\0"),
-    ],
-)
-def test_paths_that_no_file_can_have_are_a_sentence(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=r"no model found\. Tried: .* Set model\.path|no \*\.safetensors file"):
-        load(path)
-
-
-def test_a_download_that_breaks_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **more: Any) -> str:
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
-    with pytest.raises(
-        EvalEngineError, match=r"model.path=some/model: the download broke off \(timed out\); run it again"
-    ):
-        load("some/model")
-
-
-def test_hub_id_is_downloaded_with_its_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def snapshot(repo_id: str, **more: Any) -> str:
-        calls.append((repo_id, more["revision"], "*.safetensors" in more["allow_patterns"]))
-        return str(folder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    checkpoint = resolve_checkpoint(ModelConfig(name="t", path="some/model", revision="abc"))
-    assert (checkpoint.source, checkpoint.revision, checkpoint.path) == ("some/model", "tiny", folder)
-    resolve_checkpoint(ModelConfig(name="t", path="some/model", load_format="dummy"))
-    assert calls == [("some/model", "abc", True), ("some/model", None, False)], "dummy weights download no weights"
-
-
-def test_package_files_and_alternatives(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "site" / "weights_package"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    folder.rename(package / "tiny")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    checkpoint = resolve_checkpoint(
-        ModelConfig(name="t", path="./absent", alternatives=["package:weights_package/tiny", "asset:never-reached"])
-    )
-    assert checkpoint.path == package / "tiny" and checkpoint.source == "package:weights_package/tiny"
-    assert "weights_package" not in sys.modules
-    with pytest.raises(ConfigError, match="package weights_package has no file other"):
-        load("package:weights_package/other")
-
-
-def test_wrong_load_formats_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.load_format=pickle: must be auto, safetensors, gguf or dummy"):
-        load(folder, load_format="pickle")
-    with pytest.raises(ConfigError, match=r"0 \.gguf files here"):
-        load(folder, load_format="gguf")
-    with pytest.raises(ConfigError, match="must be a folder"):
-        load(folder / WEIGHTS)
 
 
 def test_dummy_weights_are_seeded_by_name_and_need_neither_weights_nor_tokenizer(folder: Path) -> None:

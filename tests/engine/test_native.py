@@ -8,9 +8,9 @@ Known traps of other engines, and where each is tested:
 * a stale logprob after a prefix hit; a hit that ends inside a page: axis `prefix` below
 * a sampler that changes algorithm at 44 sequences: `test_sampling_any_number_of_sequences`
 * TF32 by default: test_matmul and test_attention in float32; `test_tf32_settings_change_nothing`
-* tiles picked under torch.compile and frozen, aten ops that dodge the overrides: test_invariant, test_invariant_cuda
+* tiles picked under torch.compile and frozen, aten ops that dodge the overrides: tests/invariant
 * an all-reduce that changes with the message's size: nothing is split over GPUs yet
-* element-wise ops whose vector body and tail round differently: test_exact_math, test_invariant
+* element-wise ops whose vector body and tail round differently: test_exact_math, tests/invariant
 """
 
 from __future__ import annotations

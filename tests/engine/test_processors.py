@@ -17,7 +17,7 @@ from evalengine.engine.processing import NOTHING_LEFT, Processing, forbid, penal
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
-from tests.engine.test_invariance import ALONE, Schedule, differing, one_by_one, run
+from tests.engine.test_schedule_invariance import ALONE, Schedule, differing, one_by_one, run
 
 CHOICES = (
     LogitsProcessors(repetition_penalty=1.3),

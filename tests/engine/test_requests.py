@@ -18,11 +18,6 @@ from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
 
 
-@pytest.fixture
-def llm(make_llm: Callable[..., LLM]) -> LLM:
-    return make_llm(batch_invariant=False, dtype="float32")
-
-
 def test_integers_of_every_library_and_nothing_else() -> None:
     for good in (3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3), torch.tensor(3, dtype=torch.int8)):
         assert integer(good) == 3 and type(integer(good)) is int

@@ -17,11 +17,6 @@ from evalengine.errors import EvalEngineError
 PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
 
 
-@pytest.fixture
-def llm(make_llm: Callable[..., LLM]) -> LLM:
-    return make_llm(batch_invariant=False, dtype="float32")
-
-
 def hammer(work: Callable[[int], Any], threads: int = 8) -> list[Any]:
     """What `work(number)` returned or raised, called by all threads at the same moment."""
     results: list[Any] = [None] * threads

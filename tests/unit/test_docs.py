@@ -14,6 +14,7 @@ from evalengine.config import Config, EngineConfig
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "NUMERICS.md", ROOT / "tasks" / "README.md"]
 PAGES += [ROOT / "evalengine" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MAP = ROOT / "tests" / "README.md"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -40,7 +41,7 @@ def broken(page: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, MAP], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert broken(page) == []
 
@@ -49,6 +50,20 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A title\n[a](#a-title) [b](nowhere.md) [c](#nothing) [d](https://example.org)\n")
     assert broken(page) == ["nowhere.md", "#nothing"]
+
+
+def test_every_folder_of_tests_and_every_helper_is_on_the_map() -> None:
+    """A newcomer finds what there is to use; links that lead nowhere are found above."""
+    shared = {file for file in MAP.parent.rglob("*.py") if not file.name.startswith(("test_", "conftest"))}
+    folders = {file.parent for file in MAP.parent.rglob("test_*.py")}
+    linked = {(MAP.parent / link).resolve() for link in LINK.findall(prose(MAP))}
+    assert shared | folders <= linked
+    assert "(tests/README.md)" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_no_file_of_tests_is_longer_than_a_reader_looks() -> None:
+    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in MAP.parent.rglob("*.py")}
+    assert {file.name: lines for file, lines in lengths.items() if lines > 350} == {}
 
 
 def test_every_page_is_linked_from_the_readme() -> None:

@@ -38,17 +38,17 @@ def test_a_decode_wrong_only_if_chunks_are_merged_or_only_if_not_is_dropped(
 ) -> None:
     """A batch of short decodes has a kernel of its own: it leaves the result, the other one a state to be merged."""
     real, reference = attention.paged_attention, attention.REFERENCE
-    good = check_attention()
 
     def paged_attention(*args: Any) -> Tensor:
-        out, batch, schedule = real(*args), args[3], args[5]
-        wrong = schedule.by_block > 0 and (batch.max_decode_kv_len > attention.CHUNK) == merged
-        return out + 1 if wrong else real(*args[:5], reference) if schedule != reference else out
+        batch, schedule = args[3], args[5]
+        if schedule.by_block > 0 and (batch.max_decode_kv_len > attention.CHUNK) == merged:
+            return real(*args) + 1
+        return real(*args[:5], reference)  # under the interpreter the others differ by themselves
 
     monkeypatch.setattr(attention, "paged_attention", paged_attention)
     found = check_attention()
     assert {drop["schedule"]["by_block"] > 0 for drop in found.dropped} == {True} and not found.failed
-    assert found.checked == good.checked
+    assert found.checked == 2 * len(found.schedules) + 1
 
 
 def test_a_reference_that_does_not_fit_the_gpu_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,4 @@
-"""Repeated launches: what reaches the driver, and on a GPU that a repeat gives the bytes of the launch it repeats.
-
-The CPU half packs for a made-up driver library: ctypes callbacks that read the parameters back as the GPU would.
-"""
+"""Repeated launches by the CUDA driver: what reaches it, seen by a library that stands in for it."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import ctypes
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import activation, matmul, rms_norm
-from evalengine.kernels.launching import driver, launch
+from evalengine.kernels.launching import driver
 from evalengine.kernels.launching.driver import DriverKernel, Repeat, Unsupported
-from evalengine.layers.metadata import AttentionMetadata
-from tests.bitwise import assert_bitwise_equal, count_differing
-from tests.kernels.paged_batch import PagedBatch
 
 GRID, DEVICE, STREAM, FUNCTION, CONTEXT = (7, 2, 3), 0, 4321, 99, 77
 
@@ -113,6 +104,7 @@ SIGNATURE = {
     "y": "*fp32",
     "B": "constexpr",
 }
+
 SIZES = [8, 4, 8, 4, 8, 8, 8]  # the last two: scratch memory
 
 
@@ -241,120 +233,3 @@ def test_the_drivers_refusal_is_an_error(library: FakeLibrary) -> None:
     library.status = 700
     with pytest.raises(RuntimeError, match="700"):
         repeat(x)
-
-
-def test_triton_repeats_what_the_driver_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple] = []
-    on: list[int] = []  # the devices made current, innermost last
-
-    @contextmanager
-    def device(index: int) -> Iterator[None]:
-        on.append(index)
-        yield
-        on.pop()
-
-    monkeypatch.setattr(torch.cuda, "device", device)
-
-    def run(*args: Any) -> None:
-        assert on == [1], "Triton takes the current device's stream"
-        calls.append(args)
-
-    variant = launch._Variant({GRID: run}, (64, True), 1)  # not a compiled kernel
-    assert variant.direct is None
-    x, y, new = torch.zeros(2), torch.zeros(2), torch.ones(2)
-    descriptor = SimpleNamespace(base=x, shape=[2], strides=[1])
-    again = launch.Launch(variant, GRID, (x, 3, descriptor, None, y)).again(0, 2)
-    again(new, y)
-    ((first, number, second, nothing, last, *constants),) = calls
-    assert first is new and number == 3 and second.base is y and second.shape == [2] and nothing is None and last is y
-    assert constants == [64, True] and descriptor.base is x
-
-
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "MAX_REMEMBERED", 2)
-    memory: dict[tuple, Any] = {}
-    for i in range(5):
-        launch.remember(memory, (i,), print)
-        assert 1 <= len(memory) <= 2 and (i,) in memory
-
-
-# -- on a GPU ---------------------------------------------------------------------------------------------------------
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).bfloat16()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("m", [1, 17, 64, 129, 1024])
-@pytest.mark.parametrize("biased", [False, True])
-def test_products_repeated_with_other_operands(m: int, biased: bool) -> None:
-    """The third call repeats the first one's launch; by another schedule the same product has the same bytes."""
-    for seed in range(3):
-        x, weight = randn(m, 576, seed=seed), randn(1536, 576, seed=seed + 10)
-        bias = randn(1536, seed=seed + 20) if biased else None
-        expected = matmul.matmul(x, weight.t(), bias, schedule=matmul.REFERENCE)
-        assert_bitwise_equal(matmul.linear(x, weight, bias), expected)
-    odd = randn(m, 577, seed=5)[:, 1:]  # the same shape, another alignment and stride
-    assert_bitwise_equal(matmul.linear(odd, weight), matmul.linear(odd.contiguous(), weight))
-    assert count_differing(matmul.linear(odd, weight), matmul.linear(x, weight)) > 0
-
-
-@pytest.mark.gpu
-def test_a_new_thread_repeats_a_launch_first() -> None:
-    x, weight = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((16, 512), (512, 512)))
-    expected = matmul.linear(x, weight)
-    assert_bitwise_equal(matmul.linear(x, weight), expected)
-    found: list[Any] = []
-
-    def work() -> None:
-        try:
-            found.append(matmul.linear(x, weight))
-        except RuntimeError as error:
-            found.append(error)
-
-    for _ in range(2):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    for out in found:
-        assert_bitwise_equal(out, expected)
-
-
-@pytest.mark.gpu
-def test_rows_repeated_with_other_operands() -> None:
-    for seed in range(3):
-        x, residual, weight = randn(33, 576, seed=seed), randn(33, 576, seed=seed + 10), randn(576, seed=seed + 20)
-        for ours, schedule in (((x, residual), (1, 2)), ((residual, x), (4, 8))):
-            expected = rms_norm.add_rms_norm(*ours, weight, 1e-6, _schedule=schedule)
-            for actual, wanted in zip(rms_norm.add_rms_norm(*ours, weight, 1e-6), expected, strict=True):
-                assert_bitwise_equal(actual, wanted)
-        strided = randn(33, 2 * 600, seed=seed)[:, :1152]
-        assert_bitwise_equal(activation.silu_and_mul(strided), activation.silu_and_mul(strided.clone()))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("lens", [[(1, 40), (1, 1500), (1, 3)], [(1, 900), (70, 300), (1, 1)], [(200, 200)]])
-def test_a_layer_repeats_the_layer_before(lens: list[tuple[int, int]]) -> None:
-    """Three layers' q and pools through one batch, against each through a batch of its own."""
-    shared = PagedBatch.random(lens, 8, 2, 128, 64, torch.bfloat16, stale=0.0)
-    results = []
-    for seed in range(3):
-        layer = replace(
-            shared, q=randn(*shared.q.shape, seed=seed), k_cache=randn(*shared.k_cache.shape, seed=seed + 10)
-        )
-        results.append(layer.run())
-        page, query_lens, kv_lens = shared.k_cache.shape[1], [n for n, _ in lens], [kv for _, kv in lens]
-        own = AttentionMetadata.build(query_lens, kv_lens, shared.pages, page, torch.device("cuda"))
-        assert_bitwise_equal(results[-1], replace(layer, metadata=own).run())
-    assert len(shared.metadata.plans) >= 1
-    assert count_differing(results[0], results[2]) > 0
-
-
-@pytest.mark.gpu
-def test_every_variant_on_this_triton_goes_by_the_driver() -> None:
-    """After this file's other tests: pointers, tensor maps, fused kernels."""
-    matmul.linear(randn(300, 576, seed=0), randn(1536, 576, seed=1))
-    by_triton = [variant.compiled.name for variant in launch._variants.values() if variant.direct is None]
-    assert launch._variants and not by_triton

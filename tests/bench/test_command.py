@@ -1,0 +1,89 @@
+"""`evalengine bench`: its arguments, its errors, its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evalengine.__main__ import main
+from evalengine.bench import cli
+from evalengine.commands.bench import BENCH, BENCHES
+from tests.bench.made_up_report import a_report
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["atention"], "bench atention: there is no such benchmark"),
+        (["--models", "Qwen3-9B"], "bench --models Qwen3-9B: there are Qwen3-0.6B, Qwen3-8B"),
+        (["--fast"], "unrecognized arguments: --fast"),
+        (["--output"], "expected one argument"),
+    ],
+)
+def test_bad_arguments_exit_2_with_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *argv]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+@pytest.mark.parametrize("option", ["--tune", "--shapes=64,64"])
+def test_matmul_has_a_command_of_its_own(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr("evalengine.bench.matmul.main", lambda arguments: given.append(arguments.argv) or 7)
+    assert main(["bench", "matmul", option, "--workers", "2"]) == 7
+    assert given == [[option, "--workers", "2"]]
+    assert main(["bench", "rows", option]) == 2 and len(given) == 1
+
+
+def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in BENCHES)
+
+
+def test_without_a_gpu_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", "rows", "--output", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == (
+        "evalengine: bench measures a CUDA device, and this machine has none that can be used.\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        ([], BENCHES),
+        (["all"], BENCHES),
+        (["rows", "attention"], ("attention", "rows")),
+        (["rows", "all"], BENCHES),
+    ],
+)
+def test_names_of_benchmarks(argv: list[str], names: tuple[str, ...]) -> None:
+    assert tuple(BENCH.parse(argv).names) == names
+
+
+def run_with(lines: list[Any], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("evalengine.bench.report._gpu_name", lambda: "Some GPU")
+    monkeypatch.setattr(cli, "_lines", lambda name, models, collected: iter(lines))
+    return main(["bench", "rows", "--output", str(folder)])
+
+
+def test_a_missed_target_is_no_failure_but_a_wrong_result_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missed, _, wrong = a_report().lines
+    assert run_with([missed], monkeypatch, tmp_path) == 0
+    assert "0 of 1 targets reached." in capsys.readouterr().out
+    assert run_with([missed, wrong], monkeypatch, tmp_path) == 1
+    written = json.loads((tmp_path / "speed-rows-some-gpu.json").read_text())
+    assert len(written["lines"]) == 2 and written["environment"]["command"].startswith(
+        "python -m evalengine bench rows"
+    )

@@ -1,0 +1,119 @@
+"""`bench forward`: whole steps, their comparison with each other, and the breakdown into kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from evalengine.bench import breakdown, forward, measure
+from evalengine.bench.models import published_spec
+from evalengine.bench.report import Comparison, Failure
+from evalengine.commands.bench import MODELS
+from evalengine.layers import create_ops
+
+CPU = torch.device("cpu")
+
+SMALL = replace(
+    published_spec("Qwen3-0.6B"), vocab_size=101, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2,
+    num_kv_heads=1, head_dim=16, dtype=torch.float32,
+)  # fmt: skip
+
+
+def small_step(block_size: int, seed: int, workload: forward.Workload) -> forward.Step:
+    mode = forward.Mode("fast", SMALL, create_ops("fast", SMALL.dtype, CPU), block_size)
+    forward.randomize(mode.model, seed)
+    mode.model.finalize(workload.tokens)
+    pool = torch.randn(2 * 2 * 1024 * 16, generator=torch.Generator().manual_seed(1))
+    return forward.Step(mode, workload, pool)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("workload", [forward.Workload("decode", 3, 1, 256), forward.Workload("prefill", 2, 512, 512)])
+def test_a_step_is_the_same_for_every_page_size(workload: forward.Workload) -> None:
+    """The modes of the benchmark have pages of their own, and one KV pool: a token's slot must not depend on them."""
+    one, other = small_step(64, 0, workload), small_step(256, 0, workload)
+    assert one.metadata.slot_mapping.equal(other.metadata.slot_mapping)
+    assert one.metadata.slot_mapping.unique().numel() == workload.sequences * workload.rows
+    assert forward.check_agree(one.logits(), other.logits()) < 1e-5
+    greedy, logprobs = one()
+    logits = one.logits()
+    assert greedy.equal(logits.argmax(-1))
+    assert torch.allclose(logprobs, logits.log_softmax(-1).gather(1, one.targets[:, None]).squeeze(1), atol=1e-5)
+
+
+@torch.inference_mode()
+def test_steps_of_different_weights_do_not_agree() -> None:
+    workload = forward.Workload("decode", 3, 1, 256)
+    one, other = small_step(64, 0, workload), small_step(64, 1, workload)
+    with pytest.raises(measure.WrongResult, match="logits differ"):
+        forward.check_agree(one.logits(), other.logits())
+
+
+@pytest.fixture
+def forward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forward.measure` with `fast` in both places, since the kernels need a GPU, and with made-up times."""
+    seconds = {"native": 1.5, "fast": 1.0}
+    monkeypatch.setattr(
+        forward, "create_ops", lambda level, dtype, device, backend="sdpa": create_ops("fast", dtype, device)
+    )
+    monkeypatch.setattr(forward, "captured", lambda step: step)
+    monkeypatch.setattr(forward, "compare_gpu_seconds", lambda functions, **_: {k: seconds[k] for k in functions})
+    monkeypatch.setattr(forward, "wall_seconds", lambda functions: {k: seconds[k] / 2 for k in functions})
+    monkeypatch.setattr(forward, "breakdown", lambda step, layers: {"launches": layers, "rows": len(step()[0])})
+    workloads = (forward.Workload("decode", 3, 1, 256), forward.Workload("prefill", 1, 512, 512))
+    monkeypatch.setattr(forward, "WORKLOADS", workloads)
+
+
+@pytest.mark.usefixtures("forward_on_cpu")
+def test_forward_has_two_lines_and_a_breakdown_for_each_case() -> None:
+    explanations: dict[str, Any] = {}
+    lines = list(forward.measure(CPU, explanations, {"small": SMALL}))
+    found = [(line.what, line.case, line.ratio, line.verdict) for line in lines if isinstance(line, Comparison)]
+    cases = ["small, decode", "small, prefill"]
+    kinds = ["forward step, GPU time", "forward step, eager"]
+    assert found == [(kind, case, 1.5, "missed by 45.6%") for case in cases for kind in kinds]
+    sides = [{name: {"launches": 2, "rows": n} for name in ("native", "fast")} for n in (3, 1)]
+    assert explanations == dict(zip(cases, sides, strict=True))
+
+
+@pytest.mark.usefixtures("forward_on_cpu")
+def test_forward_gives_no_time_to_modes_that_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward.Step, "logits", lambda step: torch.randn(4, 5))
+    lines = list(forward.measure(CPU, {}, {"small": SMALL}))
+    assert len(lines) == 2 and all(isinstance(line, Failure) and line.wrong for line in lines)
+
+
+@pytest.mark.usefixtures("forward_on_cpu")
+def test_forward_says_why_a_step_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "captured", lambda step: "it synchronises")
+    first, second, *_ = forward.measure(CPU, {}, {"small": SMALL})
+    assert isinstance(first, Failure) and "native cannot be captured: it synchronises" in first.reason
+    assert isinstance(second, Comparison) and second.what == "forward step, eager"
+
+
+def test_wanted_rows_are_the_last_of_each_sequence() -> None:
+    step = small_step(64, 0, forward.Workload("prefill", 2, 512, 512))
+    assert step.last.tolist() == [511, 1023] and step.positions[step.last].tolist() == [511, 511]
+
+
+def test_qwen3_shapes_have_their_published_sizes() -> None:
+    assert round(published_spec("Qwen3-0.6B").num_parameters / 1e9, 3) == 0.596
+    assert round(published_spec("Qwen3-8B").num_parameters / 1e9, 2) == 8.19
+    assert all(published_spec(name).dtype == torch.bfloat16 for name in MODELS)
+
+
+def test_breakdown_finds_the_kernels_of_a_layer() -> None:
+    layer = [("norm", 1.0), ("mm", 5.0), ("mm", 7.0), ("act", 2.0)]
+    kernels = [("embed", 3.0), *layer * 9, ("norm", 1.0), ("head", 50.0)]
+    result = breakdown.summarize(kernels, num_layers=9)
+    assert result["one_layer_us"] == layer
+    assert result["launches"] == 39 and result["kernels_us"] == 9 * 15 + 54
+    assert list(result["by_kernel_us"].items())[:2] == [("mm", 108.0), ("head", 50.0)]
+
+
+def test_breakdown_without_a_pattern_has_totals_only() -> None:
+    kernels = [(f"kernel {i}", 1.0) for i in range(30)]
+    assert "one_layer_us" not in breakdown.summarize(kernels, num_layers=6)

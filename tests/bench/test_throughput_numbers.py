@@ -1,0 +1,129 @@
+"""The numbers beside a throughput: a step's floor, the busy share, and runs of another commit or engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from evalengine.bench.busy import HEAD, busy_share
+from evalengine.bench.floor import Ceilings, Work, floor_seconds, measure_ceilings, work_of
+from evalengine.bench.throughput_compare import read_others
+from evalengine.bench.throughput_report import differing_digests, table_rows
+from evalengine.bench.workload_files import generation
+from evalengine.engine.request import Request, ScoreRequest
+from evalengine.errors import ConfigError
+from evalengine.models.spec import ModelSpec, RopeSpec
+from tests.bench.workload_lines import a_row, write_rows
+
+TINY = ModelSpec(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=100,
+    hidden_size=8,
+    intermediate_size=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    rms_norm_eps=1e-6,
+    rope=RopeSpec(theta=1e4),
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+    attention_bias=False,
+    attention_output_bias=False,
+    qk_norm=True,
+    dtype=torch.bfloat16,
+    bos_token_id=None,
+    eos_token_ids=(),
+)
+
+
+def test_work_counts_a_shared_prefix_once() -> None:
+    # [1 2 3] and [1 2 4 5] share two tokens: 5 are computed. Sorted, the first has 3 of its own and the second 2.
+    # Pairs: 1+2+3 and 3+4. Decode steps: 2 and 4, one sequence at a time 6, else the longer's 4.
+    # KV read: steps of 3+1, 3+2 and of 2+1, 2+2, 2+3, 2+4.
+    generations: list[Request] = [generation(0, [1, 2, 3], 3), generation(1, [1, 2, 4, 5], 5)]
+    assert work_of(generations, 2) == Work(5, 13, 2, 4, 9 + 18)
+    assert work_of(generations, 1).decode_steps == 6
+    # Fed: [1 2], [1 2 8] and [1 2 8] for [8], [8 9], [8 7]: 3 tokens. Scored after [1 2] and [1 2 8]: two rows.
+    scores: list[Request] = [ScoreRequest(i, [1, 2], ids) for i, ids in enumerate(([8], [8, 9], [8, 7]))]
+    assert work_of(scores, 256) == Work(3, 6, 2, 0, 0)
+
+
+def test_floor_of_a_hand_worked_example() -> None:
+    # A layer: q, k, v and o 8 x (8 + 2 x 4) + 8 x 8 = 192, the MLP 3 x 8 x 16 = 384, norms 2 x 8 + 2 x 4 = 24: 600.
+    # Two layers and the last norm: 1,208. lm_head: 800. A token's KV: 2 x 2 layers x 4 numbers x 2 bytes = 32.
+    work = Work(prompt_tokens=10, pairs=55, prompt_rows=2, decode_steps=3, kv_tokens_read=40)
+    flops = 2 * 1208 * 10 + 4 * 2 * 4 * 2 * 55 + 2 * 800 * 2
+    moved = 3 * (1208 + 800) * 2 + 40 * 32
+    found = floor_seconds(work, TINY, 2, Ceilings(copy_bytes_per_s=1000.0, matmul_flops_per_s=100.0))
+    assert found == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
+
+
+def test_ceilings_are_measured() -> None:
+    found = measure_ceilings(torch.device("cpu"), torch.bfloat16)
+    assert found.copy_bytes_per_s > 1e6 and found.matmul_flops_per_s > 1e6
+
+
+def test_busy_share_is_a_union_over_the_time_after_the_head() -> None:
+    assert busy_share([]) is None and HEAD == 0.1
+    assert busy_share([(0, 50), (20, 60), (90, 100)]) == pytest.approx((50 + 10) / 90)
+    assert busy_share([(0, 100)]) == 1.0
+
+
+def test_runs_are_compared_where_preset_workload_and_requests_agree(tmp_path: Path) -> None:
+    theirs = [
+        a_row("fast", 4.0, engine="vllm"),
+        a_row("fast", 9.0, engine="vllm", requests=128),
+        a_row("fast", 9.0, engine="other", preset="qwen3-0.6b"),
+        a_row("invariant", 3.0),
+        a_row("invariant", 5.0, round=1),
+    ]
+    others = read_others(write_rows(tmp_path / "theirs.json", *theirs))
+    ours = [a_row("invariant", 2.0), a_row("invariant", 3.0, round=1), a_row("fast", 2.0), a_row("fast", 2.0)]
+    headings, lines = table_rows(ours, others)
+    assert headings[-2:] == ["time / vllm, fast's", "time / evalengine, earlier's"], "no column without a match"
+    assert lines == [
+        [
+            "qwen3-8b",
+            "random",
+            "256",
+            "2.500",
+            "2.000",
+            "400 tok/s",
+            "500 tok/s",
+            "0.800",
+            "0.40 / 0.50",
+            "0.62 / 0.50 of 4.000 s",
+            "0.62 / - of 4.000 s",
+        ]
+    ]
+    _, lines = table_rows([a_row("fast", 2.0, output_tokens=0)], others)
+    assert lines[0][3:9] == ["-", "2.000", "-", "128 req/s", "-", "- / 0.50"]
+
+
+def test_rounds_with_other_bytes_are_found() -> None:
+    rows = [a_row("invariant", 1.0), a_row("invariant", 1.0, round=1), a_row("fast", 1.0, digest="x")]
+    assert differing_digests(rows) == []
+    assert differing_digests([*rows, a_row("invariant", 1.0, digest="x")]) == [("qwen3-8b", "random")]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "has no rows"),
+        ('{"rows": []}', "has no rows"),
+        ('{"rows": [1]}', "row 0: is no object"),
+        (json.dumps({"rows": [a_row("fast", 0.0)]}), "row 0: wall_s: must be a number of seconds above 0"),
+        (json.dumps({"rows": [a_row("fast", 1.0, requests="2")]}), "row 0: requests: must be an integer"),
+        (json.dumps({"rows": [a_row("fast", 1.0, preset=None)]}), "row 0: preset: must be a text"),
+    ],
+)
+def test_a_damaged_file_to_compare_with_is_named(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        read_others(path)

@@ -1,0 +1,63 @@
+"""A folder with a tiny tied Qwen3, and what the loader reads from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+
+from evalengine.config import ModelConfig
+from evalengine.engine.loader import load_model, resolve_checkpoint
+from evalengine.layers import create_ops
+from evalengine.models.decoder import DecoderForCausalLM
+
+WEIGHTS = "model.safetensors"
+
+
+def tokenizer(vocab: int = 20) -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab)}, unk_token="t0"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="t1", eos_token="t2")
+
+
+def tied_qwen3(path: Path) -> Path:
+    """A tiny tied Qwen3 with a tokenizer, saved by transformers.; returns `path`."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        tie_word_embeddings=True,
+        eos_token_id=5,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+def load(path: Path | str, **more: Any) -> DecoderForCausalLM:
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(path), **more))
+    # exact: in fast, equal weights at another address can give other bits (seen: a product's columns of one value)
+    return load_model(checkpoint, create_ops("exact", torch.float32, torch.device("cpu")), 64)
+
+
+def shard(folder: Path, files: int) -> None:
+    """Rewrite the single file as several, with an index."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    weight_map = {}
+    for i in range(files):
+        name = f"model-{i + 1:05d}-of-{files:05d}.safetensors"
+        part = {key: tensors[key] for key in sorted(tensors)[i::files]}
+        save_file(part, folder / name)
+        weight_map |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
