@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from evalengine.arguments import shown
+from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.generating import Generating
+from evalengine.engine.processing import Processing
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.scoring import PendingScore, Scoring
 from evalengine.engine.sequence import Sequence
 from evalengine.errors import ConfigError
+from evalengine.models.spec import ModelSpec
 
 MAX_LISTED = 10
 
@@ -134,6 +138,30 @@ def to_sequences(
         else:
             sequences.extend(_score_group(item, share_contexts))
     return sequences
+
+
+def generating_sequence(
+    request: GenerateRequest, spec: ModelSpec, tokenizer: Any | None, max_model_len: int
+) -> Generating:
+    """The sequence of a generate request, with what its tokens' choice and its text need beside its tokens.
+
+    max_model_len: tokens that prompt and output may have together. tokenizer: None for a model without one.
+    """
+    params = request.params
+    ends = spec.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
+    room = max_model_len - len(request.prompt_ids)
+    seq = Generating(
+        list(request.prompt_ids),
+        request=request,
+        max_output_tokens=min(params.max_tokens, room),
+        stop_ids=frozenset() if params.ignore_eos else frozenset(ends),
+    )
+    if tokenizer is not None:
+        seq.detokenizer = Detokenizer(tokenizer, params)
+    processors = spec.processors if params.processors is None else params.processors
+    if processors.in_force():
+        seq.processing = Processing(processors, ends, seq.num_prompt_tokens)
+    return seq
 
 
 def _score_group(group: list[PendingScore], share_context: bool) -> list[Scoring]:

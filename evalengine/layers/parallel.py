@@ -55,8 +55,7 @@ class TensorParallel:
             self._peers.begin()
 
     def gather_features(self, x: Tensor) -> Tensor:
-        """`gather` of equal parts, by the quickest way. The result may be overwritten by the gather after the next one.
-        """
+        """`gather` of equal parts, by the quickest way. The gather after the next one may overwrite the result."""
         found = None if self._peers is None else self._peers.gather(x)
         return self.gather(x) if found is None else found
 
