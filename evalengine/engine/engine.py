@@ -61,7 +61,7 @@ class Engine(LoadedModel):
     ) -> None:
         self._copies: list[tuple[int, int]] = []  # page copies of a step that had no memory: the next step makes them
         self._in_flight: Launched | None = None  # the step whose results nobody has taken yet
-        self._failure: Exception | None = None  # of a launch, to be raised once what was finished is handed out
+        self._failure: Exception | None = None  # a launch's error, raised once the finished outputs are handed out
         self._lock = threading.Lock()  # held while an iterator of run() is alive
         self._stepping = threading.RLock()  # held during a step: close() waits for its end
         self._closed = self._released = False  # closing is asked for first; the memory is freed after the step
@@ -89,7 +89,7 @@ class Engine(LoadedModel):
             check_requests(batch, self.limits)
             try:
                 self._admit(batch)
-                while self.scheduler.has_work:  # without any, nobody wants the step in flight
+                while self.scheduler.has_work:  # without work, nobody wants the results of the step in flight
                     yield from self._step()
                     if on_step is not None:
                         on_step(self.stats)
@@ -104,7 +104,7 @@ class Engine(LoadedModel):
                 self.scheduler.abort()
 
     def _admit(self, batch: list[Request]) -> None:
-        """Sequences to the scheduler, which alone holds them: what is finished is forgotten."""
+        """Hands the requests' sequences to the scheduler. It alone holds them, so finished ones are forgotten."""
         max_len = self.settings.max_model_len
         sequences = to_sequences(
             batch,
@@ -116,7 +116,7 @@ class Engine(LoadedModel):
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        """Nothing else uses the engine meanwhile. Raises EvalEngineError if something does, or if it is closed."""
+        """A context in which nothing else uses the engine. Raises EvalEngineError for an engine in use or closed."""
         if not self._lock.acquire(blocking=False):
             raise EvalEngineError(
                 f"this LLM is running other requests: it cannot {what} now; finish or close their iterator first, and "
@@ -130,7 +130,7 @@ class Engine(LoadedModel):
             self._lock.release()
 
     def reconfigure(self, **schedule: Any) -> None:
-        """Other schedule settings (`RECONFIGURABLE`) on the same weights: a new KV pool, an empty prefix cache,
+        """Applies other schedule settings (`RECONFIGURABLE`) to the same weights: a new KV pool, an empty prefix cache,
         counters at zero. Raises ConfigError for any other setting, and for values that cannot be honoured: then the
         settings and the pool's size are what they were."""
         with self._alone("be reconfigured"), self._stepping:
@@ -149,9 +149,9 @@ class Engine(LoadedModel):
     def close(self) -> None:
         """Gives back the weights, the KV pool and the thread setting; a step that another thread schedules or launches
         is launched first, and is its run's last. Idempotent."""
-        self._closed = True  # before the wait: a run that goes on may take the lock again before its turn comes
+        self._closed = True  # set before the wait: a run that goes on may take the lock again before this thread does
         with self._stepping:
-            if not self._released:  # even without a runner: an engine that could not be rebuilt has none
+            if not self._released:  # not `runner is not None`: an engine that could not be rebuilt has no runner
                 self._released = True
                 self._release()
 
@@ -166,9 +166,9 @@ class Engine(LoadedModel):
     def _step(self) -> list[RequestOutput]:
         """Schedule and launch a step, postprocess the one before it; returns the requests that finished.
 
-        Where the device computes by itself, a step is launched before the last one's tokens are known: it takes them on
-        the device, and what they end is computed once in vain. The host waits where a sequence might be preempted, and
-        for the tokens that logits processors must see.
+        Where the device computes by itself, a step is launched before the last one's tokens are known: the new step
+        takes them on the device, and a sequence that they end is computed once in vain. The host waits where a sequence
+        might be preempted, and for the tokens that logits processors must see.
         """
         with self._stepping:
             if self.runner is None or self._closed:
@@ -193,7 +193,7 @@ class Engine(LoadedModel):
             return outputs
 
     def _schedule_ahead(self) -> Schedule | None:
-        """The step after the one in flight, if that one's results are not needed for it."""
+        """The step after the one in flight, or None if it cannot be scheduled without the results of that one."""
         if self._in_flight is None or self._in_flight.needs_the_host:
             return None
         return self.scheduler.schedule_ahead()
@@ -215,7 +215,7 @@ class Engine(LoadedModel):
         return outputs
 
     def _take_token(self, result: NextToken) -> list[RequestOutput]:
-        """A generating sequence's next token; the output if that was its last."""
+        """Appends a generating sequence's next token; returns the output if that token was its last."""
         seq = result.seq
         if result.error is None:
             seq.append(result.token, result.logprob, result.token == result.greedy_id, result.top)
@@ -228,7 +228,7 @@ class Engine(LoadedModel):
         return [seq.output()]
 
     def _take_scores(self, result: Scores) -> list[RequestOutput]:
-        """Some positions' target logprobs; the outputs of the requests that they complete."""
+        """Notes some positions' target logprobs; returns the outputs of the requests that they complete."""
         seq = result.seq
         complete = seq.take(result.positions, result.greedy_ids, result.logprobs, result.top, result.error)
         if seq.is_complete():
@@ -236,7 +236,7 @@ class Engine(LoadedModel):
         return complete
 
     def _count(self, schedule: Schedule, seconds: float) -> None:
-        self.stats.num_steps += bool(schedule.chunks)  # none where the last step's tokens were all that was left
+        self.stats.num_steps += bool(schedule.chunks)  # a schedule without chunks only takes the last step's results
         self.stats.num_graph_steps = self.runner.num_graph_steps if self.runner is not None else 0
         self.stats.largest_batch = max(self.stats.largest_batch, len(schedule.chunks))
         self.stats.largest_step = max(self.stats.largest_step, schedule.num_tokens)
@@ -250,18 +250,19 @@ class Engine(LoadedModel):
     def _after_failure(
         self, schedule: Schedule, error: BaseException, outputs: list[RequestOutput]
     ) -> list[RequestOutput]:
-        """After a launch that failed: what had finished before it, if the run goes on or is to fail only after that.
+        """Handles a launch that failed; returns the outputs that had finished before it.
 
-        A step without memory is scheduled anew, at half the tokens. Of several ranks nobody knows how far the others
-        have come: then all are ended. Raises what ends the run, or ends it at the next step (`_failure`).
+        A step without memory is scheduled anew, at half the tokens. With several ranks nobody knows how far the others
+        have come, so all are ended. An error that ends the run is raised here or, where outputs are yet to be handed
+        out, after them (`_failure`).
         """
         is_full = isinstance(error, torch.OutOfMemoryError)
         if is_full and (schedule.num_tokens == 1 or self._ranks.size > 1):
-            said = EvalEngineError(
+            advice = EvalEngineError(
                 f"{error}\nThat was a step of {schedule.num_tokens} tokens: lower engine.max_num_batched_tokens, "
                 "engine.kv_cache_memory_fraction or engine.num_kv_blocks; the same command then goes on"
             )
-            said.__cause__, error = error, said
+            advice.__cause__, error = error, advice
         if self._ranks.size > 1:
             lost = self._ranks.lost(error)
             if isinstance(error, Exception):
@@ -270,7 +271,7 @@ class Engine(LoadedModel):
             raise error
         outputs += self._postprocess()
         if is_full and not isinstance(error, EvalEngineError):
-            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+            traceback.clear_frames(error.__traceback__)  # the frames hold the tensors of the step
             self._shrink(schedule)
         elif not outputs:
             raise error
@@ -279,8 +280,8 @@ class Engine(LoadedModel):
         return outputs
 
     def _shrink(self, schedule: Schedule) -> None:
-        """After a step that did not fit, of which nothing is known to have been done: its tokens are scheduled anew, at
-        most half as many at once from now on. No bit of a batch-invariant level changes."""
+        """Halves the largest step after one that did not fit the memory. The tokens of that step are scheduled anew:
+        nothing is known of what it has done. No bit of a batch-invariant level changes."""
         self._copies = schedule.copies
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()

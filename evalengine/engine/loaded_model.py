@@ -66,23 +66,27 @@ class LoadedModel:
             raise
 
     def _load(self) -> None:
-        """Weights, then a KV pool in what memory they leave, then the CUDA graphs."""
+        """Loads the weights, makes a KV pool in the memory that they leave, and captures the CUDA graphs."""
         settings = self.settings
         backend, tp = settings.attention_backend, self._ranks.tp
         ops = create_ops(settings.numerics, settings.dtype, settings.device, backend, tp)
-        told = replace(self.checkpoint, tokenizer=None), settings, slot_bytes(self.config, self.spec, ops)
+        slot_size = slot_bytes(self.config, self.spec, ops)
+        orders = replace(self.checkpoint, tokenizer=None), settings, slot_size
 
         def own() -> DecoderForCausalLM:
-            share_memory(ops, told[-1])
+            share_memory(ops, slot_size)
             return load_model(self.checkpoint, ops, settings.max_model_len)
 
-        model, *_ = self._ranks.together("load", told, own)
+        model, *_ = self._ranks.together("load", orders, own)
         self._build(model, ops)
         assert self.runner is not None
         self.runner.capture_graphs()
 
     def _build(self, model: DecoderForCausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
-        """num_kv_blocks None: planned."""
+        """Makes the KV pool, the scheduler and the runner, once the kernels of this block size are verified.
+
+        num_kv_blocks: pages of the pool; None plans them from the free memory.
+        """
         settings = self.settings
         if settings.block_size not in self._kernels_verdicts:
             size = settings.block_size
@@ -107,19 +111,20 @@ class LoadedModel:
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
-        """Of `Ops.verify_kernels` for the current block size."""
+        """What `Ops.verify_kernels` found for the current block size."""
         return self._kernels_verdicts[self.settings.block_size]
 
     @property
     def limits(self) -> Limits:
-        """Of the requests that can run."""
+        """The bounds of the requests that can run."""
         settings, has_tokenizer = self.settings, self.tokenizer is not None
         return Limits(
             settings.max_model_len, self.spec.vocab_size, settings.block_size, self.num_kv_blocks, has_tokenizer
         )
 
     def _reconfigure(self, schedule: dict[str, Any]) -> None:
-        assert self.runner is not None, "it is not closed"
+        """Builds the pool anew under other settings; the settings of before come back if that fails (ConfigError)."""
+        assert self.runner is not None, "the engine is not closed"
         if fixed := sorted(set(schedule) - set(RECONFIGURABLE)):
             raise ConfigError(f"engine.{fixed[0]} is fixed once weights are loaded: make a new LLM")
         config = replace(self.config, **schedule)
@@ -163,7 +168,7 @@ class LoadedModel:
 
 
 def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
-    """What finds the same model again."""
+    """The configuration that finds the same model again."""
     if isinstance(model, str):
         return ModelConfig(name=model, path=model)
     if isinstance(model, Checkpoint):
