@@ -153,7 +153,8 @@ class BlockManager:
             if length or len(rest) < size:
                 continue
             newest = reversed(self.continuing.get((parent, tuple(rest[:size])), {}))
-            computed = (b for b in newest if self.blocks[b].num_computed)  # none in the step being scheduled
+            # Pages of the step being scheduled have nothing computed yet.
+            computed = (b for b in newest if self.blocks[b].num_computed)
             for block_id in islice(computed, CANDIDATES):
                 block, longer = self.blocks[block_id], length + 1
                 if longer > len(rest):

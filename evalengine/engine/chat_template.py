@@ -105,7 +105,7 @@ class ChatTemplate:
                 f"{self._wording.without_template}"
             )
         kept = text[:end]
-        return kept if text.startswith(OPEN_END, end) else kept.rstrip()  # without the space, the template strips
+        return kept if text.startswith(OPEN_END, end) else kept.rstrip()  # a stripping template drops the space
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; an "error" if it died over the question."""

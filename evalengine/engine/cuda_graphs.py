@@ -119,7 +119,7 @@ def graph_bytes(spec: ModelSpec, max_num_seqs: int, settings: Settings) -> int:
     heads = spec.num_heads + spec.num_kv_heads
     widest = 3 * spec.intermediate_size + 2 * spec.hidden_size + 3 * heads * spec.head_dim
     chunks = -(-settings.max_model_len // KV_STEP)
-    state = 2 * chunks * spec.num_heads * (spec.head_dim + 2) if chunks > 1 else 0  # twice: `_Workspace` grows
+    state = 2 * chunks * spec.num_heads * (spec.head_dim + 2) if chunks > 1 else 0  # twice: `_Workspace` doubles
     return rows * (4 * spec.vocab_size + 2 * item * widest + 4 * state + 4 * settings.max_model_len)
 
 
@@ -251,7 +251,7 @@ class DecodeGraphs:
         tokens = self._last_tokens.tokens.clone()
         try:
             self._step(size, metadata, num_layers=1)
-        finally:  # the step that is captured for has yet to take the tokens of the step before it
+        finally:  # the step that the graph is for has yet to take the tokens of the step before it
             self._last_tokens.tokens.copy_(tokens)
 
     def _captured_now(self, size: int, metadata: AttentionMetadata) -> _Captured:

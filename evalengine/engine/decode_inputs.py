@@ -50,7 +50,7 @@ class KnownPages:
 
     def forget(self) -> None:
         """Has the next step tell all rows' pages anew: it is not known whether a failed step's changes were written."""
-        self._known: list[tuple[list[int], int]] = [([], 0)] * self._rows  # pages, by identity, and their number
+        self._known: list[tuple[list[int], int]] = [([], 0)] * self._rows  # a row's page list and its length
 
     def decodes(self, chunks: Sequence[Chunk]) -> Decodes:
         """The step of these chunks, with the pages that are new since the last one."""
@@ -101,7 +101,8 @@ class Stage:
         self.greedy_ids[: len(greedy_ids)].copy_(greedy_ids, non_blocking=True)
         self.logprobs[: len(logprobs)].copy_(logprobs, non_blocking=True)
         if self.event is not None:
-            self.event.record(torch.cuda.current_stream(greedy_ids.device))  # the default is of the current device
+            # Without an argument, the event would be recorded on the current device's stream.
+            self.event.record(torch.cuda.current_stream(greedy_ids.device))
 
 
 class DecodeInputs:
@@ -124,8 +125,8 @@ class DecodeInputs:
         """Sends the step's inputs to the device; rows from n to `size` become padding. Returns the stage in use."""
         self._stages.reverse()
         stage, n, positions = self._stages[0], len(decodes.ids), decodes.positions
-        for either in self._stages:
-            either.missed += decodes.changes
+        for buffers in self._stages:
+            buffers.missed += decodes.changes
         stage.wait()
         stage.write_pages()
         pages = stage.table[np.arange(n), positions // self._block_size].astype(np.int64)

@@ -60,7 +60,7 @@ class Engine(LoadedModel):
         **settings: Any,
     ) -> None:
         self._copies: list[tuple[int, int]] = []  # page copies of a step that had no memory: the next step makes them
-        self._in_flight: Launched | None = None  # the step whose results nobody has taken yet
+        self._in_flight: Launched | None = None  # the step whose results are not taken yet
         self._failure: Exception | None = None  # a launch's error, raised once the finished outputs are handed out
         self._lock = threading.Lock()  # held while an iterator of run() is alive
         self._stepping = threading.RLock()  # held during a step: close() waits for its end
@@ -89,7 +89,7 @@ class Engine(LoadedModel):
             check_requests(batch, self.limits)
             try:
                 self._admit(batch)
-                while self.scheduler.has_work:  # without work, nobody wants the results of the step in flight
+                while self.scheduler.has_work:  # without work, no sequence wants the results of the step in flight
                     yield from self._step()
                     if on_step is not None:
                         on_step(self.stats)
@@ -252,9 +252,9 @@ class Engine(LoadedModel):
     ) -> list[RequestOutput]:
         """Handles a launch that failed; returns the outputs that had finished before it.
 
-        A step without memory is scheduled anew, at half the tokens. With several ranks nobody knows how far the others
-        have come, so all are ended. An error that ends the run is raised here or, where outputs are yet to be handed
-        out, after them (`_failure`).
+        A step without memory is scheduled anew, at half the tokens. With several ranks it is not known how far the
+        others have come, so all are ended. An error that ends the run is raised here or, where outputs are yet to be
+        handed out, after them (`_failure`).
         """
         is_full = isinstance(error, torch.OutOfMemoryError)
         if is_full and (schedule.num_tokens == 1 or self._ranks.size > 1):

@@ -125,7 +125,7 @@ def from_fields(raw: Mapping[str, Any], vocab_size: int) -> LogitsProcessors:
 
 
 def _refused(raw: Mapping[str, Any]) -> Iterator[str]:
-    known = GenerationConfig().to_dict()  # the settings that this transformers reads; others are ignored, as it does
+    known = GenerationConfig().to_dict()  # transformers ignores other names, and so do we
     for name, value in raw.items():
         if value is None or name in APPLIED or name in NEUTRAL:
             continue

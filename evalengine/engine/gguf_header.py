@@ -44,7 +44,7 @@ SCALARS = {
 
 @dataclass(frozen=True)
 class StoredValue:
-    """One metadata value as the file has it. Strings stay bytes: those that nobody reads need not be UTF-8."""
+    """One metadata value as the file has it. Strings stay bytes: an unread string need not be UTF-8."""
 
     type: GGUFValueType  # the type of the value, or of each item
     items: tuple[int | float | bytes, ...]

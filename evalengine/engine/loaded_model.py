@@ -55,7 +55,7 @@ class LoadedModel:
             raise ConfigError(problems)
         self.runner: ModelRunner | None = None
         self.stats = EngineStats()
-        self._kernels_verdicts: dict[int, dict[str, Any] | None] = {}  # by block size
+        self._kernels_verdicts: dict[int, dict[str, Any] | None] = {}  # block size -> `kernels_verdict`
         self._num_threads_before = torch.get_num_threads()
         torch.set_num_threads(self.settings.num_threads)
         self._ranks = Ranks(self.settings.devices)  # the other processes that share the model

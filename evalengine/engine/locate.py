@@ -29,7 +29,7 @@ class Located:
     """A path that exists, and where it came from."""
 
     path: Path
-    source: str  # as configured, e.g. the Hub id
+    source: str  # the path as configured, e.g. the Hub id
     revision: str | None = None  # the Hub commit; None for a local path
 
 
@@ -88,8 +88,8 @@ def _package_file(path: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise Absent(f"{path} (Python package {module} is not installed)")
     for folder in spec.submodule_search_locations:
-        if (path_there := Path(folder) / file).exists():
-            return path_there
+        if (candidate := Path(folder) / file).exists():
+            return candidate
     raise Absent(f"{path} (package {module} has no file {file})")
 
 

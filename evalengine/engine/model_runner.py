@@ -17,7 +17,7 @@ from torch import Tensor
 from evalengine.engine.asked import Asked, NextToken, Pending, Result
 from evalengine.engine.batch import Batch
 from evalengine.engine.choosing import choose
-from evalengine.engine.cuda_graphs import Unread
+from evalengine.engine.cuda_graphs import Decoded, Unread
 from evalengine.engine.generating import Generating
 from evalengine.engine.parallel.ranks import Ranks
 from evalengine.engine.rank_runner import Culprits, RankRunner
@@ -126,9 +126,11 @@ class ModelRunner(RankRunner):
         """The function that chooses some of the step's sampled tokens (`read_out.Choose`)."""
         return lambda which, scores: choose(self.ops, asked.choosing[which], scores)
 
-    def _replayed(self, chunks: list[Chunk], asked: Asked | None, decoded: Any, more: DeviceResults | None) -> Launched:
+    def _replayed(
+        self, chunks: list[Chunk], asked: Asked | None, decoded: Decoded, results: DeviceResults | None
+    ) -> Launched:
         if asked is not None:
-            return self._pending(chunks, asked, more)
+            return self._pending(chunks, asked, results)
         for row, chunk in enumerate(chunks):
             chunk.seq.device_row = row
         return Launched(chunks, decoded.greedy)

@@ -61,7 +61,7 @@ class TemplateDict:
 class TemplateNamespace(jinja2.utils.Namespace):
     """A namespace whose attributes do not begin with an underscore."""
 
-    def __init__(*arguments: Any, **named: Any) -> None:  # so that `namespace(self=...)` works, as jinja2's does
+    def __init__(*arguments: Any, **named: Any) -> None:  # no `self`, so that `namespace(self=...)` works
         self, *rest = arguments
         attributes = dict(*rest, **named)
         for name in attributes:

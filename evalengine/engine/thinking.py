@@ -30,7 +30,7 @@ def special_ids(tokenizer: Any) -> dict[str, int]:
 class Parts:
     """A generation's two parts. Without an end of thinking, all of it is the answer."""
 
-    thinking: str  # with the text of its end token
+    thinking: str  # the thinking, with the text of its end token
     answer: str  # the answer, not yet cut at stop strings
     num_tokens: int  # tokens of the thinking, its end token included
     ended: bool  # whether an end token was found

@@ -59,7 +59,7 @@ def _gather(cache: Tensor, block_table: Tensor, kv_lens: Tensor) -> Tensor:
     """
     longest, block_size = int(kv_lens.max()), cache.shape[1]
     pages = block_table[:, : -(-longest // block_size)]
-    tokens = cache[pages].flatten(1, 2)[:, :longest]  # indexing copies
+    tokens = cache[pages].flatten(1, 2)[:, :longest]  # indexing makes a copy
     shortest = int(kv_lens.min())
     past = torch.arange(shortest, longest) >= kv_lens[:, None]
     tokens[:, shortest:].masked_fill_(past.to(cache.device)[:, :, None, None], 0)

@@ -22,7 +22,7 @@ from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
 
 GREEDY = -1  # as a column of `read_out`: the row's most probable token
-PreparedWeight = Any  # what `prepare_weight` returns: opaque to the layers
+PreparedWeight = Any  # the type of `prepare_weight`'s result, opaque to the layers
 
 
 class Ops(ABC):

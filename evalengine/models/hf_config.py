@@ -123,9 +123,9 @@ def _configuration(raw: Mapping[str, Any], known: bool) -> Any:
         raise ConfigError([f"config.json: {problem}" for problem in problems])
     wanted = HONOURED | CHECKED_BY_CLASS
     try:
-        # It is given a copy, because it fills in the RoPE parameters that it is given.
+        # transformers gets a copy, because it fills in the RoPE parameters that it is given.
         return CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy({k: raw[k] for k in raw.keys() & wanted}))
-    except Exception as error:  # its validation raises several unrelated types
+    except Exception as error:  # transformers' validation raises several unrelated types
         raise ConfigError(f"config.json is not a valid configuration ({one_line(error)})") from error
 
 
