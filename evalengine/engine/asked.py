@@ -1,4 +1,4 @@
-"""What a step's sequences want to know, and how they are told."""
+"""The questions that a step's sequences have for the model, and the answers that they are given."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from evalengine.layers.upload import Download
 
 @dataclass
 class NextToken:
-    """What a generating sequence's last position gave."""
+    """The next token of a generating sequence, from the logits of its last position."""
 
     seq: Generating
     position: int
     greedy_id: int  # the model's most probable token; V if a logprob is NaN
-    token: int  # the chosen one
+    token: int  # the chosen token
     logprob: float
     top: Top = field(default_factory=dict)
     error: str | None = None
@@ -31,12 +31,12 @@ class NextToken:
 
 @dataclass
 class Scores:
-    """What some wanted positions of a scoring sequence gave."""
+    """The logprobs at some wanted positions of a scoring sequence."""
 
     seq: Scoring
     positions: range
-    greedy_ids: np.ndarray  # int64, of each position; V where a logprob is NaN
-    logprobs: np.ndarray  # float32, of `Scoring.columns(positions)`
+    greedy_ids: np.ndarray  # int64: each position's most probable token; V where a logprob is NaN
+    logprobs: np.ndarray  # float32: one for each of `Scoring.columns(positions)`
     top: list[Top] = field(default_factory=list)
     error: str | None = None
 
@@ -78,7 +78,7 @@ class Asked:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The same without the sequences."""
+        """The same questions in integers, without the sequences."""
         if not self.parts:
             return Wanted()
         asking = [part for part in self.parts if part.seq.num_logprobs]
@@ -92,6 +92,7 @@ class Asked:
         )
 
     def _row_of(self) -> np.ndarray:
+        """int64 [m]: the wanted row that each wanted token is read from."""
         counts = np.ones(len(self._rows), dtype=np.int64)
         for part in self.parts:
             if (own := part.columns.stop - part.columns.start) > len(part.positions):
@@ -108,7 +109,7 @@ class Pending:
     top_rows: list[list[int]]
 
     def results(self) -> list[Result]:
-        """Of the sequences that have not finished meanwhile, by a token of the step before. Waits for the step."""
+        """The results of the sequences that no token of the step before has finished meanwhile. Waits for the step."""
         fetched = self.download.read()
         if not self.asked.parts:
             return []
@@ -120,18 +121,18 @@ class Pending:
             seq, own = part.seq, logprobs[part.columns]
             first = part.rows.start
             if isinstance(seq, Generating):
-                found = int(greedy[first]), next(next_tokens), float(own[0]), top.get(first, {}), seq.error
-                results.append(NextToken(seq, part.positions.start, *found))
+                values = int(greedy[first]), next(next_tokens), float(own[0]), top.get(first, {}), seq.error
+                results.append(NextToken(seq, part.positions.start, *values))
             elif isinstance(seq, Scoring):
                 alternatives = [top.get(row, {}) for row in range(first, part.rows.stop)] if top else []
                 results.append(Scores(seq, part.positions, greedy[part.rows], own, alternatives))
         return [result for result in results if result.seq.status is not Status.FINISHED]
 
     def _alternatives(self, arrays: list[np.ndarray]) -> dict[int, Top]:
-        """By wanted row: the most probable tokens, as many as its sequence asked for."""
-        found: dict[int, Top] = {}
+        """Wanted row -> its most probable tokens, as many as its sequence asked for."""
+        alternatives: dict[int, Top] = {}
         for rows, ids, values in zip(self.top_rows, arrays[::2], arrays[1::2], strict=True):
-            for row, its_ids, its_values in zip(rows, ids.tolist(), values.tolist(), strict=True):
+            for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True):
                 count = self.asked.wanted.tops[row]
-                found[row] = dict(zip(its_ids[:count], its_values[:count], strict=True))
-        return found
+                alternatives[row] = dict(zip(row_ids[:count], row_values[:count], strict=True))
+        return alternatives

@@ -1,4 +1,4 @@
-"""What a step computes, as integers: all that a rank must be told of it.
+"""A step as integers: all that a rank must be told to compute it.
 
 T tokens, S sequences, n wanted rows, m wanted tokens (m >= n: several requests may share a row), g next tokens.
 """
@@ -38,12 +38,12 @@ def _none(*shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be read out of the step's hidden states; all arrays are int64."""
+    """The rows and tokens to read out of the step's hidden states; all arrays are int64."""
 
-    rows: np.ndarray = field(default_factory=lambda: _none(0))  # [n], of the batch, ascending
-    columns: np.ndarray = field(default_factory=lambda: _none(0))  # [m] token ids; `layers.ops.GREEDY`: the best one's
-    row_of: np.ndarray = field(default_factory=lambda: _none(0))  # [m]: its row among the wanted ones, ascending
-    next_tokens: np.ndarray = field(default_factory=lambda: _none(0))  # [g]: places among the wanted tokens
-    # Of the next tokens that are not simply the most probable one: place among the wanted tokens, wanted row.
+    rows: np.ndarray = field(default_factory=lambda: _none(0))  # [n]: rows of the batch, ascending
+    columns: np.ndarray = field(default_factory=lambda: _none(0))  # [m]: token ids; `layers.ops.GREEDY`: the best
+    row_of: np.ndarray = field(default_factory=lambda: _none(0))  # [m]: each token's place in `rows`, ascending
+    next_tokens: np.ndarray = field(default_factory=lambda: _none(0))  # [g]: places in `columns`
+    # [k, 2]: the place in `columns` and the place in `rows` of each next token that is sampled or processed.
     chosen: np.ndarray = field(default_factory=lambda: _none(0, 2))
-    tops: dict[int, int] = field(default_factory=dict)  # wanted rows, ascending, and how many alternatives of each
+    tops: dict[int, int] = field(default_factory=dict)  # place in `rows`, ascending -> how many alternatives

@@ -23,27 +23,31 @@ ROOT = b""  # the hash before a sequence's first page
 # Pages that begin alike are indexed by their first 1, 8 and 32 tokens: by the first alone, each of N prompts that begin
 # with one word would look at the N before it (4,000 hellaswag choices: 0.4 million comparisons, 0.3 s of 1.6).
 RUNS = (1, 8, 32)
-CANDIDATES = 16  # pages that are looked at, the newest first: those of one bucket begin alike, so few differ in worth
+CANDIDATES = 16  # pages compared, the newest first: the pages of one bucket begin alike, so few differ in worth
 
 
 @dataclass
 class Block:
+    """One page of the pool and the tokens whose KV it holds."""
+
     block_id: int
     ref_count: int = 0
     parent: bytes = ROOT  # hash of the tokens before this page
-    hash: bytes | None = None  # of the tokens up to its end, once it is full
-    token_ids: list[int] = field(default_factory=list)  # whose KV is here, or will be after the step being scheduled
-    num_computed: int = 0  # how many of its tokens have their KV here, for whatever is launched from now on
+    hash: bytes | None = None  # hash of the tokens up to the page's end, once the page is full
+    token_ids: list[int] = field(default_factory=list)  # tokens whose KV is or will be here
+    num_computed: int = 0  # tokens whose KV every step launched from now on finds here
 
 
 class BlockManager:
+    """Hands out the pages of the KV pool, and finds those that hold a new sequence's prefix."""
+
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.free: OrderedDict[int, None] = OrderedDict((i, None) for i in range(num_blocks))  # oldest first
         self.by_hash: dict[bytes, int] = {}
-        # pages that continue a prefix, by its hash and their first tokens, as many as `RUNS` says
+        # (A prefix's hash, the first tokens after it) -> the pages that begin so, for each length in `RUNS`.
         self.continuing: defaultdict[tuple[bytes, tuple[int, ...]], dict[int, None]] = defaultdict(dict)
 
     @property
@@ -51,6 +55,7 @@ class BlockManager:
         return len(self.free)
 
     def blocks_for(self, num_tokens: int) -> int:
+        """How many pages hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
     # -- taking pages ------------------------------------------------------------------------------------------------
@@ -74,8 +79,8 @@ class BlockManager:
         copies = []
         if copy_from is not None:
             if copy_from in self.free:
-                self.free.move_to_end(copy_from)  # it has just been used
-            # the source may be the very page that is handed out, and is then copied onto itself: still right
+                self.free.move_to_end(copy_from)  # the page has just been used
+            # The source may be the very page that is handed out. It is then copied onto itself, which is right, too.
             destination = self._allocate()
             seq.block_table.append(destination)
             seq.num_computed_tokens += num_copied
@@ -85,10 +90,10 @@ class BlockManager:
         return copies
 
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
-        """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if it is full.
+        """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if the pool is full.
 
         Generated tokens are recorded a page at a time, once the next page is asked for: they may not even be known yet,
-        and nothing but a sequence's own return is likely to ask for them.
+        and hardly anything but the sequence itself, after a preemption, will look for them.
         """
         start = seq.num_computed_tokens
         end, room = start + num_tokens, len(seq.block_table) * self.block_size
@@ -103,7 +108,7 @@ class BlockManager:
         return True
 
     def mark_computed(self, seq: Sequence, start: int, end: int) -> None:
-        """The step is launched: the KV of tokens [start, end) is in the pool for whatever is launched after it."""
+        """Notes that a launched step writes the KV of tokens [start, end): every later step finds them in the pool."""
         seq.num_computed_tokens = end
         if start < seq.num_prompt_tokens:
             self._mark(seq, start, end)
@@ -125,7 +130,7 @@ class BlockManager:
 
     def _match(self, seq: Sequence) -> tuple[list[int], int | None, int]:
         """Cached full pages of the prefix, then the page whose run is copied and the run's length. The hit ends before
-        the first position whose logits are wanted: that one must be computed."""
+        the first position whose logits are wanted, since that position must be computed."""
         limit = seq.first_wanted_position
         if not self.enable_prefix_caching:
             return [], None, 0
@@ -148,7 +153,8 @@ class BlockManager:
             if length or len(rest) < size:
                 continue
             newest = reversed(self.continuing.get((parent, tuple(rest[:size])), {}))
-            computed = (b for b in newest if self.blocks[b].num_computed)  # not those of the step being scheduled
+            # Pages of the step being scheduled have nothing computed yet.
+            computed = (b for b in newest if self.blocks[b].num_computed)
             for block_id in islice(computed, CANDIDATES):
                 block, longer = self.blocks[block_id], length + 1
                 if longer > len(rest):
@@ -159,14 +165,14 @@ class BlockManager:
         return best, length
 
     def _record_generated(self, seq: Sequence) -> None:
-        """The tokens after the prompt that are known and whose KV is in the pool."""
+        """Records the tokens after the prompt that are known and whose KV is in the pool."""
         start, end = seq.num_recorded_tokens, min(seq.num_computed_tokens, len(seq.token_ids))
         if start < end:
             self._record(seq, start, end)
             self._mark(seq, start, end)
 
     def _mark(self, seq: Sequence, start: int, end: int) -> None:
-        """The KV of these tokens is in their pages."""
+        """Notes in the pages of tokens [start, end) that their KV is there."""
         for index in range(start // self.block_size, self.blocks_for(end)):
             block = self.blocks[seq.block_table[index]]
             computed = min(end - index * self.block_size, self.block_size)
@@ -180,8 +186,8 @@ class BlockManager:
                 self._record_page(seq, index, seq.block_table[index], end)
 
     def _record_page(self, seq: Sequence, index: int, block_id: int, end: int) -> None:
-        """Notes which tokens page number `index` of the sequence will hold, and indexes it. A page's tokens only grow,
-        so those that it has are not looked at again."""
+        """Notes which tokens page number `index` of the sequence will hold, and indexes the page. A page's tokens only
+        grow, so those that are noted are not looked at again."""
         block = self.blocks[block_id]
         first = index * self.block_size
         new = seq.token_ids[first + len(block.token_ids) : min(end, first + self.block_size)]
@@ -199,7 +205,7 @@ class BlockManager:
             self.by_hash.setdefault(block.hash, block_id)
 
     def page_hashes(self, seq: Sequence) -> list[bytes]:
-        """Of the full pages that it may find in the cache."""
+        """The hashes of the full pages that the sequence may find in the cache."""
         return [self._hash(seq, index) for index in range(seq.first_wanted_position // self.block_size)]
 
     def _hash(self, seq: Sequence, index: int) -> bytes:
@@ -219,7 +225,7 @@ class BlockManager:
         block.ref_count += 1
 
     def _forget_uncomputed(self, block: Block) -> None:
-        """A step that failed has left tokens recorded whose KV never came: nobody may find them."""
+        """Drops the tokens whose KV a failed step never wrote: no sequence may find them."""
         if block.num_computed < len(block.token_ids):
             self._unhash(block)
             self._unlist(block, keep=block.num_computed)
@@ -231,7 +237,7 @@ class BlockManager:
         block.hash = None
 
     def _unlist(self, block: Block, keep: int = 0) -> None:
-        """Takes the page out of the index, but for runs of up to `keep` tokens."""
+        """Takes the page out of the index, except under runs of up to `keep` tokens."""
         for size in RUNS:
             if keep < size <= len(block.token_ids):
                 key = (block.parent, tuple(block.token_ids[:size]))
@@ -240,7 +246,7 @@ class BlockManager:
                     del self.continuing[key]
 
     def _allocate(self) -> int:
-        """The least recently freed page, forgotten and held."""
+        """Takes the least recently freed page: its content is forgotten, and it has one holder."""
         block_id, _ = self.free.popitem(last=False)
         block = self.blocks[block_id]
         assert block.ref_count == 0

@@ -19,15 +19,15 @@ from evalengine.line_worker import LineWorker
 
 # Far above what a real template takes: 1 ms, 20 MiB and some 10,000 characters for 25 exemplars.
 LIMITS = {"seconds": 10, "bytes": 1 << 30, "characters": 1 << 24}
-OPEN_END = "EVALENGINE_THE_MESSAGE_GOES_ON "  # its space tells whether a template keeps that of a message
+OPEN_END = "EVALENGINE_THE_MESSAGE_GOES_ON "  # the space at its end tells whether a template strips messages
 WORKER = Path(__file__).with_name("template_worker.py")
-# What must not change with the machine: the names of days and months, and the zone of a time.
+# The names of days and months and the time zone must not change with the machine.
 FIXED_ENVIRONMENT = {"TZ": "UTC", "LC_ALL": "C.UTF-8"}
 
 
 @dataclass(frozen=True)
 class Wording:
-    """What a caller's errors name: where the template was asked for, and what its user can do instead."""
+    """Phrases for a caller's errors: where the template was asked for, and what the user can do instead."""
 
     where: str
     without_template: str
@@ -49,8 +49,8 @@ class ChatTemplate:
     def __init__(
         self, tokenizer: Any, date: str, wording: Wording = OF_A_RUN, variables: Mapping[str, Any] | None = None
     ) -> None:
-        """tokenizer: transformers'. date: what the template's clock shows, as YYYY-MM-DD. variables: what the template
-        is told besides, as `enable_thinking`; plain JSON values.
+        """tokenizer: transformers'. date: what the template's clock shows, as YYYY-MM-DD. variables: further variables
+        of the template, as `enable_thinking`; plain JSON values.
 
         Raises ConfigError without a template, and for one that is no template; the process starts with the first call.
         """
@@ -58,7 +58,7 @@ class ChatTemplate:
             raise ConfigError(f"{wording.where}: the model's tokenizer has no chat template")
         try:
             template = tokenizer.get_chat_template()
-        except ValueError as error:  # several templates, and none of them is called "default"
+        except ValueError as error:  # the tokenizer has several templates, and none is called "default"
             raise ConfigError(f"{wording.where}: {' '.join(str(error).split())}") from error
         if not isinstance(template, str):
             raise ConfigError(f"{wording.where}: the chat template is no text; {wording.without_template}")
@@ -84,7 +84,7 @@ class ChatTemplate:
         return self._reads
 
     def _begin(self, messages: list[dict[str, str]]) -> None:
-        """Starts the process, if none is there."""
+        """Starts the worker process, if it does not run."""
         if self._worker is not None:
             return
         self._worker = _start()
@@ -105,7 +105,7 @@ class ChatTemplate:
                 f"{self._wording.without_template}"
             )
         kept = text[:end]
-        return kept if text.startswith(OPEN_END, end) else kept.rstrip()  # this template strips its messages
+        return kept if text.startswith(OPEN_END, end) else kept.rstrip()  # a stripping template drops the space
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; an "error" if it died over the question."""
@@ -126,13 +126,14 @@ def _start() -> LineWorker:
     import jinja2
     import markupsafe
 
-    # -I: nothing of the user's environment or folder is imported; jinja2 may lie in a place of its own all the same
+    # With -I Python imports nothing of the user's environment or folder; jinja2 may lie in a folder of its own.
     places = sorted({str(Path(module.__file__ or "").parents[1]) for module in (jinja2, markupsafe)})
     code = f"import runpy, sys; sys.path += {places!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
     return LineWorker(["-I", "-c", code], {**os.environ, **FIXED_ENVIRONMENT})
 
 
 def _epitaph(code: int) -> str:
+    """Why the worker died, by its exit code."""
     if code == -signal.SIGPROF:
         return f"it was not finished after {LIMITS['seconds']} s"
     return f"it ended the process that renders it (exit code {code}); it may need too much memory"

@@ -1,4 +1,4 @@
-"""Next tokens that are not simply the most probable one: sampled, or chosen behind logits processors.
+"""Chooses the next tokens that are not simply the most probable: sampled ones, and those behind logits processors.
 
 n rows, V vocabulary.
 """
@@ -18,9 +18,9 @@ from evalengine.layers.upload import upload
 
 
 def choose(ops: Ops, choosing: list[tuple[Part, Generating]], scores: Tensor) -> Tensor:
-    """The next tokens of rows whose temperature is positive, or where processors come before the choice, int64 [n].
+    """The next tokens, int64 [n], of rows whose temperature is positive or where processors come before the choice.
 
-    scores: a copy of their logits, float32 [n, V].
+    scores: a copy of the rows' logits, float32 [n, V]; overwritten.
     """
     states = [seq.processing for _, seq in choosing]
     for (_, seq), state in zip(choosing, states, strict=True):
@@ -41,10 +41,13 @@ def choose(ops: Ops, choosing: list[tuple[Part, Generating]], scores: Tensor) ->
 
 
 def _sample(ops: Ops, choosing: list[tuple[Part, Generating]], logprobs: Tensor) -> Tensor:
-    """float32 [n, V] -> int64 [n], each row by its request's temperature, top-k, top-p and noise."""
+    """A sampled token of each row, int64 [n], by its request's temperature, top-k, top-p and noise.
+
+    logprobs: float32 [n, V].
+    """
     params = [seq.request.params for _, seq in choosing]
     keys = np.array([seq.noise_key for _, seq in choosing], dtype=np.int64)
-    positions = np.array([part.positions.stop for part, _ in choosing], dtype=np.int64)  # those that are being filled
+    positions = np.array([part.positions.stop for part, _ in choosing], dtype=np.int64)  # the new tokens'
     return sampling.sample(
         logprobs,
         torch.tensor([p.temperature for p in params], dtype=torch.float64),

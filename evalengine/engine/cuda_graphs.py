@@ -1,18 +1,18 @@
-"""Decode steps as CUDA graphs: one launch for what the host would otherwise launch kernel by kernel.
+"""Decode steps as CUDA graphs: one launch in place of one for every kernel.
 
     n sequences with one new token each, N >= n rows of a captured step, V vocabulary, P pages of a sequence at most.
 
 A step in which every sequence computes one token has the same kernels as the last, so it is captured once for each of
-a ladder of sizes and KV lengths, and replayed over buffers of fixed addresses (`DecodeInputs`), rows past the batch
-being padding. In the batch-invariant level a graph gives the bytes of the eager step, since every schedule does.
+a ladder of sizes and KV lengths, and replayed over buffers of fixed addresses (`DecodeInputs`). Rows past the batch
+are padding. In the batch-invariant level a graph gives the bytes of the eager step, since every schedule does.
 
 An engine captures the ladder up to `LENGTH_AT_START` tokens when it starts (`capture`). A longer one, and every one
-after `reconfigure`, is captured when it is met for the second time: a short run's last steps are not worth one.
+after `reconfigure`, is captured when it is met for the second time: a short run's last steps are not worth a graph.
 
-A step may be launched before the tokens of the last one are known on the host: it takes them where that one left them
-on the device (`LastTokens`), and `Unread` fetches its own while the GPU works.
+A step may be launched before the tokens of the last one are known on the host: the new step takes them where the last
+one left them on the device (`LastTokens`), and `Unread` fetches the new step's own tokens while the GPU works.
 
-Of several ranks, rank 0 decides which steps are replayed and when a graph is captured (`plan`), and all do the same
+With several ranks, rank 0 decides which steps are replayed and when a graph is captured (`plan`), and all do the same
 (`replay`): the collectives inside need every rank.
 """
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 LARGEST_BATCH = 512  # sequences: a larger step keeps the GPU busy for longer than the host takes to launch it
 KV_STEP = 1024  # tokens: the shortest captured KV length; the kernels' grids grow by chunks of as many
 LENGTH_AT_START = 4096  # KV tokens: longer sequences are rare, and every length costs a graph of each size
-FEWEST_MEETINGS = 2  # of a size and length that was not captured at the start, before it is
+FEWEST_MEETINGS = 2  # steps of a size and length after which its graph is captured, if it was not at the start
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Replay:
 
     size: int  # rows of the graph
     kv_len: int  # tokens that its kernels are laid out for
-    capture: bool  # first
+    capture: bool  # whether the graph is captured first
     decodes: Decodes
 
 
@@ -74,19 +74,21 @@ class Unread:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a replayed step left: a row a sequence, in the order of the chunks."""
+    """The results of a replayed step: a row for each sequence, in the order of the chunks."""
 
-    hidden: Tensor  # [n, H], until the next step
+    hidden: Tensor  # [n, H], valid until the next step
     greedy: Unread
 
 
 @dataclass(frozen=True)
 class _Captured:
+    """A graph and the buffers that it writes."""
+
     graph: torch.cuda.CUDAGraph
-    metadata: AttentionMetadata  # its plans hold what the launches in the graph were laid out with
+    metadata: AttentionMetadata  # its plans hold the buffers that the captured launches use
     hidden: Tensor  # [N, H]
     greedy_ids: Tensor  # int64 [N]
-    logprobs: Tensor  # float32 [N]: of the greedy tokens
+    logprobs: Tensor  # float32 [N]: the greedy tokens' logprobs
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:
@@ -105,19 +107,19 @@ def kv_lengths(max_model_len: int) -> list[int]:
 
 
 def has_graphs(config: EngineConfig, settings: Settings) -> bool:
-    """Whether decode steps will be replayed: `Ops.capturable` of the level, before there is one."""
+    """Whether decode steps will be replayed: `Ops.capturable`, told from the settings before the ops are made."""
     by_shape = settings.attention_backend in ("triton", "flash_attn")
     return settings.device.type == "cuda" and by_shape and not config.enforce_eager
 
 
 def graph_bytes(spec: ModelSpec, max_num_seqs: int, settings: Settings) -> int:
-    """Device memory that the captured steps take, about: one step's logits and activations, and the state of split
-    attention, of the largest size; their inputs."""
+    """Roughly the device memory that the captured steps take: the logits, activations and state of split attention of
+    one step of the largest size, and the graphs' inputs."""
     rows, item = batch_sizes(max_num_seqs)[-1], settings.dtype.itemsize
     heads = spec.num_heads + spec.num_kv_heads
     widest = 3 * spec.intermediate_size + 2 * spec.hidden_size + 3 * heads * spec.head_dim
     chunks = -(-settings.max_model_len // KV_STEP)
-    state = 2 * chunks * spec.num_heads * (spec.head_dim + 2) if chunks > 1 else 0  # twice: `_Workspace` grows
+    state = 2 * chunks * spec.num_heads * (spec.head_dim + 2) if chunks > 1 else 0  # twice: `_Workspace` doubles
     return rows * (4 * spec.vocab_size + 2 * item * widest + 4 * state + 4 * settings.max_model_len)
 
 
@@ -160,17 +162,17 @@ class DecodeGraphs:
         self._full = False  # no memory for another graph
 
     def keys_at_start(self) -> list[tuple[int, int]]:
-        """What to capture when an engine starts: every (size, length), the largest size first, whose memory serves the
-        others."""
+        """The graphs to capture when an engine starts: every (size, length), the largest size first, since its memory
+        serves the others."""
         lengths = [length for length in self._lengths if length <= LENGTH_AT_START]
         return [(size, length) for length in lengths for size in reversed(self._sizes)]
 
     def capture(self, size: int, kv_len: int) -> bool:
-        """Captures a step over padding. Whether there was memory for it."""
+        """Captures a step over padding; returns whether there was memory for the graph."""
         return self._capture(size, kv_len) is not None
 
     def plan(self, chunks: Sequence[Chunk]) -> Replay | None:
-        """None if no graph serves the step (prompts in it, too many sequences, met too seldom)."""
+        """How to replay the step; None if no graph serves it (prompts in it, too many sequences, met too seldom)."""
         if len(chunks) > self._sizes[-1] or any(c.end - c.start != 1 for c in chunks):
             return None
         key = self._key(len(chunks), max(c.end for c in chunks))
@@ -182,7 +184,7 @@ class DecodeGraphs:
         return Replay(*key, capture, self._known_pages.decodes(chunks))
 
     def replay(self, step: Replay) -> Decoded | None:
-        """The step, on the current stream; None if there was no memory for its graph, and this is the only rank."""
+        """Replays the step on the current stream; None if a single rank had no memory for its graph."""
         stage = self._inputs.fill(step.decodes, step.size)
         key, n = (step.size, step.kv_len), len(step.decodes.ids)
         captured = self._capture(*key) if step.capture else self._captured.get(key)
@@ -197,7 +199,7 @@ class DecodeGraphs:
         return Decoded(hidden[:n], Unread(n, stage))
 
     def forget(self) -> None:
-        """After a step that was planned and has failed."""
+        """Has all pages written anew: a step that was planned has failed, so what the device knows is not certain."""
         self._known_pages.forget()
 
     def _key(self, num_seqs: int, kv_len: int) -> tuple[int, int]:
@@ -211,7 +213,7 @@ class DecodeGraphs:
 
     @cached_property
     def _pool(self) -> Any:
-        """Memory in which all graphs compute: they run one after another, and what is kept of one is small."""
+        """The memory pool of all graphs: they run one after another, and little of each one's results is kept."""
         return torch.cuda.graph_pool_handle()
 
     @cached_property
@@ -219,8 +221,8 @@ class DecodeGraphs:
         return torch.cuda.Stream(self._ops.device)
 
     def _capture(self, size: int, kv_len: int) -> _Captured | None:
-        """The step's graph; None, with a warning, if the memory that torch keeps for later does not suffice either."""
-        warm_alone = self._ops.tp.size > 1  # its collectives run on every rank once, whatever becomes of the capture
+        """Captures the step's graph; None, with a warning, if even the memory that torch caches does not suffice."""
+        warm_alone = self._ops.tp.size > 1  # the warm-up's collectives run once on every rank, even if a capture fails
         metadata = self._metadata(size, kv_len)
         if warm_alone:
             self._warm(size, metadata)
@@ -230,7 +232,7 @@ class DecodeGraphs:
                     self._warm(size, metadata)
                 self._captured[size, kv_len] = captured = self._captured_now(size, metadata)
                 return captured
-            except RuntimeError as error:  # instantiating a graph raises another one than torch's allocator
+            except RuntimeError as error:  # instantiating a graph raises another error than torch's allocator does
                 if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
                     raise
                 torch.cuda.empty_cache()
@@ -249,7 +251,7 @@ class DecodeGraphs:
         tokens = self._last_tokens.tokens.clone()
         try:
             self._step(size, metadata, num_layers=1)
-        finally:  # the step that this is captured for has yet to take the tokens of the one before it
+        finally:  # the step that the graph is for has yet to take the tokens of the step before it
             self._last_tokens.tokens.copy_(tokens)
 
     def _captured_now(self, size: int, metadata: AttentionMetadata) -> _Captured:
@@ -270,10 +272,10 @@ class DecodeGraphs:
     def _step(
         self, size: int, metadata: AttentionMetadata, num_layers: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states, greedy tokens and their logprobs; the tokens also to where the next step may take them from.
+        """Computes hidden states, greedy tokens and their logprobs; keeps the tokens where the next step may take them.
 
-        The logits are not kept, so that all graphs compute theirs in the same memory: whoever wants more of them than
-        the greedy token computes them again from the hidden states.
+        The logits are not kept, so that all graphs compute theirs in the same memory. A step that wants more than the
+        greedy tokens has the logits computed again from the hidden states.
         """
         inputs = self._inputs
         ids = self._last_tokens.resolve(inputs.ids[:size])

@@ -3,8 +3,8 @@
     n sequences with one new token each, N >= n rows of a captured step, P pages of a sequence at most.
 
 Rows past the batch are padding: token 0 at position 0 of a sequence without KV (length 0, slot -1), so they read no
-page, write none, and no row sees another. A step may be launched while the last one is computed, so the buffers on the
-host are two, used by turns.
+page, write none, and no row sees another. A step may be launched while the last one is computed, so there are two sets
+of buffers on the host, used by turns.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from evalengine.engine.scheduler import Chunk
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import GREEDY
 
-ROW_BYTES = 3 * 8 + 4  # of a sequence's id, position and slot (int64), and its length (int32)
+ROW_BYTES = 3 * 8 + 4  # a row holds a sequence's token id, position and slot (int64), and its length (int32)
 
 
 class PageChange(NamedTuple):
-    """From column `start` on, the block table's row holds these pages."""
+    """New pages of one row of the block table, from column `start` on."""
 
     row: int
     start: int
@@ -34,32 +34,33 @@ class PageChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Decodes:
-    """What is new in a step in which every sequence computes one token: all that a rank must be told of it."""
+    """A step in which every sequence computes one token: all that a rank must be told to compute it."""
 
     ids: np.ndarray  # int64 [n]: token ids, or references below 0 to what the last step chose (`LastTokens`)
     positions: np.ndarray  # int64 [n]
-    changes: list[PageChange]  # since the last such step
+    changes: list[PageChange]  # pages that are new since the last such step
 
 
 class KnownPages:
-    """Which pages every row of the block table was last said to have. Only where the sequences are: on rank 0."""
+    """The pages that every row of the block table was last told to have; kept on rank 0, which has the sequences."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self.forget()
 
     def forget(self) -> None:
-        """After a step that failed: whether its changes were written is not known, so all rows are said again."""
-        self._known: list[tuple[list[int], int]] = [([], 0)] * self._rows  # pages, by identity, and their number
+        """Has the next step tell all rows' pages anew: it is not known whether a failed step's changes were written."""
+        self._known: list[tuple[list[int], int]] = [([], 0)] * self._rows  # a row's page list and its length
 
     def decodes(self, chunks: Sequence[Chunk]) -> Decodes:
+        """The step of these chunks, with the pages that are new since the last one."""
         n = len(chunks)
         ids = np.fromiter((_token_id(c) for c in chunks), dtype=np.int64, count=n)
         positions = np.fromiter((c.start for c in chunks), dtype=np.int64, count=n)
         return Decodes(ids, positions, self._changes(chunks))
 
     def _changes(self, chunks: Sequence[Chunk]) -> list[PageChange]:
-        """A sequence's own table only grows; another sequence's is another one."""
+        """The rows whose pages have changed. A sequence's page list only grows; another sequence has another list."""
         changes = []
         for row, chunk in enumerate(chunks):
             pages = chunk.seq.block_table
@@ -72,40 +73,42 @@ class KnownPages:
 
 
 class Stage:
-    """Pinned memory on the host for one step: what it is given, and what it gives."""
+    """Pinned memory on the host for one step's inputs and results."""
 
     def __init__(self, rows: int, pages: int, pinned: bool) -> None:
         self.scalars = torch.zeros(rows * ROW_BYTES, dtype=torch.uint8, pin_memory=pinned)
         self.ids, self.positions, self.slots, self.lengths = (part.numpy() for part in _parts(self.scalars, rows))
         self.pinned_table = torch.zeros(rows, pages, dtype=torch.int32, pin_memory=pinned)
         self.table = self.pinned_table.numpy()
-        self.missed: list[PageChange] = []  # of the steps since its last one
+        self.missed: list[PageChange] = []  # changes of the steps since this stage was last used
         self.greedy_ids = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
         self.logprobs = torch.zeros(rows, dtype=torch.float32, pin_memory=pinned)
         self.event: Any = torch.cuda.Event() if pinned else None
 
     def wait(self) -> None:
-        """Until the device has read and written everything here."""
+        """Waits until the device has read and written everything in this stage."""
         if self.event is not None:
             self.event.synchronize()
 
     def write_pages(self) -> None:
+        """Brings the host's block table up to date."""
         for row, start, pages in self.missed:
             self.table[row, start : start + len(pages)] = pages
         self.missed.clear()
 
     def fetch(self, greedy_ids: Tensor, logprobs: Tensor) -> None:
-        """[n] each, behind the step that gives them."""
+        """Copies the step's results, [n] each, to the host once the device has computed them."""
         self.greedy_ids[: len(greedy_ids)].copy_(greedy_ids, non_blocking=True)
         self.logprobs[: len(logprobs)].copy_(logprobs, non_blocking=True)
         if self.event is not None:
-            self.event.record(torch.cuda.current_stream(greedy_ids.device))  # the default is the current device's
+            # Without an argument, the event would be recorded on the current device's stream.
+            self.event.record(torch.cuda.current_stream(greedy_ids.device))
 
 
 class DecodeInputs:
-    """The buffers on the device that every graph reads, and how they are filled, by one transfer or two a step.
+    """The buffers on the device that every graph reads. One or two transfers a step fill them.
 
-    The block table is kept from step to step: only what has changed is written.
+    The block table is kept from step to step: only the rows that have changed are written.
     """
 
     def __init__(self, rows: int, pages: int, block_size: int, device: torch.device) -> None:
@@ -119,11 +122,11 @@ class DecodeInputs:
         self.wanted = torch.full((rows,), GREEDY, dtype=torch.int64, device=device)
 
     def fill(self, decodes: Decodes, size: int) -> Stage:
-        """Everything that changes from step to step; rows from n to `size` become padding."""
+        """Sends the step's inputs to the device; rows from n to `size` become padding. Returns the stage in use."""
         self._stages.reverse()
         stage, n, positions = self._stages[0], len(decodes.ids), decodes.positions
-        for each in self._stages:
-            each.missed += decodes.changes
+        for buffers in self._stages:
+            buffers.missed += decodes.changes
         stage.wait()
         stage.write_pages()
         pages = stage.table[np.arange(n), positions // self._block_size].astype(np.int64)
@@ -140,8 +143,8 @@ class DecodeInputs:
         return stage
 
     def metadata(self, size: int, kv_len: int) -> AttentionMetadata:
-        """Of `size` decodes of up to `kv_len` tokens: the kernels' grids are laid out for that length, and each reads
-        its own from the buffer."""
+        """The metadata of `size` decodes of up to `kv_len` tokens. The kernels' grids are laid out for that length, and
+        each sequence's own length is read from the buffer."""
         return AttentionMetadata(
             slot_mapping=self.slots[:size],
             cu_seqlens_q=self.starts[: size + 1],
@@ -153,13 +156,13 @@ class DecodeInputs:
 
 
 def _token_id(decode: Chunk) -> int:
-    """The token at the chunk's position; where the last step is still computing it, the reference to it."""
+    """The token id at the chunk's position, or a reference below 0 to the token that the last step is computing."""
     seq = decode.seq
     return seq.token_ids[decode.start] if decode.start < seq.num_tokens else -1 - seq.device_row
 
 
 def _parts(buffer: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """int64 [rows] three times and int32 [rows], one after another in bytes."""
+    """Views of a byte buffer: int64 [rows] three times and int32 [rows], one after another."""
     words = buffer[: rows * 3 * 8]
     ids, positions, slots = words.view(torch.int64).view(3, rows)
     return ids, positions, slots, buffer[len(words) :].view(torch.int32)

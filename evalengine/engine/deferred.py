@@ -21,9 +21,9 @@ ANY_POOL = 1 << 62  # pages: before memory is planned, no pool is too small
 
 
 class DeferredLLM:
-    """What can be said of an `LLM` before it exists; it is made by `load`, or by the first request.
+    """An `LLM` that `load` or the first request makes; until then only what is known without weights can be asked.
 
-    Raises: ConfigError for settings that cannot be honoured. What only loading tells (memory) is told by `load`.
+    Raises: ConfigError for settings that cannot be honoured. What only loading shows (memory) is raised by `load`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class DeferredLLM:
         engine: EngineConfig,
         make: Callable[[], LLM],
     ) -> None:
-        """make: the very LLM of these settings."""
+        """make: makes the LLM of these settings."""
         self.checkpoint, self.config = checkpoint, engine
         self.spec, self.tokenizer = checkpoint.spec, checkpoint.tokenizer
         self.settings = resolve_settings(engine, batch_invariant, numerics, checkpoint.spec)
@@ -50,7 +50,7 @@ class DeferredLLM:
 
     @property
     def limits(self) -> Limits:
-        """Of the requests that can run, as far as they are known."""
+        """The bounds of the requests that can run, as far as they are known."""
         if self._llm is not None:
             return self._llm.limits
         length, size, pages = self.settings.max_model_len, self.settings.block_size, self.num_kv_blocks or ANY_POOL
@@ -58,27 +58,27 @@ class DeferredLLM:
 
     @property
     def num_kv_blocks(self) -> int | None:
-        """Pages of the pool; None where there is none yet."""
+        """Pages of the pool; None while there is no pool."""
         return self.config.num_kv_blocks if self._llm is None else self._llm.num_kv_blocks
 
     @property
     def stats(self) -> EngineStats:
-        """What it has done."""
+        """The LLM's counters; all zero before there is one."""
         return EngineStats() if self._llm is None else self._llm.stats
 
     @property
     def kernels_verdict(self) -> dict[str, Any] | None:
-        """Of the kernels that ran; None where none did."""
+        """`Engine.kernels_verdict`; None while no kernel has run."""
         return None if self._llm is None else self._llm.kernels_verdict
 
     def run(
         self, requests: Iterable[Request], on_step: Callable[[EngineStats], None] | None = None
     ) -> Iterator[RequestOutput]:
-        """`Engine.run`."""
+        """`Engine.run`, by an LLM that is made if there is none."""
         return self.load().run(requests, on_step)
 
     def close(self) -> None:
-        """`Engine.close`, if there is one."""
+        """Closes the LLM, if there is one."""
         if self._llm is not None:
             self._llm.close()
 

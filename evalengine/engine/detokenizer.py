@@ -1,10 +1,10 @@
-"""Token ids to text as they come, and stop strings found in it.
+"""Decodes token ids to text as they come, and finds stop strings in the text.
 
 Text grows by whole characters (a character cut between tokens waits for its rest). A stop string that is a special
 token of the tokenizer stops by id, since special tokens never show in the text.
 
-Where the end of a thinking is named, stop strings hold behind it: what a model writes to itself has every "\\n\\n" in
-it that would end an answer. In front of it the tokenizer's EOS token alone ends a generation.
+Where the end of a thinking is named, stop strings hold only behind that end: a thinking is full of "\\n\\n", which
+would end an answer. In front of the end the tokenizer's EOS token alone ends a generation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Detokenizer:
         self._stop_ids = frozenset(special[s] for s in params.stop if s in special)
         self._end = end_of_thinking(tokenizer, params.think_end_token)
         self._thinks = self._end is not None
-        self._at_start = False  # of an answer after a thinking: the white space there is not the answer's
+        self._at_start = False  # True between a thinking and its answer: white space there is not the answer's
 
     def stops_at(self, token_id: int) -> bool:
         """Takes the next token; True if it completes a stop string."""
@@ -44,7 +44,7 @@ class Detokenizer:
         return self._completes(new) if new else False
 
     def _thought(self, token_id: int) -> bool:
-        """Takes the next token of a thinking, and what of it may belong to the answer."""
+        """Takes the next token of a thinking, which may reach into the answer; True if it ends the generation."""
         if token_id in self._stop_ids and token_id == self._tokenizer.eos_token_id:
             return True
         if isinstance(self._end, int):
@@ -54,8 +54,8 @@ class Detokenizer:
             return False
         assert self._end is not None
         self._tail += self._stream.step(self._tokenizer.backend_tokenizer, token_id) or ""
-        before, found, after = self._tail.partition(self._end)
-        if not found:
+        before, end, after = self._tail.partition(self._end)
+        if not end:
             self._tail = before[max(0, len(before) - len(self._end) + 1) :]
             return False
         self._thinks, self._at_start, self._tail = False, True, ""
@@ -67,10 +67,10 @@ class Detokenizer:
             new = new.lstrip()
             self._at_start = not new
         self._tail += new
-        found = any(s in self._tail for s in self._stop)
-        # a stop string that is not complete yet begins within the last characters
+        stopped = any(s in self._tail for s in self._stop)
+        # A stop string that is not complete yet begins within the last characters.
         self._tail = self._tail[-(self._longest - 1) :] if self._longest > 1 else ""
-        return found
+        return stopped
 
     def text(self, output_ids: list[int]) -> str:
         """The whole text without its thinking, cut before the first occurrence of each stop string in turn (as lm-eval

@@ -1,4 +1,4 @@
-"""Where two answers to one request part: they are one answer only if every bit is."""
+"""Compares two answers to one request: they are equal only if every bit is."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from evalengine.engine.request import RequestOutput
 
 
 def difference(kept: RequestOutput, computed: RequestOutput, where: str) -> str | None:
-    """Where an answer of before and the one of now part, with both values; None if every bit is equal.
+    """A sentence on the first place where a kept answer and one computed again differ, with both values; None if every
+    bit is equal.
 
-    where: what holds the one of before, as in "the cache".
+    where: what holds the kept answer, as in "the cache".
     """
     if computed.error is not None:
         return f"{where} has an answer, and computed again it fails ({computed.error})"
     tokens = zip(kept.token_ids, computed.token_ids, kept.logprobs, computed.logprobs, strict=False)
-    for place, (mine, theirs, was, now) in enumerate(tokens):
-        if mine != theirs:
-            return f"token {place} is {mine} in {where} and {theirs} computed again"
+    for place, (kept_id, computed_id, was, now) in enumerate(tokens):
+        if kept_id != computed_id:
+            return f"token {place} is {kept_id} in {where} and {computed_id} computed again"
         if was.tobytes() != now.tobytes():
-            said = f"{_shown(was)} in {where} and {_shown(now)} computed again"
-            return f"the logprob of token {place} (id {mine}) is {said}"
+            values = f"{_shown(was)} in {where} and {_shown(now)} computed again"
+            return f"the logprob of token {place} (id {kept_id}) is {values}"
     for name in ("token_ids", "finish_reason", "text", "is_greedy"):
         before, after = getattr(kept, name), getattr(computed, name)
         if before != after:
@@ -31,8 +32,8 @@ def difference(kept: RequestOutput, computed: RequestOutput, where: str) -> str 
 
 def _top_difference(kept: RequestOutput, computed: RequestOutput, where: str) -> str | None:
     for place, (was, now) in enumerate(zip(kept.top_logprobs or [], computed.top_logprobs or [], strict=False)):
-        mine = [(token, np.float32(value).tobytes()) for token, value in was.items()]
-        if mine != [(token, np.float32(value).tobytes()) for token, value in now.items()]:
+        kept_bits = [(token, np.float32(value).tobytes()) for token, value in was.items()]
+        if kept_bits != [(token, np.float32(value).tobytes()) for token, value in now.items()]:
             return f"the alternatives of token {place} are {was} in {where} and {now} computed again"
     if len(kept.top_logprobs or []) != len(computed.top_logprobs or []):
         return "one of the two has no alternatives"

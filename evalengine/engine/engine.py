@@ -1,4 +1,4 @@
-"""The engine: a model, its paged KV pool and a scheduler, driven step by step. It takes token ids; `LLM` takes text.
+"""The engine: drives a loaded model step by step until every request is answered. It takes token ids; `LLM` takes text.
 
 A step is schedule, launch, postprocess, and the results that are postprocessed may be those of the step before.
 """
@@ -11,45 +11,33 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from evalengine.arguments import shown
-from evalengine.config import SCHEDULE_FIELDS, EngineConfig, ModelConfig
+from evalengine.config import EngineConfig, ModelConfig
 from evalengine.engine.asked import NextToken, Scores
 from evalengine.engine.block_manager import BlockManager
-from evalengine.engine.detokenizer import Detokenizer
-from evalengine.engine.generating import Generating
-from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
-from evalengine.engine.memory import memory_problems, plan_num_kv_blocks
-from evalengine.engine.model_runner import Launched, ModelRunner
-from evalengine.engine.parallel.group import share_memory, slot_bytes
-from evalengine.engine.parallel.ranks import Ranks
+from evalengine.engine.loaded_model import LoadedModel
+from evalengine.engine.loader import Checkpoint
+from evalengine.engine.model_runner import Launched
 from evalengine.engine.prefix_order import in_prefix_order
-from evalengine.engine.processing import Processing
 from evalengine.engine.prompts import items
-from evalengine.engine.request import GenerateRequest, Request, RequestOutput
-from evalengine.engine.scheduler import Schedule, Scheduler
-from evalengine.engine.settings import Settings, engine_config, resolve_settings, settings_problems
+from evalengine.engine.request import Request, RequestOutput
+from evalengine.engine.scheduler import Schedule
+from evalengine.engine.settings import engine_config
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import Limits, check_requests, to_sequences
+from evalengine.engine.submission import check_requests, generating_sequence, to_sequences
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.layers import create_ops
-from evalengine.layers.ops import Ops
-from evalengine.models.decoder import DecoderForCausalLM
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FIXED = ("device", "tensor_parallel_size")  # where the weights lie
-RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name not in FIXED)  # what `Engine.reconfigure` takes
 
-
-class Engine:
+class Engine(LoadedModel):
     """A model, its paged KV pool and a scheduler.
 
     Args:
@@ -71,88 +59,13 @@ class Engine:
         engine: EngineConfig | None = None,
         **settings: Any,
     ) -> None:
-        self.config = engine_config(engine, settings)
-        try:
-            self.model_config = _model_config(model)
-            self.checkpoint = model if isinstance(model, Checkpoint) else resolve_checkpoint(self.model_config)
-        except ConfigError as error:
-            others = settings_problems(self.config, batch_invariant, numerics, None)
-            raise ConfigError([*error.problems, *others]) from error
-        self.spec = self.checkpoint.spec
-        self.tokenizer = self.checkpoint.tokenizer
-        self.settings = resolve_settings(self.config, batch_invariant, numerics, self.spec)
-        if problems := list(memory_problems(self.config, self.spec, self.settings)):
-            raise ConfigError(problems)
-        self.runner: ModelRunner | None = None
-        self.stats = EngineStats()
-        self._copies: list[tuple[int, int]] = []  # of pages, of a step that had no memory: the next one makes them
-        self._in_flight: Launched | None = None  # the step whose results nobody has taken yet
-        self._failure: Exception | None = None  # of a launch, to be raised once what was finished is handed out
+        self._copies: list[tuple[int, int]] = []  # page copies of a step that had no memory: the next step makes them
+        self._in_flight: Launched | None = None  # the step whose results are not taken yet
+        self._failure: Exception | None = None  # a launch's error, raised once the finished outputs are handed out
         self._lock = threading.Lock()  # held while an iterator of run() is alive
         self._stepping = threading.RLock()  # held during a step: close() waits for its end
-        self._closed = self._released = False  # closing is asked for first; what the engine holds goes after its step
-        self._kernels_verdicts: dict[int, dict[str, Any] | None] = {}  # by block size
-        self._num_threads_before = torch.get_num_threads()
-        torch.set_num_threads(self.settings.num_threads)
-        self._ranks = Ranks(self.settings.devices)  # the other processes that share the model
-        try:
-            self._load()
-        except BaseException:
-            self._release()
-            raise
-
-    def _load(self) -> None:
-        """Weights, then a KV pool in what memory they leave, then the CUDA graphs."""
-        settings = self.settings
-        backend, tp = settings.attention_backend, self._ranks.tp
-        ops = create_ops(settings.numerics, settings.dtype, settings.device, backend, tp)
-        told = replace(self.checkpoint, tokenizer=None), settings, slot_bytes(self.config, self.spec, ops)
-
-        def own() -> DecoderForCausalLM:
-            share_memory(ops, told[-1])
-            return load_model(self.checkpoint, ops, settings.max_model_len)
-
-        model, *_ = self._ranks.together("load", told, own)
-        self._build(model, ops)
-        assert self.runner is not None
-        self.runner.capture_graphs()
-
-    def _build(self, model: DecoderForCausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
-        """num_kv_blocks None: planned."""
-        settings = self.settings
-        if settings.block_size not in self._kernels_verdicts:
-            size = settings.block_size
-            verdicts = self._ranks.together(
-                "verify", (size,), lambda: ops.verify_kernels(self.spec.shapes, block_size=size)
-            )
-            self._kernels_verdicts[size] = verdicts[0]
-        if num_kv_blocks is None:
-            fitting = self._ranks.together(
-                "plan", (self.config, settings), lambda: plan_num_kv_blocks(self.config, self.spec, settings)
-            )
-            num_kv_blocks = min(fitting)
-        self.num_kv_blocks = num_kv_blocks
-        self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
-        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        longest = None if self.config.enforce_eager else settings.max_model_len
-        pool = self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest
-        runners = self._ranks.together(
-            "build", pool, lambda: ModelRunner(model, self.spec, ops, *pool, ranks=self._ranks)
-        )
-        self.runner = runners[0]
-
-    @property
-    def kernels_verdict(self) -> dict[str, Any] | None:
-        """Of `Ops.verify_kernels` for the current block size."""
-        return self._kernels_verdicts[self.settings.block_size]
-
-    @property
-    def limits(self) -> Limits:
-        """Of the requests that can run."""
-        settings, has_tokenizer = self.settings, self.tokenizer is not None
-        return Limits(
-            settings.max_model_len, self.spec.vocab_size, settings.block_size, self.num_kv_blocks, has_tokenizer
-        )
+        self._closed = self._released = False  # closing is asked for first; the memory is freed after the step
+        super().__init__(model, engine_config(engine, settings), batch_invariant, numerics)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +89,7 @@ class Engine:
             check_requests(batch, self.limits)
             try:
                 self._admit(batch)
-                while self.scheduler.has_work:  # without any, nobody wants the step in flight
+                while self.scheduler.has_work:  # without work, no sequence wants the results of the step in flight
                     yield from self._step()
                     if on_step is not None:
                         on_step(self.stats)
@@ -191,32 +104,19 @@ class Engine:
                 self.scheduler.abort()
 
     def _admit(self, batch: list[Request]) -> None:
-        """Sequences to the scheduler, which alone holds them: what is finished is forgotten."""
-        sequences = to_sequences(batch, self.config.enable_prefix_caching, self._generating)
+        """Hands the requests' sequences to the scheduler. It alone holds them, so finished ones are forgotten."""
+        max_len = self.settings.max_model_len
+        sequences = to_sequences(
+            batch,
+            self.config.enable_prefix_caching,
+            lambda request: generating_sequence(request, self.spec, self.tokenizer, max_len),
+        )
         for seq in in_prefix_order(sequences, self.block_manager):
             self.scheduler.add(seq)
 
-    def _generating(self, request: GenerateRequest) -> Generating:
-        """A sequence with what it needs beside its tokens."""
-        params = request.params
-        ends = self.spec.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
-        room = self.settings.max_model_len - len(request.prompt_ids)
-        seq = Generating(
-            list(request.prompt_ids),
-            request=request,
-            max_output_tokens=min(params.max_tokens, room),
-            stop_ids=frozenset() if params.ignore_eos else frozenset(ends),
-        )
-        if self.tokenizer is not None:
-            seq.detokenizer = Detokenizer(self.tokenizer, params)
-        processors = self.spec.processors if params.processors is None else params.processors
-        if processors.in_force():
-            seq.processing = Processing(processors, ends, seq.num_prompt_tokens)
-        return seq
-
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        """Nothing else uses the engine meanwhile. Raises EvalEngineError if something does, or if it is closed."""
+        """A context in which nothing else uses the engine. Raises EvalEngineError for an engine in use or closed."""
         if not self._lock.acquire(blocking=False):
             raise EvalEngineError(
                 f"this LLM is running other requests: it cannot {what} now; finish or close their iterator first, and "
@@ -230,47 +130,11 @@ class Engine:
             self._lock.release()
 
     def reconfigure(self, **schedule: Any) -> None:
-        """Other schedule settings (`RECONFIGURABLE`) on the same weights: a new KV pool, an empty prefix cache,
+        """Applies other schedule settings (`RECONFIGURABLE`) to the same weights: a new KV pool, an empty prefix cache,
         counters at zero. Raises ConfigError for any other setting, and for values that cannot be honoured: then the
         settings and the pool's size are what they were."""
         with self._alone("be reconfigured"), self._stepping:
             self._reconfigure(schedule)
-
-    def _reconfigure(self, schedule: dict[str, Any]) -> None:
-        assert self.runner is not None, "it is not closed"
-        if fixed := sorted(set(schedule) - set(RECONFIGURABLE)):
-            raise ConfigError(f"engine.{fixed[0]} is fixed once weights are loaded: make a new LLM")
-        config = replace(self.config, **schedule)
-        level = self.settings.numerics
-        settings = resolve_settings(config, level != "fast", level, self.spec)
-        if config.num_threads is None:
-            settings = replace(settings, num_threads=self._num_threads_before)
-        if settings.attention_backend != self.settings.attention_backend:
-            raise ConfigError(
-                f"engine.block_size={settings.block_size}: needs attention_backend={settings.attention_backend}, and "
-                f"this LLM was made with {self.settings.attention_backend}: make a new one, or name the backend"
-            )
-        before = self.config, self.settings, self.num_kv_blocks
-        model, ops = self.runner.model, self.runner.ops
-        self.runner = None  # the old pool goes before the new one is made
-        self._ranks.tell("drop")
-        try:
-            self._restart(model, ops, config, settings)
-        except BaseException:  # only now is it known that no such pool fits, or that no kernel serves such pages
-            self._restart(model, ops, *before)
-            raise
-
-    def _restart(
-        self,
-        model: DecoderForCausalLM,
-        ops: Ops,
-        config: EngineConfig,
-        settings: Settings,
-        num_kv_blocks: int | None = None,
-    ) -> None:
-        self.config, self.settings, self.stats = config, settings, EngineStats()
-        torch.set_num_threads(settings.num_threads)
-        self._build(model, ops, num_kv_blocks)
 
     def reset_prefix_cache(self) -> None:
         """Forgets every prefix whose KV is in the pool: the next run computes all its tokens, as the first did.
@@ -285,18 +149,11 @@ class Engine:
     def close(self) -> None:
         """Gives back the weights, the KV pool and the thread setting; a step that another thread schedules or launches
         is launched first, and is its run's last. Idempotent."""
-        self._closed = True  # before the wait: a run that goes on may take the lock again before its turn comes
+        self._closed = True  # set before the wait: a run that goes on may take the lock again before this thread does
         with self._stepping:
-            if not self._released:  # even without a runner: an engine that could not be rebuilt has none
+            if not self._released:  # not `runner is not None`: an engine that could not be rebuilt has no runner
                 self._released = True
                 self._release()
-
-    def _release(self) -> None:
-        self.runner = None
-        self._ranks.close()
-        torch.set_num_threads(self._num_threads_before)
-        if self.settings.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:
         return self
@@ -309,9 +166,9 @@ class Engine:
     def _step(self) -> list[RequestOutput]:
         """Schedule and launch a step, postprocess the one before it; returns the requests that finished.
 
-        Where the device computes by itself, a step is launched before the last one's tokens are known: it takes them on
-        the device, and what they end is computed once in vain. The host waits where a sequence might be preempted, and
-        for the tokens that logits processors must see.
+        Where the device computes by itself, a step is launched before the last one's tokens are known: the new step
+        takes them on the device, and a sequence that they end is computed once in vain. The host waits where a sequence
+        might be preempted, and for the tokens that logits processors must see.
         """
         with self._stepping:
             if self.runner is None or self._closed:
@@ -335,54 +192,8 @@ class Engine:
             self._count(schedule, time.perf_counter() - started)
             return outputs
 
-    def _after_failure(
-        self, schedule: Schedule, error: BaseException, outputs: list[RequestOutput]
-    ) -> list[RequestOutput]:
-        """After a launch that failed: what had finished before it, if the run goes on or is to fail only after that.
-
-        A step without memory is scheduled anew, at half the tokens. Of several ranks nobody knows how far the others
-        have come: then all are ended. Raises what ends the run, or ends it at the next step (`_failure`).
-        """
-        is_full = isinstance(error, torch.OutOfMemoryError)
-        if is_full and (schedule.num_tokens == 1 or self._ranks.size > 1):
-            said = EvalEngineError(
-                f"{error}\nThat was a step of {schedule.num_tokens} tokens: lower engine.max_num_batched_tokens, "
-                "engine.kv_cache_memory_fraction or engine.num_kv_blocks; the same command then goes on"
-            )
-            said.__cause__, error = error, said
-        if self._ranks.size > 1:
-            lost = self._ranks.lost(error)
-            if isinstance(error, Exception):
-                raise lost from error
-        if not isinstance(error, Exception):
-            raise error
-        outputs += self._postprocess()
-        if is_full and not isinstance(error, EvalEngineError):
-            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
-            self._shrink(schedule)
-        elif not outputs:
-            raise error
-        else:
-            self._failure = error
-        return outputs
-
-    def _shrink(self, schedule: Schedule) -> None:
-        """After a step that did not fit, of which nothing is known to have been done: its tokens are scheduled anew, at
-        most half as many at once from now on. No bit of a batch-invariant level changes."""
-        self._copies = schedule.copies
-        if self.settings.device.type == "cuda":
-            torch.cuda.empty_cache()
-        most = self.scheduler.max_num_batched_tokens = schedule.num_tokens // 2
-        if not self.stats.num_shrunk_steps:
-            logger.warning(
-                "out of memory in a step of %d tokens: the run goes on with steps of %d at most; lower "
-                "engine.max_num_batched_tokens, or what the KV pool takes, to have it so from the start",
-                *(schedule.num_tokens, most),
-            )
-        self.stats.num_shrunk_steps += 1
-
     def _schedule_ahead(self) -> Schedule | None:
-        """The step after the one in flight, if that one's results are not needed for it."""
+        """The step after the one in flight, or None if it cannot be scheduled without the results of that one."""
         if self._in_flight is None or self._in_flight.needs_the_host:
             return None
         return self.scheduler.schedule_ahead()
@@ -404,7 +215,7 @@ class Engine:
         return outputs
 
     def _take_token(self, result: NextToken) -> list[RequestOutput]:
-        """A generating sequence's next token; the output if that was its last."""
+        """Appends a generating sequence's next token; returns the output if that token was its last."""
         seq = result.seq
         if result.error is None:
             seq.append(result.token, result.logprob, result.token == result.greedy_id, result.top)
@@ -417,7 +228,7 @@ class Engine:
         return [seq.output()]
 
     def _take_scores(self, result: Scores) -> list[RequestOutput]:
-        """Some positions' target logprobs; the outputs of the requests that they complete."""
+        """Notes some positions' target logprobs; returns the outputs of the requests that they complete."""
         seq = result.seq
         complete = seq.take(result.positions, result.greedy_ids, result.logprobs, result.top, result.error)
         if seq.is_complete():
@@ -425,7 +236,7 @@ class Engine:
         return complete
 
     def _count(self, schedule: Schedule, seconds: float) -> None:
-        self.stats.num_steps += bool(schedule.chunks)  # none where the last step's tokens were all that was left
+        self.stats.num_steps += bool(schedule.chunks)  # a schedule without chunks only takes the last step's results
         self.stats.num_graph_steps = self.runner.num_graph_steps if self.runner is not None else 0
         self.stats.largest_batch = max(self.stats.largest_batch, len(schedule.chunks))
         self.stats.largest_step = max(self.stats.largest_step, schedule.num_tokens)
@@ -434,13 +245,51 @@ class Engine:
         self.stats.num_preemptions = self.scheduler.num_preemptions
         self.stats.seconds += seconds
 
+    # -- a step that failed --------------------------------------------------------------------------------------------
 
-def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
-    """What finds the same model again."""
-    if isinstance(model, str):
-        return ModelConfig(name=model, path=model)
-    if isinstance(model, Checkpoint):
-        return ModelConfig(path=model.source, revision=model.revision, load_format=model.format)
-    if not isinstance(model, ModelConfig):
-        raise ConfigError(f"model={shown(model)}: must be a path, a Hub id, a ModelConfig or a Checkpoint")
-    return model
+    def _after_failure(
+        self, schedule: Schedule, error: BaseException, outputs: list[RequestOutput]
+    ) -> list[RequestOutput]:
+        """Handles a launch that failed; returns the outputs that had finished before it.
+
+        A step without memory is scheduled anew, at half the tokens. With several ranks it is not known how far the
+        others have come, so all are ended. An error that ends the run is raised here or, where outputs are yet to be
+        handed out, after them (`_failure`).
+        """
+        is_full = isinstance(error, torch.OutOfMemoryError)
+        if is_full and (schedule.num_tokens == 1 or self._ranks.size > 1):
+            advice = EvalEngineError(
+                f"{error}\nThat was a step of {schedule.num_tokens} tokens: lower engine.max_num_batched_tokens, "
+                "engine.kv_cache_memory_fraction or engine.num_kv_blocks; the same command then goes on"
+            )
+            advice.__cause__, error = error, advice
+        if self._ranks.size > 1:
+            lost = self._ranks.lost(error)
+            if isinstance(error, Exception):
+                raise lost from error
+        if not isinstance(error, Exception):
+            raise error
+        outputs += self._postprocess()
+        if is_full and not isinstance(error, EvalEngineError):
+            traceback.clear_frames(error.__traceback__)  # the frames hold the tensors of the step
+            self._shrink(schedule)
+        elif not outputs:
+            raise error
+        else:
+            self._failure = error
+        return outputs
+
+    def _shrink(self, schedule: Schedule) -> None:
+        """Halves the largest step after one that did not fit the memory. The tokens of that step are scheduled anew:
+        nothing is known of what it has done. No bit of a batch-invariant level changes."""
+        self._copies = schedule.copies
+        if self.settings.device.type == "cuda":
+            torch.cuda.empty_cache()
+        most = self.scheduler.max_num_batched_tokens = schedule.num_tokens // 2
+        if not self.stats.num_shrunk_steps:
+            logger.warning(
+                "out of memory in a step of %d tokens: the run goes on with steps of %d at most; lower "
+                "engine.max_num_batched_tokens, or what the KV pool takes, to have it so from the start",
+                *(schedule.num_tokens, most),
+            )
+        self.stats.num_shrunk_steps += 1

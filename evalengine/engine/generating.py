@@ -19,13 +19,13 @@ _GREEDY_ALONE = np.array([GREEDY], dtype=np.int64)
 
 @dataclass(eq=False)
 class Generating(Sequence):
-    """A `GenerateRequest`: samples one token after another until one of them ends it."""
+    """A sequence that grows by the tokens it samples."""
 
     request: GenerateRequest = field(kw_only=True)
     max_output_tokens: int = field(kw_only=True)
-    stop_ids: frozenset[int] = field(kw_only=True)  # that end it
+    stop_ids: frozenset[int] = field(kw_only=True)  # token ids that end the generation
     detokenizer: Any = None
-    processing: Processing | None = None  # None: its tokens are chosen from the model's own logits
+    processing: Processing | None = None  # None: tokens are chosen from the model's own logits
     logprobs: list[float] = field(default_factory=list)
     top: list[Top] = field(default_factory=list)
     all_greedy: bool = True
@@ -55,7 +55,7 @@ class Generating(Sequence):
 
     @cached_property
     def noise_key(self) -> int:
-        """64 bits of (seed, what is sampled): the same in every batch, engine and process."""
+        """64 bits made of the seed and the name of what is sampled: the same in every batch, engine and process."""
         params = self.request.params
         name = params.noise_key
         if name is None:
@@ -78,7 +78,7 @@ class Generating(Sequence):
         return len(self.logprobs) + self.num_in_flight >= self.max_output_tokens
 
     def append(self, token: int, logprob: float, is_greedy: bool, top: Top) -> None:
-        """The next generated token has become known."""
+        """Adds the next generated token, once it is known on the host."""
         self.token_ids.append(token)
         self.num_in_flight -= 1
         self.logprobs.append(logprob)
@@ -86,7 +86,7 @@ class Generating(Sequence):
         self.all_greedy &= is_greedy
 
     def is_complete(self) -> bool:
-        """Whether its last token ends it."""
+        """Whether the last token ends the generation; sets `finish_reason`."""
         token = self.token_ids[-1]
         if (self.detokenizer is not None and self.detokenizer.stops_at(token)) or token in self.stop_ids:
             self.finish_reason = "stop"
@@ -94,7 +94,7 @@ class Generating(Sequence):
         return len(self.logprobs) >= self.max_output_tokens
 
     def output(self) -> RequestOutput:
-        """The finished request."""
+        """The output of the finished request."""
         assert self.status is Status.FINISHED
         return RequestOutput(
             request_id=self.request.request_id,

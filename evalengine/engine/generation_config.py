@@ -1,12 +1,12 @@
-"""generation_config.json: what of it changes a greedy or a sampled token is applied, or refused by name.
+"""generation_config.json: each setting that changes a greedy or a sampled token is applied, or refused by name.
 
 transformers' `generate` takes this file's values wherever its caller says nothing, and so does lm-eval's hf backend,
 which says only what the task does. Qwen2.5-Coder-7B-Instruct, for one, ships a repetition penalty of 1.1, which changes
 greedy output, too. Every field of transformers' `GenerationConfig` stands in exactly one of the groups below.
 
-What samples (`SAMPLING`) is not taken from the file: a request says itself whether it samples, and how (temperature,
-top_k, top_p; what a task leaves out is off), so that a task means the same on every model. In transformers the file's
-top_k and top_p, and without one top_k=50, would hold for a task that sets a temperature alone.
+The sampling settings (`SAMPLING`) are not taken from the file: a request says itself whether it samples, and how
+(temperature, top_k, top_p; a setting that a task leaves out is off), so that a task means the same on every model. In
+transformers the file's top_k and top_p, and without one top_k=50, would hold for a task that sets a temperature alone.
 
 `model.generation_config=none` reads none of this.
 """
@@ -32,12 +32,13 @@ APPLIED = tuple(f.name for f in fields(LogitsProcessors))
 
 
 def _other_than(*neutral: Any) -> Callable[[Any], bool]:
+    """A test that is true for every value but these."""
     return lambda value: value not in neutral
 
 
-# name -> whether such a value (null is always harmless) would change what is generated
+# Setting -> whether a value of it would change what is generated; null is always harmless.
 REFUSED: Mapping[str, Callable[[Any], bool]] = {
-    # another search than arg max or sampling
+    # These ask for another search than arg max or sampling.
     "num_beams": _other_than(1),
     "num_beam_groups": _other_than(1),
     "num_return_sequences": _other_than(1),
@@ -48,7 +49,7 @@ REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "use_mtp": _other_than(False),
     "prompt_lookup_num_tokens": _other_than(),
     "assistant_early_exit": _other_than(),
-    # processors that are not built here
+    # These ask for logits processors that are not built here.
     "guidance_scale": _other_than(1),
     "sequence_bias": _other_than([], {}),
     "encoder_repetition_penalty": _other_than(1),  # for a decoder, the "encoder's" tokens are the prompt
@@ -58,10 +59,10 @@ REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "exponential_decay_length_penalty": _other_than(),
     "watermarking_config": _other_than(),
     "token_healing": _other_than(False),
-    # other ends
+    # These end a generation otherwise.
     "stop_strings": _other_than([], ""),
-    "max_time": _other_than(),  # seconds: no run would be repeatable
-    # a cache of other numbers
+    "max_time": _other_than(),  # a limit in seconds would make no run repeatable
+    # A quantised cache holds other numbers.
     "cache_implementation": lambda value: value == "quantized",
 }
 SAMPLING = frozenset(
@@ -69,16 +70,16 @@ SAMPLING = frozenset(
 )
 NEUTRAL = SAMPLING | frozenset(
     (
-        *("max_length", "max_new_tokens"),  # the request's own max_tokens holds
-        *("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"),  # read with the model's spec
-        *("early_stopping", "length_penalty", "diversity_penalty", "low_memory"),  # of the searches refused above
-        # drafting, by whoever is refused above: it changes the speed, not the choice
+        *("max_length", "max_new_tokens"),  # the request's own max_tokens holds instead
+        *("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"),  # the model's spec has these
+        *("early_stopping", "length_penalty", "diversity_penalty", "low_memory"),  # for the searches refused above
+        # These tune a draft model, which is refused above; they change the speed, not the choice.
         *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
         *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "speculation_type"),
         "max_matching_ngram_size",
-        # of finite scores, neither changes which token is best or how probable one is; a row with a NaN fails here
+        # With finite scores these two change neither the best token nor any probability; here a row with a NaN fails.
         *("renormalize_logits", "remove_invalid_values"),
-        # how it is computed and returned
+        # These say how generation is computed and returned.
         *("use_cache", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile"),
         *("continuous_batching_config", "output_attentions", "output_hidden_states", "output_scores", "output_logits"),
         *("return_dict_in_generate", "transformers_version", "_from_model_config"),
@@ -109,7 +110,7 @@ def from_fields(raw: Mapping[str, Any], vocab_size: int) -> LogitsProcessors:
     """`GenerationConfig` fields -> the processors. Raises ConfigError that lists what cannot be honoured."""
     problems = list(_refused(raw))
     values = {name: raw[name] for name in APPLIED if raw.get(name) is not None}
-    if raw.get("min_new_tokens") is not None:  # transformers: min_length is then what the prompt and they make together
+    if raw.get("min_new_tokens") is not None:  # transformers then sets min_length to prompt + min_new_tokens
         values.pop("min_length", None)
     processors = LogitsProcessors()
     try:
@@ -124,7 +125,7 @@ def from_fields(raw: Mapping[str, Any], vocab_size: int) -> LogitsProcessors:
 
 
 def _refused(raw: Mapping[str, Any]) -> Iterator[str]:
-    known = GenerationConfig().to_dict()  # what this transformers reads; it ignores other names, and so do we
+    known = GenerationConfig().to_dict()  # transformers ignores other names, and so do we
     for name, value in raw.items():
         if value is None or name in APPLIED or name in NEUTRAL:
             continue

@@ -34,7 +34,7 @@ from evalengine.models.spec_checks import spec_problems
 logger = logging.getLogger(__name__)
 
 HALVES = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
-QUANTIZATION_VERSION = 2  # of the blocks' layout, since before the first GGUF file
+QUANTIZATION_VERSION = 2  # the layout of quantised blocks; it is older than the first GGUF file
 
 
 class GGUFFile:
@@ -50,7 +50,7 @@ class GGUFFile:
             header = read_header(self._data)
         except OSError as error:
             raise EvalEngineError(f"{path}: cannot be read ({error.strerror or error})") from error
-        except ValueError as error:  # the header's, or mmap's of an empty file
+        except ValueError as error:  # raised for the header, or by mmap for an empty file
             raise self._damaged(error) from error
         self.fields = GGUFFields(path, header.metadata)
         self._tensors = header.tensors
@@ -70,7 +70,7 @@ class GGUFFile:
         return name
 
     def spec(self) -> ModelSpec:
-        """The model's description; what of it the tensors say is held against them.
+        """The model's description from the metadata, checked against the tensors.
 
         `bos_token_id` and `eos_token_ids` are as transformers reads a GGUF file: the end of generation is
         `eos_token_id` alone; only a file without one ends at `eot_token_id`. Raises `ConfigError` listing everything
@@ -113,7 +113,7 @@ class GGUFFile:
         return spec
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, float32 tensor), in name order; one dequantised tensor at a time."""
+        """Pairs (Hugging Face name, float32 tensor) in name order; one dequantised tensor at a time."""
         head_counts = {}
         if model_class_for_type(self.architecture).gguf_interleaved_rope:
             heads = self._model.integer("attention.head_count", least=1)
@@ -139,9 +139,9 @@ class GGUFFile:
             raise ConfigError(f"{self.path}: {name} is {kind}, which the gguf library cannot dequantise") from error
 
     def _dtype(self) -> torch.dtype:
-        """The narrowest that holds every matrix of the file: float16 or bfloat16 if all are that, else float32.
+        """The narrowest dtype that holds every matrix of the file: float16 or bfloat16 if all have it, else float32.
 
-        Blocks dequantise to float32, and of float16 and bfloat16 neither holds the other. Vectors (norms, biases) do
+        Quantised blocks become float32, and neither float16 nor bfloat16 holds the other. Vectors (norms, biases) do
         not count: llama.cpp's converter writes them as float32 whatever the model's own dtype, and in a run of that
         dtype they are rounded to it again, as transformers does.
         """
@@ -149,8 +149,8 @@ class GGUFFile:
         return HALVES.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
 
     def _rope(self, head_dim: int) -> RopeSpec:
-        """As llama.cpp reads it (`llama_model::load_hparams` in src/llama-model.cpp): scaling without a type is linear,
-        `rope.scale_linear` is the old name of its factor, 0 means none; the type "none" overrides a factor
+        """RoPE as llama.cpp reads it (`llama_model::load_hparams` in src/llama-model.cpp): scaling without a type is
+        linear, `rope.scale_linear` is the old name of its factor, 0 means none; the type "none" overrides a factor
         (`llama_context`). A divisor for each frequency and a common factor both apply."""
         theta = self._model.number("rope.freq_base", 10000.0)
         factor = self._model.number("rope.scaling.factor", None)
@@ -166,15 +166,15 @@ class GGUFFile:
         return RopeSpec(theta=theta) if factor == 1.0 else RopeSpec(theta=theta, type="linear", factor=factor)
 
     def _check_tensors(self, spec: ModelSpec) -> None:
-        """Before a model of the metadata's sizes is made: the tensors are those that the spec names."""
+        """Raises EvalEngineError unless the tensors are those that the spec names; asked before a model is made."""
         expected = tensor_shapes(spec)
-        found = {name: info.shape for name, info in self._tensors.items() if name != ROPE_FACTORS}
+        shapes = {name: info.shape for name, info in self._tensors.items() if name != ROPE_FACTORS}
         problems = {
-            "missing": [name for name in expected if name not in found],
-            "unexpected": [name for name in found if name not in expected],
+            "missing": [name for name in expected if name not in shapes],
+            "unexpected": [name for name in shapes if name not in expected],
             "wrong shape": [
                 f"{name} is {list(shape)}, expected {list(expected[name])}"
-                for name, shape in found.items()
+                for name, shape in shapes.items()
                 if shape != expected.get(name, shape)
             ],
         }
@@ -193,7 +193,7 @@ class GGUFFile:
             )
 
     def _log(self, spec: ModelSpec, eot: int | None) -> None:
-        """What was decided, or left unread, that a user may not expect."""
+        """Warns of decisions and unread metadata that a user may not expect."""
         counts = Counter(info.kind for info in self._tensors.values() if len(info.shape) > 1)
         if len(counts) > 1 and HALVES.keys() & counts.keys():
             types = ", ".join(f"{count} {kind.name}" for kind, count in counts.most_common())
@@ -211,5 +211,5 @@ class GGUFFile:
 
 
 def _half_split(tensor: Tensor, heads: int) -> Tensor:
-    """[heads * D, ...] with each head's RoPE pairs side by side -> pairs (i, i + D / 2), as models compute."""
+    """Reorders rows [heads * D, ...]: RoPE pairs side by side become pairs (i, i + D / 2), as models compute them."""
     return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

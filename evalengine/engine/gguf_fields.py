@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file, read by type: whoever asks for an integer gets one in range, or a sentence names the key."""
+"""Metadata of a GGUF file, read by type: a value of another type or out of range is an error that names the key."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from evalengine.errors import EvalEngineError
 CURE = "download or copy it again, or set model.path to another file"
 FLOATS = (GGUFValueType.FLOAT32, GGUFValueType.FLOAT64)
 NOT_INTEGERS = (*FLOATS, GGUFValueType.STRING, GGUFValueType.BOOL)
-LARGEST = (1 << 63) - 1  # in a signed integer of 64 bits
-REQUIRED: Any = object()  # as a default: the key must be there
+LARGEST = (1 << 63) - 1  # the largest signed integer of 64 bits
+REQUIRED: Any = object()  # the default of a key that must be there
 
 Default = TypeVar("Default")
 
@@ -50,7 +50,7 @@ class GGUFFields:
     def integer(
         self, key: str, default: Default = REQUIRED, *, least: int = 0, largest: int = LARGEST
     ) -> int | Default:
-        """An integer of any size; a boolean or 2.0 is none."""
+        """An integer, stored with any number of bits; a boolean or 2.0 is no integer."""
         if (stored := self._stored(key, default)) is None:
             return default
         value = stored.items[0] if not stored.is_list and stored.type not in NOT_INTEGERS else None
@@ -59,7 +59,7 @@ class GGUFFields:
         return value
 
     def number(self, key: str, default: Default = REQUIRED) -> float | Default:
-        """A finite number. One stored as float32 becomes its shortest decimal: the model's own config has that one."""
+        """A finite number. A float32 is read as its shortest decimal, which is what the model's own config has."""
         if (stored := self._stored(key, default)) is None:
             return default
         value = stored.items[0] if not stored.is_list and stored.type in FLOATS else None
@@ -68,7 +68,7 @@ class GGUFFields:
         return float(str(np.float32(value))) if stored.type == GGUFValueType.FLOAT32 else value
 
     def boolean(self, key: str, default: Default = REQUIRED) -> bool | Default:
-        """True or false; a byte of another value is neither."""
+        """True or false; a byte other than 0 and 1 is an error."""
         if (stored := self._stored(key, default)) is None:
             return default
         if stored.is_list or stored.type != GGUFValueType.BOOL or stored.items[0] not in (0, 1):
@@ -104,12 +104,12 @@ class GGUFFields:
         return items
 
     def count(self, key: str) -> int | None:
-        """Items of a list, None for an absent key."""
+        """How many items a list has; None for an absent key."""
         stored = self._metadata.get(self._prefix + key)
         return None if stored is None else len(stored.items)
 
     def any(self, key: str) -> bool | int | float | str | list[Any] | None:
-        """The value whatever its type, None for an absent key; of a string, what is no UTF-8 is replaced."""
+        """The value, whatever its type; None for an absent key. Bytes of a string that are not UTF-8 are replaced."""
         if (stored := self._metadata.get(self._prefix + key)) is None:
             return None
         values: list[Any] = [i.decode(errors="replace") if isinstance(i, bytes) else i for i in stored.items]
@@ -132,8 +132,8 @@ class GGUFFields:
     def _wrong(self, key: str, expected: str) -> NoReturn:
         stored = self._metadata[self._prefix + key]
         if stored.is_list:
-            found = f"a list of {len(stored.items)} values of type {stored.type.name}"
+            actual = f"a list of {len(stored.items)} values of type {stored.type.name}"
         else:
             value = stored.items[0]
-            found = f"{stored.type.name} {f'{value[:40]!r}' if isinstance(value, bytes) else value}"
-        raise EvalEngineError(f"{self.path}: metadata key {self._prefix}{key} is {found}, expected {expected}; {CURE}")
+            actual = f"{stored.type.name} {f'{value[:40]!r}' if isinstance(value, bytes) else value}"
+        raise EvalEngineError(f"{self.path}: metadata key {self._prefix}{key} is {actual}, expected {expected}; {CURE}")

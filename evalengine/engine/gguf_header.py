@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata as stored, and where each tensor lies. Nothing in it is believed unchecked.
+"""The header of a GGUF file: its metadata as stored, and where each tensor lies. Every value is checked before use.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` library's own reader computes in numpy's
 64-bit integers, which wrap, takes the offsets as they come and follows any length: a damaged header made it loop, or
@@ -17,12 +17,12 @@ from mmap import mmap
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)  # the same bytes; 3 only adds files of the other byte order
+VERSIONS = (2, 3)  # both have the same layout; 3 only adds files of the other byte order
 ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
-MAX_DIMS = 4  # GGML_MAX_DIMS
-# What is larger is damaged, and asks for memory before the file's end shows it.
-MAX_ITEMS = 1 << 23  # of all lists together; the largest vocabulary has 2^18 tokens, and four lists are as long as it
+MAX_DIMS = 4  # ggml's GGML_MAX_DIMS
+# A larger count or length comes from a damaged file, and would take memory before the file's end shows the damage.
+MAX_ITEMS = 1 << 23  # items of all lists together; four lists are as long as a vocabulary, at most 2^18 tokens
 MAX_STRING = 1 << 28  # bytes
 MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
 
@@ -38,15 +38,15 @@ SCALARS = {
     GGUFValueType.UINT64: "Q",
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
-    GGUFValueType.BOOL: "B",  # as a number: 2 is neither true nor false
+    GGUFValueType.BOOL: "B",  # read as a number, so that 2 is found to be neither true nor false
 }
 
 
 @dataclass(frozen=True)
 class StoredValue:
-    """One metadata value as the file has it. Strings stay bytes: those that nobody reads need not be UTF-8."""
+    """One metadata value as the file has it. Strings stay bytes: an unread string need not be UTF-8."""
 
-    type: GGUFValueType  # of the value, or of each item
+    type: GGUFValueType  # the type of the value, or of each item
     items: tuple[int | float | bytes, ...]
     is_list: bool = False
 
@@ -56,14 +56,14 @@ class TensorInfo:
     """One tensor: its type and where its bytes are."""
 
     name: str
-    shape: tuple[int, ...]  # as in torch: the row's length is last
+    shape: tuple[int, ...]  # in torch's order: the row's length is last
     kind: GGMLQuantizationType
     start: int  # byte offset in the file
     size: int  # bytes
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of the bytes: a row's elements become the bytes of its blocks."""
+        """The shape of the tensor's bytes: a row's length is that of its blocks in bytes."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         return (*self.shape[:-1], self.shape[-1] // block * block_bytes)
 
@@ -98,7 +98,7 @@ def read_header(data: mmap | bytes) -> GGUFHeader:
 
 
 class _Cursor:
-    """A place in the file. What would reach beyond its end is a ValueError."""
+    """A place in the file, from which values are read. Raises ValueError for a value beyond the file's end."""
 
     def __init__(self, data: mmap | bytes) -> None:
         self.data, self.at, self.end = data, 0, len(data)
@@ -119,7 +119,7 @@ class _Cursor:
         return struct.unpack(form, self.take(struct.calcsize(form)))
 
     def count(self, what: str) -> int:
-        """How many of something the header says it lists."""
+        """How many items a list of the header has. Raises ValueError once all lists have more than any model needs."""
         count = self.integer("Q")
         self.items_left -= count
         if self.items_left < 0:
@@ -148,7 +148,7 @@ def _value(cursor: _Cursor, key: str) -> StoredValue:
     if kind != GGUFValueType.ARRAY:
         return StoredValue(kind, _items(cursor, kind, 1))
     kind = _value_type(cursor.integer("I"), key)
-    if kind == GGUFValueType.ARRAY:  # the format allows it, no known file has one, llama.cpp refuses it
+    if kind == GGUFValueType.ARRAY:  # the format allows it, but no known file has one and llama.cpp refuses it
         raise ValueError(f"metadata key {key} is a list of lists")
     count = cursor.count(f"items of metadata key {key}")
     return StoredValue(kind, _items(cursor, kind, count), is_list=True)
@@ -197,7 +197,7 @@ def _described(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantizationT
 def _laid_out(
     described: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int]], header_end: int, alignment: int, end: int
 ) -> dict[str, TensorInfo]:
-    """The tensors, each where the one before ends, and the last one at the file's end."""
+    """The tensors by name; each must begin where the one before ends, and the last one must end with the file."""
     data_start = _padded(header_end, alignment)
     tensors: dict[str, TensorInfo] = {}
     at = 0

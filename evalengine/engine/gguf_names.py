@@ -1,4 +1,4 @@
-"""The names of a GGUF file's tensors: what each is called in a Hugging Face checkpoint, and which a model has."""
+"""The names of a GGUF file's tensors: their Hugging Face names, and the tensors that a model needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-ROPE_FACTORS = "rope_freqs.weight"  # divisors of the RoPE frequencies: Llama 3 scaling, already worked out
+ROPE_FACTORS = "rope_freqs.weight"  # divisors of the RoPE frequencies, in which Llama 3 scaling is worked out
 
 
 def hf_name(name: str) -> str:
@@ -39,7 +39,7 @@ def hf_name(name: str) -> str:
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """GGUF name to shape, a row's length last, of every tensor of a model."""
+    """GGUF name -> shape, a row's length last, of every tensor of a model."""
     hidden, inner, vocab = spec.hidden_size, spec.intermediate_size, spec.vocab_size
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     layer: dict[str, tuple[int, ...]] = {
@@ -66,6 +66,6 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def listing(names: Sequence[str]) -> str:
-    """Names from a file in a message: the first few, none too long."""
+    """Names from a file for a message: the first eight, shortened, and how many more there are."""
     shown = ", ".join(name[:100] for name in names[:8])
     return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

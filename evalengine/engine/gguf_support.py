@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata asks for that no model here computes, though llama.cpp (or another program) might.
+"""Finds what a GGUF file's metadata asks for and no model here computes, though llama.cpp (or others) might.
 
 The keys are those of llama.cpp's `LLM_KV_NAMES` (src/llama-arch.cpp), without the architecture's name.
 """
@@ -12,7 +12,7 @@ from gguf.constants import Keys
 
 from evalengine.engine.gguf_fields import GGUFFields, shown
 
-# Read into the spec, compared with it, or without influence on the numbers of a dense decoder.
+# These keys are read into the spec or compared with it, or do not influence the numbers of a dense decoder.
 READ = {
     "block_count",
     "context_length",
@@ -39,7 +39,7 @@ READ = {
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_log_multiplier",
 }
-# Allowed values of what changes the numbers, beside an absent key. Of a scale, llama.cpp takes 0 for "not set".
+# Keys that change the numbers -> their values that change nothing. llama.cpp takes a scale of 0 for "not set".
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "activation_sparsity_scale": (0,),
     "attention.causal": (True,),
@@ -87,7 +87,10 @@ WHAT = {
 
 
 def unsupported(fields: GGUFFields, model: GGUFFields, head_dim: int) -> Iterator[str]:
-    """A sentence for each thing asked for; `fields` are the whole file's, `model` those below its architecture."""
+    """A sentence for each unsupported thing that the file asks for.
+
+    fields: the whole file's; model: those below its architecture.
+    """
     if (kind := fields.string("general.type", "model")) != "model":
         yield f"general.type={shown(kind)}: only files of models are supported"
     if (scaling := model.string("rope.scaling.type", "linear")) not in ("none", "linear"):
@@ -109,13 +112,13 @@ def unsupported(fields: GGUFFields, model: GGUFFields, head_dim: int) -> Iterato
 
 def ignored(fields: GGUFFields, architecture: str) -> list[str]:
     """The keys that look like settings of the model or its tokenizer and that nothing reads: unknown ones, and those
-    below another name, as one that a damaged byte renamed. What the file's maker tells of himself is none of them."""
+    below another name, such as one that a damaged byte renamed. Keys about the file's origin are not among them."""
     known = {architecture: READ | NEUTRAL.keys(), "tokenizer": TOKENIZER_KEYS}
     ends = tuple(key for keys in known.values() for key in keys)
-    found = []
+    unread = []
     for key in fields.names():
         prefix, _, rest = key.partition(".")
         other_template = prefix == "tokenizer" and rest.startswith("chat_template.")
         if not other_template and (rest not in known[prefix] if prefix in known else key.endswith(ends)):
-            found.append(key)
-    return found
+            unread.append(key)
+    return unread

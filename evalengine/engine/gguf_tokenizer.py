@@ -22,12 +22,12 @@ class PreTokenizer:
     """How text is cut before byte-level BPE, named by `tokenizer.ggml.pre`, and what else the family has in common."""
 
     pattern: str | None = None  # None: GPT-2's own, which the library's ByteLevel has built in
-    digits_apart: bool = False
-    nfc: bool = False  # Unicode normalisation form C comes first
-    ignore_merges: bool = False  # a piece that is a token is taken whole
-    add_bos: bool = False  # when the file does not say
-    # The tokenizers of the family have a BOS only if they add it. A file's `bos_token_id` comes from config.json, where
-    # Qwen2 has one that its tokenizer does not know; lm-eval's prefix token would be another one than for the folder.
+    digits_apart: bool = False  # each digit is a piece of its own
+    nfc: bool = False  # text is brought to Unicode normalisation form C first
+    ignore_merges: bool = False  # a piece that is a token is taken whole, without merges
+    add_bos: bool = False  # whether BOS is added when the file does not say
+    # Whether the family's tokenizers have a BOS only if they add it. A file's `bos_token_id` comes from config.json,
+    # where Qwen2 has one that its tokenizer does not know; with it, lm-eval's prefix token would not be the folder's.
     bos_only_if_added: bool = False
 
 
@@ -73,7 +73,7 @@ def gguf_tokenizer(fields: GGUFFields, setting: str) -> PreTrainedTokenizerFast:
         problems.append("it adds a BOS token (tokenizer.ggml.add_bos_token) and has none (tokenizer.ggml.bos_token_id)")
     if problems:
         raise ConfigError([f"{setting}: {problem}; {CURE}" for problem in problems])
-    # Files in use have a padding id of -1; llama.cpp, too, takes one outside the vocabulary for none.
+    # Files in use have a padding id of -1; llama.cpp, too, takes an id outside the vocabulary for no padding token.
     pad_id = fields.integer("ggml.padding_token_id", None, least=-1)
     ids = {"bos": bos_id if add_bos or not kind.bos_only_if_added else None, "eos": eos_id, "pad": pad_id}
     names = {f"{role}_token": tokens[i] for role, i in ids.items() if i is not None and 0 <= i < len(tokens)}
@@ -81,8 +81,8 @@ def gguf_tokenizer(fields: GGUFFields, setting: str) -> PreTrainedTokenizerFast:
     template = fields.string("chat_template", None)
     try:
         tokenizer = _byte_level_bpe(tokens, merges or [], kind)
-        tokenizer.add_special_tokens([_added(tokens[i], True) for i, kind_ in enumerate(types) if kind_ == CONTROL])
-        tokenizer.add_tokens([_added(tokens[i], False) for i, kind_ in enumerate(types) if kind_ == USER_DEFINED])
+        tokenizer.add_special_tokens([_added(tokens[i], True) for i, type_ in enumerate(types) if type_ == CONTROL])
+        tokenizer.add_tokens([_added(tokens[i], False) for i, type_ in enumerate(types) if type_ == USER_DEFINED])
         if add_bos and bos_id is not None:
             bos = tokens[bos_id]
             tokenizer.post_processor = processors.TemplateProcessing(
@@ -119,7 +119,7 @@ def _vocabulary_problems(tokens: list[str]) -> list[str]:
 
 
 def _setting_problems(fields: GGUFFields) -> list[str]:
-    """What llama.cpp's or the model's own tokenizer would do to every text, and this one does not."""
+    """A sentence for each step that llama.cpp's or the model's own tokenizer takes and this one does not."""
     keys = ("add_eos_token", "add_sep_token", "normalizer.lowercase", "normalizer.strip_accents")
     return [f"tokenizer.ggml.{key}=true is not supported" for key in keys if fields.boolean(f"ggml.{key}", False)]
 

@@ -1,6 +1,6 @@
 """A Hugging Face folder's own account of its model: config.json, generation_config.json and what its weights add.
 
-Where files contradict each other, what transformers takes is taken, or the folder is refused.
+Where files contradict each other, the value that transformers takes is taken, or the folder is refused.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def folder_spec(path: Path, setting: str, with_weights: bool) -> ModelSpec:
-    """The spec of a folder, or of one config .json file. `with_weights`: the folder's weights will be loaded, so the
-    dtype that the configuration leaves out, and whether the head is the embedding table, are theirs to say.
+    """The spec of a folder, or of one config .json file.
+
+    with_weights: the folder's weights will be loaded, so they tell the dtype, if the configuration leaves it out, and
+    whether the head is the embedding table.
 
     Raises `ConfigError` for what is missing, not supported or cannot be meant, `EvalEngineError` for a damaged file.
     """
@@ -52,8 +54,8 @@ def folder_spec(path: Path, setting: str, with_weights: bool) -> ModelSpec:
 
 
 def generation_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """What transformers takes a model's generation settings from: generation_config.json's name and content, or, only
-    if there is no such file, config.json's. `path` is a folder, or one config .json file."""
+    """The name and content of the file from which transformers takes a model's generation settings:
+    generation_config.json or, only if there is none, config.json. `path` is a folder, or one config .json file."""
     file = path / GENERATION_CONFIG if path.is_dir() else path
     if not file.exists() and not file.is_symlink():  # a link that leads nowhere is a broken download
         file = path / CONFIG
@@ -63,8 +65,8 @@ def generation_config(path: Path) -> tuple[str, dict[str, Any]]:
 def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
     """The folder's tensors by the names that the model has for them.
 
-    Left out is what checkpoints carry and nobody needs: RoPE frequencies, which are computed, and a tied head's copy.
-    A tied table that was saved as the head only is the embedding.
+    RoPE frequencies, which are computed, and the copy in a tied head are left out. A tied table that was saved only as
+    the head becomes the embedding.
     """
     stored = {name: tensor for name, tensor in stored_tensors(path).items() if not name.endswith("rotary_emb.inv_freq")}
     if spec.tie_word_embeddings and HEAD in stored:
@@ -74,8 +76,8 @@ def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
 
 
 def refuse_pipes(path: Path) -> None:
-    """Readers would wait for a named pipe for ever. Raises `EvalEngineError` for one among a model's or tokenizer's
-    files, and for devices and sockets."""
+    """Raises `EvalEngineError` for a named pipe, a device or a socket among a model's or tokenizer's files: a reader
+    would wait for ever."""
     files = [path] if not path.is_dir() else [f for pattern in CONFIG_FILES + WEIGHT_FILES for f in path.glob(pattern)]
     for file in files:
         if file.exists() and not file.is_file() and not file.is_dir():
@@ -101,7 +103,7 @@ def _names_dtype(raw: dict[str, Any]) -> bool:
 
 
 def _as_stored(spec: ModelSpec, stored: dict[str, StoredTensor], has_dtype: bool) -> ModelSpec:
-    """The spec with what only the weights say.
+    """The spec, completed from the weights.
 
     A head that was saved beside the embedding with other values is not tied to it, whatever the configuration says
     (typical after an adapter's merge): transformers 5 keeps both, with a warning.

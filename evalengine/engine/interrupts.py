@@ -29,17 +29,18 @@ class Interrupts:
         self.restore()
 
     def restore(self) -> None:
-        """As it was before. Idempotent."""
+        """Puts the former signal handler back. Idempotent."""
         if self._watching:
             self._watching = False
             signal.signal(signal.SIGINT, self._before)
 
     def after_a_step(self) -> None:
-        """Raises KeyboardInterrupt if one was asked for: what the step gave has been taken."""
+        """Raises KeyboardInterrupt if Ctrl-C was pressed. Called once the step's results have been taken."""
         if self.asked:
             raise KeyboardInterrupt
 
     def _take(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
         if self.asked:
             self.restore()
             raise KeyboardInterrupt

@@ -45,10 +45,10 @@ class LLM(Engine):
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Continues every prompt (text or token ids); an output for each, in the prompts' order.
+        """Continues every prompt (text or token ids). Returns an output for each, in the prompts' order.
 
-        With `SamplingParams.n`, `outputs` of each holds its n samples. Equal prompts with equal parameters are samples
-        of their own, too: the k-th of them is always the same one, whatever else is generated.
+        With `SamplingParams.n`, an output's `outputs` holds its n samples. Equal prompts with equal parameters are
+        samples of their own, too: the k-th of them has always the same noise, whatever else is generated.
 
         Raises: ConfigError for requests that do not fit.
         """
@@ -58,11 +58,11 @@ class LLM(Engine):
         if len(own) != len(batch):
             raise ConfigError(f"sampling_params: {len(own)} given for {len(batch)} prompts; give one, or one each")
         met: Counter[tuple[tuple[int, ...], SamplingParams]] = Counter()
-        numbers = count()  # of the samples, in the prompts' order
+        numbers = count()  # the samples' request ids, in the prompts' order
 
         def samples(i: int, prompt: Any) -> list[GenerateRequest]:
             wanted, n = own[i], 1
-            if isinstance(wanted, SamplingParams) and wanted.n > 1:  # of another type, the request says so
+            if isinstance(wanted, SamplingParams) and wanted.n > 1:  # the request refuses any other type
                 wanted, n = replace(wanted, n=1), wanted.n
             request = GenerateRequest(next(numbers), self._ids(prompt), wanted)
             key = tuple(request.prompt_ids), request.params
@@ -72,8 +72,8 @@ class LLM(Engine):
 
         groups = each(batch, "prompt", samples)
         outputs = iter(self._collect([request for group in groups for request in group]))
-        found = [[next(outputs) for _ in group] for group in groups]
-        numbered = [[replace(output, request_id=i) for output in own] for i, own in enumerate(found)]
+        samples_of = [[next(outputs) for _ in group] for group in groups]
+        numbered = [[replace(output, request_id=i) for output in group] for i, group in enumerate(samples_of)]
         return [replace(first, others=others) for first, *others in numbered]
 
     def chat(
@@ -86,7 +86,7 @@ class LLM(Engine):
         """Answers a conversation, or several: `{"role": ..., "content": ...}` messages, put into words by the model's
         own chat template.
 
-        date: YYYY-MM-DD, what the template's clock shows; a fixed one, so that a prompt is the same on every day.
+        date: the day that the template's clock shows, YYYY-MM-DD; fixed, so that a prompt is the same on every day.
 
         Raises: ConfigError for a model without a chat template, and for messages that it refuses.
         """

@@ -1,4 +1,4 @@
-"""Finding a checkpoint, and filling a model with its weights."""
+"""Finds a checkpoint, and fills a model with its weights."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Checkpoint:
     spec: ModelSpec
     tokenizer: PreTrainedTokenizerBase | None  # None only for dummy weights without a tokenizer
     source: str  # the path as configured
-    revision: str | None  # the Hub commit
-    gguf: GGUFFile | None = field(default=None, repr=False, compare=False)  # kept open: parsing takes seconds
+    revision: str | None  # the Hub commit; None for a local model
+    gguf: GGUFFile | None = field(default=None, repr=False, compare=False)  # kept open, since parsing takes seconds
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Fit:
         self._wrong: list[str] = []
 
     def take(self, name: str, dtype: torch.dtype | str, shape: tuple[int, ...]) -> _Target | None:
-        """Where the tensor goes, None for one that does not fit. `dtype` is a str if no model is made of it."""
+        """Where the tensor goes; None for one that does not fit. `dtype` is a str for a type that no model can have."""
         self._missing.discard(name)
         target = self.targets.get(name)
         if target is None:
@@ -81,8 +81,9 @@ class _Fit:
         return target
 
     def check(self, checkpoint: Checkpoint) -> None:
-        found = {"missing": sorted(self._missing), "unexpected": self._unexpected, "wrong shape or type": self._wrong}
-        if problems := [f"{kind}: {listing(names)}" for kind, names in found.items() if names]:
+        """Raises EvalEngineError that lists every tensor that is missing, unexpected or does not fit."""
+        misfits = {"missing": sorted(self._missing), "unexpected": self._unexpected, "wrong shape or type": self._wrong}
+        if problems := [f"{kind}: {listing(names)}" for kind, names in misfits.items() if names]:
             raise EvalEngineError(
                 f"{checkpoint.path}: the tensors do not fit {checkpoint.spec.architecture} as configured; "
                 f"{'; '.join(problems)}. Download or copy it again, or set model.path to another checkpoint"
@@ -90,7 +91,7 @@ class _Fit:
 
 
 def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
-    """Find the model (`locate`), read its configuration and its tokenizer.
+    """Finds the model (`locate`), and reads its configuration and its tokenizer.
 
     Raises `ConfigError` for a missing or unsupported model, `EvalEngineError` for a damaged file.
     """
@@ -118,7 +119,7 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderF
     """A model on `ops.device` with its weights in the form `ops` multiplies with, ready for `max_model_len` positions.
 
     Raises one `EvalEngineError` that lists every missing, unexpected or misshapen tensor, and `ConfigError` for a model
-    that is larger than the free memory; of safetensors, both before anything is allocated.
+    that is larger than the free memory; for safetensors, both before anything is allocated.
     """
     model_class = get_model_class(checkpoint.spec.architecture)
     stored = None
@@ -148,7 +149,7 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
-    """The folder or file to read and how; a folder whose only weights are one .gguf stands for that file."""
+    """The folder or file to read, and its format; a folder whose only weights are one .gguf stands for that file."""
     if load_format not in ("auto", "safetensors", "gguf", "dummy"):
         raise ConfigError(f"model.load_format={load_format}: must be auto, safetensors, gguf or dummy")
     if load_format == "dummy":
@@ -175,7 +176,7 @@ def _named_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def _with_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase, setting: str) -> ModelSpec:
     """The spec with the tokenizer's beginning-of-sequence id where the config has none.
 
-    The tokenizer's end-of-sequence token does not end a generation by itself: in transformers it does not either.
+    The tokenizer's end-of-sequence token does not end a generation by itself, as in transformers.
     """
     if len(tokenizer) > spec.vocab_size:
         raise ConfigError(
@@ -205,7 +206,7 @@ def _targets(model: DecoderForCausalLM) -> dict[str, _Target]:
 
 
 def _without_storage(ops: Ops) -> Ops:
-    """For a model of which only names and shapes are wanted."""
+    """A copy of the ops on the meta device, for a model of which only names and shapes are wanted."""
     shapes_only = copy.copy(ops)
     shapes_only.device = torch.device("meta")
     return shapes_only
@@ -217,6 +218,7 @@ def _tensors(
     stored: dict[str, StoredTensor] | None,
     device: torch.device,
 ) -> Iterator[tuple[str, Tensor]]:
+    """The checkpoint's tensors by their Hugging Face names."""
     if stored is not None:
         return read_tensors(stored)
     if checkpoint.gguf is not None:

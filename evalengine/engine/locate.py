@@ -1,4 +1,4 @@
-"""From `model.path` to files on this machine: a directory, a Hub id, a .gguf file, `package:...` or `asset:...`."""
+"""Finds the files of a `model.path`: a directory, a Hub id, a .gguf file, `package:...` or `asset:...`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from evalengine.models.file_values import one_line, plain
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILES = ("*.json", "*.jinja", "tokenizer*", "*.txt")  # configuration and tokenizer
+CONFIG_FILES = ("*.json", "*.jinja", "tokenizer*", "*.txt")  # files of the configuration and the tokenizer
 WEIGHT_FILES = ("*.safetensors",)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class Absent(Exception):
-    """There is nothing at this path; its text says what was looked for."""
+    """Nothing lies at this path; the error's text says what was looked for."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Located:
     """A path that exists, and where it came from."""
 
     path: Path
-    source: str  # as configured, e.g. the Hub id
-    revision: str | None = None  # the Hub commit
+    source: str  # the path as configured, e.g. the Hub id
+    revision: str | None = None  # the Hub commit; None for a local path
 
 
 def locate_model(model: ModelConfig) -> Located:
@@ -54,7 +54,7 @@ def locate_model(model: ModelConfig) -> Located:
 
 
 def locate(path: str, revision: str | None, patterns: tuple[str, ...]) -> Located:
-    """One path. A Hub snapshot is downloaded (only files matching `patterns`) or taken from the Hub's cache.
+    """Finds one path. A Hub snapshot is downloaded (only files matching `patterns`) or taken from the Hub's cache.
 
     Raises `Absent`, or `EvalEngineError` for a download that broke off.
     """
@@ -66,7 +66,7 @@ def locate(path: str, revision: str | None, patterns: tuple[str, ...]) -> Locate
         local = Path(path).expanduser()
         if path and local.exists():
             return Located(local, path)
-    except (OSError, RuntimeError, ValueError, ImportError) as error:  # too long, ~nobody, a module without a file
+    except (OSError, RuntimeError, ValueError, ImportError) as error:  # e.g. a path too long, an unknown ~user
         raise Absent(f"{plain(path)} ({one_line(error)})") from error
     if path.lower().endswith((".gguf", ".json")) or not _HUB_ID.fullmatch(path) or path.startswith("."):
         raise Absent(f"{path} (no such file or folder)")
@@ -77,20 +77,20 @@ def _asset(path: str) -> Path:
     root = Path(str(resources.files("evalengine"))) / "assets"
     folder = root / path.removeprefix("asset:")
     if not folder.is_dir():
-        found = ", ".join(sorted(p.parent.name for p in root.glob("*/config.json"))) or "none"
-        raise Absent(f"{path} (bundled models: {found})")
+        bundled = ", ".join(sorted(p.parent.name for p in root.glob("*/config.json"))) or "none"
+        raise Absent(f"{path} (bundled models: {bundled})")
     return folder
 
 
 def _package_file(path: str) -> Path:
-    """`package:<module>/<file>`: found without importing the package, which may have side effects."""
+    """The file of `package:<module>/<file>`, without importing the package, which may have side effects."""
     module, _, file = path.removeprefix("package:").partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise Absent(f"{path} (Python package {module} is not installed)")
     for folder in spec.submodule_search_locations:
-        if (found := Path(folder) / file).exists():
-            return found
+        if (candidate := Path(folder) / file).exists():
+            return candidate
     raise Absent(f"{path} (package {module} has no file {file})")
 
 
@@ -106,6 +106,6 @@ def _hub(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Locat
     except (HfHubHTTPError, HFValidationError) as error:
         at = f" at revision {revision}" if revision else ""
         raise Absent(f"{repo_id}{at} (no such folder; the Hub says: {str(error).strip().splitlines()[0]})") from error
-    except Exception as error:  # of whichever HTTP library the Hub's client uses
+    except Exception as error:  # the Hub's client lets its HTTP library's own errors through
         raise EvalEngineError(f"model.path={repo_id}: the download broke off ({error}); run it again") from error
     return Located(folder, repo_id, folder.name)

@@ -1,4 +1,4 @@
-"""How many KV pages the pool has."""
+"""Plans how many KV pages the pool has, and refuses what cannot fit the memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evalengine.errors import ConfigError
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.models.spec import ModelSpec
 
-CPU_POOL_BYTES = 4 << 30  # unless one sequence or num_kv_blocks needs more: a CPU's memory is shared with all else
-BOOKKEEPING_BYTES = 400  # of Python objects a page (`Block` and its place in the free list)
-SAMPLING_BYTES = 88  # for each logit of a row that is sampled with top-k and top-p, measured
+CPU_POOL_BYTES = 4 << 30  # a CPU's pool, unless one sequence or num_kv_blocks needs more
+BOOKKEEPING_BYTES = 400  # Python objects of one page: `Block` and its place in the free list
+SAMPLING_BYTES = 88  # measured for each logit of a row that is sampled with top-k and top-p
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory_problems(config: EngineConfig, spec: ModelSpec, settings: Settings) -> Iterator[str]:
-    """What cannot fit even while no weight is loaded, a sentence each: the least that the settings need, not all."""
+    """A sentence for each thing that cannot fit even before weights are loaded; only a lower bound is compared."""
     try:
         plan_num_kv_blocks(config, spec, settings)
     except ConfigError as error:
@@ -36,7 +36,7 @@ def memory_problems(config: EngineConfig, spec: ModelSpec, settings: Settings) -
             f"engine.max_num_batched_tokens={config.max_num_batched_tokens}: a step of {tokens} tokens takes at least "
             f"{_gib(step)}, {_gib(free)} are free; lower it"
         )
-    table = 4 * settings.max_model_len * spec.head_dim  # float32 cos and sin of half the head
+    table = 4 * settings.max_model_len * spec.head_dim  # float32 cos and sin, each of half the head
     if table > free:
         yield (
             f"engine.max_model_len={settings.max_model_len}: RoPE's tables take {_gib(table)}, {_gib(free)} are free; "
@@ -45,7 +45,7 @@ def memory_problems(config: EngineConfig, spec: ModelSpec, settings: Settings) -
 
 
 def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
-    """The pages that the configuration asks for, or as many as can be useful within the memory fraction.
+    """The number of pages that the configuration asks for, or as many as can be useful within the memory fraction.
 
     Raises: ConfigError if they do not fit, or if one sequence of `max_model_len` tokens would not; it names the cures.
     """
@@ -84,7 +84,7 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
 
 
 def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free: int) -> int:
-    """What the pool may take of what is free."""
+    """How many of the free bytes the pool may take."""
     if config.gpu_memory_utilization is None:
         return int(free * config.kv_cache_memory_fraction)
     others = int(torch.cuda.mem_get_info(settings.device)[1] * (1 - config.gpu_memory_utilization))
@@ -92,25 +92,25 @@ def _pool_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings, free:
 
 
 def _activation_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
-    """Of a step's tokens, at least: residual, its norm, gate and up."""
+    """A lower bound of the activations of a step's tokens: residual, its norm, gate and up."""
     activation = 4 if settings.numerics == "exact" else settings.dtype.itemsize
     features = spec.hidden_size + spec.intermediate_size // settings.tensor_parallel_size
     return _most_tokens(config, settings) * activation * 2 * features
 
 
 def _logits_bytes(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
-    """Of a slice's rows: float32 logits, their logprobs, a copy of either; and what sampling some of them takes."""
+    """Bytes of a slice's float32 logits, their logprobs and a copy of either, and of sampling a share of the rows."""
     rows = min(rows_per_slice(spec.vocab_size, settings.device), _most_tokens(config, settings))
     return rows * spec.vocab_size * (12 + SAMPLING_BYTES // SHARE)
 
 
 def _most_tokens(config: EngineConfig, settings: Settings) -> int:
-    """Tokens of a step."""
+    """The largest number of tokens in a step."""
     return min(config.max_num_batched_tokens, config.max_num_seqs * settings.max_model_len)
 
 
 def _share(config: EngineConfig) -> str:
-    """The setting that bounds the pool, as it is."""
+    """The setting that bounds the pool, with its value, for a message."""
     if config.gpu_memory_utilization is None:
         return f"engine.kv_cache_memory_fraction (now {config.kv_cache_memory_fraction})"
     return f"engine.gpu_memory_utilization (now {config.gpu_memory_utilization})"
@@ -119,8 +119,8 @@ def _share(config: EngineConfig) -> str:
 def check_weights_fit(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int, ranks: int = 1
 ) -> None:
-    """Whether one rank's weights and RoPE's tables can be held at all, asked before they are allocated: a sentence
-    instead of a process killed half-way. Raises ConfigError."""
+    """Raises ConfigError if one rank's weights and RoPE's tables do not fit the free memory. Asked before they are
+    allocated, so that the user reads a sentence and the process is not killed half-way."""
     weights = spec.num_parameters * dtype.itemsize // ranks
     tables = max_model_len * spec.head_dim * dtype.itemsize
     free = _free_bytes(device)
@@ -139,14 +139,14 @@ def _gib(size: int) -> str:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading, or an engine before, has left to torch is free too
+        torch.cuda.empty_cache()  # memory that torch has cached since loading or a former engine is free, too
         return torch.cuda.mem_get_info(device)[0]
     try:  # MemAvailable counts what the page cache can give back
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # not Linux
+    except (OSError, StopIteration):  # the system is not Linux
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:  # a container's own limit; of what it uses, files that were read can be given back
+    try:  # a container has a limit of its own; cached files count as used but can be given back
         names = ("memory.max", "memory.current", "memory.stat")
         limit, used, statistics = ((CGROUP / name).read_text().strip() for name in names)
     except OSError:

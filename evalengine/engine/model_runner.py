@@ -1,4 +1,4 @@
-"""Runs one scheduled step: says in integers what it computes, has the ranks compute it, and takes its results.
+"""Runs one scheduled step: puts it into integers, has the ranks compute it, and takes its results.
 
 T tokens in the step.
 """
@@ -17,11 +17,11 @@ from torch import Tensor
 from evalengine.engine.asked import Asked, NextToken, Pending, Result
 from evalengine.engine.batch import Batch
 from evalengine.engine.choosing import choose
-from evalengine.engine.cuda_graphs import Unread
+from evalengine.engine.cuda_graphs import Decoded, Unread
 from evalengine.engine.generating import Generating
 from evalengine.engine.parallel.ranks import Ranks
 from evalengine.engine.rank_runner import Culprits, RankRunner
-from evalengine.engine.read_out import Found
+from evalengine.engine.read_out import DeviceResults
 from evalengine.engine.scheduler import Chunk, Schedule
 from evalengine.engine.sequence import Status
 from evalengine.layers.upload import Download
@@ -29,7 +29,7 @@ from evalengine.layers.upload import Download
 
 @dataclass(frozen=True)
 class Launched:
-    """A step on its way, or done."""
+    """A step that is being computed, or is done."""
 
     chunks: list[Chunk]  # in the order of the batch's rows
     results: Unread | Pending
@@ -42,7 +42,10 @@ class Launched:
 
 
 class ModelRunner(RankRunner):
-    """Rank 0, which has the sequences. ranks: the others, each told of a step before this one computes it."""
+    """Rank 0's runner: it has the sequences, and tells the other ranks of each step before it computes its own part.
+
+    ranks: the other ranks.
+    """
 
     def __init__(self, *args: Any, ranks: Ranks, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,7 +53,8 @@ class ModelRunner(RankRunner):
         self.num_graph_steps = 0
         self.is_asynchronous = self.ops.device.type == "cuda"  # a step computes while the host prepares the next
         self._last_step: torch.cuda.Event | None = None
-        # told of every step before it runs, its chunks in the order of the batch's rows: what `op_hook` shows whom
+        # Called with every step before it runs, the chunks in the order of the batch's rows, so that the user of an
+        # `op_hook` can tell which rows belong to which sequence.
         self.on_batch: Callable[[Schedule], None] | None = None
 
     @torch.inference_mode()
@@ -65,7 +69,7 @@ class ModelRunner(RankRunner):
                         return
 
     def fill_pool(self, value: float) -> None:
-        """Every rank's KV pool with one number, so that a slot which is read before it is written shows."""
+        """Fills every rank's KV pool with one number, so that a slot which is read before it is written shows."""
         self._ranks.tell("fill", value)
         self.kv_pool.fill_(value)
 
@@ -76,7 +80,7 @@ class ModelRunner(RankRunner):
 
     @torch.inference_mode()
     def launch(self, schedule: Schedule) -> Launched:
-        """Starts a step. The host waits for nothing but for what logits processors must know."""
+        """Starts a step. The host waits only for the tokens that logits processors must know."""
         try:
             with self._after_the_last_step():
                 return self._launch(schedule)
@@ -87,7 +91,7 @@ class ModelRunner(RankRunner):
 
     @contextmanager
     def _after_the_last_step(self) -> Iterator[None]:
-        """On the device: the caller's current stream may be another one than it was."""
+        """Orders the step after the last one on the device: the caller's current stream may have changed in between."""
         if self.ops.device.type != "cuda":
             yield
             return
@@ -96,13 +100,13 @@ class ModelRunner(RankRunner):
             stream.wait_event(self._last_step)
         try:
             yield
-        finally:  # of a step that fails, too: what it began may be writing to pages
+        finally:  # recorded for a step that fails, too: its kernels may still be writing to pages
             self._last_step = stream.record_event(self._last_step)
 
     def _launch(self, schedule: Schedule) -> Launched:
         chunks = sorted(schedule.chunks, key=lambda c: c.end - c.start > 1)  # decodes first: see AttentionMetadata
         copies = schedule.copies
-        heard = self.on_batch is not None  # by somebody who listens to every op: a replayed graph calls none
+        heard = self.on_batch is not None  # a listener wants every op's output, and a replayed graph runs no hooks
         if self.on_batch is not None:
             self.on_batch(Schedule(chunks, schedule.copies))
         if self.graphs is not None and not heard and (step := self.graphs.plan(chunks)) is not None:
@@ -119,35 +123,38 @@ class ModelRunner(RankRunner):
         return self._pending(chunks, asked, self.compute(copies, batch, asked.wanted, self._choose(asked)))
 
     def _choose(self, asked: Asked) -> Callable[[slice, Tensor], Tensor]:
+        """The function that chooses some of the step's sampled tokens (`read_out.Choose`)."""
         return lambda which, scores: choose(self.ops, asked.choosing[which], scores)
 
-    def _replayed(self, chunks: list[Chunk], asked: Asked | None, decoded: Any, found: Found | None) -> Launched:
+    def _replayed(
+        self, chunks: list[Chunk], asked: Asked | None, decoded: Decoded, results: DeviceResults | None
+    ) -> Launched:
         if asked is not None:
-            return self._pending(chunks, asked, found)
+            return self._pending(chunks, asked, results)
         for row, chunk in enumerate(chunks):
             chunk.seq.device_row = row
         return Launched(chunks, decoded.greedy)
 
-    def _pending(self, chunks: list[Chunk], asked: Asked, found: Found | None) -> Launched:
+    def _pending(self, chunks: list[Chunk], asked: Asked, results: DeviceResults | None) -> Launched:
         for row, (_, seq) in enumerate(asked.generating):
             seq.device_row = row
-        tensors, tops = ([], []) if found is None else (found.tensors, found.tops)
+        tensors, tops = ([], []) if results is None else (results.tensors, results.tops)
         return Launched(chunks, Pending(asked, Download(tensors, self.ops.device), [top.rows for top in tops]))
 
     @torch.inference_mode()
     def results(self, launched: Launched) -> list[Result]:
-        """Of a step's sequences that still run: one may have ended since, by a token of the step before."""
+        """The results of a step's sequences that still run: a token of the step before may have ended one since."""
         pending = launched.results
         results = pending.results() if isinstance(pending, Pending) else _of_argmax(launched.chunks, pending)
-        self._ranks.check()  # what was waited for may be what a rank that died has left
+        self._ranks.check()  # a wait that ended because a rank died has fetched rubbish
         self._explain_non_finite([c for c in launched.chunks if _runs(c)], results)
         return results
 
     def _explain_non_finite(self, chunks: list[Chunk], results: list[Result]) -> None:
         """Names, for every row whose logprobs are NaN, the first op whose output was not finite there.
 
-        Found by computing the step again. If that gives finite numbers, no op and no weight is to blame, and naming one
-        would mislead (it did, for a race in a kernel): the message says that much.
+        The step is computed again to find it. If that gives finite numbers, no op and no weight is to blame, and naming
+        one would mislead (it did, for a race in a kernel), so the message says that the step is finite now.
         """
         bad = [(r, p) for r in results if (p := _first_bad(r, self.spec.vocab_size)) is not None]
         if not bad:
@@ -157,40 +164,42 @@ class ModelRunner(RankRunner):
         culprits, finite = self._again(Batch.of(chunks), rows)
         for (result, position), row, is_finite in zip(bad, rows, finite, strict=True):
             if row not in culprits and is_finite:
-                found = "the step, computed again, is finite: a bug of a kernel or a fault of the machine; report it"
+                cause = "the step, computed again, is finite: a bug of a kernel or a fault of the machine; report it"
             else:
-                found = f"first in the output of {culprits.get(row, (0, 'lm_head'))[1]}"
-            result.error = f"not a finite number at token {position}: {found}"
+                cause = f"first in the output of {culprits.get(row, (0, 'lm_head'))[1]}"
+            result.error = f"not a finite number at token {position}: {cause}"
 
     def _again(self, batch: Batch, rows: list[int]) -> tuple[Culprits, list[bool]]:
-        """What was not finite in the step, on the rank that saw it first; and whether these rows' logits are."""
-        found = self._ranks.together("explain", (batch, rows), lambda: explain(self, batch, rows))
+        """The step computed again by all ranks: each row's first op that was not finite on any rank, and whether these
+        rows' logits are finite."""
+        answers = self._ranks.together("explain", (batch, rows), lambda: explain(self, batch, rows))
         culprits: Culprits = {}
         for row in rows:
-            if seen := [of_rank[row] for of_rank, _ in found if row in of_rank]:
+            if seen := [of_rank[row] for of_rank, _ in answers if row in of_rank]:
                 culprits[row] = min(seen)
-        return culprits, [all(each) for each in zip(*(finite for _, finite in found), strict=True)]
+        return culprits, [all(of_row) for of_row in zip(*(finite for _, finite in answers), strict=True)]
 
 
 def explain(runner: RankRunner, batch: Batch, rows: list[int]) -> tuple[Culprits, list[bool]]:
-    """One rank's part of finding out where rows stopped being finite."""
+    """One rank's part of `ModelRunner._again`: the first op of each row that was not finite, and whether the logits of
+    `rows` are finite."""
     culprits, hidden = runner.culprits(batch)
     finite = [bool(runner.model.compute_logits(hidden[row : row + 1]).isfinite().all()) for row in rows]
     return culprits, finite
 
 
 def _of_argmax(chunks: list[Chunk], unread: Unread) -> list[Result]:
-    """Of decodes that want no more than their most probable token."""
-    found: list[Result] = []
+    """The results of decodes that want no more than their most probable token."""
+    results: list[Result] = []
     for chunk, (token, logprob) in zip(chunks, unread.read(), strict=True):
         if _runs(chunk):
             assert isinstance(chunk.seq, Generating)
-            found.append(NextToken(chunk.seq, chunk.start, token, token, logprob))
-    return found
+            results.append(NextToken(chunk.seq, chunk.start, token, token, logprob))
+    return results
 
 
 def _first_bad(result: Result, vocab_size: int) -> int | None:
-    """The first of its positions whose logprobs are NaN."""
+    """The first position of a result whose logprobs are NaN; None if there is none."""
     if isinstance(result, NextToken):
         return result.position if result.greedy_id >= vocab_size else None
     bad = np.flatnonzero(result.greedy_ids >= vocab_size)
@@ -209,4 +218,5 @@ def _wants_argmax(chunk: Chunk) -> bool:
 
 
 def _positions(chunks: list[Chunk]) -> list[tuple[Chunk, int]]:
+    """The chunk and the position of each row of the batch."""
     return [(c, p) for c in chunks for p in range(c.start, c.end)]

@@ -1,14 +1,14 @@
-"""Token ids of long texts that share most of their lines, each line encoded once.
+"""Encodes long texts that share most of their lines, each line only once.
 
 A few-shot prompt of MMLU has 3,000 characters, of which 500 are its own, and is encoded eight times: with and without
-each of four choices. 14,042 documents took 220 s of a core, with lines kept 15.
+each of four choices. 14,042 documents took 220 s of a core, and 15 s with the lines' ids kept.
 
 Byte-level BPE first cuts a text into words and then works word by word. The known patterns for the words (`PATTERNS`)
 all cut between an ASCII letter or digit and a line break, whatever stands before and after: no alternative that matches
 a letter or a digit goes on over a line break, and none looks back. So a text's ids are those of its pieces between such
 places, one after another (and those of a context and of a continuation that begins with a space and a letter), if
 
-* no added token's string occurs in it (those are found before, and some swallow the space around them),
+* no added token's string occurs in the text (those are found before, and some swallow the space around them),
 * the normaliser leaves such places alone (none, or NFC: a line break composes with nothing).
 
 Any other tokenizer, and any text with an added token's string, is encoded whole.
@@ -23,12 +23,12 @@ from typing import Any
 
 from evalengine.engine.text import any_of
 
-MOST_PIECES = 1 << 17  # kept, some 60 MB of prose; emptied when full
-MOST_BLOCKS = 1 << 12  # the same; few-shot prompts of one task have a handful in common
+MOST_PIECES = 1 << 17  # pieces kept, some 60 MB of prose; all are dropped when there are more
+MOST_BLOCKS = 1 << 12  # blocks kept, likewise; few-shot prompts of one task have a handful in common
 BATCH = 1 << 13  # pieces encoded together
 SHORTEST = 256  # characters of a text that is worth cutting
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-# Of tokenizers with a pattern of their own: Llama 3 (numbers of up to three digits) and Qwen2 (single digits).
+# The patterns of Llama 3 (numbers of up to three digits) and Qwen2 (single digits).
 PATTERNS = frozenset(
     CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|" + number + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     for number in (r"\p{N}{1,3}", r"\p{N}")
@@ -53,14 +53,14 @@ class PieceTokenizer:
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, verbose: bool = True) -> list[int]:
-        """Token ids, those of the tokenizer's own `encode`."""
+        """The same token ids as the tokenizer's own `encode` gives."""
         if (tail := self._tail(text)) is not None:
             whole = [*self._last[1], *self._of_pieces(tail)]
             return [*self._before, *whole, *self._after] if add_special_tokens else whole
         if not self._is_cut(text):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=verbose)
             return ids
-        if text != self._last[0]:  # a context stands before each of its choices
+        if text != self._last[0]:  # a context is encoded before each of its choices
             self._last = text, self._joined(text)
         ids = self._last[1]
         return [*self._before, *ids, *self._after] if add_special_tokens else [*ids]
@@ -69,15 +69,15 @@ class PieceTokenizer:
         """Encodes the pieces of contexts and their continuations that are to come, together: the tokenizer then uses
         every core. A document's choices share one context, and one task's prompts most of their blocks."""
         new: dict[str, None] = {}
-        met: set[str] = set()  # blocks
+        met: set[str] = set()  # blocks whose pieces are noted
         last, end, is_cut = None, "", False
         for context, continuation in pairs:
             if context != last:
                 last, stripped = context, context.rstrip()
                 is_cut = self._is_cut(stripped or continuation)
-                found = [*blocks(stripped)] if is_cut else []
-                end = found[-1] + context[len(stripped) :] if found else ""
-                self._note(found, met, new)
+                context_blocks = [*blocks(stripped)] if is_cut else []
+                end = context_blocks[-1] + context[len(stripped) :] if context_blocks else ""
+                self._note(context_blocks, met, new)
             if is_cut:
                 parted = is_parted(context[-1:], continuation)
                 self._note([continuation] if parted else blocks(end + continuation), met, new)
@@ -88,21 +88,21 @@ class PieceTokenizer:
                 new.clear()
         self._encode_all([*new])
 
-    def _note(self, found: Iterable[str], met: set[str], new: dict[str, None]) -> None:
-        """Adds the pieces of new blocks that nobody has encoded."""
-        for block in found:
+    def _note(self, some_blocks: Iterable[str], met: set[str], new: dict[str, None]) -> None:
+        """Adds to `new` the pieces of blocks not met before that are not encoded yet."""
+        for block in some_blocks:
             if block not in met:
                 met.add(block)
                 new.update((piece, None) for piece in pieces(block) if piece not in self._pieces)
 
     def _encode_all(self, new: list[str]) -> None:
-        """As the tokenizer's own call without special tokens does; without the offsets that nobody reads."""
+        """Encodes the pieces as the tokenizer's own call without special tokens does, but computes no offsets."""
         if new:
-            found = self._tokenizer.backend_tokenizer.encode_batch_fast(new, add_special_tokens=False)
-            self._pieces.update((piece, one.ids) for piece, one in zip(new, found, strict=True))
+            encodings = self._tokenizer.backend_tokenizer.encode_batch_fast(new, add_special_tokens=False)
+            self._pieces.update((piece, encoding.ids) for piece, encoding in zip(new, encodings, strict=True))
 
     def _tail(self, text: str) -> str | None:
-        """What follows in a text that begins with the last one, if the tokenizer always cuts in between."""
+        """The rest of a text that begins with the last one, if the tokenizer always cuts in between; else None."""
         last = self._last[0]
         if not last or not text.startswith(last):
             return None
@@ -136,7 +136,7 @@ class PieceTokenizer:
         return self._cuts and len(text) >= SHORTEST and not self._has_added(text)
 
     def _has_added(self, text: str) -> bool:
-        """Whether an added token's string occurs in it, or would once it is normalised."""
+        """Whether an added token's string occurs in the text as it is or as normalised."""
         if self._added is None:
             return False
         normal = text if text.isascii() else unicodedata.normalize("NFC", text)
@@ -155,21 +155,21 @@ def blocks(text: str) -> Iterator[str]:
 
 def _cut(text: str, between: str) -> Iterator[str]:
     first, *parts = text.split(between)
-    found = first
+    current = first
     for part in parts:
-        if found and found[-1].isascii() and found[-1].isalnum():
-            yield found
-            found = between + part
+        if current and current[-1].isascii() and current[-1].isalnum():
+            yield current
+            current = between + part
         else:
-            found += between + part
-    if found:
-        yield found
+            current += between + part
+    if current:
+        yield current
 
 
 def is_parted(end: str, continuation: str) -> bool:
     """Whether the known patterns cut between a text with this end and its continuation: before a single space between
-    an ASCII character that is no space and an ASCII letter or digit. All of them let a space begin a word, and none
-    goes on from anything else over a space."""
+    an ASCII character that is no space and an ASCII letter or digit. All patterns let a space begin a word, and none
+    matches across a space from anything else."""
     if not "!" <= end <= "~" or continuation[:1] != " ":
         return False
     after = continuation[1:2]
@@ -177,7 +177,7 @@ def is_parted(end: str, continuation: str) -> bool:
 
 
 def cuts_at_lines(tokenizer: Any) -> bool:
-    """Whether the tokenizer's ids of a text are those of its `pieces`: a byte-level BPE that is known to be so."""
+    """Whether the tokenizer's ids of a text are those of its `pieces`; true for the byte-level BPEs known here."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or type(backend.model).__name__ != "BPE" or backend.model.dropout:
         return False
@@ -191,14 +191,14 @@ def cuts_at_lines(tokenizer: Any) -> bool:
 
 
 def _is_known(step: dict[str, Any]) -> bool:
-    """Whether a step of pre-tokenization works on each side of such a place as if the other were not there."""
+    """Whether a step of pre-tokenization treats each side of such a place as if the other were not there."""
     if step["type"] == "ByteLevel":
         return not step["add_prefix_space"]
     return step["type"] == "Digits" or _cuts(step)
 
 
 def _cuts(step: dict[str, Any]) -> bool:
-    """Whether it cuts at each such place. ByteLevel's own pattern is GPT-2's."""
+    """Whether a step of pre-tokenization cuts at each such place. ByteLevel's own pattern is GPT-2's."""
     if step["type"] == "ByteLevel":
         return bool(step["use_regex"])
     return (

@@ -4,7 +4,7 @@
 
 Rounding points (NUMERICS.md): the repetition penalty is one float32 product or quotient, IEEE's, of the logit and the
 float32 penalty, computed by NumPy on the host: torch divides otherwise on CUDA (by the reciprocal, for a scalar). Only
-tokens that were seen are moved there. Everything else sets logprobs to -inf.
+the logits of tokens that were seen are moved there. All other processors set logprobs to -inf.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ NOTHING_LEFT = "its logits processors forbid every token (model.generation_confi
 
 
 class Processing:
-    """What one sequence's processors ask of its next token.
+    """One sequence's logits processors: which tokens they penalise or forbid next.
 
-    A function of the token ids alone; they only ever grow, so each is looked at once.
+    Their state is a function of the token ids alone. These only ever grow, so each is looked at once.
     """
 
     def __init__(self, processors: LogitsProcessors, eos_ids: Sequence[int], num_prompt_tokens: int) -> None:
         self.penalty = np.float32(processors.repetition_penalty)
         self.seen = np.empty(0, dtype=np.int64)  # token ids, each once, where there is a penalty
-        self.forbidden: set[int] = set()  # as the next token
+        self.forbidden: set[int] = set()  # token ids that must not come next
         self._processors = processors
         self._eos_ids = eos_ids
         self._num_prompt_tokens = num_prompt_tokens
         words = [w for w in processors.bad_words_ids if not (len(w) == 1 and w[0] in eos_ids)]
         self._always = frozenset((*processors.suppress_tokens, *(w[0] for w in words if len(w) == 1)))
         self._words = [w for w in words if len(w) > 1]
-        self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)  # n - 1 tokens -> what came next
+        self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)  # n - 1 tokens -> their followers
         self._taken = 0  # tokens looked at
 
     def advance(self, token_ids: list[int]) -> None:
-        """The sequence is `token_ids` now, and its next token is to be chosen."""
+        """Brings the state up to the whole sequence so far, whose next token is to be chosen."""
         asked = self._processors
         if self.penalty != 1:
             self.seen = np.union1d(self.seen, np.array(token_ids[self._taken :], dtype=np.int64))
@@ -64,22 +64,25 @@ class Processing:
 
 
 def penalise(logits: Tensor, states: Sequence[Processing | None]) -> None:
-    """The repetition penalty on float32 [n, V], in place; a state (advanced) for each row, None where there is none."""
-    found = [(row, state) for row, state in enumerate(states) if state is not None and len(state.seen)]
-    if not found:
+    """Applies the repetition penalty to float32 [n, V] in place.
+
+    states: each row's processors, advanced to its tokens; None for a row without any.
+    """
+    penalised = [(row, state) for row, state in enumerate(states) if state is not None and len(state.seen)]
+    if not penalised:
         return
-    counts = [len(state.seen) for _, state in found]
-    rows = torch.from_numpy(np.repeat([row for row, _ in found], counts)).to(logits.device)
-    columns = torch.from_numpy(np.concatenate([state.seen for _, state in found])).to(logits.device)
-    penalties = np.repeat(np.array([state.penalty for _, state in found], dtype=np.float32), counts)
+    counts = [len(state.seen) for _, state in penalised]
+    rows = torch.from_numpy(np.repeat([row for row, _ in penalised], counts)).to(logits.device)
+    columns = torch.from_numpy(np.concatenate([state.seen for _, state in penalised])).to(logits.device)
+    penalties = np.repeat(np.array([state.penalty for _, state in penalised], dtype=np.float32), counts)
     scores = logits[rows, columns].cpu().numpy()
-    with np.errstate(all="ignore"):  # an infinity or a NaN is the model's, and fails the request by name
+    with np.errstate(all="ignore"):  # an infinity or a NaN comes from the model, and fails the request later
         scores = np.where(scores < 0, scores * penalties, scores / penalties)
     logits[rows, columns] = torch.from_numpy(scores).to(logits.device)
 
 
 def forbid(logprobs: Tensor, states: Sequence[Processing | None]) -> None:
-    """-inf for every forbidden token of float32 [n, V], in place; states as for `penalise`."""
+    """Sets every forbidden token's logprob to -inf in float32 [n, V], in place; states as for `penalise`."""
     cells = [(row, token) for row, state in enumerate(states) if state is not None for token in state.forbidden]
     if cells:
         rows, columns = torch.tensor(cells, device=logprobs.device).unbind(-1)

@@ -1,4 +1,4 @@
-"""What callers of `LLM.generate` and `LLM.score` hand over: texts, token ids, arrays, and batches of them."""
+"""Reads the arguments of `LLM.generate` and `LLM.score`: texts, token ids, arrays, and batches of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 
 def prompt_list(prompts: Any) -> list[Any]:
-    """A single text, or a single sequence of token ids, is a batch of one; a two-dimensional array, of its rows."""
+    """The prompts as a list. A single text or sequence of token ids is a batch of one; a two-dimensional array is a
+    batch of its rows."""
     if isinstance(prompts, str):
         return [prompts]
     batch = items(prompts, "prompts")
@@ -23,15 +24,15 @@ def prompt_list(prompts: Any) -> list[Any]:
 
 
 def items(value: Any, name: str) -> list[Any]:
-    """A list of anything but text, bytes, a mapping or a set. Raises ConfigError."""
+    """The items of any iterable but text, bytes, a mapping or a set, for which ConfigError is raised."""
     no_list = isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(value, Iterable)
-    if no_list or getattr(value, "ndim", 1) == 0:  # an array without dimensions is only said to be iterable
+    if no_list or getattr(value, "ndim", 1) == 0:  # an array without dimensions claims to be iterable
         raise ConfigError(f"{name}={shown(value)}: must be a list")
     return list(value)
 
 
 def text_or_ids(prompt: Any) -> str | list[int]:
-    """Raises ConfigError for what is neither."""
+    """The prompt as text or as a list of token ids. Raises ConfigError for anything else."""
     if isinstance(prompt, str):
         if not is_unicode(prompt):
             raise ConfigError(f"{shown(prompt)} holds half of a surrogate pair, which no tokenizer takes")
@@ -43,7 +44,7 @@ def text_or_ids(prompt: Any) -> str | list[int]:
 
 
 def context_and_continuation(pair: Any) -> tuple[Prompt, Prompt]:
-    """Both text, or both token ids. Raises ConfigError for anything else."""
+    """The two sides of a pair, both as text or both as token ids. Raises ConfigError for anything else."""
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise ConfigError(f"{shown(pair)}: must be a context and a continuation")
     context, continuation = (text_or_ids(side) for side in pair)
@@ -53,7 +54,10 @@ def context_and_continuation(pair: Any) -> tuple[Prompt, Prompt]:
 
 
 def conversations(messages: Any) -> list[list[dict[str, str]]]:
-    """A single list of messages is a batch of one. Raises ConfigError for anything but texts under role and content."""
+    """The conversations as lists of messages; a single list of messages is a batch of one.
+
+    Raises ConfigError for anything but texts under role and content.
+    """
     batch = items(messages, "messages")
     if batch and all(isinstance(message, Mapping) for message in batch):
         batch = [batch]
@@ -61,14 +65,14 @@ def conversations(messages: Any) -> list[list[dict[str, str]]]:
 
 
 def _conversation(talk: Any) -> list[dict[str, str]]:
-    found = items(talk, "messages")
-    if not found:
+    messages = items(talk, "messages")
+    if not messages:
         raise ConfigError("it has no messages")
-    for message in found:
+    for message in messages:
         texts = isinstance(message, Mapping) and all(isinstance(v, str) and is_unicode(v) for v in message.values())
         if not texts or set(message) != {"role", "content"}:
             raise ConfigError(f"{shown(message)}: must be {{'role': ..., 'content': ...}}, both texts")
-    return [dict(message) for message in found]
+    return [dict(message) for message in messages]
 
 
 def each(values: Iterable[Any], what: str, make: Callable[[int, Any], T]) -> list[T]:

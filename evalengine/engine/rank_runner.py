@@ -1,6 +1,6 @@
-"""What every rank of a model does in a step: its part of the forward pass, the pool and the read-out.
+"""One rank's part of a step: its share of the forward pass, of the pool and of the read-out.
 
-T tokens in the step. Everything here is told in integers (`Batch`, `Wanted`, `Replay`); sequences are rank 0's.
+T tokens in the step. A step is described in integers (`Batch`, `Wanted`, `Replay`); only rank 0 has sequences.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from evalengine.engine.batch import Batch, Wanted
 from evalengine.engine.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.last_tokens import LastTokens
-from evalengine.engine.read_out import Choose, Found, ReadOut
+from evalengine.engine.read_out import Choose, DeviceResults, ReadOut
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
 from evalengine.layers.metadata import AttentionMetadata, token_positions
@@ -21,7 +21,7 @@ from evalengine.layers.upload import upload
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.spec import ModelSpec
 
-Culprits = dict[int, tuple[int, str]]  # row -> the first op whose output was not finite there: its number and its name
+Culprits = dict[int, tuple[int, str]]  # row -> number and name of the first op that was not finite there
 
 
 class RankRunner:
@@ -37,7 +37,7 @@ class RankRunner:
         max_num_seqs: int,
         graphs_up_to: int | None = None,
     ) -> None:
-        """graphs_up_to: a sequence's largest number of tokens, to replay decode steps as CUDA graphs; None: never."""
+        """graphs_up_to: the most tokens of a sequence whose decode steps are replayed as CUDA graphs; None: never."""
         self.model = model
         self.spec = spec
         self.ops = ops
@@ -50,27 +50,29 @@ class RankRunner:
         self.read_out = ReadOut(model, ops, rows_per_slice(spec.vocab_size, ops.device), self.last_tokens)
         self.graphs: DecodeGraphs | None = None
         if graphs_up_to is not None and ops.capturable:
-            seqs = min(max_num_seqs, self.read_out.rows_per_slice)  # one slice: compared at start
+            seqs = min(max_num_seqs, self.read_out.rows_per_slice)  # one slice, verified at the start
             sizes = {"block_size": block_size, "max_num_seqs": seqs, "max_model_len": graphs_up_to}
             self.graphs = DecodeGraphs(model, ops, self.kv_caches, self.last_tokens, **sizes)
 
     def capture(self, size: int, kv_len: int) -> bool:
-        """Captures a decode step. Whether there was memory for it."""
+        """Captures a decode step; returns whether there was memory for its graph."""
         assert self.graphs is not None
         return self.graphs.capture(size, kv_len)
 
     def compute(
         self, copies: list[tuple[int, int]], batch: Batch, wanted: Wanted, choose: Choose | None = None
-    ) -> Found | None:
-        """A step, launched kernel by kernel. copies: pages to copy before it, (source, destination)."""
+    ) -> DeviceResults | None:
+        """Launches a step kernel by kernel. copies: pages to copy before it, (source, destination)."""
         self._copy_pages(copies)
         return self.read_out.launch(wanted, self.forward(batch), choose)
 
     def replay(
         self, copies: list[tuple[int, int]], step: Replay, wanted: Wanted | None, choose: Choose | None = None
-    ) -> tuple[Decoded, Found | None] | None:
-        """A step as a CUDA graph; wanted: what is wanted beyond each row's most probable token. None: see
-        `DecodeGraphs.replay`; pages are copied by then."""
+    ) -> tuple[Decoded, DeviceResults | None] | None:
+        """Replays a step as a CUDA graph. None if `DecodeGraphs.replay` gives None; the pages are copied all the same.
+
+        wanted: what is to be read out; None if no more than each row's most probable token.
+        """
         assert self.graphs is not None
         self._copy_pages(copies)
         decoded = self.graphs.replay(step)
@@ -90,9 +92,11 @@ class RankRunner:
         return self.model(input_ids, where, self.kv_caches, metadata)
 
     def culprits(self, batch: Batch) -> tuple[Culprits, Tensor]:
-        """The step computed once more, watched: its rows that are not finite, and its hidden states. It writes the KV
-        that is there already. Of several ranks, each sees its own columns only."""
-        found: Culprits = {}
+        """Computes the step once more, watching every op: the rows that are not finite, and the hidden states.
+
+        The KV that it writes is there already. With several ranks, each sees its own columns only.
+        """
+        culprits: Culprits = {}
         number = 0
 
         def watch(name: str, output: Tensor) -> None:
@@ -101,14 +105,14 @@ class RankRunner:
             if output.shape[0] == len(batch.ids):
                 finite = output.reshape(len(batch.ids), -1).isfinite().all(dim=1)
                 for row in (~finite).nonzero().flatten().tolist():
-                    found.setdefault(row, (number, name))
+                    culprits.setdefault(row, (number, name))
 
         with op_hook(self.model, watch):
             hidden = self.forward(batch)
-        return found, hidden
+        return culprits, hidden
 
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
         if copies:
             source, destination = upload([*np.array(copies, dtype=np.int64).T], self.ops.device)
-            for layer in self.kv_pool:  # one by one: what is being copied lies in memory twice
+            for layer in self.kv_pool:  # layer by layer, since the pages being copied lie in memory twice
                 layer[:, destination] = layer[:, source]

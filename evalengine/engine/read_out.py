@@ -1,12 +1,12 @@
-"""From a step's hidden states to what its sequences wanted of them: tokens and logprobs.
+"""Reads the wanted tokens and logprobs out of a step's hidden states.
 
     n wanted rows, m wanted tokens (m >= n: several requests may share a row), g next tokens, V vocabulary.
 
 Only the wanted rows go through lm_head, a slice at a time, so that [n, V] logits never exist at once. The host waits
-for nothing: what the device will have found is fetched by `Pending.results`, a step later if need be.
+for nothing: `Pending.results` fetches the device's results, a step later if need be.
 
-Of several ranks each holds the logits of its own part of the vocabulary. All of them find the same tokens and logprobs;
-only what is chosen by more than the largest logprob is chosen by rank 0, which has the sequences, and told the others.
+With several ranks each holds the logits of its own part of the vocabulary. All of them find the same tokens and
+logprobs; only tokens that are sampled or processed are chosen by rank 0, which has the sequences, and broadcast.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from evalengine.layers.ops import GREEDY, Ops
 from evalengine.layers.upload import upload
 from evalengine.models.decoder import DecoderForCausalLM
 
-# Rows that are sampled, or whose best tokens are looked for, go through in parts of a slice: with top-k and top-p a
-# sample takes 88 bytes for each of a row's logits, and its 4 bytes are what slices are measured by.
+# Rows that are sampled, or whose best tokens are looked for, are handled in parts of a slice: sampling with top-k and
+# top-p takes 88 bytes for each of a row's logits, and slices are sized by the 4 bytes of a logit itself.
 SHARE = 4
-Choose = Callable[[slice, Tensor], Tensor]  # some of `Wanted.chosen`, a copy of their logits [k, V] -> tokens [k]
+# A part of `Wanted.chosen` and a copy of its logits [k, V] -> the tokens chosen, int64 [k].
+Choose = Callable[[slice, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Top:
     """The best tokens of some wanted rows."""
 
-    rows: list[int]  # among the step's wanted ones
+    rows: list[int]  # places among the step's wanted rows
     ids: Tensor  # int64 [len(rows), k], best first
     values: Tensor  # float32
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a step's hidden states have given, on the device."""
+class DeviceResults:
+    """A step's results, on the device."""
 
     greedy: Tensor  # int64 [n]: each wanted row's most probable token
     logprobs: Tensor  # float32 [m]
@@ -55,7 +56,7 @@ class Found:
 
 
 class ReadOut:
-    """lm_head and what follows, of one model."""
+    """One model's lm_head and the reading of its logits."""
 
     def __init__(self, model: DecoderForCausalLM, ops: Ops, rows_per_slice: int, last: LastTokens) -> None:
         self.model, self.ops, self.rows_per_slice, self._last = model, ops, rows_per_slice, last
@@ -64,10 +65,11 @@ class ReadOut:
     def _rows_at_once(self) -> int:
         return max(1, self.rows_per_slice // SHARE)
 
-    def launch(self, wanted: Wanted, hidden: Tensor, choose: Choose | None) -> Found | None:
-        """hidden [T, H]: the step's rows. The next tokens are left where the next step finds them on the device.
+    def launch(self, wanted: Wanted, hidden: Tensor, choose: Choose | None) -> DeviceResults | None:
+        """Reads out what is wanted of the step's hidden states [T, H]; None if nothing is wanted.
 
-        choose: on rank 0, what `Wanted.chosen` asks for; None on the others. None is returned if nothing is wanted.
+        The next tokens are left where the next step finds them on the device. choose: chooses the tokens of
+        `Wanted.chosen` on rank 0; None on the other ranks.
         """
         if not len(wanted.rows):
             return None
@@ -77,15 +79,15 @@ class ReadOut:
         for first in range(0, len(rows), self.rows_per_slice):
             part = slice(first, min(first + self.rows_per_slice, len(rows)))
             slices.append(self._slice(wanted, part, hidden[rows[part]], columns, row_of, choose))
-        greedy, tokens, logprobs = (torch.cat(each) for each in zip(*(s.found for s in slices), strict=True))
+        greedy, tokens, logprobs = (torch.cat(parts) for parts in zip(*(s.results for s in slices), strict=True))
         next_tokens = tokens[generating]
         self._last.put(next_tokens)
-        return Found(greedy, logprobs, next_tokens, [top for s in slices for top in s.tops])
+        return DeviceResults(greedy, logprobs, next_tokens, [top for s in slices for top in s.tops])
 
     def _slice(
         self, wanted: Wanted, part: slice, hidden: Tensor, columns: Tensor, row_of: Tensor, choose: Choose | None
     ) -> _Slice:
-        """part: of the wanted rows, whose hidden states are given."""
+        """part: the slice of the wanted rows; hidden: their hidden states."""
         low, high = np.searchsorted(wanted.row_of, [part.start, part.stop])
         logits, own, rows = self.model.compute_logits(hidden), columns[low:high], row_of[low:high] - part.start
         first, end = np.searchsorted(wanted.chosen[:, 1], [part.start, part.stop])
@@ -101,7 +103,10 @@ class ReadOut:
         return _Slice((greedy, tokens, logprobs), self._tops(wanted, part, logits))
 
     def _choose(self, which: slice, logits: Tensor, rows: Tensor, choose: Choose | None) -> Tensor:
-        """which: of `Wanted.chosen`; rows: of the logits, theirs being the first."""
+        """Chooses the tokens of a part of `Wanted.chosen`, int64.
+
+        rows: rows of the logits, of which the part's come first.
+        """
         count = which.stop - which.start
         scores = self.model.whole_logits(logits[rows[:count]])
         tokens = choose(which, scores) if choose is not None else torch.empty_like(rows[:count])
@@ -109,9 +114,9 @@ class ReadOut:
 
     def _tops(self, wanted: Wanted, part: slice, logits: Tensor) -> list[Top]:
         """The best tokens of the slice's rows that want any, some rows at a time."""
-        found = [row for row in wanted.tops if part.start <= row < part.stop]
+        asking = [row for row in wanted.tops if part.start <= row < part.stop]
         size, tops = self._rows_at_once, []
-        for rows in (found[i : i + size] for i in range(0, len(found), size)):
+        for rows in (asking[i : i + size] for i in range(0, len(asking), size)):
             (own,) = upload([np.array(rows, dtype=np.int64) - part.start], self.ops.device)
             most = max(wanted.tops[row] for row in rows)
             logprobs = self.ops.log_softmax(self.model.whole_logits(logits[own]))
@@ -121,5 +126,5 @@ class ReadOut:
 
 @dataclass(frozen=True)
 class _Slice:
-    found: tuple[Tensor, Tensor, Tensor]  # int64 and float32: each row's most probable token, then tokens and logprobs
+    results: tuple[Tensor, Tensor, Tensor]  # each row's most probable token, int64; tokens, int64; logprobs, float32
     tops: list[Top]

@@ -1,6 +1,6 @@
-"""What goes into the engine and what comes out: plain data, no tensors on a device.
+"""The engine's requests and outputs: plain data, no tensors on a device.
 
-A request is token ids and what is wanted of them. Two shapes are enough: `GenerateRequest` samples new tokens,
+A request is token ids and a question about them. Two kinds are enough: `GenerateRequest` samples new tokens,
 `ScoreRequest` asks for the log-likelihood of given ones (a rolling log-likelihood is a `ScoreRequest` per window).
 """
 
@@ -17,7 +17,7 @@ from evalengine.arguments import LARGEST, Fields, integer, is_unicode, token_ids
 from evalengine.models.processors import LogitsProcessors
 
 FinishReason = Literal["stop", "length"]
-MIN_TEMPERATURE = 1e-6  # its reciprocal times a logprob stays far inside float64; colder is greedy in all but name
+MIN_TEMPERATURE = 1e-6  # 1/T times a logprob stays far inside float64; a colder sample is as good as greedy
 TOKEN_IDS = "token ids, a sequence of integers"
 
 
@@ -42,7 +42,7 @@ class SamplingParams:
     noise_key: str | None = None  # e.g. "task/document/repeat"; None: the prompt's token ids
     logprobs: int = 0  # alternatives reported per position, besides the chosen token
     processors: LogitsProcessors | None = None  # None: the model's; LogitsProcessors(): none
-    # Token id, or text, that ends a thinking: stop strings hold behind it, and `RequestOutput.text` begins there.
+    # The token id or text that ends a thinking: stop strings hold behind it, and `RequestOutput.text` begins there.
     think_end_token: str | int | None = None
     n: int = 1  # samples of a prompt (`LLM.generate`); a `GenerateRequest` is one of them
 
@@ -80,9 +80,9 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Sample up to `params.max_tokens` tokens after `prompt_ids`, any sequence or array of integers.
+    """Asks for up to `params.max_tokens` new tokens after `prompt_ids`, any sequence or array of integers.
 
-    `sample` tells requests apart that are equal in all else: each number has noise of its own.
+    `sample` tells apart requests that are equal in all else: each number has its own noise.
 
     Raises: ConfigError that lists every field of another type.
     """
@@ -106,7 +106,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Log-likelihood of `continuation_ids` after `context_ids` (at least one token each), by the raw model.
+    """Asks for the log-likelihood of `continuation_ids` after `context_ids` (a token each at least) by the raw model.
 
     Requests with equal contexts that are submitted together share the context's computation.
 
@@ -139,14 +139,13 @@ class RequestOutput:
     token_ids: list[int]
     logprobs: np.ndarray  # float32 [len(token_ids)]: natural log-probability of each token, by the raw model
     finish_reason: FinishReason
-    text: str = ""  # generated text behind its thinking, cut before the stop string; empty for a ScoreRequest
-    is_greedy: bool = False  # every token is the raw model's arg max (lowest id among ties): with processors in force a
-    # generation at temperature 0 need not be
+    text: str = ""  # the text behind the thinking, cut before the stop string; empty for a ScoreRequest
+    # Whether every token is the raw model's arg max (lowest id among ties). With logits processors in force, those of a
+    # generation at temperature 0 need not be.
+    is_greedy: bool = False
     top_logprobs: list[dict[int, float]] | None = None  # per position: token id -> logprob, best first
-    error: str | None = (
-        None  # why it failed (a non-finite activation): a score is then NaN, a generation ends before it
-    )
-
+    # Why the request failed (a non-finite activation): a score is then NaN, a generation ends before that token.
+    error: str | None = None
     others: list[RequestOutput] = field(default_factory=list)  # the prompt's further samples (`SamplingParams.n`)
 
     @property

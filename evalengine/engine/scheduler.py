@@ -1,11 +1,11 @@
-"""Which tokens the next step computes.
+"""Decides which tokens the next step computes.
 
 One rule serves prefill, chunked prefill and decode: every sequence has `num_expected_tokens` (those that are known, and
 at most one that the step in flight chooses), of which `num_computed_tokens` have their KV in the pool, and a step
-computes as many of the rest as the budget allows. Running sequences come first,
-in the order they were admitted; when the pool is full the last admitted is preempted, and computed again later.
+computes as many of the rest as the budget allows. Running sequences come first, in the order they were admitted; when
+the pool is full the last admitted one is preempted, and computed again later.
 
-Whatever this chooses changes no bit of a batch-invariant level's results.
+No choice of the scheduler changes a bit of a batch-invariant level's results.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class Chunk(NamedTuple):
 
 @dataclass
 class Schedule:
+    """One step: the chunks to compute, and the pages to copy before."""
+
     chunks: list[Chunk] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)  # pages to copy before the step: (source, destination)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (source page, destination page)
 
     @property
     def num_tokens(self) -> int:
@@ -37,13 +39,15 @@ class Schedule:
 
 
 class Scheduler:
+    """Holds the sequences that wait, run or leave, and gives each step its share of them."""
+
     def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.leaving: set[Sequence] = set()
+        self.leaving: set[Sequence] = set()  # sequences whose last step is launched and whose results are not taken
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
@@ -53,7 +57,7 @@ class Scheduler:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All that have not finished."""
+        """All sequences that have not finished."""
         return [*self.running, *self.leaving, *self.waiting]
 
     def add(self, seq: Sequence) -> None:
@@ -71,7 +75,7 @@ class Scheduler:
         return schedule
 
     def schedule_ahead(self) -> Schedule | None:
-        """The step after one whose tokens are still being computed on the device: it takes them there.
+        """The step after one whose tokens are still being computed on the device, where the new step takes them.
 
         None if a sequence might have to be preempted (the step's results may free pages), or if there is nothing to do
         without the results. A sequence that turns out to have ended (EOS, a stop string) is computed once in vain.
@@ -86,19 +90,19 @@ class Scheduler:
         return schedule if schedule.chunks else None
 
     def launched(self, chunk: Chunk) -> None:
-        """A step with this chunk is on its way: from here on the KV of its tokens counts as there, since whatever reads
-        it is launched later. A sequence with nothing left to compute makes room for others at once."""
+        """Notes that a step with this chunk is launched. From here on the KV of the chunk's tokens counts as present,
+        since every step that reads it is launched later. A sequence with nothing left to compute makes room at once."""
         seq = chunk.seq
         self.block_manager.mark_computed(seq, chunk.start, chunk.end)
         if seq.launched(chunk.end):
             seq.status = Status.LEAVING
             self.running.remove(seq)
             self.leaving.add(seq)
-            # ahead of all waiting ones: their common prefix is the newest in the pool
+            # They go ahead of all waiting sequences: their common prefix is the newest in the pool.
             self.waiting.extendleft(reversed(seq.then))
 
     def finish(self, seq: Sequence) -> None:
-        """Its last result has been taken."""
+        """Gives back the pages of a sequence whose last result has been taken."""
         if seq.status is Status.LEAVING:
             self.leaving.remove(seq)
         else:
@@ -115,19 +119,19 @@ class Scheduler:
         self.waiting.clear()
 
     def _missing_blocks(self, seq: Sequence) -> int:
-        """Pages that a step which computes all of the sequence's tokens would take."""
+        """How many new pages a step needs to compute all of the sequence's tokens."""
         num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, self.max_num_batched_tokens)
         return self.block_manager.blocks_for(seq.num_computed_tokens + num_new) - len(seq.block_table)
 
     def _schedule_running(self, schedule: Schedule) -> bool:
-        """Chunks for the sequences that already hold pages; True if one had to be preempted."""
+        """Adds chunks for the sequences that already hold pages; True if one had to be preempted."""
         budget = self.max_num_batched_tokens
         preempted = False
         index = 0
         while index < len(self.running) and budget > 0:
             seq = self.running[index]
             num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, budget)
-            # victims come from the tail, so none of them has been given a chunk in this step
+            # Victims come from the tail, so none of them has been given a chunk in this step.
             while not self.block_manager.extend(seq, num_new):
                 preempted = True
                 victim = self.running.pop()
@@ -141,6 +145,7 @@ class Scheduler:
         return preempted
 
     def _admit_waiting(self, schedule: Schedule) -> None:
+        """Adds chunks for waiting sequences, as long as pages, places and the token budget last."""
         budget = self.max_num_batched_tokens - schedule.num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
@@ -159,7 +164,7 @@ class Scheduler:
             budget -= num_new
 
     def _preempt(self, seq: Sequence) -> None:
-        """Takes all pages back; the sequence's tokens stay, and their KV is computed again (recompute)."""
+        """Takes all pages of a sequence back; its tokens stay, and their KV is computed again later (recompute)."""
         self.block_manager.release(seq)
         seq.status = Status.WAITING
         self.waiting.appendleft(seq)

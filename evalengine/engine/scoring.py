@@ -27,13 +27,16 @@ class PendingScore:
         self.error: str | None = None
 
     def take(self, index: int, logprobs: np.ndarray, is_greedy: bool, top: SequenceOf[Top]) -> None:
-        """Continuation tokens number `index` and on have these logprobs. top: of each; empty where none was wanted."""
+        """Notes the logprobs of the continuation's tokens from number `index` on.
+
+        top: each token's alternatives; empty if none are wanted.
+        """
         self.logprobs[index : index + len(logprobs)] = logprobs
         self.is_greedy &= is_greedy
         self.missing -= len(logprobs)
         if self.top is not None:
-            for place, found in enumerate(top, start=index):
-                self.top[place] = dict(list(found.items())[: self.request.logprobs])
+            for place, alternatives in enumerate(top, start=index):
+                self.top[place] = dict(list(alternatives.items())[: self.request.logprobs])
 
     def output(self) -> RequestOutput:
         assert self.missing == 0
@@ -51,17 +54,17 @@ class PendingScore:
 
 @dataclass(eq=False)
 class Scoring(Sequence):
-    """Fixed tokens, of which the last `len(targets)` positions' logits are wanted; or, where several requests share
-    their context, the last one's for each of them.
+    """A sequence of fixed tokens.
 
-    Its own number i of the targets is continuation token `first_index` + i of the only request, or that token of
-    request number i.
+    With one request, the logits of the last `len(targets)` positions are wanted, and target i is the request's
+    continuation token `first_index` + i. With several requests that share their context, only the last position's
+    logits are wanted, and target i is continuation token `first_index` of request i.
     """
 
     pending: list[PendingScore] = field(kw_only=True)
     targets: np.ndarray = field(kw_only=True)  # int64: the tokens whose logprobs are wanted
     first_index: int = field(kw_only=True)
-    children: list[Scoring] = field(default_factory=list)  # the rest of what follows this context
+    children: list[Scoring] = field(default_factory=list)  # sequences with the rest of the continuations
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,18 +102,18 @@ class Scoring(Sequence):
     def take(
         self, positions: range, greedy: np.ndarray, logprobs: np.ndarray, top: SequenceOf[Top], error: str | None
     ) -> list[RequestOutput]:
-        """What these positions gave: each one's most probable token, and the logprobs of `columns(positions)`.
+        """Takes these positions' results: each one's most probable token, and the logprobs of `columns(positions)`.
 
-        Returns the outputs of the requests that they complete.
+        Returns the outputs of the requests that are complete now.
         """
         self._next_wanted = positions.stop
         is_target = greedy == self.columns(positions)
         if len(self.pending) == 1:
-            found = [(self.first_index + positions.start - self._first, logprobs, bool(is_target.all()))]
+            shares = [(self.first_index + positions.start - self._first, logprobs, bool(is_target.all()))]
         else:
-            found = [(self.first_index, logprobs[i : i + 1], bool(is_target[i])) for i in range(len(self.pending))]
+            shares = [(self.first_index, logprobs[i : i + 1], bool(is_target[i])) for i in range(len(self.pending))]
         complete = []
-        for pending, (index, own, is_greedy) in zip(self.pending, found, strict=True):
+        for pending, (index, own, is_greedy) in zip(self.pending, shares, strict=True):
             pending.take(index, own, is_greedy, top)
             pending.error = pending.error or error
             if pending.missing == 0:

@@ -22,7 +22,7 @@ Top = dict[int, float]  # token id -> logprob, best first
 class Status(Enum):
     WAITING = 0
     RUNNING = 1
-    LEAVING = 2  # its last step is launched: nothing more is scheduled, its pages and results are still to be taken
+    LEAVING = 2  # the last step is launched; the pages and results are still to be taken
     FINISHED = 3
 
 
@@ -32,11 +32,11 @@ class Sequence(ABC):
 
     token_ids: list[int]
     block_table: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of its full pages, as far as they were asked for
+    block_hashes: list[bytes] = field(default_factory=list)  # the full pages' hashes, as far as they were needed
     num_computed_tokens: int = 0
-    num_recorded_tokens: int = 0  # how many the prefix cache knows of
-    num_cached_tokens: int = 0  # of those that are computed, how many the prefix cache gave when it was admitted last
-    num_in_flight: int = 0  # tokens that launched steps will append, and that nobody on the host knows yet
+    num_recorded_tokens: int = 0  # how many tokens the prefix cache knows of
+    num_cached_tokens: int = 0  # how many tokens the prefix cache gave at the last admission
+    num_in_flight: int = 0  # tokens that launched steps will append, not known on the host yet
     device_row: int = 0  # where the last launched step leaves its token on the device
     status: Status = Status.WAITING
     seq_id: int = field(default_factory=lambda: next(_ids))
@@ -47,28 +47,28 @@ class Sequence(ABC):
 
     @property
     def num_tokens(self) -> int:
-        """Those that are known."""
+        """The number of tokens that are known."""
         return len(self.token_ids)
 
     @property
     def num_expected_tokens(self) -> int:
-        """Those that are known and those on their way."""
+        """The number of tokens that are known or being computed."""
         return len(self.token_ids) + self.num_in_flight
 
     @property
     def num_logprobs(self) -> int:
-        """Alternatives wanted at each of its wanted positions."""
+        """How many alternatives are wanted at each wanted position."""
         return 0
 
     @property
     def then(self) -> SequenceOf[Sequence]:
-        """What is to be admitted next, once all of this one is computed."""
+        """The sequences to admit next, once all of this one is computed."""
         return ()
 
     @property
     @abstractmethod
     def request_ids(self) -> set[int]:
-        """The requests that it serves."""
+        """The ids of the requests that the sequence serves."""
 
     @property
     @abstractmethod
@@ -86,5 +86,5 @@ class Sequence(ABC):
 
     @abstractmethod
     def launched(self, end: int) -> bool:
-        """A step that computes its tokens up to `end` is on its way. Whether that was its last one, by what is known
-        without the step's results."""
+        """Notes that a step which computes the tokens up to `end` is launched. Returns whether that is the sequence's
+        last step, as far as is known without the step's results."""

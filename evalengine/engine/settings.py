@@ -1,4 +1,4 @@
-"""`EngineConfig`, resolved for one model and one machine; everything that cannot be honoured is found here, at once."""
+"""Resolves an `EngineConfig` for one model and one machine, and finds everything that cannot be honoured, at once."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from evalengine.layers.kernel_support import head_dim_problems, hidden_size_prob
 from evalengine.models.spec import ModelSpec
 
 DEFAULT_BLOCK_SIZE = 64
-LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens: what flash-attn asks for
+LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones
 NATIVE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `auto` and null stand for."""
+    """The resolved settings, with a value in place of every `auto` and null."""
 
     device: torch.device
     numerics: Numerics
-    dtype: torch.dtype  # of weights and KV
+    dtype: torch.dtype  # the dtype of weights and KV
     attention_backend: str  # flash_attn | triton | sdpa (fast); triton (native); exact (exact)
     max_model_len: int
     block_size: int
@@ -37,7 +37,7 @@ class Settings:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Of every rank: the first is `device`, and the others follow it."""
+        """The device of every rank: rank 0 has `device`, and the others those after it."""
         if self.device.type == "cpu":
             return [self.device] * self.tensor_parallel_size
         first = self.device.index or 0
@@ -45,9 +45,9 @@ class Settings:
 
 
 def engine_config(engine: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
-    """What an LLM was given: an `EngineConfig`, or fields of one by name.
+    """The configuration that an LLM was given: as an `EngineConfig`, or as fields of one by name.
 
-    Raises: ConfigError for both at once, and for names that it does not have.
+    Raises: ConfigError if both are given, and for names that are no fields.
     """
     known = {f.name for f in fields(EngineConfig)}
     unknown = sorted(set(settings) - known)
@@ -61,7 +61,7 @@ def engine_config(engine: EngineConfig | None, settings: dict[str, Any]) -> Engi
 
 
 def resolve_settings(config: EngineConfig, batch_invariant: bool, numerics: str, spec: ModelSpec) -> Settings:
-    """Raises one ConfigError with everything `settings_problems` finds."""
+    """The settings for one model. Raises one ConfigError with everything that `settings_problems` finds."""
     if problems := list(settings_problems(config, batch_invariant, numerics, spec)):
         raise ConfigError(problems)
     device = torch.device(_device_name(config.device))
@@ -83,7 +83,7 @@ def resolve_settings(config: EngineConfig, batch_invariant: bool, numerics: str,
 def settings_problems(
     config: EngineConfig, batch_invariant: bool, numerics: str, spec: ModelSpec | None
 ) -> Iterator[str]:
-    """What is wrong, a sentence each. `spec` None: the model was not found, so only what does not depend on it."""
+    """A sentence for each problem. Without `spec` (no model was found), only problems that do not depend on one."""
     problems = list(engine_problems(config))
     yield from problems
     if problems:
@@ -102,7 +102,7 @@ def settings_problems(
     except ConfigError as error:
         yield from error.problems
     else:
-        if not problems:  # else there is no device to ask
+        if not problems:  # otherwise there is no device to ask
             yield from _level_problems(config, level, device, spec)
     if spec is not None:
         yield from _length_problems(config, spec.max_position_embeddings)
@@ -119,7 +119,7 @@ def _dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
 
 
 def _block_size(config: EngineConfig) -> int | None:
-    """None: auto."""
+    """The configured page size in tokens; None for auto."""
     return None if config.block_size == "auto" else int(config.block_size)
 
 
@@ -134,7 +134,7 @@ def _attention_backend(config: EngineConfig, level: Numerics, device: torch.devi
 def _level_problems(
     config: EngineConfig, level: Numerics, device: torch.device, spec: ModelSpec | None
 ) -> Iterator[str]:
-    """What the numerics level does not cover, and the attention backend asked for beside it."""
+    """A sentence for each thing that the numerics level, or the attention backend asked for, does not cover."""
     dtype = _dtype(config, spec) if spec else None
     head_dim, hidden_size = (spec.head_dim, spec.hidden_size) if spec else (None, None)
     asked = config.attention_backend
@@ -142,7 +142,7 @@ def _level_problems(
         if asked != "auto":
             for problem in backend_problems(asked, device, dtype, head_dim, _block_size(config)):
                 yield f"engine.attention_backend={asked}: {problem}"
-        if not kernel_problems(device):  # else torch's own ops run
+        if not kernel_problems(device):  # otherwise torch's own ops run
             for problem in hidden_size_problems(hidden_size):
                 yield f"numerics=fast: {problem}; use numerics=exact with batch_invariant=true, or engine.device=cpu"
         return
@@ -161,7 +161,7 @@ def _level_problems(
             )
         for problem in (*kernel_problems(device), *head_dim_problems(head_dim)):
             yield f"numerics=native: {problem}; {cure}"
-        for problem in hidden_size_problems(hidden_size):  # fast has the same kernel
+        for problem in hidden_size_problems(hidden_size):  # `fast` has the same kernel, so it is no cure
             yield f"numerics=native: {problem}; {exact}"
 
 
@@ -179,7 +179,7 @@ def _cuda_problems(device: torch.device, ranks: int) -> Iterator[str]:
 
 
 def _rank_problems(ranks: int, spec: ModelSpec) -> Iterator[str]:
-    """Whether every rank can have whole heads and as many columns as the others."""
+    """A sentence if not every rank can have whole heads and as many columns as the others."""
     if uneven := _uneven(ranks, spec):
         fit = ", ".join(map(str, possible_ranks(spec)))
         yield f"engine.tensor_parallel_size={ranks}: {ranks} ranks cannot share this model's {uneven}; it takes {fit}"
@@ -191,7 +191,8 @@ def possible_ranks(spec: ModelSpec) -> list[int]:
 
 
 def _uneven(ranks: int, spec: ModelSpec) -> str:
-    """What so many ranks cannot have equal parts of. A KV head may be held by several ranks."""
+    """The model's sizes that so many ranks cannot share equally; empty if there are none. Several ranks may hold one KV
+    head."""
     sizes = {
         "attention heads": spec.num_heads,
         "hidden features": spec.hidden_size,

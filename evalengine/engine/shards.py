@@ -1,4 +1,4 @@
-"""Safetensors in a checkpoint's folder: which files count, which tensors they hold, and the tensors themselves.
+"""Reads the safetensors of a checkpoint's folder: which files count, which tensors they hold, and the tensors.
 
 Headers are read first, so that a name in two files, a tensor that the index gives to another file and a shape that
 does not fit are known before anything is allocated.
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-COMPARED_AT_ONCE = 1 << 12  # rows
+COMPARED_AT_ONCE = 1 << 12  # rows of two tensors that are compared in one go
 CURE = "download or copy the folder again"
-# What transformers writes of a model spread over ranks, and reads before any other file.
+# The names of the files that transformers writes for a model spread over ranks, and reads before any other file.
 _OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -40,9 +40,9 @@ _OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 class StoredTensor:
     """One tensor of a file, known from the file's header."""
 
-    name: str  # in the file
+    name: str  # the name in the file
     file: Path
-    dtype: str  # as safetensors calls it, e.g. "BF16"
+    dtype: str  # safetensors' name, e.g. "BF16"
     shape: tuple[int, ...]
 
 
@@ -62,25 +62,26 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     the index says.
     """
     files, index = _files_and_index(folder)
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     problems = []
     for tensor in (tensor for file in files for tensor in _header(file)):
-        if tensor.name in found:
-            problems.append(f"{plain(tensor.name)} stands in {found[tensor.name].file.name} and in {tensor.file.name}")
+        if tensor.name in tensors:
+            first = tensors[tensor.name].file.name
+            problems.append(f"{plain(tensor.name)} stands in {first} and in {tensor.file.name}")
         elif index is not None and index.get(tensor.name) != tensor.file.name:
-            told = f"gives it to {index[tensor.name]}" if tensor.name in index else "does not name it"
-            problems.append(f"{plain(tensor.name)} stands in {tensor.file.name}, and {INDEX} {told}")
+            entry = f"gives it to {index[tensor.name]}" if tensor.name in index else "does not name it"
+            problems.append(f"{plain(tensor.name)} stands in {tensor.file.name}, and {INDEX} {entry}")
         else:
-            found[tensor.name] = tensor
-    lacking = [] if index is None else [name for name in index if name not in found]
+            tensors[tensor.name] = tensor
+    lacking = [] if index is None else [name for name in index if name not in tensors]
     problems += [f"{plain(name)} is not in {index[name]}, where {INDEX} has it" for name in lacking if index]
     if problems:
         raise EvalEngineError(f"{folder}: {listing(problems, '; ')}; {CURE}")
-    return found
+    return tensors
 
 
 def read_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
-    """(key, tensor on the CPU), file by file, sorted by name in each; one in memory at a time."""
+    """Pairs (key, tensor on the CPU), file by file, sorted by name in each file; one tensor in memory at a time."""
     for file, items in groupby(
         sorted(stored.items(), key=lambda item: (item[1].file, item[1].name)), key=lambda item: item[1].file
     ):
@@ -102,12 +103,12 @@ def equal_tensors(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def stored_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
-    """That of the first floating-point tensor, as transformers takes it where config.json names none; else float32."""
+    """The dtype of the first floating-point tensor, else float32: transformers' choice where config.json names none."""
     return next((DTYPES[tensor.dtype] for tensor in stored.values() if tensor.dtype in DTYPES), torch.float32)
 
 
 def listing(names: list[str], separator: str = ", ") -> str:
-    """The first eight, and how many more."""
+    """Names for a message: the first eight, and how many more there are."""
     shown_names = separator.join(names[:8])
     return shown_names if len(names) <= 8 else f"{shown_names} and {len(names) - 8} more"
 
@@ -141,7 +142,7 @@ def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def _index(file: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
+    """The index: tensor name -> file name. Raises EvalEngineError for anything else."""
     try:
         content = read_json(file)
     except (OSError, ValueError) as error:
@@ -163,12 +164,14 @@ def _index(file: Path) -> dict[str, str]:
 
 
 def _is_plain_file_name(name: str) -> bool:
-    """A path would lead the reader out of the folder; other characters than these no index has."""
+    """Whether it is a file's name without a path, which would lead the reader out of the folder. No index has other
+    characters than these."""
     return re.fullmatch(r"[\w.+-]{1,200}\.safetensors", name, re.ASCII) is not None
 
 
 def _header(file: Path) -> list[StoredTensor]:
-    """The file's tensors, in its own order. Of two entries of one name the library would keep the last."""
+    """The file's tensors, in its own order. Raises EvalEngineError for two entries of one name, of which the library
+    would keep the last."""
     with _open(file) as tensors:
         names = list(tensors.keys())
         parts = [tensors.get_slice(name) for name in names]
@@ -186,8 +189,8 @@ def _header(file: Path) -> list[StoredTensor]:
 
 @contextmanager
 def _open(file: Path) -> Iterator[Any]:
-    """An open safetensors file; what is wrong with it, and with what is read of it, is an `EvalEngineError`."""
-    if not file.is_file():  # a pipe would be waited for
+    """An open safetensors file. Raises `EvalEngineError` for a damaged file, also while tensors are read from it."""
+    if not file.is_file():  # opening a pipe would wait for ever
         raise EvalEngineError(f"{file}: not a regular file; download or copy it again")
     try:
         with safe_open(str(file), framework="pt") as tensors:

@@ -1,4 +1,4 @@
-"""What an engine has done so far."""
+"""Counters of what an engine has done so far."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ class EngineStats:
     """Counters since the engine was made."""
 
     num_steps: int = 0
-    num_graph_steps: int = 0  # of those, replayed CUDA graphs
-    num_steps_ahead: int = 0  # of those, launched before the last one's tokens were known on the host
-    num_computed_tokens: int = 0  # through the model: prompts, generated, and in vain after an end that was seen late
+    num_graph_steps: int = 0  # steps that replayed a CUDA graph
+    num_steps_ahead: int = 0  # steps launched before the last one's tokens were known on the host
+    num_computed_tokens: int = 0  # prompt tokens, generated ones, and those computed in vain after an end seen late
     num_generated_tokens: int = 0
-    num_cached_tokens: int = 0  # not computed thanks to the prefix cache
+    num_cached_tokens: int = 0  # tokens not computed thanks to the prefix cache
     num_preemptions: int = 0
     num_shrunk_steps: int = 0  # steps that had no memory and were scheduled anew, at half the tokens
     largest_batch: int = 0  # sequences in one step
     largest_step: int = 0  # tokens in one step
-    seconds: float = 0.0  # in steps
+    seconds: float = 0.0  # time spent in steps
 
     def plus(self, other: EngineStats) -> EngineStats:
-        """What two engines have done together; the two largest sizes are those of the one that had them."""
+        """The sum of two engines' counters; for the two largest sizes, the larger of each."""
         names = [item.name for item in fields(EngineStats)]
         total = {name: getattr(self, name) + getattr(other, name) for name in names}
         for name in ("largest_batch", "largest_step"):
@@ -30,13 +30,13 @@ class EngineStats:
         return EngineStats(**total)
 
     def since(self, before: EngineStats) -> EngineStats:
-        """What was counted after a copy of these counters was taken; the two largest sizes are since the beginning."""
+        """The counts since a copy `before` was taken; the two largest sizes are those since the beginning."""
         counted = {item.name: getattr(self, item.name) - getattr(before, item.name) for item in fields(EngineStats)}
         return EngineStats(**{**counted, "largest_batch": self.largest_batch, "largest_step": self.largest_step})
 
 
 @dataclass
 class FleetStats(EngineStats):
-    """Of several engines together, with a line on each for who watches."""
+    """The counters of several engines together, with a progress line for each engine."""
 
     lines: tuple[str, ...] = ()

@@ -1,26 +1,30 @@
-"""From requests to sequences: what is refused, and what is shared."""
+"""Checks requests and turns them into sequences, which share the contexts that are equal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from evalengine.arguments import shown
+from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.generating import Generating
+from evalengine.engine.processing import Processing
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.scoring import PendingScore, Scoring
 from evalengine.engine.sequence import Sequence
 from evalengine.errors import ConfigError
+from evalengine.models.spec import ModelSpec
 
 MAX_LISTED = 10
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a request: of the model, of the settings, and of the pool."""
+    """The sizes of model, settings and pool that bound a request."""
 
     max_model_len: int  # tokens
     vocab_size: int
@@ -32,14 +36,14 @@ class Limits:
 def check_requests(
     requests: SequenceOf[Request], limits: Limits, name: Callable[[Request], str] = lambda r: f"request {r.request_id}"
 ) -> None:
-    """Raises ConfigError naming every request that can never run, before any does."""
+    """Raises ConfigError that names every request that can never run, before any request does."""
     strangers = [r for r in requests if not isinstance(r, GenerateRequest | ScoreRequest)]
     if strangers:
         raise listed([f"requests: {shown(r)} is neither a GenerateRequest nor a ScoreRequest" for r in strangers])
     problems = []
     if len({r.request_id for r in requests}) != len(requests):
         problems.append("request_id: two requests have the same one")
-    known: list[int] = []  # the last context: choices of one document follow one another
+    known: list[int] = []  # the last context, which is checked: choices of one document follow one another
     for request in requests:
         alike = isinstance(request, ScoreRequest) and request.context_ids == known
         problem = _problem(request, limits, alike)
@@ -52,13 +56,16 @@ def check_requests(
 
 
 def listed(problems: list[str]) -> ConfigError:
-    """All of them, or the first few and how many more there are."""
+    """An error with all problems, or with the first few and how many more there are."""
     more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
     return ConfigError([*problems[:MAX_LISTED], *more])
 
 
 def _problem(request: Request, limits: Limits, known_context: bool) -> str | None:
-    """known_context: whether its context's token ids have been found to be in the vocabulary."""
+    """Why the request can never run; None if it can.
+
+    known_context: whether its context's token ids have been found to be in the vocabulary.
+    """
     limit = limits.max_model_len
     if isinstance(request, GenerateRequest):
         ids, fed = request.prompt_ids, len(request.prompt_ids)
@@ -81,7 +88,7 @@ def _problem(request: Request, limits: Limits, known_context: bool) -> str | Non
             return f"context and continuation have {fed + 1} tokens, engine.max_model_len={limit}"
         if request.logprobs > limits.vocab_size:
             return f"logprobs={request.logprobs}: the vocabulary has {limits.vocab_size} tokens"
-    if not set(map(type, ids)) <= {int}:  # it was checked, but a list can be changed afterwards
+    if not set(map(type, ids)) <= {int}:  # the request has checked them, but a list can be changed afterwards
         return "token ids must be integers; its list was changed after the request was made"
     if not 0 <= min(ids) <= max(ids) < limits.vocab_size:
         return f"token ids must lie in 0 ... {limits.vocab_size - 1} (the tokenizer may not belong to the model)"
@@ -95,7 +102,7 @@ def _problem(request: Request, limits: Limits, known_context: bool) -> str | Non
 
 
 def _params_problem(params: SamplingParams, vocab_size: int) -> str | None:
-    """What the model's vocabulary does not have."""
+    """Why sampling parameters do not fit the vocabulary; None if they do."""
     if params.logprobs > vocab_size:
         return f"logprobs={params.logprobs}: the vocabulary has {vocab_size} tokens"
     if any(not 0 <= i < vocab_size for i in params.stop_token_ids or ()):
@@ -110,7 +117,7 @@ def _params_problem(params: SamplingParams, vocab_size: int) -> str | None:
 def to_sequences(
     requests: SequenceOf[Request], share_contexts: bool, generating: Callable[[GenerateRequest], Generating]
 ) -> list[Sequence]:
-    """Sequences in the order of the requests; `generating` makes those that sample.
+    """Sequences in the order of the requests; `generating` makes those of generate requests.
 
     Score requests with equal contexts become one group at its first member's place: all first tokens are read from one
     forward pass over the context, the rest follow through the prefix cache.
@@ -136,7 +143,32 @@ def to_sequences(
     return sequences
 
 
+def generating_sequence(
+    request: GenerateRequest, spec: ModelSpec, tokenizer: Any | None, max_model_len: int
+) -> Generating:
+    """The sequence of a generate request, with what its tokens' choice and its text need beside its tokens.
+
+    max_model_len: tokens that prompt and output may have together. tokenizer: None for a model without one.
+    """
+    params = request.params
+    ends = spec.eos_token_ids if params.stop_token_ids is None else params.stop_token_ids
+    room = max_model_len - len(request.prompt_ids)
+    seq = Generating(
+        list(request.prompt_ids),
+        request=request,
+        max_output_tokens=min(params.max_tokens, room),
+        stop_ids=frozenset() if params.ignore_eos else frozenset(ends),
+    )
+    if tokenizer is not None:
+        seq.detokenizer = Detokenizer(tokenizer, params)
+    processors = spec.processors if params.processors is None else params.processors
+    if processors.in_force():
+        seq.processing = Processing(processors, ends, seq.num_prompt_tokens)
+    return seq
+
+
 def _score_group(group: list[PendingScore], share_context: bool) -> list[Scoring]:
+    """The sequences of score requests with one context."""
     # Without the prefix cache a longer continuation computes the context again anyway, so it keeps its first token.
     grouped = [len(group) > 1 and (share_context or len(_tokens(p)) == 1) for p in group]
     alone = [p for p, with_others in zip(group, grouped, strict=True) if not with_others]

@@ -1,11 +1,11 @@
 """Renders a chat template in a process of its own, whose time and memory end before the machine's do.
 
 `evalengine.engine.chat_template` starts this file by its path, so it imports the standard library and jinja2 only. It
-reads JSON lines and answers each with one: first {"template", "variables", "date", "limits"}, whose answer is the names
-that the template reads, then {"messages", "add_generation_prompt"} a prompt.
+reads JSON lines and answers each with one. The first is {"template", "variables", "date", "limits"}; its answer has the
+names that the template reads. Each further one is {"messages", "add_generation_prompt"}; its answer has the prompt.
 
 The environment is that of transformers' `apply_chat_template` (tests/unit/test_chat_template.py compares the two),
-except for what gives another text each time: the clock shows the given date, random choices are refused.
+but no text may change from run to run: the clock shows the given date, and random choices are refused.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")  # of an object that was printed instead of its content
+ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")  # the address of an object that was printed instead of its content
 
 
 class Unrepeatable(jinja2.exceptions.TemplateError):
-    """What the template asks for is another text in every run."""
+    """The template would give another text in every run."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -49,6 +49,8 @@ class Generation(jinja2.ext.Extension):
 
 
 class TemplateDict:
+    """The `dict` that a template can call: its constructor and `fromkeys`, nothing else of the class."""
+
     def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
         return dict(*arguments, **named)
 
@@ -59,7 +61,7 @@ class TemplateDict:
 class TemplateNamespace(jinja2.utils.Namespace):
     """A namespace whose attributes do not begin with an underscore."""
 
-    def __init__(*arguments: Any, **named: Any) -> None:  # so that `namespace(self=...)` works, as jinja2's does
+    def __init__(*arguments: Any, **named: Any) -> None:  # no `self`, so that `namespace(self=...)` works
         self, *rest = arguments
         attributes = dict(*rest, **named)
         for name in attributes:
@@ -90,31 +92,32 @@ def environment(date: datetime) -> jinja2.Environment:
     def refuse_random(*_: Any, **__: Any) -> None:
         raise Unrepeatable("it asks for a random text, so no two runs would have the same prompts")
 
-    found = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    jinja = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
-    found.filters["tojson"] = tojson
-    found.filters["random"] = refuse_random
-    found.globals.update(
+    jinja.filters["tojson"] = tojson
+    jinja.filters["random"] = refuse_random
+    jinja.globals.update(
         raise_exception=raise_exception,
         strftime_now=date.strftime,
         dict=TemplateDict(),
         namespace=TemplateNamespace,
         lipsum=refuse_random,
     )
-    return found
+    return jinja
 
 
 def _without_addresses(text: str, messages: list[dict[str, str]]) -> str:
-    """The text, if no object's address in memory is part of it: that is another one in every process."""
-    for found in ADDRESS.findall(text):
-        if not any(found in message["content"] for message in messages):
+    """The text as it is. Raises Unrepeatable if an object's address in memory, which changes with every process, is
+    part of it."""
+    for address in ADDRESS.findall(text):
+        if not any(address in message["content"] for message in messages):
             raise Unrepeatable("it prints an object's address in memory, which no run repeats")
     return text
 
 
 def _answer(work: Any, limits: dict[str, int]) -> dict[str, Any]:
-    """{"text"}, or {"error", "message"}: why there is none."""
+    """{"text": what `work` returns}, or {"error", "message"} if it fails or exceeds a limit."""
     signal.setitimer(signal.ITIMER_PROF, limits["seconds"])  # SIGPROF ends this process, whatever it is doing
     try:
         text = work()
@@ -139,7 +142,7 @@ def _answer(work: Any, limits: dict[str, int]) -> dict[str, Any]:
 
 def main() -> None:
     """Answers until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, and ends this process with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: this process ends with it
     setup = json.loads(sys.stdin.readline())
     limits = setup["limits"]
     resource.setrlimit(resource.RLIMIT_AS, (limits["bytes"], limits["bytes"]))
@@ -147,7 +150,7 @@ def main() -> None:
     compiled: list[jinja2.Template] = []
 
     def compile_template() -> str:
-        """The names that the template reads of what it is told, as JSON."""
+        """The names of the variables that the template reads, as JSON."""
         jinja = environment(datetime.fromisoformat(setup["date"]))
         compiled.append(jinja.from_string(setup["template"]))
         return json.dumps(sorted(jinja2.meta.find_undeclared_variables(jinja.parse(setup["template"]))))
@@ -159,8 +162,8 @@ def main() -> None:
             return
         question = json.loads(line)
         messages = question["messages"]
-        told = {"tools": None, "documents": None, "add_generation_prompt": question["add_generation_prompt"]}
-        variables = {**told, **setup["variables"]}
+        arguments = {"tools": None, "documents": None, "add_generation_prompt": question["add_generation_prompt"]}
+        variables = {**arguments, **setup["variables"]}
         reply = _answer(
             lambda messages=messages, variables=variables: _without_addresses(
                 compiled[0].render(messages=messages, **variables), messages

@@ -1,6 +1,6 @@
-"""Text to token ids, with lm-eval's rules for special tokens and for splitting a context from its continuation.
+"""Encodes text with lm-eval's rules for special tokens and for splitting a context from its continuation.
 
-One of them: a special token's string inside a text, as "<|endoftext|>" in a dataset's row, becomes the token itself, as
+One rule: a special token's string inside a text, as "<|endoftext|>" in a dataset's row, becomes the token itself, as
 it does for lm-eval's hf backend. `special_tokens` finds such texts.
 """
 
@@ -15,16 +15,18 @@ from evalengine.errors import ConfigError
 
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Token ids, with the special tokens that the tokenizer adds by default, unless the text begins with BOS itself (a
-    chat template writes it). Of any length: `verbose=False` spares a warning about prompts that are cut afterwards."""
+    chat template writes it)."""
     bos = tokenizer.bos_token
     add_special_tokens = not (bos and text.startswith(bos))
     return encode_as(tokenizer, text, add_special_tokens)
 
 
 def encode_as(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
-    """Token ids with or without the special tokens that the tokenizer adds.
+    """Token ids with or without the special tokens that the tokenizer adds. A text may have any length: `verbose=False`
+    spares the tokenizer's warning about it.
 
-    Raises: ConfigError for a text that it fails on (one of words alone, without a token for others).
+    Raises: ConfigError for a text that the tokenizer cannot encode (one that knows words only, and has no token for
+    other words).
     """
     try:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
@@ -45,35 +47,35 @@ def encode_pair(tokenizer: Any, context: str, continuation: str) -> tuple[list[i
         return ([prefix], ids[1:]) if ids[:1] == [prefix] else ([prefix], ids)
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation
-    context_ids = encode(tokenizer, stripped)  # first: a `PieceTokenizer` then knows how the whole begins
+    context_ids = encode(tokenizer, stripped)  # encoded first, so that a `PieceTokenizer` knows how the whole begins
     whole = encode(tokenizer, stripped + continuation)
     return context_ids, whole[len(context_ids) :]
 
 
 def special_tokens(tokenizer: Any) -> re.Pattern[str] | None:
-    """What finds the string of any special token in a text; None for a tokenizer without special tokens."""
+    """A pattern that finds the string of any special token; None for a tokenizer without special tokens."""
     added = tokenizer.added_tokens_decoder.values()
     return any_of(token.content for token in added if token.special)
 
 
 def any_of(strings: Iterable[str]) -> re.Pattern[str] | None:
-    """What finds any of the strings, the longest first; None where all are empty."""
+    """A pattern that finds any of the strings, the longest first; None if all are empty."""
     wanted = sorted({string for string in strings if string}, key=lambda string: (-len(string), string))
     return re.compile("|".join(map(re.escape, wanted))) if wanted else None
 
 
 def prefix_token_id(tokenizer: Any) -> int:
-    """What stands before a text without context: BOS, else EOS (lm-eval's `prefix_token_id`).
+    """The token that stands before a text without context: BOS, else EOS (lm-eval's `prefix_token_id`).
 
     Raises ConfigError for a tokenizer with neither, which can only score what follows a context.
     """
-    found = find_prefix_token_id(tokenizer)
-    if found is None:
+    token_id = find_prefix_token_id(tokenizer)
+    if token_id is None:
         raise ConfigError(
             "the model's tokenizer has neither a BOS nor an EOS token, and a text without context needs one before it; "
             "name one of them in its tokenizer_config.json, or set model.tokenizer to another"
         )
-    return found
+    return token_id
 
 
 def find_prefix_token_id(tokenizer: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint's folder."""
+"""Loads the tokenizer of a checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_tokenizer(folder: Path, setting: str) -> PreTrainedTokenizerBase:
         if tokenizer.is_fast:
             _check_special_tokens(tokenizer)
             tokenizer.chat_template = _one_template(tokenizer.chat_template)
-    except BaseException as error:  # tokenizers raises plain Exception for a malformed file, and its panics are none
+    except BaseException as error:  # tokenizers raises Exception for a malformed file, and BaseException in a panic
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise ConfigError(f"{setting}: the tokenizer in {folder} cannot be read ({one_line(error)}); {CURE}") from error
@@ -42,8 +42,8 @@ def load_tokenizer(folder: Path, setting: str) -> PreTrainedTokenizerBase:
 
 
 def _refuse_endless(config: Path) -> None:
-    """transformers looks into a tokenizer folder's config.json for the model type, and on the way makes a list of its
-    layers and a dictionary of its labels, of any length. Raises ValueError for lengths that cannot be meant."""
+    """Raises ValueError for numbers of layers or labels in config.json that cannot be meant. transformers reads the
+    file for the model type, and on the way makes a list of the layers and a dictionary of the labels, of any length."""
     content = read_json(config) if config.exists() else {}
     for name, value in content.items() if isinstance(content, dict) else ():
         if re.fullmatch(r"num_labels|n_layers?|num_(\w+_)?layers", name) and is_number(value, 1e6, math.inf):
@@ -51,7 +51,7 @@ def _refuse_endless(config: Path) -> None:
 
 
 def _check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError. A role given to something else than a token would show in the middle of a run."""
+    """Raises ValueError for a role that is given to something else than a token, which would fail in mid-run."""
     for role in ("bos_token", "eos_token", "pad_token"):
         token, token_id = getattr(tokenizer, role), getattr(tokenizer, f"{role}_id")
         if token is None and token_id is None:
@@ -61,7 +61,7 @@ def _check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _one_template(template: Any) -> str | None:
-    """Of several named chat templates, the one that transformers renders a conversation without tools with."""
+    """The chat template; of several named ones, the one that transformers takes for a conversation without tools."""
     if isinstance(template, dict):
         template = template.get("default")
     if template is not None and not isinstance(template, str):

@@ -1,4 +1,4 @@
-"""Seeded dummy weights."""
+"""Makes seeded dummy weights."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-DUMMY_STD = 0.02  # of dummy weights: transformers' usual initializer_range
+DUMMY_STD = 0.02  # dummy weights' standard deviation: transformers' usual initializer_range
 HASHED_AT_ONCE = 1 << 20  # elements of a dummy tensor: 8 MB of int64, which fits a cache
 
 
 def dummy_tensors(shapes: dict[str, tuple[int, ...]], device: torch.device) -> Iterator[tuple[str, Tensor]]:
     """Seeded random float32 weights, the same on every machine, made on `device`: norm weights 1, the rest uniform.
 
-    The integers are a hash of (name, element), in integer arithmetic: a generator's stream differs between CPU and GPU
-    and between GPUs, and a CPU's takes minutes for 8 billion weights.
+    Each weight is a hash of (name, element) in integer arithmetic: a random generator's stream differs between CPU and
+    GPU and between GPUs, and a CPU's generator takes minutes for 8 billion weights.
     """
     for name in sorted(shapes):
         tensor = torch.ones(shapes[name], device=device)
@@ -29,7 +29,7 @@ def dummy_tensors(shapes: dict[str, tuple[int, ...]], device: torch.device) -> I
 def _uniform(name: str, start: int, count: int, device: torch.device) -> Tensor:
     """float32 [count], mean 0, standard deviation `DUMMY_STD`: elements [start, start + count) of a dummy tensor.
 
-    Two rounds of a 32-bit multiply-xorshift hash, the name's two seeds before each. Products stay below 2^63.
+    The hash is two rounds of 32-bit multiply-xorshift for each of the name's two seeds. Products stay below 2^63.
     """
     seeds = hashlib.sha256(name.encode()).digest()
     x = torch.arange(start, start + count, device=device)

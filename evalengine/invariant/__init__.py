@@ -1,36 +1,38 @@
-"""`set_batch_invariant_mode`: the engine's arithmetic under any torch model, by overriding aten ops.
+"""`set_batch_invariant_mode` gives any torch model the engine's arithmetic, by overriding aten ops.
 
-While it is on, every op of `COVERED_OPS` that gets float32, bf16 or fp16 tensors runs the project's own kernel: on the
-CPU the `exact` one, its float32 result rounded to the input's dtype, on CUDA the `native` one. A row's bits then no
-longer depend on how many rows there are; on the CPU neither on the thread count nor on the instruction set. float64,
-integer and complex operands keep torch's own kernels. On CUDA a schedule of a product is compared with the reference
-schedule before it is first used, and dropped if a byte differs (`first_use`).
+While the mode is on, every op of `COVERED_OPS` that gets float32, bf16 or fp16 tensors runs the project's own kernel:
+on the CPU the `exact` one, its float32 result rounded to the input's dtype, on CUDA the `native` one. A row's bits then
+no longer depend on how many rows there are; on the CPU neither on the thread count nor on the instruction set. float64,
+integer and complex operands keep torch's own kernels. On CUDA each schedule of a product's kernel is compared with the
+reference schedule before it is first used, and dropped if a byte differs (`first_use`).
 
     with set_batch_invariant_mode():
         logits = model(input_ids)
 
 The mode also sets two switches of torch, and puts them back: scaled_dot_product_attention takes its math path (`bmm`,
 `_safe_softmax`, `bmm`, in float32 for bf16 and fp16 inputs; the fused attention ops raise `ConfigError`), and functions
-under `torch.compile` run eagerly (its compiler would lower `mm` to kernels that it picks by shape and by timing,
-and no override would be asked).
+under `torch.compile` run eagerly (its compiler would lower `mm` to kernels that it picks by shape and by timing, past
+the overrides).
 
-Padding, on the CPU: a term of a product whose left factor is zero is as if it were not there, and a column at -inf is
-none of a softmax's. So a row of a padded batch has the bits that it has alone, padded on the left or on the right, and
-a decoded token those of a prefill, wherever the model masks what pads and gives it no weight (a mask that is added must
-be large enough for exp to give 0; what stands behind it must be finite). What remains: `softmax` and `log_softmax` take
-2^19 columns, a sum of more than 2^22 numbers is cut at absolute places, and an op that counts what pads as data (a
-`mean` over the padded axis, a MoE's capacity, absolute position ids) depends on it as its definition does. On CUDA
-zeros after the end of K and masked columns after the end of a softmax change nothing, so padding on the right is
-harmless there; padding on the left shifts the columns, and is not; and prefill against decode is not promised.
+Padding on the CPU: a term of a product whose left factor is zero changes no bit, nor does a softmax's column at -inf.
+So a row of a padded batch has the bits that it has alone, padded on the left or on the right, and a decoded token has
+those of a prefill, wherever the model masks the padding and gives it no weight (a mask that is added must be large
+enough for exp to give 0, and masked values must be finite). Limits remain: `softmax` and `log_softmax` take 2^19
+columns, a sum of more than 2^22 numbers is cut at absolute places, and an op that counts padding as data (a `mean` over
+the padded axis, a MoE's capacity, absolute position ids) depends on it by definition.
 
-Left to torch: `dot` (one number: it has no rows), `addbmm`, `out=` variants (by which the overrides reach torch's own
-kernels), convolutions, pooling, `prod`, `scatter_add`, batch norm, recurrent cells, losses that add up,
-norms of other orders than 1, 2 and infinity, the fused layers of nn.MultiheadAttention; on the CPU the element-wise ops
-whose vector body and scalar tail differ (softplus, mish, elu, exp2, cosh, sinh, atanh, atan2, logaddexp, powers other
-than those by 0, 1/2, 1, 2, 3, -1 and -2, and in bf16 and fp16 sums with an alpha); on CUDA `sum`, `cumsum`, `norm`,
-`var`, `logsumexp`, `layer_norm` and `group_norm`. Out of reach: kernels outside aten (flash-attn, custom ops) and CUDA
-graphs captured before; `_grouped_mm` reads its offsets on the host, so it cannot be captured. `CoverageAudit` names
-the ones that a model meets.
+Padding on CUDA: zeros after the end of K and masked columns after the end of a softmax change nothing, so padding on
+the right is harmless. Padding on the left shifts the columns, so it changes bits. Equal bits of prefill and decode are
+not promised there.
+
+These ops are left to torch: `dot` (its result is one number, without rows), `addbmm`, `out=` variants (by which the
+overrides reach torch's own kernels), convolutions, pooling, `prod`, `scatter_add`, batch norm, recurrent cells, losses
+that add up, norms of other orders than 1, 2 and infinity, the fused layers of nn.MultiheadAttention; on the CPU the
+element-wise ops whose vector body and scalar tail differ (softplus, mish, elu, exp2, cosh, sinh, atanh, atan2,
+logaddexp, powers other than those by 0, 1/2, 1, 2, 3, -1 and -2, and in bf16 and fp16 sums with an alpha); on CUDA
+`sum`, `cumsum`, `norm`, `var`, `logsumexp`, `layer_norm` and `group_norm`. Out of reach: kernels outside aten
+(flash-attn, custom ops) and CUDA graphs captured before; `_grouped_mm` reads its offsets on the host, so it cannot be
+captured. `CoverageAudit` names the ones that a model meets.
 
 cos, sin, exp, log, tanh and float32 rsqrt gave equal bits at every length and offset tried on one CPU, so they need no
 override there; across instruction sets they may differ. On CUDA torch computes every element of an element-wise op by
@@ -56,15 +58,15 @@ from evalengine.invariant.table import COVERED_OPS
 
 __all__ = ["COVERED_OPS", "CoverageAudit", "UncoveredOpError", "is_batch_invariant_mode", "set_batch_invariant_mode"]
 
-_installed: ExitStack | None = None  # closing it puts torch back as it was
-_weights = PreparedWeights()  # of the CPU side; empty while the mode is off
+_installed: ExitStack | None = None  # the overrides in place; closing it puts torch back as it was
+_weights = PreparedWeights()  # the CPU side's weights; empty while the mode is off
 
 
 def _install(enabled: bool) -> None:
     """Puts the overrides in place, or torch's own kernels back. Idempotent."""
     global _installed
     if torch.compiler.is_compiling():
-        torch._dynamo.graph_break()  # or some versions trace the error, give up, and run this once more, uncompiled
+        torch._dynamo.graph_break()  # without it some versions trace the error, give up, and run this again uncompiled
         raise ConfigError("set_batch_invariant_mode() cannot be compiled: enter it outside the compiled function")
     if enabled and _installed is None:
         with ExitStack() as stack:
@@ -105,14 +107,15 @@ def is_batch_invariant_mode() -> bool:
 class set_batch_invariant_mode:
     """Turns the mode on (or off) at once, for the whole process, as `torch.set_grad_enabled` does for gradients.
 
-    As a plain call it stays until the next call; as a context manager it restores, on leaving, what was before, also
-    after an exception, so calls nest in any way: `set_batch_invariant_mode(False)` inside a `True` turns it off there.
-    Meant for inference; under autograd each covered op keeps torch's own gradient formula. Raises `ConfigError` inside
-    a function under `torch.compile`: a compiler cannot trace what it is switched off by.
+    After a plain call the mode stays until the next call. As a context manager it restores the former mode on leaving,
+    also after an exception, so calls nest in any way: `set_batch_invariant_mode(False)` inside a `True` turns the mode
+    off there. It is meant for inference; under autograd each covered op keeps torch's own gradient formula. Raises
+    `ConfigError` inside a function under `torch.compile`: a compiler cannot trace the call that switches it off.
 
-    `weight_cache_bytes` bounds what the CPU side keeps of weights it has prepared (2 GiB unless told; 0 keeps none): 12
-    bytes a float32 weight, 10 a bf16 or fp16 one. Weights beyond it are prepared at every call, to the same bits. None
-    leaves the bound as it is, and leaving puts back the former one. `ConfigError` if it is no number of bytes.
+    `weight_cache_bytes` bounds the memory for weights that the CPU side has prepared (2 GiB by default; 0 keeps none):
+    12 bytes a float32 weight, 10 a bf16 or fp16 one. Weights beyond it are prepared at every call, to the same bits.
+    None leaves the bound as it is, and leaving the context puts back the former one. Raises `ConfigError` if it is no
+    number of bytes.
     """
 
     def __init__(self, enabled: bool = True, *, weight_cache_bytes: int | None = None) -> None:

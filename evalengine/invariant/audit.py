@@ -1,4 +1,4 @@
-"""`CoverageAudit`: which reductions a piece of code runs that `set_batch_invariant_mode` does not cover."""
+"""`CoverageAudit` finds the reductions in a piece of code that `set_batch_invariant_mode` does not cover."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _UNEVEN = """
 UNEVEN_ON_CPU = frozenset(_UNEVEN.split())
 """Element-wise ops whose vector body and scalar tail round differently on a CPU."""
 _UNEVEN_POWERS = frozenset({"pow", "pow_", "float_power", "float_power_"})
-_EVEN_EXPONENTS = (0, 0.5, 1, 2, 3, -1, -2)  # products, square roots and divisions, all of them IEEE 754
-_SCALED_SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})  # uneven in bf16 and fp16, if alpha is not 1
+_EVEN_EXPONENTS = (0, 0.5, 1, 2, 3, -1, -2)  # computed by products, square roots and divisions, all IEEE 754
+_SCALED_SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})  # these are uneven in bf16 and fp16 if alpha is not 1
 
 _OURS = ("aten", "prim", "prims", "profiler", "evalengine")
 
@@ -65,8 +65,8 @@ class UncoveredOpError(EvalEngineError):
 
     def __init__(self, ops: Counter[str]) -> None:
         self.ops = ops
-        found = "; ".join(f"{count} x {op}" for op, count in ops.items())
-        super().__init__(f"not covered by set_batch_invariant_mode(): {found}")
+        counts = "; ".join(f"{count} x {op}" for op, count in ops.items())
+        super().__init__(f"not covered by set_batch_invariant_mode(): {counts}")
 
 
 class CoverageAudit:
@@ -76,10 +76,10 @@ class CoverageAudit:
             model(input_ids)
 
     An op is uncovered if it is one of `REDUCTIONS` on floats (sums of integers are exact) and `COVERED_OPS` does not
-    list it for the operands' device and dtypes, or if it is no aten op at all (flash-attn, a custom op): those are out
-    of the mode's reach. It sees what passes torch's dispatcher on this thread, in forward direction; the kernels that
-    an op calls inside, and Triton kernels launched without an op, it does not see. Whether the mode is on makes no
-    difference to what is reported. `met` counts every op seen.
+    list it for the operands' device and dtypes, or if it is no aten op at all (flash-attn, a custom op), which the mode
+    cannot reach. The audit sees every op that passes torch's dispatcher on this thread, in forward direction. It does
+    not see the kernels that an op calls inside, nor Triton kernels launched without an op. Its report does not depend
+    on whether the mode is on. `met` counts every op seen.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         device = next((x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)), "cpu")
         if _is_composite(func, device):
-            with self:  # inference_mode hands over whole composites (linear, matmul): look inside
+            with self:  # inference_mode hands over whole composites (linear, matmul), whose parts must be seen
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -137,22 +137,23 @@ def _is_composite(func: Any, device: str) -> bool:
 
 
 def _floats(operands: object, result: object) -> list[Tensor]:
-    """The float tensors that take part: none if all operands are empty, for nothing adds up then."""
+    """The float tensors among operands and result; none if all operands are empty, since nothing adds up then."""
     given = [x for x in tree_leaves(operands) if isinstance(x, Tensor) and x.numel()]
     made = [x for x in tree_leaves(result) if isinstance(x, Tensor) and given]
     return [x for x in given + made if x.is_floating_point() or x.is_complex()]
 
 
 def _order_matters(func: Any, device: str, args: Any, kwargs: Any) -> bool:
+    """Whether the result may depend on the order of additions, or on where the vector body ends."""
     base = func._schema.name.split("::")[1]
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     if device == "cpu" and _is_uneven(base, given):
         return True
     if "accumulate" in names and not given.get("accumulate"):
-        return False  # index_put and its like only move numbers
+        return False  # without `accumulate`, index_put and its like only move numbers
     if base == "linalg_vector_norm" and abs(given.get("ord", 2)) == inf:
-        return False  # a maximum or a minimum
+        return False  # such a norm is a maximum or a minimum
     return base in REDUCTIONS and given.get("reduction") != 0  # a loss with reduction="none" adds nothing up
 
 

@@ -1,4 +1,4 @@
-"""The CPU side of the mode: the `exact` kernels, their float32 result rounded to the operands' dtype."""
+"""The CPU side of the mode: the `exact` kernels, whose float32 result is rounded to the operands' dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evalengine.kernels import exact, exact_aten
 
 
 class CPUOverrides(Overrides):
-    """In a product the left operand (F.linear's input) takes two limbs, the right one (the weight) one."""
+    """The CPU's kernels. A product's left operand (F.linear's input) has two limbs, the right one (the weight) one."""
 
     device = "cpu"
 
@@ -25,7 +25,7 @@ class CPUOverrides(Overrides):
         return exact_aten.product(a, self.weights.right(b)).to(dtype)
 
     def batched_product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        if b.shape[0] == 1 or b.stride(0) == 0:  # a weight that matmul has expanded over a batch
+        if b.shape[0] == 1 or b.stride(0) == 0:  # b is a weight that matmul has expanded over a batch
             return self.product(a.reshape(-1, a.shape[-1]), b[0], dtype).view(*a.shape[:-1], b.shape[-1])
         _refuse_beyond(exact_aten.MAX_TERMS, b.shape[-2], "a product over {} terms")
         return exact_aten.batched_product(a, b).to(dtype)
@@ -47,6 +47,7 @@ class CPUOverrides(Overrides):
 
 
 def _refuse_beyond(limit: int, length: int, what: str) -> None:
+    """Raises ConfigError for a reduction over more numbers than the kernels take."""
     if length > limit:
         raise ConfigError(
             f"{what.format(length)} is longer than the {limit} that set_batch_invariant_mode() adds up on a CPU: "

@@ -1,4 +1,4 @@
-"""Element-wise ops whose vector body and scalar tail differ on CPUs in torch: here one float64 formula an element."""
+"""Element-wise ops whose vector body and scalar tail differ on CPUs in torch; here one float64 formula serves both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _sigmoid(x: Tensor) -> Tensor:
 
 
 def _rsqrt(x: Tensor) -> Tensor:
-    if not covered(x) or x.dtype == torch.float32:  # float32: a square root and a division, both IEEE 754
+    if not covered(x) or x.dtype == torch.float32:  # in float32 it is a square root and a division, both IEEE 754
         return stock(aten.rsqrt.out, x, _float_of(x), x)
     return aten.rsqrt.out(x.float(), out=torch.empty(0)).to(x.dtype)
 
@@ -50,6 +50,8 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def _in_place(kernel: Callable[..., Tensor], overload: Kernel) -> Kernel:
+    """The in-place form of a kernel; `overload` is torch's own op with an `out=`, for operands that are not covered."""
+
     def run(x: Tensor, **options: object) -> Tensor:
         if not covered(x):
             overload(x, **options, out=x)

@@ -1,6 +1,6 @@
 """Row reductions on CPUs: sum, norm, var, std, logsumexp, layer norm, group norm, of `kernels.exact_aten_rows`.
 
-Operands that `covered` refuses, empty ones and odd arguments go to torch's own kernels, which also have the errors.
+Operands that `covered` refuses, empty ones and odd arguments go to torch's own kernels, which raise the errors.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from evalengine.kernels import exact_aten_rows as rows
 
 
 def _axes(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
-    """The axes, ascending; none named means all."""
+    """The axes to reduce, ascending; all of them if none is named."""
     named = [dim] if isinstance(dim, int) else list(dim or range(x.ndim))
     return sorted(axis % x.ndim for axis in named)
 
 
 def _takes(x: Tensor, dim: int | Sequence[int] | None, dtype: torch.dtype | None = None) -> bool:
+    """Whether the kernels here take the operand, the axes and the result's dtype."""
     named = [dim] if isinstance(dim, int) else list(dim or [])
     return covered(x) and dtype in (None, *COVERED_DTYPES) and x.ndim > 0 and are_dims(named, x.ndim)
 
@@ -63,7 +64,7 @@ def _vector_norm(
 def _moments(
     x: Tensor, dim: Sequence[int] | None, correction: float | None, keepdim: bool, root: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """The variance (or its root) and the mean; None where torch's own kernel is asked for."""
+    """The variance (or its root) and the mean; None for operands that torch's own kernel must take."""
     correction = 1 if correction is None else correction
     if not _takes(x, dim):
         return None
@@ -117,7 +118,7 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def _affine(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether x, and the weight and the bias that there are, have dtypes that torch's norms take together."""
+    """Whether the kernels take x, and weight and bias, if given, have x's dtype or float32, as torch's norms demand."""
     return covered(x) and all(
         p is None or (p.dtype in (x.dtype, torch.float32) and p.device == x.device) for p in parameters
     )

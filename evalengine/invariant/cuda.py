@@ -2,7 +2,7 @@
 
 Products are one float32 chain over ascending K (IEEE for float32 operands, whatever `allow_tf32` says), rounded once to
 the result's dtype. Row reductions cut a row at absolute columns. So zeros after the end of K, and columns of -inf after
-the end of a softmax, change no bit (but for the sign of a zero).
+the end of a softmax, change no bit (except the sign of a zero).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _FUSED_ATTENTION = (
 
 
 class CUDAOverrides(Overrides):
+    """CUDA's kernels for the covered ops."""
+
     device = "cuda"
 
     def product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,14 +58,14 @@ class CUDAOverrides(Overrides):
         ):
             if "dtype" in getattr(aten, op.split(".")[0]).overloads():
                 kernels[op] = kernel
-        if len(aten._fused_rms_norm.default._schema.returns) == 2:  # before torch 2.9 it is another op, for Metal only
+        if len(aten._fused_rms_norm.default._schema.returns) == 2:  # before torch 2.9 the op is another, for Metal
             kernels["_fused_rms_norm"] = _fused_rms_norm
         return {op: _on_its_device(kernel) for op, kernel in kernels.items()}
 
     def _addmm(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         plain = beta == alpha == 1 and bias.ndim == 1 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]
         if plain and bias.shape == b.shape[1:] and covered(bias, a, b):
-            product = partial(matmul.matmul, round_product=True)  # `plus_product` in the kernel's epilogue
+            product = partial(matmul.matmul, round_product=True)  # the kernel's epilogue does what `plus_product` does
             return first_use.multiply(product, a, b, bias)
         return super()._addmm(bias, a, b, beta=beta, alpha=alpha)
 
@@ -96,9 +98,9 @@ def _widens(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> bool:
 def _fused_rms_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
-    """`F.rms_norm` on CUDA: (normed, 1 / rms), torch's own formula in float32, rounded once at the end.
+    """`F.rms_norm` on CUDA: (normed, 1 / rms), by torch's own formula in float32, rounded once at the end.
 
-    normed = x * rsqrt(mean(x^2) + eps) * weight; without eps, the accumulation dtype's.
+    normed = x * rsqrt(mean(x^2) + eps) * weight; eps None stands for the accumulation dtype's epsilon.
     """
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     dims = tuple(range(-len(normalized_shape), 0))
@@ -108,7 +110,8 @@ def _fused_rms_norm(
 
 
 def _on_its_device(kernel: Callable[..., Any]) -> Kernel:
-    """Triton launches on the current device; torch's own kernels on their operands'. So make that one current."""
+    """Makes the operands' device current while a kernel runs: Triton launches on the current device, torch's own
+    kernels on their operands'."""
 
     @wraps(kernel)
     def launch(first: Tensor, *args: object, **kwargs: object) -> Any:

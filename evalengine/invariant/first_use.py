@@ -1,10 +1,10 @@
-"""The mode's products on CUDA: each schedule is compared with the reference schedule before it is first used.
+"""Computes the mode's products on CUDA, and compares each schedule with the reference schedule before its first use.
 
-The engine has `verify` compare a model's shapes when it starts. The mode meets its shapes one by one: the first time a
-schedule is chosen, and for each way in which it goes (masked rows, strides, a bias, ...), it and the reference schedule
-multiply random numbers of the operands' shapes. One that differs, or does not run, is dropped, for the engine too. On a
-GPU whose small and large tiles take different instructions that is what keeps the promise. The row kernels need none
-of this: no schedule of theirs adds numbers in another order.
+The engine has `verify` compare the schedules for a model's shapes when it starts. The mode meets its shapes one by one.
+The first time a schedule is chosen, and again for each way of running it (masked rows, strides, a bias, ...), the
+schedule and the reference schedule multiply random numbers of the operands' shapes. A schedule whose result differs,
+or that does not run, is dropped, for the engine too. On a GPU whose small and large tiles take different instructions
+this keeps the promise. The row kernels need no comparison: none of their schedules adds numbers in another order.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from evalengine.verification.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
-_compared: set[tuple] = set()  # ways
-_unproved: set[tuple] = set()  # ways for whose comparison there was no memory: the reference schedule goes instead
-_known: set[tuple] = set()  # kinds of operands whose way is one of these: nothing is worked out again
+_compared: set[tuple] = set()  # ways (see `_way`) that have been compared
+_unproved: set[tuple] = set()  # ways for whose comparison there was no memory: the reference schedule runs instead
+_known: set[tuple] = set()  # kinds of operands whose way is compared, so that it is not worked out again
 
 
 def multiply(product: partial[Tensor], *operands: Tensor) -> Tensor:
-    """`product(a, b)`, or (a, b, bias), of `kernels.matmul`; on CUDA by a schedule that was compared."""
+    """`product(a, b)` or `product(a, b, bias)` of `kernels.matmul`; on CUDA by a schedule that was compared."""
     return checked(product, *operands) if operands[0].is_cuda else product(*operands)
 
 
 def checked(product: partial[Tensor], *operands: Tensor) -> Tensor:
-    """`product` of these, by a schedule that was compared; by the reference where none can be at the moment."""
+    """`product` of the operands by a schedule that was compared, or by the reference schedule where no comparison is
+    possible at the moment."""
     a, b, *_ = operands
     options = tuple(product.keywords.values())
     kinds = (*map(kind, operands), *options)
@@ -61,7 +62,7 @@ def checked(product: partial[Tensor], *operands: Tensor) -> Tensor:
 
 
 def _way(schedule: products.Schedule, a: Tensor, b: Tensor) -> tuple:
-    """What tells the compiled kernels of a schedule apart, and whether a persistent one loops."""
+    """A key of everything that makes a schedule compile to another kernel, and of whether a persistent kernel loops."""
     device = a.get_device()
     loops = schedule.loops(a.shape[-2], b.shape[-1], gpu_of(device).multiprocessors)
     even_k = a.shape[-1] % schedule.block_k == 0
@@ -70,7 +71,8 @@ def _way(schedule: products.Schedule, a: Tensor, b: Tensor) -> tuple:
 
 
 def _compare(product: partial[Tensor], schedule: products.Schedule, operands: tuple[Tensor, ...]) -> None:
-    """On random numbers: what a program multiplies first may well be zeros, which prove nothing."""
+    """Compares a schedule with the reference on random numbers: a program's own first operands may well be zeros, which
+    prove nothing."""
     a, b, *bias = operands
     rows = min(a.shape[-2], MAX_ROWS)
     if schedule.loops(a.shape[-2], b.shape[-1], gpu_of(a.get_device()).multiprocessors):
@@ -86,8 +88,9 @@ def _compare(product: partial[Tensor], schedule: products.Schedule, operands: tu
 
 
 def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Normal numbers, contiguous along the dimension along which x is, with rows that a descriptor can address."""
+    """Normal random numbers in the shape of x, contiguous along the same dimension, with rows that a tensor descriptor
+    can address."""
     across = x.ndim > 1 and x.stride(-1) != 1
     *outer, width = x.mT.shape if across else x.shape
-    made = torch.randn(*outer, -(-width // 8) * 8, generator=generator, device=x.device, dtype=x.dtype)[..., :width]
-    return made.mT if across else made
+    numbers = torch.randn(*outer, -(-width // 8) * 8, generator=generator, device=x.device, dtype=x.dtype)[..., :width]
+    return numbers.mT if across else numbers

@@ -1,4 +1,4 @@
-"""aten kernels made of five reductions: a device supplies the reductions, and every covered op is built from them."""
+"""Builds aten kernels from five reductions, which a device supplies."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def covered(*tensors: Tensor) -> bool:
 
 
 def stock(overload: Kernel, like: Tensor, dtype: torch.dtype, /, *args: object, **kwargs: object) -> Tensor:
-    """torch's own kernel, by the op's `out=` variant: the plain one would come back to the override."""
+    """The result of torch's own kernel, by the op's `out=` variant: the plain variant would call the override again."""
     return overload(*args, **kwargs, out=torch.empty(0, dtype=dtype, device=like.device))
 
 
 def otherwise(overload: Any, /, *args: object) -> Any:
-    """torch's composite kernel of an op whose `out=` variant would come back to the override."""
+    """The result of torch's composite kernel, for an op whose `out=` variant would call the override again."""
     return overload._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args)
 
 
 def refused(op: str) -> Kernel:
-    """A kernel that raises `ConfigError`: a fused attention, whose split of the KV range follows the batch."""
+    """A kernel that raises `ConfigError`, for a fused attention: its split of the KV range depends on the batch."""
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ConfigError(
@@ -48,9 +48,9 @@ def refused(op: str) -> Kernel:
 
 
 class Overrides(ABC):
-    """One device's kernels for the covered ops. Shapes and errors are the aten ops' own.
+    """One device's kernels for the covered ops, with the aten ops' own shapes and errors.
 
-    Operands that `covered` refuses, and shapes that do not fit, go to torch's own kernel (and its error message).
+    Operands that `covered` refuses, and shapes that do not fit, go to torch's own kernel, which may raise an error.
     """
 
     device: str  # the dispatch key, in torch.device's spelling
@@ -130,10 +130,10 @@ class Overrides(ABC):
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """One `mm` a group (an expert of an MoE), so that a row's bits are those of its own product.
+        """One `mm` for each group (an expert of an MoE), so that a row's bits are those of its own product.
 
         `offs` holds the groups' ends along the one axis that is not a batch axis of both: rows of a, columns of b, or
-        K. They are read on the host. Rows and columns past the last end are 0, where torch leaves them uninitialised.
+        K. The ends are read on the host. Rows and columns past the last end are 0; torch leaves them uninitialised.
         """
         fits = bias is None and out_dtype in (None, a.dtype) and a.dtype == b.dtype and a.dtype in COVERED_DTYPES
         fits = fits and {a.ndim, b.ndim} <= {2, 3} and a.shape[-1] == b.shape[-2] and a.device == b.device
@@ -175,7 +175,7 @@ class Overrides(ABC):
         return self.softmax(x, dim, dtype)
 
     def _safe_softmax(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        """softmax whose fully masked rows (all -inf) are 0: what scaled_dot_product_attention's math path calls."""
+        """The softmax of scaled_dot_product_attention's math path: fully masked rows (all -inf) are 0."""
         return torch.softmax(x, dim, dtype).masked_fill(torch.isneginf(x).all(dim, keepdim=True), 0)
 
     def _log_softmax(self, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -198,15 +198,15 @@ class Overrides(ABC):
 
 
 def are_dims(dims: Sequence[int], ndim: int) -> bool:
-    """Whether a tensor has them, each named once; torch has the errors."""
+    """Whether a tensor of `ndim` dimensions has all of these, each named once; torch raises the errors."""
     return all(-ndim <= d < ndim for d in dims) and len({d % ndim for d in dims}) == len(dims)
 
 
 def plus_product(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     """beta * bias + alpha * product, the product rounded to its dtype first, and again after each operation.
 
-    That is what `F.linear` computes where it takes `matmul` and `add_`, so both its ways give the same bits (which one
-    it takes depends on strides, and so on the batch).
+    `F.linear` computes the same where it takes `matmul` and `add_`, so both of its ways give the same bits (strides,
+    and so the batch, decide which way it takes).
     """
     if alpha != 1:
         product = product * alpha

@@ -1,4 +1,4 @@
-"""The table of covered ops: plain data, so that it can be read where neither Triton nor a GPU is installed."""
+"""The table of covered ops, as plain data that can be read where neither Triton nor a GPU is installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class CoveredOp(NamedTuple):
-    """Where an op is covered, and how."""
+    """The devices on which an op is covered, and how."""
 
     devices: tuple[str, ...]  # "cpu": the exact kernels; "cuda": the native ones
     note: str  # what reaches the op, or how it is computed

@@ -12,13 +12,13 @@ from evalengine.layers.parallel import SINGLE, TensorParallel
 def create_ops(
     level: str, dtype: torch.dtype, device: torch.device, attention_backend: str = "auto", tp: TensorParallel = SINGLE
 ) -> Ops:
-    """The implementation of a numerics level on one device; tp: which rank of a tensor-parallel model it computes for.
+    """The implementation of a numerics level on one device; tp: the rank of a tensor-parallel model that it serves.
 
     attention_backend: `fast` only: flash_attn | triton | sdpa. auto takes triton or sdpa, which read KV pages of any
-    size; flash_attn is named by whoever knows that the pages suit it (`choose_backend`).
+    size; flash_attn must be named by a caller that knows its pages' size (`choose_backend`).
 
-    What a level cannot run on is found before, by `evalengine.engine.settings`. Raises `ConfigError` for a level that
-    is not there, `EvalEngineError` for a device that fails the exact self-test.
+    `evalengine.engine.settings` has refused devices and models that a level cannot run on. Raises `ConfigError` for an
+    unknown level, `EvalEngineError` for a device that fails the exact self-test.
     """
     ops = _ops(level, dtype, device, attention_backend)
     ops.tp = tp

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, and what comes before it.
+"""Attention over the paged KV cache, and the norm, RoPE and KV store before it.
 
 T tokens, Hq/Hkv heads, D head_dim, B pages of `block_size` tokens.
 """
@@ -16,7 +16,7 @@ KVCache = tuple[Tensor, Tensor]  # k and v pools [B, block_size, Hkv, D]
 
 
 class NormRopeStore(Layer):
-    """q, k, v as projected -> q as attention takes it; k and v go to the cache. One kernel where the ops fuse it."""
+    """Norms and rotates the projected q and k, and stores k and v in the cache. One kernel where the ops fuse it."""
 
     def forward(
         self,
@@ -27,13 +27,16 @@ class NormRopeStore(Layer):
         kv_cache: KVCache,
         slot_mapping: Tensor,
     ) -> Tensor:
-        """q [T, Hq, D], k and v [T, Hkv, D]; norms over each head's q and k, if the model has them -> [T, Hq, D]."""
+        """q [T, Hq, D], k and v [T, Hkv, D] -> q as attention takes it, [T, Hq, D].
+
+        norms: over each head's q and k, if the model has them.
+        """
         q_weight, k_weight, eps = (norms[0].weight, norms[1].weight, norms[0].eps) if norms else (None, None, 0.0)
         return self.ops.qk_norm_rope_store(*qkv, q_weight, k_weight, eps, cos, sin, *kv_cache, slot_mapping)
 
 
 class PagedAttention(Layer):
-    """Attends over the pool, which holds the step's k and v already: KV is written before it is read."""
+    """Attends over the pools, which hold the step's k and v already: KV is written before it is read."""
 
     def __init__(self, ops: Ops, scale: float) -> None:
         super().__init__(ops)
@@ -46,9 +49,9 @@ class PagedAttention(Layer):
 
 
 class StoreKV(Layer):
-    """k and v into the pools, one op by itself."""
+    """Stores k and v in the pools, as an op of its own."""
 
     def forward(self, k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v [T, Hkv, D], handed on."""
+        """Returns k and v, [T, Hkv, D], as they came, so that a hook sees them."""
         self.ops.store_kv(k, v, *kv_cache, slot_mapping)
         return k, v

@@ -1,6 +1,6 @@
-"""Which code computes attention at the `fast` level: flash-attn, our Triton kernels, or torch's SDPA.
+"""Chooses the code that computes attention at the `fast` level: flash-attn, our Triton kernels, or torch's SDPA.
 
-The contract's levels have one attention each; only `fast` has a choice, and there it can change results.
+The contract's levels have one attention each; only `fast` has a choice, which can change its results.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from evalengine.layers.metadata import AttentionMetadata
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
 BACKENDS = ("flash_attn", "triton", "sdpa")
-HOPPER = (9, 0)
+HOPPER = (9, 0)  # compute capability
 
 
 def attention_function(backend: str) -> AttentionFunction:
-    """`backend`: one of `BACKENDS`, which `backend_problems` found nothing wrong with."""
+    """The function behind a backend, one of `BACKENDS` for which `backend_problems` finds nothing."""
     if backend == "flash_attn":
         return flash_attention.paged_attention
     if backend == "triton":
@@ -34,7 +34,7 @@ def attention_function(backend: str) -> AttentionFunction:
 def choose_backend(
     device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
 ) -> str:
-    """The fastest backend that can serve. None: not known; for block_size, free to be what the backend wants."""
+    """The fastest backend that can serve. None: not known; for block_size, free to suit the backend."""
     names = fastest_first(device)
     return next(name for name in names if not backend_problems(name, device, dtype, head_dim, block_size))
 
@@ -43,7 +43,7 @@ def fastest_first(device: torch.device) -> tuple[str, ...]:
     """The backends in the order in which `auto` tries them.
 
     On an H200 our kernels have 1.05 to 1.19 times flash-attn 2's speed in decode and 1.45 to 1.54 times in prefill
-    (results/reference/speed-nvidia-h200.md); on other GPUs nobody has measured them beside it.
+    (results/reference/speed-nvidia-h200.md); on other GPUs the two have not been compared.
     """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER:
         return ("triton", "flash_attn", "sdpa")
@@ -53,7 +53,7 @@ def fastest_first(device: torch.device) -> tuple[str, ...]:
 def backend_problems(
     backend: str, device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
 ) -> list[str]:
-    """What keeps a backend from serving, a sentence each with its cure; the arguments are `choose_backend`'s."""
+    """A sentence with a cure for each reason that keeps a backend from serving; arguments as for `choose_backend`."""
     if backend == "sdpa":
         return []
     if device.type != "cuda":

@@ -1,7 +1,7 @@
-"""What every layer is: a module that holds an `Ops`, calls nothing else, and knows its checkpoint tensors.
+"""The base of every layer: a module that holds an `Ops`, calls nothing else, and knows its checkpoint tensors.
 
 Under tensor parallelism a layer holds one rank's part of its weight: the r-th of n equal parts of the output rows, and
-of the input columns where `fast` sums over ranks (`OutputLinear`). `ops.tp` says which rank.
+of the input columns where `fast` sums over ranks (`OutputLinear`). `ops.tp` tells the rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from evalengine.layers.ops import Ops
 
 
 class Layer(nn.Module):
-    """A leaf: one op, whose output its forward returns (so that `op_hook` sees it)."""
+    """A leaf module: one op, whose output its forward returns, so that `op_hook` sees it."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__()
@@ -24,19 +24,19 @@ class Layer(nn.Module):
         return nn.Parameter(torch.empty(shape, dtype=self.ops.dtype, device=self.ops.device), requires_grad=False)
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
-        """The checkpoint's layers that fill this one, which is called `name` -> the shape of their whole weight.
+        """Name -> shape of the whole weight, for each checkpoint layer that fills this one, which is called `name`.
 
-        A bias has the weight's first dimension. Empty: the layer has no tensors of its own.
+        A bias has the weight's first dimension. Empty if the layer has no tensors of its own.
         """
         return {}
 
     def weight_loader(self, param: nn.Parameter, loaded_weight: Tensor, shard: str) -> None:
-        """Copy this rank's part of a whole checkpoint tensor into its place in `param`; `shard` is a key of
+        """Copies this rank's part of a whole checkpoint tensor into its place in `param`; `shard` is a key of
         `checkpoint_shards`."""
         param.copy_(loaded_weight)
 
     def finalize(self) -> None:
-        """After loading: prepare the weights for `ops` and drop what is no longer needed."""
+        """Prepares the loaded weights for `ops`, and drops those that are no longer needed."""
 
 
 def shard_rows(tensor: Tensor, tp_rank: int, tp_size: int) -> Tensor:

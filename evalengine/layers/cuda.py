@@ -1,7 +1,7 @@
-"""What `fast` and `native` share on CUDA: every op but the matrix products, by the Triton kernels.
+"""The ops that `fast` and `native` share on CUDA: all but the matrix products, by the Triton kernels.
 
-A row's result depends on that row alone in each of them, whatever the batch, so that `native` may use them; and they
-are the quickest, so that `fast` does. Rounding is where transformers' eager code rounds: see each kernel.
+In each of these kernels a row's result depends on that row alone, whatever the batch, so `native` may use them; and
+they are the quickest, so `fast` does. Rounding is where transformers' eager code rounds: see each kernel.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from evalengine.layers.rotary import rope_table
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-    """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], causal, by the contract's arithmetic."""
+    """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools, by the contract's arithmetic."""
     return attention.paged_attention(q, k_cache, v_cache, metadata, scale)
 
 
 class CudaOps(Ops):
-    """All but `prepare_weight`, `linear`, `lm_head` and `attention`, which are the level's own."""
+    """All ops but `prepare_weight`, `linear`, `lm_head` and `attention`, which each level has of its own."""
 
     fused = True
     vocabulary_block = softmax_parts.CHUNK
@@ -86,13 +86,13 @@ class CudaOps(Ops):
     def read_out_part(
         self, logits: Tensor, rows: Tensor | None, columns: Tensor, ranges: list[range]
     ) -> tuple[Tensor, Tensor]:
-        """The chunks' maxima and sums are gathered and merged in order by every rank, which then looks for the most
-        probable token and the wanted ones among its own; what the others have not found they add as zeros."""
+        """Every rank gathers the chunks' maxima and sums and merges them in order, then looks for the most probable
+        token and the wanted ones among its own token ids. A rank that does not have a token adds zeros for it."""
         ids, vocabulary, n = ranges[self.tp.rank], ranges[-1].stop, len(logits)
         own = log_softmax_parts.statistics(logits)
         chunks = [-(-len(part) // softmax_parts.CHUNK) for part in ranges]
         statistics = self.tp.gather(own.flatten(0, 1), chunks).unflatten(0, (2, n))
         greedy, logprobs = log_softmax_parts.read_out_part(logits, statistics, ids.start, vocabulary, rows, columns)
-        # In one sum: float64 holds every token id and every float32, and adding zeros to one number changes none of it.
-        found = self.tp.sum(torch.cat([greedy.double(), logprobs.double()]))
-        return found[:n].long(), found[n:].float()
+        # One sum serves both: float64 holds every token id and every float32, and adding zeros to a number keeps it.
+        combined = self.tp.sum(torch.cat([greedy.double(), logprobs.double()]))
+        return combined[:n].long(), combined[n:].float()

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops, PreparedWeight
 
-# Of one slice of logits. lm_head's weights are read once a slice (1.2 GB for Qwen3-8B, 0.3 ms of an H200), so slices
-# are large where memory is; a CPU's caches like small ones.
+# Bytes of one slice of logits. lm_head's weights are read once a slice (1.2 GB for Qwen3-8B, 0.3 ms on an H200), so
+# slices are large where memory is; a CPU's caches suit small ones.
 LOGITS_BYTES, CPU_LOGITS_BYTES = 512 << 20, 64 << 20
 
 
 class VocabEmbedding(Layer):
-    """Rows of a table; each rank owns a range of token ids."""
+    """Looks up token ids in the embedding table, of which each rank owns a range of ids."""
 
     def __init__(self, ops: Ops, vocab_size: int, hidden_size: int) -> None:
         super().__init__(ops)
@@ -31,7 +31,7 @@ class VocabEmbedding(Layer):
         param.copy_(loaded_weight[self.ids.start : self.ids.stop])
 
     def forward(self, ids: Tensor) -> Tensor:
-        """int64 [T] -> [T, H]. Of several ranks all but one add zeros, so no order of adding them changes a bit."""
+        """int64 [T] -> [T, H]. All ranks but one add zeros to a row, so no order of adding changes a bit."""
         if self.ops.tp.size == 1:
             return self.ops.embedding(ids, self.weight)
         if not self.ids:
@@ -40,12 +40,12 @@ class VocabEmbedding(Layer):
             )
         own = ids - self.ids.start
         is_here = (own >= 0) & (own < len(self.ids))
-        found = self.ops.embedding(own.clamp_(0, len(self.ids) - 1), self.weight)
-        return self.ops.tp.sum(found.masked_fill_(~is_here[:, None], 0))
+        rows = self.ops.embedding(own.clamp_(0, len(self.ids) - 1), self.weight)
+        return self.ops.tp.sum(rows.masked_fill_(~is_here[:, None], 0))
 
 
 class LMHead(Layer):
-    """Hidden states to float32 logits, with its own weight or, when tied, the embedding's."""
+    """Projects hidden states to float32 logits, with its own weight or, if tied, the embedding's."""
 
     def __init__(self, ops: Ops, vocab_size: int, hidden_size: int, tied_to: VocabEmbedding | None = None) -> None:
         super().__init__(ops)
@@ -69,24 +69,24 @@ class LMHead(Layer):
         self.weight = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[n, H] -> float32 [n, v], of this rank's token ids."""
+        """[n, H] -> float32 [n, v]: the logits of this rank's token ids."""
         if not self.ids:
             return torch.empty(len(hidden), 0, dtype=torch.float32, device=hidden.device)
         return self.ops.lm_head(hidden, self.prepared)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """[n, v] of every rank -> [n, V] on each."""
+        """Every rank's logits [n, v] -> those of the whole vocabulary, [n, V], on each rank."""
         return self.ops.tp.gather(logits, [len(ids) for ids in self.ops.vocabulary_ranges(self.shape[0])])
 
     def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """`Ops.read_out` of the whole vocabulary, given this rank's part [n, v] of the logits; the same on every
-        rank."""
+        """`Ops.read_out` over the whole vocabulary, from this rank's part [n, v] of the logits. All ranks get the
+        same result."""
         if self.ops.tp.size == 1:
             return self.ops.read_out(logits, rows, columns)
         return self.ops.read_out_part(logits, rows, columns, self.ops.vocabulary_ranges(self.shape[0]))
 
 
 def rows_per_slice(vocab_size: int, device: torch.device) -> int:
-    """Rows that go through lm_head at once, so that their float32 logits fill no more than a slice."""
+    """How many rows go through lm_head at once, so that their float32 logits fill no more than a slice."""
     size = CPU_LOGITS_BYTES if device.type == "cpu" else LOGITS_BYTES
     return max(1, size // (4 * vocab_size))

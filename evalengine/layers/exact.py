@@ -1,6 +1,6 @@
-"""`exact`: every op's output is float32 rounded once from float64, its sums exact, so their order cannot matter.
+"""`exact`: every op's output is float32, rounded once from float64. Its sums are exact, so their order cannot matter.
 
-Weights and KV are held in the run's dtype's values; the arithmetic is `evalengine.kernels.exact`'s.
+Weights and KV have values of the run's dtype; the arithmetic is `evalengine.kernels.exact`'s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evalengine.layers.ops import Ops, PreparedWeight
 
 
 class ExactOps(Ops):
-    """Raises `EvalEngineError`, at construction, for a device whose float64 product misses a bit."""
+    """The exact level. Raises `EvalEngineError`, at construction, for a device whose float64 product is not exact."""
 
     name = "exact"
 

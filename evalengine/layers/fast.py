@@ -17,7 +17,7 @@ from evalengine.layers.rotary import rope_table
 
 
 class FastOps(Ops):
-    """Weights stay as loaded, except that the CPU's lm_head keeps a float32 copy (logits are float32)."""
+    """The fast level. Weights stay as loaded, but the CPU's lm_head keeps a float32 copy, since logits are float32."""
 
     name = "fast"
     sums_cross_ranks = True
@@ -41,7 +41,7 @@ class FastOps(Ops):
         return F.embedding(ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Normed in float32, rounded to the model dtype, then times the weight."""
+        """x is normed in float32, rounded to the model dtype, then multiplied with the weight."""
         wide = x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * normed.to(x.dtype)
@@ -53,15 +53,15 @@ class FastOps(Ops):
         return rope_table(inv_freq, max_positions, scaling, self.dtype, self.device)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Each product and the sum rounded."""
+        """Each product is rounded, and so is the sum."""
         first, second = x.chunk(2, dim=-1)
         cos, sin = cos[:, None], sin[:, None]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """silu rounded to the model dtype, then times the second half."""
+        """silu is rounded to the model dtype, then multiplied with the second half."""
         gate, up = gate_up.chunk(2, dim=-1)
-        # On the CPU, vector body and scalar tail of silu round differently: the same memory layout as transformers'.
+        # On a CPU, silu's vector body and scalar tail round differently, so the memory layout must be transformers'.
         return F.silu(gate.contiguous()) * up
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

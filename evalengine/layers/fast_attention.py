@@ -16,12 +16,12 @@ from torch import Tensor
 
 from evalengine.layers.metadata import AttentionMetadata
 
-GROUP_TOKENS = 1 << 16  # KV tokens gathered at once: bounds the copy
-GROUP_SCORES = 1 << 24  # query rows times KV tokens at once: bounds the mask
+GROUP_TOKENS = 1 << 16  # KV tokens gathered at once; the limit bounds the copy
+GROUP_SCORES = 1 << 24  # query rows times KV tokens at once; the limit bounds the mask
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-    """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], causal."""
+    """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools -> [T, Hq, D]."""
     output = torch.empty_like(q)
     starts = [0]
     for length in metadata.query_lens:
@@ -53,10 +53,13 @@ def _groups(query_lens: list[int], kv_lens: list[int]) -> Iterator[list[int]]:
 
 
 def _gather(cache: Tensor, block_table: Tensor, kv_lens: Tensor) -> Tensor:
-    """Pool [B, block_size, Hkv, D], int32 [S, P] -> [S, Hkv, L, D] with zeros past each sequence's length."""
+    """Copies the sequences' KV out of a pool [B, block_size, Hkv, D] by the block table, int32 [S, P].
+
+    Returns [S, Hkv, L, D] with zeros past each sequence's length.
+    """
     longest, block_size = int(kv_lens.max()), cache.shape[1]
     pages = block_table[:, : -(-longest // block_size)]
-    tokens = cache[pages].flatten(1, 2)[:, :longest]  # a copy
+    tokens = cache[pages].flatten(1, 2)[:, :longest]  # indexing makes a copy
     shortest = int(kv_lens.min())
     past = torch.arange(shortest, longest) >= kv_lens[:, None]
     tokens[:, shortest:].masked_fill_(past.to(cache.device)[:, :, None, None], 0)
@@ -66,7 +69,7 @@ def _gather(cache: Tensor, block_table: Tensor, kv_lens: Tensor) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, q_lens: Tensor, kv_lens: Tensor, scale: float) -> Tensor:
     """q [S, Q, Hq, D], k and v [S, Hkv, L, D] -> [S, Q, Hq, D]. Row i sees tokens up to kv_len - query_len + i."""
     rows, heads, tokens = q.shape[1], q.shape[2], k.shape[2]
-    if rows == 1:  # decode: a KV head's queries become the rows of one product
+    if rows == 1:  # in decode a KV head's queries become the rows of one product
         q = q[:, 0].unflatten(1, (k.shape[1], -1))
         mask = (torch.arange(tokens) < kv_lens[:, None])[:, None, None].to(q.device)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).reshape(-1, 1, heads, q.shape[-1])

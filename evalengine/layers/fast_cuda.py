@@ -10,8 +10,8 @@ from evalengine.layers.cuda import CudaOps
 from evalengine.layers.fast import FastOps
 from evalengine.layers.ops import PreparedWeight
 
-# Up to so many rows our products are the quicker ones where their schedules were measured: for one row of Qwen3-0.6B on
-# an H200 cuBLAS takes 9.3 us for q, k and v and 6.4 for the down projection, ours 4.5 and 5.6.
+# Up to so many rows our products are quicker than cuBLAS on GPUs where their schedules were measured: for one row of
+# Qwen3-0.6B on an H200 cuBLAS takes 9.3 us for q, k and v and 6.4 for the down projection, ours 4.5 and 5.6.
 FEW_ROWS = 16
 
 
@@ -20,7 +20,7 @@ class CudaFastOps(CudaOps, FastOps):
 
     def __init__(self, dtype: torch.dtype, device: torch.device, attention_backend: str) -> None:
         super().__init__(dtype, device, attention_backend)
-        self.capturable = attention_backend != "sdpa"  # which cuts its groups by the lengths on the host
+        self.capturable = attention_backend != "sdpa"  # sdpa groups sequences by the lengths on the host
         tuned = device.type == "cuda" and matmul_schedules.is_tuned(torch.cuda.get_device_name(device))
         self._few_rows = FEW_ROWS if tuned and dtype != torch.float32 else 0
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evalengine.layers.metadata import AttentionMetadata
 
-PAGE_MULTIPLE = 256  # tokens: "Paged KV cache block size must be divisible by 256"
+PAGE_MULTIPLE = 256  # tokens; flash-attn says "Paged KV cache block size must be divisible by 256"
 DTYPES = (torch.bfloat16, torch.float16)
 LARGEST_HEAD_DIM, HEAD_DIM_MULTIPLE = 256, 8
 CURE = "pip install 'evalengine[flash]' (or: pip install flash-attn --no-build-isolation)"
@@ -26,15 +26,15 @@ CURE = "pip install 'evalengine[flash]' (or: pip install flash-attn --no-build-i
 
 @cache
 def package() -> Any:
-    """The module `flash_attn`. Raises ImportError."""
+    """The module `flash_attn`. Raises ImportError if it cannot be imported."""
     return importlib.import_module("flash_attn")
 
 
 def installation_problems() -> list[str]:
-    """Why the package cannot be used, with the cure; empty if it can."""
+    """A sentence with a cure if the package cannot be used; empty if it can."""
     try:
         functions = (package().flash_attn_varlen_func, package().flash_attn_with_kvcache)
-    except (ImportError, AttributeError) as error:  # absent; built for another torch; another package of that name
+    except (ImportError, AttributeError) as error:  # absent, built for another torch, or another package
         if isinstance(error, ModuleNotFoundError) and error.name == "flash_attn":
             return [f"the flash-attn package is not installed: {CURE}"]
         return [f"the flash-attn package cannot be imported ({error}): {CURE}"]
@@ -44,7 +44,7 @@ def installation_problems() -> list[str]:
 
 
 def shape_problems(dtype: torch.dtype | None, head_dim: int | None, block_size: int | None) -> list[str]:
-    """What the package does not cover, a sentence each with its cure; None: not known, or not fixed yet."""
+    """A sentence with a cure for each value that the package does not cover. None: not known, or not fixed yet."""
     problems = []
     if dtype is not None and dtype not in DTYPES:
         name = str(dtype).removeprefix("torch.")
@@ -63,7 +63,7 @@ def shape_problems(dtype: torch.dtype | None, head_dim: int | None, block_size: 
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-    """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], causal. float16 or bfloat16."""
+    """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools -> [T, Hq, D]; float16 or bfloat16."""
     n = metadata.num_decodes
     if n == len(metadata.query_lens):
         return _decode(q, k_cache, v_cache, metadata, scale)
@@ -74,7 +74,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: Atten
 
 
 def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-    """The first `num_decodes` sequences, a row each."""
+    """Attention of the first `num_decodes` sequences, which have a row each."""
     n = metadata.num_decodes
     output: Tensor = package().flash_attn_with_kvcache(
         q[:, None],
@@ -89,14 +89,14 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMeta
 
 
 def _prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-    """The sequences past the decodes. The causal mask is aligned to the last token, so a chunk sees its prefix."""
+    """Attention of the other sequences. The causal mask is aligned to the last token, so a chunk sees its prefix."""
     output: Tensor = package().flash_attn_varlen_func(
         q,
         k_cache,
         v_cache,
         cu_seqlens_q=metadata.prefill_cu_seqlens_q,
         cu_seqlens_k=metadata.prefill_cu_seqlens_k,
-        # The package reads 1 as "one row in every sequence", which a sequence without rows would belie.
+        # The package reads 1 as "one row in every sequence", and here a sequence may have none.
         max_seqlen_q=max(2, metadata.max_query_len),
         max_seqlen_k=metadata.max_prefill_kv_len,
         softmax_scale=scale,

@@ -1,4 +1,4 @@
-"""Seeing every op's output, e.g. to digest it and find the first op where two runs differ."""
+"""Shows every op's output to a function, e.g. to digest it and find the first op where two runs differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evalengine.layers.base import Layer
 
 @contextmanager
 def op_hook(model: nn.Module, fn: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Call `fn(name, output)` after every op of `model`, in execution order, while the context is open.
+    """Calls `fn(name, output)` after every op of `model`, in execution order, while the context is open.
 
     `name` is the layer's path (`model.layers.0.mlp.down_proj`); an op with two outputs reports `<path>.0` and `.1`.
     The tensor is the live one: a hook that keeps it must copy it.

@@ -1,4 +1,4 @@
-"""What our Triton kernels need of a device and a model, said in sentences before any of them is imported."""
+"""Tells in sentences why our Triton kernels cannot serve a device or a model, before any kernel is imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 from evalengine.kernels.limits import HEAD_DIMS, MAX_TERMS
 
-TENSOR_CORES = (8, 0)  # compute capability with bfloat16 tensor cores: what flash-attn and our kernels need
+TENSOR_CORES = (8, 0)  # the compute capability from which bfloat16 tensor cores exist; flash-attn needs them, too
 
 
 def kernel_problems(device: torch.device) -> list[str]:
-    """What keeps our Triton kernels from running on a device."""
+    """A sentence for each reason why our Triton kernels cannot run on a device."""
     if device.type != "cuda":
         return [f"the kernels run on CUDA only, and this run's device is {device}"]
     problems = capability_problems(device)
@@ -22,7 +22,7 @@ def kernel_problems(device: torch.device) -> list[str]:
 
 
 def head_dim_problems(head_dim: int | None) -> list[str]:
-    """What keeps our attention kernels from a model (whose head_dim may not be known yet)."""
+    """A sentence if our attention kernels do not take a model's head_dim (None: not known yet)."""
     smallest, largest = HEAD_DIMS
     if head_dim is None or (smallest <= head_dim <= largest and head_dim % 2 == 0):
         return []
@@ -30,14 +30,14 @@ def head_dim_problems(head_dim: int | None) -> list[str]:
 
 
 def hidden_size_problems(hidden_size: int | None) -> list[str]:
-    """What keeps our RMSNorm from a model (whose hidden_size may not be known yet)."""
+    """A sentence if our RMSNorm does not take a model's hidden_size (None: not known yet)."""
     if hidden_size is None or hidden_size <= MAX_TERMS:
         return []
     return [f"the RMSNorm kernel takes a hidden_size up to {MAX_TERMS}, and this model's is {hidden_size}"]
 
 
 def capability_problems(device: torch.device) -> list[str]:
-    """What a CUDA device's compute capability keeps from running: our kernels and flash-attn's."""
+    """A sentence if a CUDA device's compute capability is too low for our kernels and flash-attn's."""
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) >= TENSOR_CORES:
         return []

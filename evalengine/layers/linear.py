@@ -1,9 +1,9 @@
 """Matrix products with a checkpoint's weights: merged (gate and up), merged q, k, v, and back to the residual stream.
 
-    T tokens, K input features, N output features; n and k those of this rank.
+    T tokens, K input features, N output features; n and k are this rank's.
 
-Merging only concatenates output rows: a row's result does not depend on its neighbours. That is why a rank may hold
-some of the rows only: column-parallel, in the words of those who write the weight transposed.
+Merging only concatenates output rows of the weight: no output depends on the rows beside its own. So a rank may hold
+some of the rows only, which the literature, where weights are written transposed, calls column-parallel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MergedLinear(Layer):
         param.narrow(0, offset, self.local_rows(shard)).copy_(part)
 
     def shard_of(self, shard: str) -> tuple[int, int]:
-        """(part, parts) of one checkpoint layer's rows that this rank holds."""
+        """(part, parts): this rank holds the part-th of so many equal parts of one checkpoint layer's rows."""
         return self.ops.tp.rank, self.ops.tp.size
 
     def finalize(self) -> None:
@@ -52,11 +52,11 @@ class MergedLinear(Layer):
 
 
 class OutputLinear(Layer):
-    """What an attention or a feed-forward ends in: the ranks' features back into the residual stream, whole on each.
+    """The product that ends an attention or a feed-forward: from the ranks' features to the whole residual stream.
 
     Where no sum may cross ranks, the inputs are gathered, each rank computes its own output columns with the whole
-    chain over K, and these are gathered. Where one may (`Ops.sums_cross_ranks`), each rank multiplies its own inputs
-    with its columns of the weight, and the products are summed: half the traffic of gathering.
+    chain over K, and these are gathered. Where sums may (`Ops.sums_cross_ranks`), each rank multiplies its own inputs
+    with its columns of the weight, and the products are summed, which moves half as many bytes.
     """
 
     def __init__(self, ops: Ops, in_features: int, out_features: int, bias: bool = False) -> None:
@@ -81,7 +81,7 @@ class OutputLinear(Layer):
         elif tp.rank == 0:
             param.copy_(loaded_weight)
         else:
-            param.zero_()  # a bias is added once
+            param.zero_()  # the sum over ranks must hold the bias once
 
     def finalize(self) -> None:
         assert self.weight is not None, "finalize() runs once"

@@ -1,8 +1,8 @@
-"""What one forward pass says to its attention layers: which token belongs to which sequence, and where its KV lies.
+"""Tells the attention layers of a forward pass which token belongs to which sequence, and where its KV lies.
 
     T tokens in the batch, S sequences, P pages a sequence at most.
 
-The engine builds it, the model's forward takes it as an argument: there is no global state.
+The engine builds the metadata and the model's forward takes it as an argument: there is no global state.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class AttentionMetadata:
     cu_seqlens_q: Tensor  # int32 [S + 1]
     seqlens_k: Tensor  # int32 [S]: tokens visible to the sequence's last row (the new ones included)
     block_table: Tensor  # int32 [S, P]: page ids, padded with 0
-    query_lens: list[int]  # the same on the host: no device synchronisation in a layer
+    query_lens: list[int]  # the lengths on the host, so that no layer waits for the device
     kv_lens: list[int]
-    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # a kernel's own, made once a step
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # data of kernels, made once a step
 
     @classmethod
     def build(
@@ -46,7 +46,7 @@ class AttentionMetadata:
         block_size: int,
         device: torch.device,
     ) -> AttentionMetadata:
-        """From every sequence's number of new tokens, number of tokens and page ids."""
+        """The metadata of sequences with these numbers of new tokens, numbers of tokens and page ids."""
         new = np.array(query_lens, dtype=np.int64)
         width = max(-(-n // block_size) for n in kv_lens)
         table = np.zeros((len(pages), width), dtype=np.int32)
@@ -67,7 +67,7 @@ class AttentionMetadata:
 
     @cached_property
     def max_query_len(self) -> int:
-        """Of the sequences that are no decodes."""
+        """The most rows of a sequence that is no decode."""
         return max(self.query_lens[self.num_decodes :], default=0)
 
     @cached_property
@@ -87,13 +87,13 @@ class AttentionMetadata:
     def prefill_cu_seqlens_k(self) -> Tensor:
         """int32 [S - num_decodes + 1], from 0: running sums of the lengths of the sequences that are no decodes.
 
-        Made on the device, once a step for all layers (a copy from the host would wait for it).
+        They are summed on the device, once a step for all layers; a copy from the host would wait for it.
         """
         return F.pad(self.seqlens_k[self.num_decodes :].cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def token_positions(query_lens: list[int], kv_lens: list[int]) -> np.ndarray:
-    """int64 [T]: the place of each new token in its sequence; they are its last ones."""
+    """int64 [T]: the place of each new token in its sequence, whose last tokens are the new ones."""
     new, lengths = np.array(query_lens, dtype=np.int64), np.array(kv_lens, dtype=np.int64)
-    before = new.cumsum() - new  # rows of the sequences before
+    before = new.cumsum() - new  # rows of the sequences before each
     return np.repeat(lengths - new - before, new) + np.arange(new.sum())

@@ -1,7 +1,8 @@
 """`native`: the contract's arithmetic on CUDA, on tensor cores.
 
-Linear layers are `kernels.matmul` (one float32 chain over K, then one rounding), attention is `kernels.attention`, all
-else is what `fast` uses too (`CudaOps`). Every schedule gives the same bits, so each shape gets its quickest.
+Linear layers are `kernels.matmul` (one float32 chain over K, then one rounding), attention is `kernels.attention`, and
+all other ops are those of `CudaOps`, which `fast` uses, too. Every schedule of a kernel gives the same bits, so each
+shape gets its quickest one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from evalengine.verification import verify
 
 
 class NativeOps(CudaOps):
-    """Weights stay as loaded."""
+    """The native level. Weights stay as loaded."""
 
     name = "native"
     capturable = True
@@ -53,7 +54,7 @@ class NativeOps(CudaOps):
         return matmul.linear(x, weight, bias)
 
     def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
-        """The chain's float32 itself: logprobs are made from it."""
+        """The chain's float32 values, unrounded: logprobs are made from them."""
         return matmul.linear(x, weight, out_dtype=torch.float32)
 
     def attention(

@@ -1,4 +1,4 @@
-"""RMS norm, by itself or with the residual stream's sum before it."""
+"""RMS norm, by itself or after the residual stream's sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evalengine.layers.ops import Ops
 
 
 class RMSNorm(Layer):
-    """[..., H] -> [..., H]: x / sqrt(mean(x^2) + eps) * weight. Whole on every rank."""
+    """[..., H] -> [..., H]: x / sqrt(mean(x^2) + eps) * weight. Every rank has the whole weight."""
 
     def __init__(self, ops: Ops, size: int, eps: float) -> None:
         super().__init__(ops)
@@ -24,7 +24,7 @@ class RMSNorm(Layer):
 
 
 class AddRMSNorm(RMSNorm):
-    """[T, H], [T, H] -> the norm of the rounded sum, and that sum: the residual stream goes on as it was normed."""
+    """[T, H], [T, H] -> the norm of their rounded sum, and that sum itself, which the residual stream goes on with."""
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return self.ops.add_rms_norm(x, residual, self.weight, self.eps)

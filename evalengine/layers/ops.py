@@ -4,8 +4,8 @@
     B pages of `block_size` tokens.
 
 Layers hold an `Ops` and call nothing else, so `fast`, `exact` and (on CUDA) `native` share every model, loader and
-scheduler. Level by level the rounding points are those of the numerics contract; each implementation quotes its own.
-The fused forms at the end are defined by the forms they are made of, and give their bytes.
+scheduler. At each level the rounding points are those of the numerics contract, which its implementation quotes. The
+fused forms at the end are defined by the ops that they combine, and give the same bytes.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from evalengine.kernels.shapes import Shapes
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
 
-GREEDY = -1  # in `read_out`: the row's most probable token
-PreparedWeight = Any  # what `prepare_weight` returns: opaque to the layers
+GREEDY = -1  # as a column of `read_out`: the row's most probable token
+PreparedWeight = Any  # the type of `prepare_weight`'s result, opaque to the layers
 
 
 class Ops(ABC):
     """One numerics level on one device. Every method is a pure function of its arguments."""
 
     name: str  # "fast" | "exact" | "native"
-    # The fused forms are kernels of their own: callers that need no parts call them. Set it False on an instance, and
-    # every part is an op by itself, of the same bytes.
+    # Whether the fused forms are kernels of their own, for callers that do not need the parts. With False on an
+    # instance every part is an op by itself, with the same bytes.
     fused: bool = False
-    # Whether the kernels of a decode step depend on shapes alone, not on what lies in tensors on the device or in the
-    # lists of `AttentionMetadata`: then a step can be captured as a CUDA graph and replayed for other lengths.
+    # Whether the kernels of a decode step depend on shapes alone, not on values in tensors on the device or in the
+    # lists of `AttentionMetadata`. If so, a step can be captured as a CUDA graph and replayed for other lengths.
     capturable: bool = False
-    # Tensor parallelism: which of the ranks this is; whether products may be summed over them; and the number of token
-    # ids that reductions over the vocabulary take at once, which no border between two ranks may cut.
+    # Tensor parallelism: this process's rank; whether products may be summed over ranks; and the number of token ids
+    # that reductions over the vocabulary take at once, which no border between two ranks may cut.
     tp: TensorParallel = SINGLE
     sums_cross_ranks: bool = False
     vocabulary_block: int = 1
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype = dtype  # of weights and KV cache
+        self.dtype = dtype  # the dtype of weights and KV cache
         self.device = device
 
     @property
     def activation_dtype(self) -> torch.dtype:
-        """Of the residual stream and of every op's output (exact: float32)."""
+        """The dtype of the residual stream and of every op's output (exact: float32)."""
         return self.dtype
 
     def vocabulary_ranges(self, vocab_size: int) -> list[range]:
@@ -59,13 +59,14 @@ class Ops(ABC):
         return self.vocabulary_ranges(vocab_size)[self.tp.rank]
 
     def verify_kernels(self, shapes: Shapes, *, block_size: int) -> dict[str, Any] | None:
-        """Whether the kernels' free schedules agree on this device, for a model's shapes: the verdict as plain JSON
-        values, or None where nothing is free. Raises `EvalEngineError` where the level cannot keep its promise."""
+        """Compares the schedules that the kernels may take for a model's shapes on this device. Returns the verdict as
+        plain JSON values; None for a level without a choice. Raises `EvalEngineError` if the level cannot keep its
+        promise."""
         return None
 
     @abstractmethod
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
-        """[N, K] in `dtype` -> whatever this level multiplies with; called once, after loading."""
+        """[N, K] in `dtype` -> the form that this level multiplies with; called once, after loading."""
 
     @abstractmethod
     def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
@@ -85,7 +86,7 @@ class Ops(ABC):
 
     @abstractmethod
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The residual stream: the rounded sum."""
+        """The residual stream's rounded sum."""
 
     @abstractmethod
     def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
@@ -101,13 +102,13 @@ class Ops(ABC):
 
     @abstractmethod
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        """[T, Hkv, D] into the [B, block_size, Hkv, D] pools, at the slots (-1: skipped)."""
+        """Writes k and v [T, Hkv, D] into the [B, block_size, Hkv, D] pools, at the slots (-1: skipped)."""
 
     @abstractmethod
     def attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
-        """[T, Hq, D] against the pools -> [T, Hq, D], causal, GQA by Hq // Hkv."""
+        """Causal attention of q [T, Hq, D] over the pools -> [T, Hq, D]; Hq // Hkv query heads share a KV head."""
 
     @abstractmethod
     def log_softmax(self, logits: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class Ops(ABC):
     # -- fused forms -------------------------------------------------------------------------------------------------
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """[T, H] twice, [H] -> `rms_norm` of `add(x, residual)`, and that sum, the new residual."""
+        """x and residual [T, H], weight [H] -> `rms_norm` of `add(x, residual)`, and that sum, the new residual."""
         total = self.add(x, residual)
         return self.rms_norm(total, weight, eps), total
 
@@ -134,8 +135,8 @@ class Ops(ABC):
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        """q [T, Hq, D] -> normed over each head (where it has a weight [D]) and rotated; k [T, Hkv, D] likewise, into
-        the pools with v."""
+        """Returns q [T, Hq, D], normed over each head (if it has a weight [D]) and rotated. k [T, Hkv, D] is treated
+        likewise and stored in the pools with v."""
         if q_weight is not None:
             q = self.rms_norm(q, q_weight, eps)
         if k_weight is not None:
@@ -148,7 +149,7 @@ class Ops(ABC):
         (rows[i], columns[i]), float32 [k]. A column `GREEDY` stands for the row's most probable token. Without rows,
         columns [n] has one for each row.
 
-        Among equals, the lowest id. A row that holds a NaN: V for its token, NaN for its logprobs.
+        Among equals the lowest id counts. A row that holds a NaN has V for its token and NaN for its logprobs.
         """
         logprobs = self.log_softmax(logits)
         if rows is None:
@@ -161,5 +162,7 @@ class Ops(ABC):
         self, logits: Tensor, rows: Tensor | None, columns: Tensor, ranges: list[range]
     ) -> tuple[Tensor, Tensor]:
         """`read_out` of rows whose logits lie on several ranks, [n, v] on this one; ranges: each rank's token ids.
-        Called by every rank with the same rows and columns; the result is the same on each."""
+
+        Every rank calls it with the same rows and columns and gets the same result.
+        """
         return self.read_out(self.tp.gather(logits, [len(ids) for ids in ranges]), rows, columns)

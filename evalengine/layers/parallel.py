@@ -1,4 +1,4 @@
-"""What crosses the ranks of a tensor-parallel model, and which part of a weight each rank holds.
+"""The collectives of a tensor-parallel model, and the token ids that each rank holds.
 
     T tokens, n columns of one rank, V vocabulary.
 
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from evalengine.layers.peer_memory import PeerMemory  # which needs Triton
+    from evalengine.layers.peer_memory import PeerMemory  # needs Triton
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class TensorParallel:
     def share_memory(self, slot_bytes: int, device: torch.device) -> None:
         """Lets `gather_features` push into the other ranks' memory, if the GPUs allow it. Every rank calls it.
 
-        slot_bytes: of the largest tensor that is gathered so; what is larger goes through the process group.
+        slot_bytes: bytes of the largest tensor that is gathered so; a larger one goes through the process group.
         """
         from evalengine.layers.peer_memory import NoPeerMemory, PeerMemory
 
@@ -50,18 +50,17 @@ class TensorParallel:
             logger.warning("the GPUs cannot write to each other's memory (%s): NCCL gathers, more slowly", error)
 
     def begin(self) -> None:
-        """A forward pass begins."""
+        """Called when a forward pass begins, on every rank."""
         if self._peers is not None:
             self._peers.begin()
 
     def gather_features(self, x: Tensor) -> Tensor:
-        """`gather` of equal parts, by the quickest way. The result may be overwritten by the gather after the next one.
-        """
-        found = None if self._peers is None else self._peers.gather(x)
-        return self.gather(x) if found is None else found
+        """`gather` of equal parts, by the quickest way. The gather after the next one may overwrite the result."""
+        gathered = None if self._peers is None else self._peers.gather(x)
+        return self.gather(x) if gathered is None else gathered
 
     def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
-        """[T, n] of every rank -> [T, sum of all n] on each, side by side in the order of the ranks.
+        """Every rank's [T, n] -> [T, sum of all n] on each rank, side by side in the order of the ranks.
 
         widths: every rank's n, where they differ.
         """
@@ -70,7 +69,7 @@ class TensorParallel:
         widths = widths or [x.shape[1]] * self.size
         widest, rows = max(widths), x.shape[0]
         own = x if x.shape[1] == widest else F.pad(x, (0, widest - x.shape[1]))
-        # As bytes: gloo and NCCL then take every dtype, and nothing can be mistaken for arithmetic.
+        # Tensors travel as bytes: gloo and NCCL then take every dtype, and nothing is computed on the way.
         parts = torch.empty(self.size, rows, widest, dtype=x.dtype, device=x.device)
         self._group._allgather_base(_bytes(parts), _bytes(own.contiguous())).wait()
         if min(widths) == widest:
@@ -78,15 +77,15 @@ class TensorParallel:
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in an order of the library's choosing: for `fast`, and where all terms but one are
-        zero. May overwrite x."""
+        """The sum over the ranks, in an order that the library chooses; for `fast`, and for sums in which all terms but
+        one are zero. May overwrite x."""
         if self.size > 1:
             x = x.contiguous()
             self._group.allreduce([x]).wait()
         return x
 
     def abort(self) -> None:
-        """Gives up what this process waits for: another rank is lost. The collectives cannot be used any more.
+        """Gives up what this process waits for, once another rank is lost. The collectives cannot be used any more.
 
         Returns at once. NCCL lets its kernels go at once, too, but its abort returns only after more than a minute of
         asking the lost process for what they shared.
@@ -98,8 +97,8 @@ class TensorParallel:
             threading.Thread(target=self._group.abort, name="evalengine abort", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the collectives, with their threads and their memory. Every rank calls it, or one has called `abort`:
-        NCCL waits for the others otherwise."""
+        """Ends the collectives, with their threads and their memory. Every rank calls it, unless one has called
+        `abort`: otherwise NCCL waits for the others."""
         if self._peers is not None:
             self._peers.close()
         if self._group is not None and not self._aborted:
@@ -107,7 +106,7 @@ class TensorParallel:
         self._peers = self._group = None
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's x, on every rank. Overwrites that of the others, which must be contiguous."""
+        """Rank 0's x, on every rank. Overwrites the other ranks' x, which must be contiguous."""
         if self.size > 1:
             self._group.broadcast([x]).wait()
         return x
@@ -117,7 +116,7 @@ SINGLE = TensorParallel()
 
 
 def vocabulary_ranges(vocab_size: int, size: int, block: int) -> list[range]:
-    """The token ids of each rank: whole blocks of `block` ids (but for the last one), divided as evenly as they go."""
+    """The token ids of each rank: whole blocks of `block` ids (the last may be shorter), as evenly as possible."""
     blocks = -(-vocab_size // block)
     edges = [min(vocab_size, rank * blocks // size * block) for rank in range(size + 1)]
     return [range(first, end) for first, end in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Memory of every rank that all ranks of one machine write to: what `kernels.push_gather` pushes into."""
+"""Memory of every rank that all ranks of one machine can write to; `kernels.push_gather` pushes into it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from evalengine.kernels.push_gather import WORD, push_gather
 
 logger = logging.getLogger(__name__)
 
-NUM_SLOTS = 2  # used by turns: see kernels/push_gather.py
+NUM_SLOTS = 2  # slots are used by turns: see kernels/push_gather.py
 FLAG_BYTES = 4096
-LAST_TURN = (1 << 31) - 1  # no gather is later: whoever waits goes on
-_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+LAST_TURN = (1 << 31) - 1  # a flag with this turn ends every wait, since no gather is later
+_LAZY_PEER_ACCESS = 1  # the driver's CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 class _Handle(ctypes.Structure):
-    """CUipcMemHandle."""
+    """The driver's CUipcMemHandle."""
 
     _fields_ = [("reserved", ctypes.c_byte * 64)]
 
 
 class _Array:
-    """Device memory that torch did not allocate, as torch takes it."""
+    """Device memory that torch did not allocate, in the form that `torch.as_tensor` takes."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -38,12 +38,12 @@ class NoPeerMemory(Exception):
 
 
 class PeerMemory:
-    """This rank's slots, and the other ranks' as this process sees them. One of each model and rank."""
+    """This rank's slots, and the other ranks' slots mapped into this process. Each rank of a model has one."""
 
     def __init__(self, tp: Any, slot_bytes: int, device: torch.device) -> None:
-        """tp: the ranks' collectives, by which handles are exchanged; slot_bytes: of a whole gathered tensor.
+        """tp: the ranks' collectives, which exchange the handles; slot_bytes: bytes of a whole gathered tensor.
 
-        Raises NoPeerMemory on every rank if any of them cannot.
+        Raises NoPeerMemory on every rank if any of them cannot open another's memory.
         """
         self._rank, self._size, self._device = tp.rank, tp.size, device
         self._slot_bytes = -(-slot_bytes // FLAG_BYTES) * FLAG_BYTES
@@ -58,8 +58,8 @@ class PeerMemory:
         handles = tp.gather(torch.frombuffer(bytearray(handle), dtype=torch.uint8).view(1, -1).to(device))
         addresses = []
         try:
-            for rank, each in enumerate(handles.view(self._size, -1).cpu()):
-                addresses.append(self._own if rank == self._rank else self._open(bytes(each.tolist())))
+            for rank, of_rank in enumerate(handles.view(self._size, -1).cpu()):
+                addresses.append(self._own if rank == self._rank else self._open(bytes(of_rank.tolist())))
         except OSError as error:
             problem = problem or str(error)
         failed = tp.sum(torch.tensor([float(bool(problem))], device=device)).item()
@@ -77,7 +77,7 @@ class PeerMemory:
         return address
 
     def _lay_out(self) -> None:
-        """This rank's memory, its flags at zero before another rank could push."""
+        """Divides this rank's memory into slots and flags, and clears the flags before another rank could push."""
         memory = torch.as_tensor(_Array(self._own, NUM_SLOTS * self._slot_bytes + FLAG_BYTES), device=self._device)
         *self._slots, flags = memory.split([*[self._slot_bytes] * NUM_SLOTS, FLAG_BYTES])
         self._flags = flags.view(torch.int32)
@@ -88,13 +88,14 @@ class PeerMemory:
         torch.cuda.synchronize(self._device)
 
     def begin(self) -> None:
-        """A forward pass begins: all ranks take the same slot next, also where one of them gave up a capture."""
+        """Called when a forward pass begins: all ranks take the same slot next, even if one gave up a capture."""
         self._turn = 0
 
     def gather(self, x: Tensor) -> Tensor | None:
-        """[T, n] of every rank -> [T, size x n] on each, in a slot: to be read before the gather after the next one.
+        """Every rank's [T, n] -> [T, size x n] on each, in a slot that the gather after the next one overwrites.
 
-        None for what does not fit a slot, or is not made of whole words: the same on every rank, as shapes are.
+        None if the tensor does not fit a slot or its rows are not whole words; shapes are the same on every rank, so
+        all ranks get None or none does.
         """
         rows, columns = x.shape
         row_bytes = columns * x.element_size()
@@ -110,7 +111,7 @@ class PeerMemory:
         return slot[:whole].view(x.dtype).view(rows, self._size * columns)
 
     def abort(self) -> None:
-        """Whoever waits on this device for another rank goes on, with rubbish."""
+        """Ends every wait on this device for another rank; the gathered values are then rubbish."""
         with torch.cuda.stream(self._aside):
             self._flags.fill_(LAST_TURN)
 
@@ -136,7 +137,7 @@ def _call(function: str, *arguments: Any) -> None:
 
 
 def _allocate(size: int) -> int:
-    """Of its own, not from torch's allocator: a handle is one of a whole allocation."""
+    """Allocates device memory outside torch's allocator, since an IPC handle stands for a whole allocation."""
     address = ctypes.c_uint64()
     _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
     return address.value
@@ -150,6 +151,6 @@ def _handle_of(address: int) -> bytes:
 
 def _open(handle: bytes) -> int:
     address = ctypes.c_uint64()
-    given = _Handle.from_buffer_copy(handle)
-    _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+    structure = _Handle.from_buffer_copy(handle)
+    _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), structure, ctypes.c_uint(_LAZY_PEER_ACCESS))
     return address.value

@@ -15,15 +15,15 @@ from evalengine.layers.ops import Ops
 def rope_table(
     inv_freq: Tensor, max_positions: int, scaling: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """float32 [D/2] -> cos, sin [max_positions, D/2] of the float32 angle, times `scaling` in float32, rounded to
-    `dtype`."""
+    """The table of inverse frequencies, float32 [D/2]: cos and sin [max_positions, D/2] of the float32 angles, times
+    `scaling` in float32, rounded to `dtype`."""
     positions = torch.arange(max_positions, dtype=torch.float32, device=device)
     angles = positions[:, None] * inv_freq.to(device)
     return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
 
 
 class RopeTable(Layer):
-    """cos and sin of every position, made once; a step gathers its rows once for all layers."""
+    """cos and sin of every position. The table is made once; a step gathers its rows once for all layers."""
 
     def __init__(self, ops: Ops, inv_freq: Tensor, scaling: float = 1.0) -> None:
         super().__init__(ops)
@@ -32,7 +32,7 @@ class RopeTable(Layer):
         self.sin: Tensor | None = None
 
     def build(self, max_positions: int) -> None:
-        """Make the rows for positions below `max_positions`."""
+        """Makes the rows for positions below `max_positions`."""
         self.cos, self.sin = self.ops.rope_table(self.inv_freq, max_positions, self.scaling)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ class RopeTable(Layer):
 
 
 class Rope(Layer):
-    """[T, heads, D] and the step's cos, sin [T, D / 2] -> [T, heads, D]."""
+    """Rotates [T, heads, D] by the step's cos and sin, [T, D / 2]."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return self.ops.rope(x, cos, sin)

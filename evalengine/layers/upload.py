@@ -1,4 +1,4 @@
-"""Integers of a step on their way to the device and back, without the host ever waiting for it."""
+"""Brings a step's integers to the device and its results back, without making the host wait for earlier work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIGNMENT = 128  # bytes: of each array in the buffer that is copied, so that kernels see what torch's allocator gives
+ALIGNMENT = 128  # bytes; arrays in the copied buffer are aligned for kernels as torch's allocator aligns tensors
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
@@ -31,10 +31,10 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 
 
 class Download:
-    """Tensors on their way to the host, behind the work that computes them."""
+    """Copies tensors to the host once the device has computed them."""
 
     def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
-        """device: theirs. Without tensors, reading waits for the work all the same."""
+        """device: the tensors' device. Without tensors, `read` waits for its work all the same."""
         self._event: torch.cuda.Event | None = None
         self._host = list(tensors)
         if device.type == "cuda":
@@ -45,7 +45,7 @@ class Download:
             self._event.record(torch.cuda.current_stream(device))
 
     def read(self) -> list[np.ndarray]:
-        """Waits for them."""
+        """The tensors as arrays; waits until they are copied."""
         if self._event is not None:
             self._event.synchronize()
         return [tensor.numpy() for tensor in self._host]

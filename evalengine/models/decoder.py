@@ -2,7 +2,7 @@
 
     T tokens, H hidden, Hq/Hkv heads, D head_dim, V vocabulary, B pages of `block_size` tokens, n rows of interest.
 
-Every operation is a layer, so a forward hook sees its output; the arithmetic behind each is `Ops`'s.
+Every operation is a layer, so a forward hook sees its output; `Ops` has the arithmetic behind each.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DecoderAttention(nn.Module):
     def _in_steps(
         self, qkv: tuple[Tensor, Tensor, Tensor], cos: Tensor, sin: Tensor, kv_cache: KVCache, slot_mapping: Tensor
     ) -> Tensor:
-        """What `norm_rope_store` does, the same bytes, an op at a time: each one's output can be looked at."""
+        """Does what `norm_rope_store` does, with the same bytes, an op at a time, so that hooks see each output."""
         q, k, v = qkv
         if self.norms:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -64,7 +64,7 @@ class DecoderAttention(nn.Module):
 
 
 class DecoderMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """The gated feed-forward: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ class DecoderMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each on the norm of the residual stream: the sum so far, rounded, then normed.
+    """Attention and feed-forward, each on the norm of the residual stream, which is the rounded sum so far.
 
-    A layer takes the last layer's output `x` not yet added to `residual`, and hands its own on in the same way.
+    A layer takes the output `x` of the layer before, not yet added to `residual`, and hands its own on likewise.
     """
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
@@ -100,7 +100,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to final hidden states."""
+    """The stack of layers, from token ids to final hidden states."""
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         self.embed_tokens.ops.tp.begin()
         x = self.embed_tokens(input_ids)
-        residual = torch.zeros_like(x)  # 0 + x is x, but for -0, which no norm or sum after it tells from +0
+        residual = torch.zeros_like(x)  # 0 + x is x, except that -0 becomes +0, which no later norm or sum tells apart
         cos, sin = self.rope_table(positions)
         for layer, kv_cache in zip(self.layers[: len(kv_caches)], kv_caches, strict=True):
             x, residual = layer(x, residual, cos, sin, kv_cache, metadata)
@@ -127,7 +127,7 @@ class DecoderForCausalLM(nn.Module):
     Its parameters, read through `Layer.checkpoint_shards`, have the names of a Hugging Face checkpoint.
     """
 
-    model_type: ClassVar[str]  # HF's config.model_type, GGUF's general.architecture
+    model_type: ClassVar[str]  # Hugging Face's config.model_type and GGUF's general.architecture
     qk_norm: ClassVar[bool] = False
     gguf_interleaved_rope: ClassVar[bool] = False  # GGUF files hold q and k with each head's RoPE pairs side by side
 
@@ -147,26 +147,28 @@ class DecoderForCausalLM(nn.Module):
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: list[KVCache], metadata: AttentionMetadata
     ) -> Tensor:
-        """int64 [T], int64 [T], a (k, v) pair of pools [B, block_size, Hkv, D] a layer -> normed [T, H].
+        """Normed hidden states [T, H] of token ids and positions, int64 [T] each.
 
-        With fewer pairs than layers only as many layers are computed, the first ones.
+        kv_caches: a (k, v) pair of pools [B, block_size, Hkv, D] for each layer. With fewer pairs than layers, only the
+        first so many layers are computed.
         """
         return self.model(input_ids, positions, kv_caches, metadata)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[n, H] -> float32 [n, V]; of several ranks, each one's own part of the vocabulary."""
+        """[n, H] -> float32 logits [n, V]; with several ranks, of this rank's part of the vocabulary."""
         return self.lm_head(hidden)
 
     def whole_logits(self, logits: Tensor) -> Tensor:
-        """What every rank's `compute_logits` gave -> [n, V]."""
+        """Every rank's logits from `compute_logits` -> those of the whole vocabulary, [n, V]."""
         return self.lm_head.whole(logits)
 
     def read_out(self, logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """`Ops.read_out`, of what `compute_logits` gave."""
+        """`Ops.read_out` of logits from `compute_logits`."""
         return self.lm_head.read_out(logits, rows, columns)
 
     def finalize(self, max_model_len: int) -> None:
-        """After loading: weights into the form the ops multiply with, RoPE tables for `max_model_len` positions."""
+        """Brings loaded weights into the form that the ops multiply with, and makes RoPE's table of `max_model_len`
+        positions."""
         for layer in self.modules():
             if isinstance(layer, Layer):
                 layer.finalize()

@@ -1,9 +1,10 @@
-"""A Hugging Face model's config.json, translated into a `ModelSpec`.
+"""Translates a Hugging Face model's config.json into a `ModelSpec`.
 
-What the engine cannot compute faithfully (an active sliding window, an unknown RoPE type, packed quantised weights) is
-refused here, all of it at once. transformers' configuration classes supply the defaults and RoPE's old spellings. They
-are given only the fields named below, and those that they work with before they check them are checked first: any
-other field would become an attribute of theirs, and `num_labels` of a billion a dictionary of a billion labels.
+Settings that the engine cannot compute faithfully (an active sliding window, an unknown RoPE type, packed quantised
+weights) are refused here, all at once. transformers' configuration classes supply the defaults and RoPE's old
+spellings. They are given only the fields named below: any other field would become an attribute of theirs, and
+`num_labels` of a billion a dictionary of a billion labels. Fields that the classes use before they check them are
+checked here first.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from evalengine.models.spec_checks import LARGEST, spec_problems
 if TYPE_CHECKING:
     from evalengine.models.decoder import DecoderForCausalLM
 
-# Every field of the three models' configuration classes, and every one that transformers' code for them asks for (a
-# test compares). The spec is made of the first.
+# The groups below together have every field of the three models' configuration classes and every one that transformers'
+# code for these models asks for (a test compares). The spec is made of this first group.
 HONOURED = {
     *("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
     *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
     *("tie_word_embeddings", "attention_bias", "dtype", "torch_dtype", "bos_token_id", "eos_token_id"),
 }
-# These must have the values that change nothing: `_unsupported` looks at transformers' configuration, which knows what
-# each class makes of them, and `_unsupported_json` at the file.
+# These two groups must have values that change nothing. `_unsupported` checks the first in transformers' configuration,
+# whose classes interpret the fields, and `_unsupported_json` checks the second in the file.
 CHECKED_BY_CLASS = {
     *("hidden_act", "mlp_bias", "layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
     "quantization_config",
@@ -53,7 +54,7 @@ CHECKED_IN_FILE = {
 }
 WITHOUT_EFFECT = {"attention_dropout", "initializer_range", "pad_token_id", "pretraining_tp", "use_cache"}
 _ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-# `ModelSpec`'s names of what config.json calls otherwise.
+# `ModelSpec`'s name -> config.json's name, where they differ.
 _JSON_NAMES = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
@@ -63,9 +64,9 @@ _JSON_NAMES = {
 
 
 def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
-    """config.json's content -> `ModelSpec`, as transformers would understand it.
+    """The `ModelSpec` of config.json's content, as transformers would understand it.
 
-    Raises `ConfigError` that lists everything that is not supported or cannot be meant, the model itself among it.
+    Raises `ConfigError` that lists everything that is not supported or cannot be meant, also the model itself.
     """
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
@@ -84,9 +85,10 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
 
 
 def from_hf(config: Any) -> ModelSpec:
-    """A transformers `PretrainedConfig` -> `ModelSpec`. Of an unknown model type, config.json's values do.
+    """The `ModelSpec` of a transformers `PretrainedConfig`; for an unknown model type, an object with config.json's
+    values will do.
 
-    Raises `ConfigError` that lists everything in it that is not supported, the model itself among it.
+    Raises `ConfigError` that lists everything that is not supported, also the model itself.
     """
     problems = list(_unsupported(config))
     try:
@@ -94,7 +96,7 @@ def from_hf(config: Any) -> ModelSpec:
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
     spec = _spec(config, model) if _has_theta(config.rope_parameters) else None
-    if spec is not None:  # an unknown RoPE type is a problem already
+    if spec is not None:  # an unknown RoPE type is among the problems already
         problems += [_in_json(problem) for problem in spec_problems(spec) if not problem.startswith("rope.type")]
     if problems:
         raise ConfigError([f"{model.__name__}: {problem}" for problem in problems])
@@ -103,7 +105,7 @@ def from_hf(config: Any) -> ModelSpec:
 
 
 def token_ids(value: Any) -> tuple[Any, ...]:
-    """A configuration's `eos_token_id`, which may be absent, one id or several; unchecked."""
+    """A configuration's `eos_token_id`, which may be absent, one id or several, as a tuple; the ids are not checked."""
     if value is None:
         return ()
     ids = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -111,8 +113,8 @@ def token_ids(value: Any) -> tuple[Any, ...]:
 
 
 def _configuration(raw: Mapping[str, Any], known: bool) -> Any:
-    """transformers' configuration. That of an unknown model, which transformers may not know either, is only read to
-    be refused: its values as they are."""
+    """transformers' configuration made of config.json's content. An unknown model, which transformers may not know
+    either, is only read to be refused, so its values are taken as they are."""
     from transformers import CONFIG_MAPPING
 
     if not known:
@@ -121,14 +123,14 @@ def _configuration(raw: Mapping[str, Any], known: bool) -> Any:
         raise ConfigError([f"config.json: {problem}" for problem in problems])
     wanted = HONOURED | CHECKED_BY_CLASS
     try:
-        # a copy: it fills in the RoPE parameters that it is given
+        # transformers gets a copy, because it fills in the RoPE parameters that it is given.
         return CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy({k: raw[k] for k in raw.keys() & wanted}))
-    except Exception as error:  # its validation raises several unrelated types
+    except Exception as error:  # transformers' validation raises several unrelated types
         raise ConfigError(f"config.json is not a valid configuration ({one_line(error)})") from error
 
 
 def _json_problems(raw: Mapping[str, Any]) -> Iterator[str]:
-    """What transformers' classes would work with before, or without, looking at it."""
+    """A sentence for each wrong value that transformers' classes would use without a check, or before it."""
     nullable = ("num_key_value_heads", "head_dim")
     for name, largest in ((_JSON_NAMES.get(name, name), largest) for name, largest in LARGEST.items()):
         if name in raw and not (raw[name] is None and name in nullable) and not is_integer(raw[name], 1, largest):
@@ -158,7 +160,8 @@ def _not_numbers(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsupported_json(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Fields that transformers' code for these models asks for, though their classes do not declare them."""
+    """A sentence for each unsupported value of a field that transformers' code for these models asks for, though their
+    classes do not declare it."""
     if raw.get("is_causal", True) is not True:
         yield f"is_causal={shown(raw['is_causal'])}: attention is causal here; other attention is not supported"
     for name, problem in CHECKED_IN_FILE.items():
@@ -167,13 +170,13 @@ def _unsupported_json(raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsupported(config: Any) -> Iterator[str]:
-    """What no model here computes, a sentence each. Fields that an unknown model's configuration lacks say nothing."""
+    """A sentence for each setting that no model here computes. An unknown model's configuration may lack fields."""
     if hasattr(config, "rope_parameters"):
         yield from _rope_problems(config.rope_parameters)
     layer_types = getattr(config, "layer_types", None) or []
     every_layer = isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
     uses_window = getattr(config, "use_sliding_window", None)
-    window = getattr(config, "sliding_window", None)  # the classes with use_sliding_window drop one that is not used
+    window = getattr(config, "sliding_window", None)  # classes with use_sliding_window drop an unused one
     if not every_layer or uses_window or (window is not None and uses_window is None):
         yield "an active sliding window is not supported (layer_types, use_sliding_window, sliding_window)"
     if getattr(config, "quantization_config", None) is not None:
@@ -196,7 +199,8 @@ def _rope_problems(parameters: Any) -> Iterator[str]:
 
 
 def _model_class(config: Any) -> type[DecoderForCausalLM]:
-    """transformers goes by the model type alone; class names that contradict it leave open what the weights are."""
+    """The class of the model type, which alone counts for transformers. Raises ConfigError for class names that
+    contradict it, since they leave open what the weights are."""
     of_type = model_class_for_type(config.model_type)
     for architecture in getattr(config, "architectures", None) or ():
         if get_model_class(architecture) is not of_type:

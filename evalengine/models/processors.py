@@ -1,4 +1,4 @@
-"""What a checkpoint does to its logits before a token is chosen: transformers' logits processors, as plain data."""
+"""The settings of transformers' logits processors, which change logits before a token is chosen, as plain data."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from evalengine.arguments import Fields, token_ids
 
-_FLOAT32 = (2.0**-126, 3.4e38)  # normal numbers
+_FLOAT32 = (2.0**-126, 3.4e38)  # the range of positive normal numbers
 
 
 @dataclass(frozen=True)
 class LogitsProcessors:
-    """Applied to every generated token, greedy or sampled; never to a score, which is the raw model's.
+    """Processors that apply to every generated token, greedy or sampled, and never to a score.
 
     The order is transformers' (`_get_logits_processor`): the repetition penalty changes logits, all the others forbid
     tokens, and in which order tokens are forbidden cannot matter. Prompt tokens count as seen. Temperature, top-k and
     top-p come after them. Logprobs, their alternatives and `is_greedy` stay those of the raw model.
 
-    What is done depends on the request's own tokens alone: on no other request, page, chunk or preemption.
+    Their effect depends on the request's own tokens alone: on no other request, page, chunk or preemption.
 
     Raises: ConfigError for values that cannot be meant, all at once.
     """
 
-    repetition_penalty: float = 1.0  # p, 1: off. Logits of tokens seen before: times p if negative, else divided by p
-    no_repeat_ngram_size: int = 0  # n, 0: off. No n tokens in a row that stand there already
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # sequences that are never completed; an EOS alone does not count
-    min_length: int = 0  # no EOS before prompt and new tokens are that many
+    repetition_penalty: float = 1.0  # p (1: off); a seen token's logit is multiplied by p if negative, else divided
+    no_repeat_ngram_size: int = 0  # n (0: off); no n tokens in a row occur twice
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # sequences never completed; a lone EOS id is ignored
+    min_length: int = 0  # no EOS before prompt and new tokens together are that many
     min_new_tokens: int = 0  # no EOS among the first so many new tokens; where positive, `min_length` does not hold
-    suppress_tokens: tuple[int, ...] = ()  # never chosen
-    begin_suppress_tokens: tuple[int, ...] = ()  # not chosen as the first new token
+    suppress_tokens: tuple[int, ...] = ()  # token ids that are never chosen
+    begin_suppress_tokens: tuple[int, ...] = ()  # token ids that are not chosen as the first new token
 
     def __post_init__(self) -> None:
         read = Fields(self)
@@ -46,11 +46,11 @@ class LogitsProcessors:
         read.check()
 
     def in_force(self) -> dict[str, Any]:
-        """Those that do something, by name."""
+        """The settings that have an effect, by name."""
         neutral = {f.name: f.default for f in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != neutral[name]}
 
     def largest_token_id(self) -> int:
-        """Of those that are named; -1 if none is. Negative ids count as beyond every vocabulary."""
+        """The largest token id in the settings; -1 if there is none. Negative ids count as beyond every vocabulary."""
         ids = [*self.suppress_tokens, *self.begin_suppress_tokens, *(i for word in self.bad_words_ids for i in word)]
         return max((i if i >= 0 else 1 << 62 for i in ids), default=-1)

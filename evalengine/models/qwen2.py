@@ -10,7 +10,7 @@ from evalengine.models.registry import register_model
 
 @register_model("Qwen2ForCausalLM")
 class Qwen2ForCausalLM(DecoderForCausalLM):
-    """Always biased on q, k and v, never on the output projection: its config has no field for it."""
+    """The decoder with biases on q, k and v and none on the output projection, always: the config has no such field."""
 
     model_type = "qwen2"
 

@@ -10,7 +10,7 @@ from evalengine.models.registry import register_model
 
 @register_model("Qwen3ForCausalLM")
 class Qwen3ForCausalLM(DecoderForCausalLM):
-    """`attention_bias`, where set, covers q, k, v and the output projection."""
+    """The decoder with q and k norms. `attention_bias`, where set, covers q, k, v and the output projection."""
 
     model_type = "qwen3"
     qk_norm = True

@@ -41,7 +41,7 @@ def get_model_class(architecture: str) -> type[DecoderForCausalLM]:
 
 
 def model_class_for_type(model_type: str) -> type[DecoderForCausalLM]:
-    """The class for a config's `model_type` or a GGUF file's `general.architecture`."""
+    """The class for a config's `model_type` or a GGUF file's `general.architecture`. Raises ConfigError for another."""
     if (cls := find_class_for_type(model_type)) is None:
         raise ConfigError(f"model type {plain(model_type)} is not supported; supported: {_supported()}")
     return cls

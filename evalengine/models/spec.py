@@ -1,7 +1,7 @@
-"""What a model is, as a frozen dataclass.
+"""The description of a model, as a frozen dataclass.
 
-`hf_config` and the GGUF reader translate a checkpoint's own configuration into it, once, and `spec_checks` looks at the
-result. Nothing below reads a Hugging Face config or GGUF metadata.
+`hf_config` and the GGUF reader translate a checkpoint's own configuration into it, once, and `spec_checks` checks the
+result. Layers and engine read no Hugging Face config and no GGUF metadata.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class RopeSpec:
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     original_max_position_embeddings: int = 8192  # llama3
-    freq_factors: tuple[float, ...] | None = None  # factors: one divisor a frequency (GGUF's rope_freqs tensor)
+    freq_factors: tuple[float, ...] | None = None  # factors: a divisor for each frequency (GGUF's rope_freqs tensor)
 
     def inv_freq(self, head_dim: int) -> Tensor:
-        """float32 [head_dim / 2], by transformers' formulas.
+        """The inverse frequencies, float32 [head_dim / 2], by transformers' formulas.
 
-        The powers are rounded from 40 decimal digits: torch's float32 `pow` gives other bits on another instruction
-        set (12 of 2160 values over common bases and head sizes, AVX2 against scalar), the rest is IEEE arithmetic.
+        The powers are rounded from 40 decimal digits, since torch's float32 `pow` gives other bits on another
+        instruction set (12 of 2160 values over common bases and head sizes, AVX2 against scalar). The rest is IEEE
+        arithmetic.
         """
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         with decimal.localcontext(decimal.Context(prec=40)):
@@ -49,7 +50,8 @@ class RopeSpec:
         return self._llama3(inv_freq) if self.type == "llama3" else inv_freq
 
     def _llama3(self, inv_freq: Tensor) -> Tensor:
-        """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between blended."""
+        """Llama 3.1's scaling: frequencies of long wavelengths are divided by `factor`, those of short ones kept, and
+        those between blended."""
         context = self.original_max_position_embeddings
         wavelength = 2 * math.pi / inv_freq
         blend = (context / wavelength - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -77,23 +79,23 @@ class ModelSpec:
     attention_bias: bool  # on q, k and v
     attention_output_bias: bool  # on o_proj
     qk_norm: bool
-    dtype: torch.dtype  # of the checkpoint
+    dtype: torch.dtype  # the checkpoint's dtype
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     processors: LogitsProcessors = field(default_factory=LogitsProcessors)  # the generation config's
 
     @property
     def shapes(self) -> Shapes:
-        """What the kernels' schedules depend on."""
-        return Shapes(**{each.name: getattr(self, each.name) for each in fields(Shapes)})
+        """The sizes that the kernels' schedules depend on."""
+        return Shapes(**{size.name: getattr(self, size.name) for size in fields(Shapes)})
 
     def kv_heads_of_rank(self, ranks: int) -> int:
-        """KV heads that each of so many ranks holds; where there are fewer heads than ranks, several hold the same."""
+        """How many KV heads each of so many ranks holds. With fewer heads than ranks, several ranks share a head."""
         return self.shapes.heads_of_rank(ranks)[1]
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the model; a tied table counts once."""
+        """The number of the model's weights; a tied table counts once."""
         hidden, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = hidden * (q + 2 * kv) + q * hidden
         attention += (q + 2 * kv) * self.attention_bias + hidden * self.attention_output_bias

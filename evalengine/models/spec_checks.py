@@ -1,4 +1,4 @@
-"""The one check of a resolved `ModelSpec`: its fields' types and ranges, wherever they were read from."""
+"""Checks a resolved `ModelSpec`, wherever it was read from: the types and ranges of its fields."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from evalengine.models.file_values import is_integer, is_number, shown
 from evalengine.models.spec import ModelSpec, RopeSpec, dtype_name
 
-# Largest sizes that are believed, several times those of any model known: what is larger is a damaged or hostile file,
-# and would be asked of the memory before a missing tensor shows it.
+# The largest sizes that are accepted, several times those of any model known. A larger one comes from a damaged or
+# hostile file, and would take memory before a missing tensor shows the damage.
 LARGEST = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 17,
@@ -19,14 +19,14 @@ LARGEST = {
     "num_heads": 1024,
     "num_kv_heads": 1024,
     "head_dim": 1024,
-    "max_position_embeddings": 1 << 24,  # float32, of which RoPE's angles are made, holds no odd position beyond it
+    "max_position_embeddings": 1 << 24,  # RoPE's angles are float32, which holds no odd position beyond
 }
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def spec_problems(spec: ModelSpec) -> list[str]:
-    """What of a resolved spec cannot be meant, a sentence each that begins with the field's name: values of another
-    type, out of range, or that contradict each other. Nothing but a spec without problems may reach the layers."""
+    """A sentence, which begins with the field's name, for each value of a spec that has another type, is out of range
+    or contradicts another one. Only a spec without problems may reach the layers."""
     problems = [
         f"{name}={shown(getattr(spec, name))}: must be an integer from 1 to {largest}"
         for name, largest in LARGEST.items()
@@ -61,7 +61,7 @@ def _head_problems(spec: ModelSpec) -> Iterator[str]:
 
 
 def _rope_problems(rope: RopeSpec, head_dim: int) -> Iterator[str]:
-    """Its numbers within what stretches a context; only those that its type uses."""
+    """A sentence for each number of RoPE out of the range that a context may be stretched by, if its type uses it."""
     if rope.type not in ("default", "linear", "llama3", "factors"):
         yield f"rope.type={shown(rope.type)}: not supported; supported: default, linear, llama3"
         return

@@ -14,8 +14,7 @@ from transformers import LlamaConfig
 
 from evalengine.compose import compose_jobs
 from evalengine.config import EngineConfig
-from evalengine.engine import engine as engine_module
-from evalengine.engine import llm, memory
+from evalengine.engine import llm, loaded_model, memory
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.errors import ConfigError
 from evalengine.layers import flash_attention, kernel_support
@@ -295,6 +294,6 @@ def test_what_cannot_fit_is_refused_before_a_weight_is_read(level: str, monkeypa
 
 
 def test_no_weight_is_read_for_a_pool_that_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "load_model", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(loaded_model, "load_model", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(ConfigError, match="that pool takes"):
         llm.LLM("asset:tinymath", device="cpu", num_kv_blocks=10**9)

@@ -1,4 +1,4 @@
-"""How the ranks of one model find each other and what they exchange tensors by."""
+"""Connects the ranks of one model, so that they can exchange tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import TensorParallel
 from evalengine.models.spec import ModelSpec
 
-# A rank waits so long for another in a collective. One that dies is noticed at once; this is for one that hangs.
+# How long a rank waits for another in a collective. A rank that dies is noticed at once; this is for one that hangs.
 PATIENCE = timedelta(minutes=10)
 
 
 def connect(folder: Path, rank: int, size: int, device: torch.device) -> TensorParallel:
     """This rank's collectives, once every rank has called: NCCL on CUDA, gloo on a CPU.
 
-    folder: an empty folder that all ranks see and no one else, in which they leave their addresses. The groups are this
+    folder: an empty folder that only the ranks see, in which they leave their addresses. The groups are this
     model's own: torch's default process group, which the program around may use, is neither needed nor touched.
     """
     store = dist.FileStore(str(folder / "rendezvous"), size)
@@ -33,7 +33,7 @@ def connect(folder: Path, rank: int, size: int, device: torch.device) -> TensorP
 
 def _gloo(store: Any, rank: int, size: int) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # not where others could connect
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # closed to other machines
     options._timeout = PATIENCE
     return dist.ProcessGroupGloo(store, rank, size, options)
 
@@ -45,12 +45,12 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 
 
 def slot_bytes(config: EngineConfig, spec: ModelSpec, ops: Ops) -> int:
-    """Of the widest features of a whole step's tokens: what a layer gathers at most."""
+    """The most bytes that a layer gathers: the widest features of all tokens of a step."""
     widest = max(spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim)
     return config.max_num_batched_tokens * widest * ops.activation_dtype.itemsize
 
 
 def share_memory(ops: Ops, slot_bytes: int) -> None:
-    """Where layers gather, and GPUs could do it by themselves."""
+    """Has the GPUs gather through shared memory where layers gather, if they can (`TensorParallel.share_memory`)."""
     if ops.tp.size > 1 and ops.device.type == "cuda" and not ops.sums_cross_ranks:
         ops.tp.share_memory(slot_bytes, ops.device)

@@ -1,6 +1,6 @@
 """The other ranks of a model, as rank 0 sees them: processes that are told what to compute and die with it.
 
-Each is a child process with a socket of its own to rank 0. Whoever dies closes his end: rank 0 then knows within
+Each is a child process with a socket of its own to rank 0. A process that dies closes its end: rank 0 then knows within
 milliseconds, and a child ends itself when rank 0 is gone, however that happened.
 """
 
@@ -31,13 +31,13 @@ from evalengine.layers.parallel import SINGLE, TensorParallel
 
 T = TypeVar("T")
 START = "from evalengine.engine.parallel.worker import main; main()"
-SECONDS_TO_END = 5.0  # that a child has to leave by itself
-LOG_TAIL = 2000  # characters of a dead rank's last words that are shown
+SECONDS_TO_END = 5.0  # how long a child may take to end by itself
+LOG_TAIL = 2000  # characters of a dead rank's log that an error shows
 
 
 @dataclass
 class _Children:
-    """What the watching thread and rank 0 share; it holds no `Ranks`, so that one nobody uses can be collected."""
+    """State that the watching thread and rank 0 share. It holds no `Ranks`, so that an unused one is collected."""
 
     processes: list[subprocess.Popen]
     connections: list[Connection]
@@ -48,7 +48,7 @@ class _Children:
     tp: TensorParallel | None = None
 
     def fail(self, reason: str) -> None:
-        """The first reason counts. All children are ended, and what the device waits for is given up."""
+        """Ends all children and gives up what the device waits for. Only the first reason is kept."""
         if not self.failed.is_set():
             self.reason = reason
             self.failed.set()
@@ -61,13 +61,13 @@ class _Children:
 
 
 class Ranks:
-    """Ranks 1 ... size - 1 of one model, and this process's collectives with them (`tp`). Of one rank: nobody.
+    """Ranks 1 ... size - 1 of one model, and this process's collectives with them (`tp`); none if the size is 1.
 
     Raises EvalEngineError, with the reason and the dead rank's last words, from every method once a rank is lost.
     """
 
     def __init__(self, devices: list[torch.device]) -> None:
-        """devices: of every rank, rank 0's first."""
+        """devices: every rank's device, rank 0's first."""
         self.size, self.tp = len(devices), SINGLE
         if self.size > 1:
             self._open(self.size, devices)
@@ -80,7 +80,7 @@ class Ranks:
             for rank in range(1, size):
                 self._start(rank, size, folder, devices[rank])
             threading.Thread(target=_watch, args=(self._children,), name="evalengine ranks", daemon=True).start()
-            self.collect()  # every child has been able to import what it needs
+            self.collect()  # the answer shows that every child could import what it needs
             self.tell("connect", str(folder), devices)
             self.tp = connect(folder, 0, size, devices[0])
             self._children.tp = self.tp
@@ -92,28 +92,28 @@ class Ranks:
             raise
 
     def _start(self, rank: int, size: int, folder: Path, device: torch.device) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, (folder / f"rank-{rank}.log").open("wb") as log:
-            arguments = [str(theirs.fileno()), str(rank), str(size), str(folder)]
+        own_end, child_end = socket.socketpair()
+        with child_end, (folder / f"rank-{rank}.log").open("wb") as log:
+            arguments = [str(child_end.fileno()), str(rank), str(size), str(folder)]
             process = subprocess.Popen(
                 [sys.executable, "-c", START, *arguments],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C is for rank 0, which decides what becomes of the others
+                start_new_session=True,  # Ctrl-C reaches rank 0 alone, which decides what becomes of the others
             )
         self._children.processes.append(process)
-        self._children.connections.append(Connection(ours.detach()))
+        self._children.connections.append(Connection(own_end.detach()))
         self._children.replies.append(queue.SimpleQueue())
 
-    def tell(self, what: str, *told: Any) -> None:
-        """A command, to every rank; they do it after those before it."""
+    def tell(self, command: str, *arguments: Any) -> None:
+        """Sends a command to every other rank; each does its commands in order."""
         if self.size == 1:
             return
         self.check()
-        data = pickle.dumps((what, told), protocol=pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps((command, arguments), protocol=pickle.HIGHEST_PROTOCOL)
         for connection in self._children.connections:
             try:
                 connection.send_bytes(data)
@@ -131,12 +131,13 @@ class Ranks:
                 raise answer
         return answers
 
-    def together(self, what: str, told: tuple, own: Callable[[], T]) -> list[T]:
-        """A command that has an answer, while this process does its own part of it. Every rank's answer, its own first.
+    def together(self, command: str, arguments: tuple, own: Callable[[], T]) -> list[T]:
+        """Sends a command that has an answer, does this rank's part of it (`own`), and returns every rank's answer,
+        rank 0's first.
 
-        Raises what a rank has raised, this one first, when all are done: they stay in step.
+        Raises what a rank has raised, rank 0's error first, once all are done, so that the ranks stay in step.
         """
-        self.tell(what, *told)
+        self.tell(command, *arguments)
         try:
             mine = own()
         except Exception:
@@ -151,38 +152,38 @@ class Ranks:
             raise EvalEngineError(self._children.reason)
 
     def lost(self, error: BaseException) -> EvalEngineError:
-        """What to raise for an error after which the ranks are not in step any more: the reason of a rank that died, if
-        one did. All are ended."""
+        """The error to raise after one that leaves the ranks out of step: the reason of a rank that died, if one did.
+        Ends all ranks."""
         assert self.size > 1
         self._children.failed.wait(SECONDS_TO_END if isinstance(error, Exception) else 0)
         self._children.fail(f"rank 0 failed, and with it the ranks of this LLM: {type(error).__name__}: {error}")
         return EvalEngineError(self._children.reason)
 
     def close(self) -> None:
-        """Ends them. Idempotent."""
+        """Ends the other ranks. Idempotent."""
         if self.size > 1:
             self._end()
 
 
 def _watch(children: _Children) -> None:
-    """Takes what the ranks say, until one is gone."""
+    """Receives the ranks' answers, until a rank is gone."""
     ranks = {connection: rank for rank, connection in enumerate(children.connections, start=1)}
     while True:
         for connection in wait(list(ranks)):
             rank = ranks[connection]  # type: ignore[index]
             try:
-                kind, said = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
-            except (OSError, EOFError):  # also of an end that `_end` has shut
+                kind, content = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+            except (OSError, EOFError):  # also raised once `_end` has shut the connection
                 children.fail(_why(children, rank))
                 return
             if kind == "failed":
-                children.fail(f"rank {rank} of this LLM failed: {said}")
+                children.fail(f"rank {rank} of this LLM failed: {content}")
                 return
-            children.replies[rank - 1].put(said)
+            children.replies[rank - 1].put(content)
 
 
 def _why(children: _Children, rank: int) -> str:
-    """What is known of a rank that has closed its connection without a word."""
+    """Why a rank has closed its connection without a message, as far as is known."""
     process = children.processes[rank - 1]
     try:
         code = process.wait(SECONDS_TO_END)
@@ -197,7 +198,7 @@ def _why(children: _Children, rank: int) -> str:
 
 
 def _end(children: _Children) -> None:
-    """Every rank closes its collectives while the others do; who does not leave within seconds is killed."""
+    """Ends the children: all ranks close their collectives together; a child that does not end in time is killed."""
     closing = None if children.tp is None else threading.Thread(target=children.tp.close, daemon=True)
     children.reason = children.reason or "this LLM is closed"
     if not children.failed.is_set():
@@ -206,7 +207,7 @@ def _end(children: _Children) -> None:
             with suppress(OSError):
                 connection.send_bytes(pickle.dumps(("leave", ())))
     if closing is not None:
-        closing.start()  # its threads end here, not while the interpreter does
+        closing.start()  # the collectives' threads end here, not while the interpreter shuts down
     for process in children.processes:
         try:
             process.wait(SECONDS_TO_END)
@@ -217,5 +218,5 @@ def _end(children: _Children) -> None:
         closing.join(SECONDS_TO_END)
     for connection in children.connections:
         with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)  # closing it would leave the watching thread with a descriptor of others
+            end.shutdown(socket.SHUT_RDWR)  # after a close, the watching thread's descriptor could be another file's
     shutil.rmtree(children.folder, ignore_errors=True)

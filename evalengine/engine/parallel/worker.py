@@ -1,4 +1,4 @@
-"""A rank's process: does what rank 0 says, in its order, and ends when rank 0 is gone."""
+"""The process of a rank: does rank 0's commands in order, and ends when rank 0 is gone."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from evalengine.errors import EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.layers.parallel import SINGLE
 
-# Commands that are answered: what goes wrong in one is raised by rank 0, and this rank goes on. After any other error
-# the ranks are not in step, and this one ends.
+# Commands that are answered: rank 0 raises an error in one of them, and this rank goes on. After any other error the
+# ranks are not in step, and this one ends.
 ANSWERED = frozenset({"connect", "load", "verify", "plan", "build", "explain"})
 
 
 class Worker:
-    """One rank's state; a method a command."""
+    """One rank's state, with a method for each command."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.tp = rank, size, SINGLE
@@ -48,7 +48,7 @@ class Worker:
         self.tp = connect(Path(folder), self.rank, self.size, self.device)
 
     def load(self, checkpoint: Checkpoint, settings: Settings, slot_bytes: int) -> None:
-        """The rank's part of the weights."""
+        """Loads the rank's part of the weights."""
         torch.set_num_threads(settings.num_threads)
         self.checkpoint, self.spec = checkpoint, checkpoint.spec
         self.ops = create_ops(settings.numerics, settings.dtype, self.device, settings.attention_backend, self.tp)
@@ -59,11 +59,11 @@ class Worker:
         self.ops.verify_kernels(self.spec.shapes, block_size=block_size)
 
     def drop(self) -> None:
-        """The pool, so that another fits."""
+        """Drops the pool, so that another fits."""
         self.runner = None
 
     def plan(self, config: EngineConfig, settings: Settings) -> int:
-        """Pages that fit here."""
+        """The number of pages that fit this rank's memory."""
         torch.set_num_threads(settings.num_threads)
         return plan_num_kv_blocks(config, self.spec, replace(settings, device=self.device))
 
@@ -84,11 +84,11 @@ class Worker:
         return explain(self._built, batch, rows)
 
     def fill(self, value: float) -> None:
-        """The pool, so that whoever reads a slot before it is written shows."""
+        """Fills the pool with one number, so that a slot which is read before it is written shows."""
         self._built.kv_pool.fill_(value)
 
     def leave(self) -> NoReturn:
-        """Ends this process, its collectives together with rank 0's."""
+        """Closes the collectives, together with rank 0, and ends this process."""
         self.runner = None
         self.tp.close()
         os._exit(0)
@@ -100,7 +100,10 @@ class Worker:
 
 
 def main() -> NoReturn:
-    """Arguments: the socket's descriptor, this rank, the number of ranks, the ranks' folder."""
+    """Does rank 0's commands until it is gone.
+
+    Command line: the socket's descriptor, this rank, the number of ranks, the ranks' folder.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, rank, size, folder = (int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     connection = Connection(descriptor)
@@ -118,23 +121,24 @@ def main() -> NoReturn:
         os._exit(1)
 
 
-def _obey(worker: Worker, connection: Connection, what: str, told: tuple) -> None:
-    if what not in ANSWERED:
-        getattr(worker, what)(*told)
+def _obey(worker: Worker, connection: Connection, command: str, arguments: tuple) -> None:
+    if command not in ANSWERED:
+        getattr(worker, command)(*arguments)
         return
     try:
-        answer = getattr(worker, what)(*told)
+        answer = getattr(worker, command)(*arguments)
     except EvalEngineError as error:
         answer = error
     _say(connection, "answer", answer)
 
 
-def _say(connection: Connection, kind: str, said: Any) -> None:
-    connection.send_bytes(pickle.dumps((kind, said)))
+def _say(connection: Connection, kind: str, content: Any) -> None:
+    connection.send_bytes(pickle.dumps((kind, content)))
 
 
 def _read(connection: Connection, commands: queue.SimpleQueue[bytes], folder: str) -> None:
-    """In a thread: the main one may wait for another rank or the device, and must end all the same without rank 0."""
+    """Receives commands, in a thread of its own: even while the main thread waits for another rank or the device, the
+    process must end when rank 0 is gone."""
     try:
         while True:
             commands.put(connection.recv_bytes())

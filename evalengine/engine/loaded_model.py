@@ -1,0 +1,178 @@
+"""What an engine holds in memory: the weights, the paged KV pool, the scheduler over it and the CUDA graphs.
+
+It is built once from a checkpoint and settings; the pool and the scheduler can be built anew over the same weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from evalengine.arguments import shown
+from evalengine.config import SCHEDULE_FIELDS, EngineConfig, ModelConfig
+from evalengine.engine.block_manager import BlockManager
+from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.engine.memory import memory_problems, plan_num_kv_blocks
+from evalengine.engine.model_runner import ModelRunner
+from evalengine.engine.parallel.group import share_memory, slot_bytes
+from evalengine.engine.parallel.ranks import Ranks
+from evalengine.engine.scheduler import Scheduler
+from evalengine.engine.settings import Settings, resolve_settings, settings_problems
+from evalengine.engine.stats import EngineStats
+from evalengine.engine.submission import Limits
+from evalengine.errors import ConfigError
+from evalengine.layers import create_ops
+from evalengine.layers.ops import Ops
+from evalengine.models.decoder import DecoderForCausalLM
+
+FIXED = ("device", "tensor_parallel_size")  # the settings that decide where the weights lie
+RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name not in FIXED)  # the settings `_reconfigure` takes
+
+
+class LoadedModel:
+    """A model on its devices, with its paged KV pool and its scheduler.
+
+    Raises ConfigError for a model that is not found or not supported and for settings that cannot be honoured, all at
+    once.
+    """
+
+    def __init__(
+        self, model: str | ModelConfig | Checkpoint, config: EngineConfig, batch_invariant: bool, numerics: str
+    ) -> None:
+        self.config = config
+        try:
+            self.model_config = _model_config(model)
+            self.checkpoint = model if isinstance(model, Checkpoint) else resolve_checkpoint(self.model_config)
+        except ConfigError as error:
+            others = settings_problems(self.config, batch_invariant, numerics, None)
+            raise ConfigError([*error.problems, *others]) from error
+        self.spec = self.checkpoint.spec
+        self.tokenizer = self.checkpoint.tokenizer
+        self.settings = resolve_settings(self.config, batch_invariant, numerics, self.spec)
+        if problems := list(memory_problems(self.config, self.spec, self.settings)):
+            raise ConfigError(problems)
+        self.runner: ModelRunner | None = None
+        self.stats = EngineStats()
+        self._kernels_verdicts: dict[int, dict[str, Any] | None] = {}  # block size -> `kernels_verdict`
+        self._num_threads_before = torch.get_num_threads()
+        torch.set_num_threads(self.settings.num_threads)
+        self._ranks = Ranks(self.settings.devices)  # the other processes that share the model
+        try:
+            self._load()
+        except BaseException:
+            self._release()
+            raise
+
+    def _load(self) -> None:
+        """Loads the weights, makes a KV pool in the memory that they leave, and captures the CUDA graphs."""
+        settings = self.settings
+        backend, tp = settings.attention_backend, self._ranks.tp
+        ops = create_ops(settings.numerics, settings.dtype, settings.device, backend, tp)
+        slot_size = slot_bytes(self.config, self.spec, ops)
+        orders = replace(self.checkpoint, tokenizer=None), settings, slot_size
+
+        def own() -> DecoderForCausalLM:
+            share_memory(ops, slot_size)
+            return load_model(self.checkpoint, ops, settings.max_model_len)
+
+        model, *_ = self._ranks.together("load", orders, own)
+        self._build(model, ops)
+        assert self.runner is not None
+        self.runner.capture_graphs()
+
+    def _build(self, model: DecoderForCausalLM, ops: Ops, num_kv_blocks: int | None = None) -> None:
+        """Makes the KV pool, the scheduler and the runner, once the kernels of this block size are verified.
+
+        num_kv_blocks: pages of the pool; None plans them from the free memory.
+        """
+        settings = self.settings
+        if settings.block_size not in self._kernels_verdicts:
+            size = settings.block_size
+            verdicts = self._ranks.together(
+                "verify", (size,), lambda: ops.verify_kernels(self.spec.shapes, block_size=size)
+            )
+            self._kernels_verdicts[size] = verdicts[0]
+        if num_kv_blocks is None:
+            fitting = self._ranks.together(
+                "plan", (self.config, settings), lambda: plan_num_kv_blocks(self.config, self.spec, settings)
+            )
+            num_kv_blocks = min(fitting)
+        self.num_kv_blocks = num_kv_blocks
+        self.block_manager = BlockManager(self.num_kv_blocks, settings.block_size, self.config.enable_prefix_caching)
+        self.scheduler = Scheduler(self.block_manager, self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        longest = None if self.config.enforce_eager else settings.max_model_len
+        pool = self.num_kv_blocks, settings.block_size, self.config.max_num_seqs, longest
+        runners = self._ranks.together(
+            "build", pool, lambda: ModelRunner(model, self.spec, ops, *pool, ranks=self._ranks)
+        )
+        self.runner = runners[0]
+
+    @property
+    def kernels_verdict(self) -> dict[str, Any] | None:
+        """What `Ops.verify_kernels` found for the current block size."""
+        return self._kernels_verdicts[self.settings.block_size]
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of the requests that can run."""
+        settings, has_tokenizer = self.settings, self.tokenizer is not None
+        return Limits(
+            settings.max_model_len, self.spec.vocab_size, settings.block_size, self.num_kv_blocks, has_tokenizer
+        )
+
+    def _reconfigure(self, schedule: dict[str, Any]) -> None:
+        """Builds the pool anew under other settings; the settings of before come back if that fails (ConfigError)."""
+        assert self.runner is not None, "the engine is not closed"
+        if fixed := sorted(set(schedule) - set(RECONFIGURABLE)):
+            raise ConfigError(f"engine.{fixed[0]} is fixed once weights are loaded: make a new LLM")
+        config = replace(self.config, **schedule)
+        level = self.settings.numerics
+        settings = resolve_settings(config, level != "fast", level, self.spec)
+        if config.num_threads is None:
+            settings = replace(settings, num_threads=self._num_threads_before)
+        if settings.attention_backend != self.settings.attention_backend:
+            raise ConfigError(
+                f"engine.block_size={settings.block_size}: needs attention_backend={settings.attention_backend}, and "
+                f"this LLM was made with {self.settings.attention_backend}: make a new one, or name the backend"
+            )
+        before = self.config, self.settings, self.num_kv_blocks
+        model, ops = self.runner.model, self.runner.ops
+        self.runner = None  # the old pool goes before the new one is made
+        self._ranks.tell("drop")
+        try:
+            self._restart(model, ops, config, settings)
+        except BaseException:  # only now is it known that no such pool fits, or that no kernel serves such pages
+            self._restart(model, ops, *before)
+            raise
+
+    def _restart(
+        self,
+        model: DecoderForCausalLM,
+        ops: Ops,
+        config: EngineConfig,
+        settings: Settings,
+        num_kv_blocks: int | None = None,
+    ) -> None:
+        self.config, self.settings, self.stats = config, settings, EngineStats()
+        torch.set_num_threads(settings.num_threads)
+        self._build(model, ops, num_kv_blocks)
+
+    def _release(self) -> None:
+        self.runner = None
+        self._ranks.close()
+        torch.set_num_threads(self._num_threads_before)
+        if self.settings.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
+    """The configuration that finds the same model again."""
+    if isinstance(model, str):
+        return ModelConfig(name=model, path=model)
+    if isinstance(model, Checkpoint):
+        return ModelConfig(path=model.source, revision=model.revision, load_format=model.format)
+    if not isinstance(model, ModelConfig):
+        raise ConfigError(f"model={shown(model)}: must be a path, a Hub id, a ModelConfig or a Checkpoint")
+    return model
