@@ -22,7 +22,8 @@ from evalengine.task_files import offered
 from evalengine.task_outline import outline
 
 if TYPE_CHECKING:
-    from evalengine.tasks.base import Instance, Task
+    from evalengine.tasks.base import Task
+    from evalengine.tasks.instance import Instance
 
 WIDEST = 1000  # columns of a table
 MOST = 1000  # documents shown

@@ -10,13 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from evalengine.tasks.base import Doc
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.templated import Templated
 
 # LaTeX that is another way to write the same, or nothing: what it is -> what is left, in this order.
 SAME = {
-    "\n": "", "\\!": "", "\\\\": "\\", "tfrac": "frac", "dfrac": "frac", "\\left": "", "\\right": "",
-    "^{\\circ}": "", "^\\circ": "", "\\$": "",
+    "\n": "",
+    "\\!": "",
+    "\\\\": "\\",
+    "tfrac": "frac",
+    "dfrac": "frac",
+    "\\left": "",
+    "\\right": "",
+    "^{\\circ}": "",
+    "^\\circ": "",
+    "\\$": "",
 }
 UNIT = "\\text{ "  # what begins so is a unit
 BOX = "\\boxed{"

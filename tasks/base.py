@@ -9,75 +9,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from evalengine.config import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
-from evalengine.programs.limits import Verdict
 from evalengine.tasks.dataset import load_rows, text_lines
+from evalengine.tasks.documents import Doc, Shapes, checked, documents_of
 from evalengine.tasks.fewshot import Chat, Sampler, Turn, join_system, prefixed, read_exemplars, render
+from evalengine.tasks.instance import Instance, OutputType, Response
+from evalengine.tasks.metric import Aggregation, Metric, MetricKey, MetricValue
 from evalengine.tasks.rows import Rows, cluster_names, content_hash
 
-Doc = dict[str, Any]
-TEXT = (str, int, float)  # a number is a text as Python writes it
-OutputType = Literal["generate_until", "loglikelihood", "multiple_choice", "loglikelihood_rolling"]
-OUTPUT_TYPES = get_args(OutputType)
-MetricKey = tuple[str, str]  # (metric, filter)
 See = Callable[[int, str], None]  # (document, a text of its requests)
-# A score, (log-likelihood, weight) for the weighted aggregations, or whatever an `Aggregation` of the task's own takes.
-MetricValue = Any
-
-
-@dataclass(frozen=True)
-class Generation:
-    """lm-eval's generation_kwargs, resolved."""
-
-    until: tuple[str, ...]
-    max_gen_toks: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One request of one document, as text. `index` counts the requests of the document from 0."""
-
-    task: str
-    doc_id: int
-    index: int
-    kind: Literal["generate_until", "loglikelihood", "loglikelihood_rolling"]
-    context: str  # rolling: the whole text
-    continuation: str = ""  # loglikelihood only
-    generation: Generation | None = None  # generate_until only
-    repeat: int = 0
-
-
-@dataclass(frozen=True)
-class Response:
-    """What the engine answered to one instance."""
-
-    text: str = ""  # generate_until: cut at the stop strings
-    loglikelihood: float = 0.0  # loglikelihood and rolling
-    is_greedy: bool = False  # loglikelihood
-    verdict: Verdict | None = None  # of the program in the text; None where none was run
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How the values of one metric become one number: an aggregation of harness.metrics, by name."""
-
-    aggregation: str = "mean"
-    higher_is_better: bool = True
-
-
-@dataclass(frozen=True)
-class Aggregation:
-    """How the values of one metric become one number, where harness.metrics has no such aggregation."""
-
-    value: Callable[[list[Any]], Any]
-    stderr: Callable[[list[Any], int], float | None]  # (at least two values, resamples); None: there is none
 
 
 class Task(ABC):
@@ -90,7 +33,7 @@ class Task(ABC):
     metrics: ClassVar[dict[str, Metric]]
     columns: ClassVar[tuple[str, ...]]  # that every evaluated row must have
     fewshot_columns: ClassVar[tuple[str, ...] | None] = None  # of an exemplar, where they differ
-    shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {}  # of columns that are no plain text or number
+    shapes: ClassVar[Shapes] = {}  # of columns that are no plain text or number
     takes_fewshot: ClassVar[bool] = True
     extra: ClassVar[str | None] = None  # of this package, without which the task cannot run
     takes_templates: ClassVar[bool] = False  # whether `config.template` is read
@@ -169,17 +112,18 @@ class Task(ABC):
         self._rows = load_rows(
             self.config.dataset, self.config.split, data_dir=self._data_dir, read_text=self.read_text
         )
-        self.docs = self._documents(self._rows, self.columns)
+        self.docs = documents_of(self._rows, self.columns, self.shapes, self.document)
         for row, doc in enumerate(self.docs):
-            self._checked(self._ask, doc, self._rows, row)
+            checked(self._ask, doc, self._rows, row)
         if self.config.cluster is not None:
             self.clusters = cluster_names(self._rows, self.config.cluster, f"tasks.{self.name}.cluster")
         if self.num_fewshot == 0:
             return
         self._exemplar_rows = self._load_exemplars()
-        self._exemplars = self._documents(self._exemplar_rows, self.fewshot_columns or self.columns)
+        columns = self.fewshot_columns or self.columns
+        self._exemplars = documents_of(self._exemplar_rows, columns, self.shapes, self.document)
         for row, exemplar in enumerate(self._exemplars):
-            self._checked(self._show, exemplar, self._exemplar_rows, row)
+            checked(self._show, exemplar, self._exemplar_rows, row)
 
     def _ask(self, doc: Doc) -> None:
         """All texts of a document, once: what cannot be made of its row is found where the row has a place."""
@@ -205,33 +149,6 @@ class Task(ABC):
             assert self._rows is not None
             return self._rows
         return load_rows(self.config.dataset, split, data_dir=self._data_dir, read_text=self.read_text, evaluated=False)
-
-    def _documents(self, rows: Rows, columns: tuple[str, ...]) -> list[Doc]:
-        documents = []
-        for number, row in enumerate(rows.rows):
-            missing = [column for column in columns if row.get(column) is None]
-            if missing:
-                others = ", ".join(repr(column) for column, value in row.items() if value is not None)
-                raise ConfigError(
-                    f"{rows.place(number)} has no {', '.join(map(repr, missing))} (it is absent or null); "
-                    f"it has {others or 'nothing'}"
-                )
-            for column in columns:
-                kinds = self.shapes.get(column, TEXT)
-                if not isinstance(row[column], kinds) or (isinstance(row[column], bool) and bool not in kinds):
-                    raise ConfigError(
-                        f"{rows.place(number)} has a {column!r} that is {_named(type(row[column]))}, "
-                        f"not {' or '.join(dict.fromkeys(map(_named, kinds)))}"
-                    )
-            documents.append(self._checked(self.document, row, rows, number))
-        return documents
-
-    def _checked(self, function: Any, row: Doc, rows: Rows, number: int) -> Any:
-        try:
-            return function(row)
-        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{rows.place(number)} is not as expected: {what}") from error
 
     @property
     def draws_spare(self) -> bool:
@@ -400,8 +317,3 @@ def named_errors(where: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from error
-
-
-def _named(kind: type) -> str:
-    names = {str: "text", int: "a number", float: "a number", dict: "a mapping", bool: "true or false", bytes: "bytes"}
-    return names.get(kind, f"a {kind.__name__}")

@@ -19,7 +19,9 @@ from typing import Any, ClassVar
 from evalengine.config import TaskConfig
 from evalengine.estimators import pass_at_k
 from evalengine.programs.limits import Limits
-from evalengine.tasks.base import Doc, Metric, MetricKey, MetricValue, Response
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Response
+from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.repeats import Repeated, repeats_of
 from evalengine.tasks.templated import Templated
 

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalengine.tasks.base import Doc, Metric, MetricValue
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.templated import Templated
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from evalengine.config import GenerationConfig, TaskConfig
-from evalengine.tasks.base import Doc, Generation, Instance, Metric, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.filters import ExactMatch, RegexFilter
+from evalengine.tasks.instance import Generation, Instance, Response
+from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
 
 

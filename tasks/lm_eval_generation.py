@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from evalengine.config import GenerationConfig
-from evalengine.tasks.base import Generation
+from evalengine.tasks.instance import Generation
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given holds
 HONOURED = ("until", "do_sample", "temperature", "top_p", "top_k", *LENGTHS)

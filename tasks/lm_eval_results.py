@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from evalengine.tasks.base import Aggregation
 from evalengine.tasks.lm_eval_quiet import quiet
+from evalengine.tasks.metric import Aggregation
 
 FEW = ("bleu", "chrf", "chrf++", "ter")  # lm-eval resamples these a hundred times at most
 SAME = ("mean", "perplexity", "weighted_perplexity", "bits_per_byte")  # harness.metrics has them, summed exactly

@@ -14,7 +14,9 @@ from typing import Any
 
 from evalengine.config import TaskConfig
 from evalengine.errors import ConfigError
-from evalengine.tasks.base import Aggregation, Doc, Instance, MetricKey, MetricValue, Response, See, Task, named_errors
+from evalengine.tasks.base import See, Task, named_errors
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.lm_eval_build import build, settings_sha256
 from evalengine.tasks.lm_eval_generation import generation_kwargs_problems, generation_of
 from evalengine.tasks.lm_eval_index import leaf_of, lm_eval_version, metric_names
@@ -22,6 +24,7 @@ from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
 from evalengine.tasks.lm_eval_results import aggregations
 from evalengine.tasks.lm_eval_rows import evaluated_split, exemplar_split, local_rows
 from evalengine.tasks.lm_eval_settings import overridden, problems, settings_of, with_dataset
+from evalengine.tasks.metric import Aggregation, MetricKey, MetricValue
 from evalengine.tasks.rows import Rows, cluster_names, content_hash
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from evalengine.config import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.plain_files import Tagged, read_yaml
-from evalengine.tasks.base import OUTPUT_TYPES
 from evalengine.tasks.filters import filter_problems
+from evalengine.tasks.instance import OUTPUT_TYPES
 from evalengine.tasks.lm_eval_literals import returned
 from evalengine.tasks.scores import metric_problems
 

@@ -16,7 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalengine.tasks.base import Doc, Instance, Metric, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.metric import Metric, MetricValue
 
 
 def checked_gold(gold: int, choices: list[str]) -> int:

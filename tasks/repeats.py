@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from evalengine.config import TaskConfig
 from evalengine.estimators import pass_at_k
-from evalengine.tasks.base import Metric, MetricValue
+from evalengine.tasks.metric import Metric, MetricValue
 
 
 def repeats_of(config: TaskConfig) -> int:

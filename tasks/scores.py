@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.tasks.base import Metric, MetricValue
 from evalengine.tasks.filters import ExactMatch, pattern_problems
+from evalengine.tasks.metric import Metric, MetricValue
 
 MEAN = Metric("mean")
 DEFAULTS: dict[str, dict[str, Metric]] = {  # output type -> its metrics; a task that names none has `UNNAMED`

@@ -15,11 +15,14 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from evalengine.config import TaskConfig, TemplateConfig
-from evalengine.tasks.base import OUTPUT_TYPES, Doc, Instance, Metric, MetricKey, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.fewshot import Turn
 from evalengine.tasks.filters import AS_IT_IS, Pipeline, pipelines
 from evalengine.tasks.generation import generation_problems, generation_settings
+from evalengine.tasks.instance import OUTPUT_TYPES, Instance, Response
 from evalengine.tasks.lm_eval_yaml import installed
+from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.multiple_choice import checked_gold
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
 from evalengine.tasks.rows import Rows, check_rows

@@ -11,7 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from evalengine.tasks.base import Doc, Instance, Metric, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.metric import Metric, MetricValue
 
 # A heading of level one opens a page: " = Title = ", not " = = Section = = ".
 TITLE = re.compile(r"^ = (?!= )(?:.*(?<! =))? = $")

@@ -1,6 +1,6 @@
 """Python's arguments as words of the command line, so that both ask for a run in one way and by one code.
 
-    {"limit": 8, "engine": {"max_num_seqs": 4}}    ->    limit=8 engine.max_num_seqs=4
+{"limit": 8, "engine": {"max_num_seqs": 4}}    ->    limit=8 engine.max_num_seqs=4
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.tasks.base import Doc, Instance
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Instance
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,6 @@ class Asked:
             return "its finish reason is not that of its output"
         return None if self.said is None or self.said(ids) == entry.text else "its text is not that of its output ids"
 
-
     def _top_problem(self, entry: JournalEntry) -> str | None:
         """Why the alternatives are not those of a request that wants so many."""
         if entry.top is None:

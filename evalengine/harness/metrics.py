@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.tasks.base import MetricKey, MetricValue, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.metric import MetricKey, MetricValue
 
 NOT_AVAILABLE = "N/A"
 ROWS = 100  # resamples at once: 5,153 values take 4 MB

@@ -16,7 +16,9 @@ from evalengine.harness.thinking import Thought
 from evalengine.programs.limits import Verdict
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.schema import RecordKey, RequestRecord
-from evalengine.tasks.base import Instance, MetricKey, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.metric import MetricKey, MetricValue
 
 Answers = Mapping[RecordKey, JournalEntry]
 Thoughts = Mapping[RecordKey, Thought]

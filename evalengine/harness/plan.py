@@ -21,8 +21,9 @@ from evalengine.harness.budgets import budget_problems
 from evalengine.harness.permission import execution_problems
 from evalengine.harness.rehearsal import rehearse
 from evalengine.harness.requests import HarnessRequest, RequestBuilder, requests_sha256
-from evalengine.tasks.base import Instance, Task
+from evalengine.tasks.base import Task
 from evalengine.tasks.fewshot import Chat
+from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
 
 

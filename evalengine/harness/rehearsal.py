@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from evalengine.errors import ConfigError, first_of
 from evalengine.harness.metrics import WEIGHTED, summarize
-from evalengine.tasks.base import Instance, MetricKey, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.metric import MetricKey, MetricValue
 
 SHOWN = 10  # problems of one task
 

@@ -17,7 +17,7 @@ from evalengine.engine.rolling import rolling_windows
 from evalengine.engine.text import encode, encode_pair, prefix_token_id, stop_strings
 from evalengine.errors import ConfigError, first_of
 from evalengine.records.schema import RecordKey
-from evalengine.tasks.base import Instance
+from evalengine.tasks.instance import Instance
 
 
 @dataclass(frozen=True)

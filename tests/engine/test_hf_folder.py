@@ -22,7 +22,7 @@ from evalengine.engine.text import find_prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.requests import RequestBuilder
 from evalengine.layers import create_ops
-from evalengine.tasks.base import Generation, Instance
+from evalengine.tasks.instance import Generation, Instance
 from tests.engine.test_loader import tokenizer
 from tests.parity.paged import PagedRunner
 

@@ -19,7 +19,13 @@ from evalengine.tasks.wikitext import split_pages
 
 HASHES = Path(__file__).with_name("all_rows.json")
 CHOSEN = {  # what is chosen -> exemplars; only MMLU's and GSM8K's are among the local rows
-    "arc_challenge": 0, "arc_easy": 0, "gsm8k": 5, "hellaswag": 0, "lambada_openai": 0, "mmlu": 5, "wikitext": 0,
+    "arc_challenge": 0,
+    "arc_easy": 0,
+    "gsm8k": 5,
+    "hellaswag": 0,
+    "lambada_openai": 0,
+    "mmlu": 5,
+    "wikitext": 0,
     "ifeval": 0,
 }
 Row = dict[str, Any]
