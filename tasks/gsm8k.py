@@ -20,7 +20,7 @@ class GSM8K(GenerationTask):
     """Exemplars drawn from the training split, answers with their rationale."""
 
     columns = ("question", "answer")
-    spare_exemplar = False  # lm-eval names both splits
+    spare_exemplar = False  # lm-eval's task names both splits, and they differ
     extract: ClassVar[Mapping[str, RegexFilter]] = {
         "strict-match": RegexFilter(r"#### (\-?[0-9\.\,]+)"),
         "flexible-extract": FLEXIBLE,
