@@ -91,8 +91,8 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def installed(config: TaskConfig) -> tuple[TemplateConfig, str | None]:
-    """(the template, the description), with null texts and exemplars read from the installed lm-eval's task file that the
-    template names: prompts by other authors are not part of this project.
+    """(the template, the description), with null texts and exemplars read from the file of the installed lm-eval that
+    the template names: prompts by other authors are not part of this project.
 
     Raises ValueError if lm-eval is not installed, or its file is of another version.
     """
@@ -235,12 +235,14 @@ def _dataset(content: dict[str, Any], name: str, folder: Path, splits: set[str |
     if files is None:
         return dataset
     named = files if isinstance(files, dict) else {"train": files}
-    paths = {split: file[0] if isinstance(file, list) and len(file) == 1 else file for split, file in named.items()}
-    if missing := sorted(split for split in splits if split and split not in paths):
-        raise ConfigError(f"dataset_kwargs.data_files: has no {', '.join(missing)}; it has {', '.join(map(str, paths))}")
-    if wrong := [str(file) for file in paths.values() if not isinstance(file, str) or re.search(r"://|[*?]", file)]:
+    file_of = {split: file[0] if isinstance(file, list) and len(file) == 1 else file for split, file in named.items()}
+    if missing := sorted(split for split in splits if split and split not in file_of):
+        raise ConfigError(
+            f"dataset_kwargs.data_files: has no {', '.join(missing)}; it has {', '.join(map(str, file_of))}"
+        )
+    if wrong := [str(file) for file in file_of.values() if not isinstance(file, str) or re.search(r"://|[*?]", file)]:
         raise ConfigError(f"dataset_kwargs.data_files: {wrong[0][:80]} is not one local file for a split")
-    return {**dataset, "files": {split: str(_placed(file, folder)) for split, file in paths.items()}}
+    return {**dataset, "files": {split: str(_placed(file, folder)) for split, file in file_of.items()}}
 
 
 def _placed(file: str, folder: Path) -> Path:
