@@ -76,7 +76,7 @@ class _Stored:
         return f"[{','.join(found[item][1] for item in items)}]"
 
     def _found(self, chosen: str) -> tuple[list[str] | None, str]:
-        """(the names of its tasks and groups, None if Hydra finds them itself; its name for Hydra)."""
+        """(the names of its tasks and groups or None if Hydra finds them; its name for Hydra)."""
         try:
             return self._stored(chosen) or (None, chosen)
         except ConfigError as error:
@@ -84,8 +84,8 @@ class _Stored:
             return [], chosen
 
     def _refuse_namesakes(self, found: dict[str, tuple[list[str] | None, str]]) -> None:
-        """Adds a problem for two choices with a task or group of one name: Hydra would make one task with the settings of
-        both. Two shipped choices mean the same task by the same name."""
+        """Adds a problem for two choices with a task or group of one name: Hydra would make one task with the settings
+        of both. Two shipped choices mean the same task by the same name."""
         seen: dict[str, str] = {}
         for chosen, (own, _) in found.items():
             if own is None:
