@@ -31,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
         print(f"Interrupted{''.join(kept)}.", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever read our output has gone (`| head`); nothing more can be said to them
+    except BrokenPipeError:  # the reader of standard output has ended (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _command(words: list[str]) -> int:
-    """A sub-command, whose words Hydra never sees; or shell completion; or a run."""
+    """Runs a sub-command, shell completion or a run. Hydra never sees a sub-command's words."""
     if words[:1] in ([option] for option in COMPLETION) or "_EVALENGINE_COMPLETE" in os.environ:
         from evalengine.commands.completion import complete
 

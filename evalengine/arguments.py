@@ -1,6 +1,6 @@
-"""Values that a caller hands over, read as what they must be.
+"""Reads values that a caller hands over as the types that they must have.
 
-Python's, NumPy's and torch's integers and floats are taken for what they are. Nothing is rounded, parsed or guessed:
+Python's, NumPy's and torch's integers and floats are accepted. Nothing is rounded, parsed or guessed:
 1.7 is no token id, True is no number, and bytes are no token ids though they iterate as integers.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 
-LARGEST = (1 << 63) - 1  # what a tensor of int64 holds
-_NUMERIC_KINDS = "iuf"  # NumPy's; the rest (bool, datetime, object, ...) is not what it may look like
+LARGEST = (1 << 63) - 1  # the largest int64
+_NUMERIC_KINDS = "iuf"  # NumPy's kinds of numbers; the others (bool, datetime, ...) only look like some
 
 
 def integer(value: Any) -> int | None:
-    """None for what is no integer; a bool is none."""
+    """The value as an integer; None if it is none. A bool is no integer."""
     if type(value) is int:
         return value
     value = _scalar(value)
@@ -26,7 +26,7 @@ def integer(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """None for what is no real number; a bool and a string are none. May be NaN or infinite."""
+    """The value as a float, NaN and infinities included; None if it is no real number. Bools and strings are none."""
     value = _scalar(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -37,7 +37,7 @@ def number(value: Any) -> float | None:
 
 
 def token_ids(value: Any) -> list[int] | None:
-    """A new list of a sequence's or a one-dimensional array's integers; None for anything else."""
+    """The integers of a sequence or a one-dimensional array as a new list; None for anything else."""
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         if getattr(value, "ndim", 0) != 1 or not _numeric(value):
             return None
@@ -45,7 +45,7 @@ def token_ids(value: Any) -> list[int] | None:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
         return None
     ids = list(value)
-    if set(map(type, ids)) <= {int}:  # the usual case, at the least cost: 20 ns an id
+    if set(map(type, ids)) <= {int}:  # a fast path for the usual case: 20 ns for each id
         return ids
     read = [integer(i) for i in ids]
     return None if None in read else [i for i in read if i is not None]
@@ -69,8 +69,8 @@ def is_unicode(text: str) -> bool:
 
 
 class Fields:
-    """Reads the fields of a frozen dataclass in its `__post_init__`: each is replaced by what it was read as, and
-    everything that is wrong is raised at once."""
+    """Reads the fields of a frozen dataclass in its `__post_init__`: each is replaced by the value read, and `check`
+    raises everything that is wrong at once."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -83,7 +83,7 @@ class Fields:
         self.take(name, value, fits, limits + meaning)
 
     def number(self, name: str, least: float, largest: float, wanted: str, also: float = math.nan) -> None:
-        """In [least, largest], or `also`."""
+        """Reads a number that must lie in [least, largest] or equal `also`."""
         value = number(self._raw(name))
         self.take(name, value, value is not None and (least <= value <= largest or value == also), wanted)
 
@@ -93,12 +93,12 @@ class Fields:
         self.take(name, value, isinstance(value, bool), "true or false")
 
     def token_ids(self, name: str, wanted: str = "a sequence of integers") -> None:
-        """As a list."""
+        """Reads token ids as a list."""
         value = token_ids(self._raw(name))
         self.take(name, value, value is not None, wanted)
 
     def take(self, name: str, value: Any, fits: bool, wanted: str) -> None:
-        """The field is `value`, if that `fits`."""
+        """Sets the field to `value` if that `fits`; else adds a problem that says what is wanted."""
         if fits:
             object.__setattr__(self._owner, name, value)
         else:
@@ -119,7 +119,7 @@ def _numeric(value: Any) -> bool:
 
 
 def _scalar(value: Any) -> Any:
-    """A NumPy or torch scalar as Python's."""
+    """A NumPy or torch scalar as a Python number; None for one without data; other values unchanged."""
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0 and _numeric(value):
         try:
             return value.item()

@@ -1,6 +1,6 @@
-"""What all commands share: how a failure becomes one line and an exit code.
+"""Turns a failure of any command into one line and an exit code.
 
-`exit_code` is the only place that catches. Nothing heavy is imported, so that help and bad usage answer at once.
+Only `exit_code` catches errors. Nothing heavy is imported, so that help and bad usage answer at once.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ PROGRAM = "python -m evalengine"
 
 
 def quiet_threads() -> None:
-    """OpenMP threads that spin while they wait starve each other on a busy machine. 20 rows of the default run on two
-    cores taken by other programs: 73 s as libgomp spins by itself, 6.6 s with this; idle, 200 rows: 12 and 16 s."""
+    """Makes waiting OpenMP threads sleep soon: threads that spin starve each other on a busy machine.
+
+    20 rows of the default run on two cores that other programs use take 73 s with libgomp's own spinning and 6.6 s with
+    this; 200 rows on idle cores take 12 and 16 s.
+    """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # read when torch is imported
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # libgomp reads it when torch is imported
 
 
 def exit_code(work: Callable[[], int]) -> int:
-    """The code that `work` returns; a failure is said on standard error and becomes a code as well.
+    """The code that `work` returns; a failure is printed to standard error and becomes a code as well.
 
     Errors that a user can cure are one line; our own bugs show their traceback. `KeyboardInterrupt` and
     `BrokenPipeError` pass: they end the whole program, a sweep included.
     """
     try:
         return work()
-    except SystemExit as exit:  # how lm-eval's own command line and typer's completion end
+    except SystemExit as exit:  # lm-eval's command line and typer's completion end so
         return int(exit.code or 0)
     except EvalEngineError as error:
         return fail(error)
@@ -61,7 +64,7 @@ def _folder_is_gone() -> bool:
 
 
 def fail(error: EvalEngineError) -> int:
-    """Says what is wrong on standard error; returns the error's exit code."""
+    """Prints what is wrong to standard error; returns the error's exit code."""
     several = isinstance(error, ConfigError) and len(error.problems) > 1
     text = f"evalengine: several problems\n{error}" if several else f"evalengine: {error}"
     print("\n".join(map(_printable, text.split("\n"))), file=sys.stderr)
@@ -69,5 +72,5 @@ def fail(error: EvalEngineError) -> int:
 
 
 def _printable(line: str) -> str:
-    """What a file or an argument has put into a message can hold a terminal's own commands: they are escaped."""
+    """The line with unprintable characters escaped: a file's or argument's text can hold commands of a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)

@@ -1,7 +1,7 @@
 """Command-line overrides -> `Config`s, by Hydra's compose API.
 
 Hydra's own application is not used: it would own argv, logging and exit codes, and write files of its own (a sweep
-always leaves `multirun.yaml`). What is left of Hydra is its grammar, groups, search path and type checks.
+always leaves `multirun.yaml`). This package uses Hydra's grammar, groups, search path and type checks.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from evalengine.plain_files import read_yaml
 from evalengine.shipped import CONF
 from evalengine.task_files import with_task_files
 
-LAUNCHER = "hydra/launcher"  # Hydra's own group: what starts the runs of a sweep
+LAUNCHER = "hydra/launcher"  # Hydra's own group; a launcher starts the runs of a sweep
 LAUNCHERS = ("submitit_slurm", "submitit_local")
-MAX_RUNS = 1000  # of one sweep; each is composed before the first one runs
-# What Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
+MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
+# Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
 NOT_UNDERSTOOD = (
     *(HydraException, OmegaConfBaseException, UserWarning, yaml.YAMLError, ValueError),
     *(TypeError, AttributeError, LookupError, AssertionError, RecursionError),
@@ -49,17 +49,17 @@ NOT_UNDERSTOOD = (
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep: what sets it apart, and its configuration."""
+    """One run of a sweep: the overrides that set it apart, and its configuration."""
 
     overrides: tuple[str, ...]
     config: Config
-    launcher: dict[str, Any] | None = None  # of `hydra/launcher=`: its settings; None: the run is this process's
+    launcher: dict[str, Any] | None = None  # settings of `hydra/launcher=`; None: this process makes the run
 
 
 def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
     """The validated configurations that the overrides describe: one, or a sweep's product.
 
-    An experiment sweeps what its file says, except settings that the overrides name, and needs no `multirun`.
+    An experiment sweeps the settings of its file, less those that the overrides name, and needs no `multirun`.
     Raises `ConfigError` for bad grammar, unknown settings, wrong types and settings that contradict each other.
     """
     sweeps = multirun or experiment_name(overrides) is not None
@@ -100,11 +100,11 @@ def _experiment_sweep(parsed: list[Override]) -> list[Override]:
     return _parse([f"{name}={values}" for name, values in sweep.items() if name not in named], multirun=True)
 
 
-COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # overrides for a run's file: nothing is read, or kept
+COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or kept
 
 
 def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
-    """What a run's `config.yaml` holds, validated, with overrides of single settings (no groups, no `task.` node).
+    """The validated configuration of a `config.yaml`, with single settings overridden (no groups, no `task.` node).
 
     Raises `ConfigError` if the file is missing or no configuration, and as `compose_jobs` does.
     """
@@ -128,15 +128,15 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
         config: Config = freeze(Config, data)
     except ConfigError:
         raise
-    except NOT_UNDERSTOOD as error:  # `${...}` in the place of a number, or in an override; null in that of a task
+    except NOT_UNDERSTOOD as error:  # `${...}` for a number, null for a task
         raise ConfigError(f"{file}: {_first_line(error)}") from error
     validate(config)
     return config
 
 
 def _literal(written: Any) -> Any:
-    """Plain values whose texts OmegaConf gives back as they are: a prompt's own `${...}` is no reference, and no file
-    reads the environment."""
+    """The values with texts escaped so that OmegaConf gives them back unchanged: a prompt's `${...}` is no reference,
+    and no file reads the environment."""
     if isinstance(written, dict):
         return {key: _literal(value) for key, value in written.items()}
     if isinstance(written, list):
@@ -145,7 +145,7 @@ def _literal(written: Any) -> Any:
 
 
 def _count(override: Override) -> int:
-    """How many values a sweep has, without counting them out; 1 for what is no sweep."""
+    """How many values a sweep has, computed without listing them; 1 if the override is no sweep."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
         return len(value.list)
@@ -158,7 +158,7 @@ def _count(override: Override) -> int:
 
 
 def _choices(override: Override) -> list[str]:
-    """The override itself, or one override a value of its sweep."""
+    """The override itself, or one override for each value of its sweep."""
     choices = list(_texts(override))
     if not choices:
         raise ConfigError(f"{override.input_line}: sweeps no value at all")
@@ -173,7 +173,7 @@ def _texts(override: Override) -> Iterator[str]:
     try:
         for value in override.sweep_string_iterator():
             yield f"{key}={value}"
-    except HydraException as error:  # interval(), glob()
+    except HydraException as error:  # interval() and glob() cannot be swept
         raise ConfigError(f"{override.input_line}: only lists, choice() and range() can be swept") from error
 
 
@@ -184,7 +184,7 @@ def _parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
     for text in overrides:
         try:
             override = parser.parse_override(_in_full(text))
-        except ValueError:  # Python's limit of 4,300 digits
+        except ValueError:  # the number has more than Python's limit of 4,300 digits
             problems.append(f"{text[:60]}...: a number of thousands of digits cannot be meant")
             continue
         except HydraException as error:
@@ -198,7 +198,7 @@ def _parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
 
 
 def _in_full(text: str) -> str:
-    """`cache=FOLDER` is short for its path."""
+    """The override with `cache=FOLDER` written as `cache.path=FOLDER`."""
     return re.sub(r"^(\+*)cache=(?!\{)", r"\1cache.path=", text)
 
 
@@ -246,7 +246,7 @@ def known_keys() -> dict[str, str]:
                 if is_dataclass(get_args(hint)[1]):
                     yield from walk(get_args(hint)[1], inner + ".")
 
-    names = [*walk(Config, ""), "experiment"]  # a group without a node of its own: its files set others' fields
+    names = [*walk(Config, ""), "experiment"]  # its files set other settings, so it has no node
     return {name: re.escape(name).replace("<name>", r"[^.]+") for name in names}
 
 
@@ -257,22 +257,22 @@ def _compose(overrides: list[str]) -> tuple[Config, dict[str, Any] | None]:
     config = to_config(data, keys)
     if LAUNCHER not in keys:
         return config, None
-    hydra.sweep.dir = config.output_dir  # where the launcher's logs go
+    hydra.sweep.dir = config.output_dir  # the launcher writes its logs there
     launcher = OmegaConf.to_container(hydra.launcher, resolve=True)
     assert isinstance(launcher, dict)
     return config, {str(name): value for name, value in launcher.items()}
 
 
 def _composed(overrides: list[str]) -> tuple[dict[str, Any], Any]:
-    """What Hydra makes of `conf/` and the overrides, as plain values; and Hydra's own node."""
+    """(the values that Hydra composes of `conf/` and the overrides, Hydra's own node)."""
     _register_schema()
     try:
         with warnings.catch_warnings(), initialize_config_module(CONF, version_base="1.3", job_name="evalengine"):
-            warnings.simplefilter("error", UserWarning)  # a search path that does not exist
+            warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
             node = compose("config", overrides=overrides, return_hydra_config=True)
         hydra = OmegaConf.create({"hydra": OmegaConf.to_container(node.hydra, resolve=False)}).hydra
         with open_dict(node):
-            del node["hydra"]  # holds values that only Hydra's own application fills in
+            del node["hydra"]  # only Hydra's own application fills in its values
         data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     except NOT_UNDERSTOOD as error:
         raise ConfigError(_explain(error, overrides)) from error

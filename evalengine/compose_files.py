@@ -1,4 +1,4 @@
-"""The configuration files that a user's overrides name, read before Hydra reads them.
+"""Checks the configuration files that a user's overrides name, before Hydra reads them.
 
 Hydra shows a traceback for a YAML mistake and expands aliases until the memory ends; and a task's file without its
 `# @package` line becomes settings of all tasks instead of a task, in silence.
@@ -19,7 +19,7 @@ from evalengine.errors import ConfigError
 from evalengine.plain_files import read_yaml
 
 GROUPS = ("task", "model", "engine", "cluster", "experiment")
-NEED_SETTINGS = {  # group -> what a file of it is for
+NEED_SETTINGS = {  # group -> what its files must hold
     "task": "a task's file names its class, dataset and prompts (docs/tasks.md)",
     "experiment": "an experiment's file names the settings that it sweeps (CONTRIBUTING.md, 'Adding an experiment')",
 }
@@ -27,10 +27,10 @@ PACKAGE = re.compile(r"#+\s*@package\s+(\S+)")
 
 
 def check_files(parsed: Sequence[Override], conf: str) -> None:
-    """Reads the files that the overrides choose, those that these choose in turn, and so on.
+    """Checks the files that the overrides choose, the files that these choose in turn, and so on.
 
-    conf: the package of the shipped configuration. Raises `ConfigError` for those that are no mapping in YAML or belong
-    to no task; a name without a file is Hydra's to refuse.
+    conf: the package of the shipped configuration. Raises `ConfigError` for files that are no mapping in YAML or belong
+    to no task. Hydra refuses a name without a file.
     """
     roots = roots_of(parsed, conf)
     chosen = [(o.key_or_group, name) for o in parsed if o.key_or_group in GROUPS for name in _names(o.value())]
@@ -81,7 +81,7 @@ def _names(value: Any) -> list[str]:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name too long, or with a null character
+    except (OSError, ValueError):  # the name is too long, or holds a null character
         return False
 
 
@@ -117,12 +117,13 @@ def _are_names(defaults: Any) -> bool:
 
 
 def package_of(path: Path) -> str | None:
-    """What the file's `@package` line says; Hydra reads it only before all other lines, also of comments."""
+    """The package that the file's `@package` line names. Hydra reads that line only if it precedes all other lines,
+    comments included."""
     for line in filter(str.strip, path.read_text(encoding="utf-8").splitlines()):
         if not re.match(r"\s*#\s*@", line):
             return None
-        if found := PACKAGE.match(line.strip()):
-            return found[1]
+        if match := PACKAGE.match(line.strip()):
+            return match[1]
     return None
 
 

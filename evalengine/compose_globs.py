@@ -1,4 +1,4 @@
-"""`model.path=glob('out/checkpoint-*')`: the folders that a pattern matches, as the list that a sweep goes through."""
+"""`model.path=glob('out/checkpoint-*')`: a sweep over the folders that a pattern matches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SETTING = "model.path"
 
 
 def with_folders(parsed: Sequence[Override]) -> list[str]:
-    """The overrides' texts, with a glob of models replaced by the folders and .gguf files that it matches, numbers in
-    their names in order (checkpoint-900 before checkpoint-1000).
+    """The overrides' texts, with a glob of models replaced by the folders and .gguf files that it matches,
+    sorted with numbers by value (checkpoint-900 before checkpoint-1000).
 
     Raises `ConfigError` for a pattern that matches nothing.
     """
@@ -31,15 +31,15 @@ def _is_glob(override: Override) -> bool:
 def _listed(override: Override) -> str:
     pattern = override.value()
     assert isinstance(pattern, Glob)
-    found = {path for include in pattern.include for path in glob.glob(include) if _is_model(Path(path))}
-    kept = sorted((path for path in found if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
+    matches = {path for include in pattern.include for path in glob.glob(include) if _is_model(Path(path))}
+    kept = sorted((path for path in matches if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
     if not kept:
         raise ConfigError(f"{override.input_line}: no folder and no .gguf file is called so, seen from {Path.cwd()}")
     return f"{SETTING}={','.join(map(_written, kept))}"
 
 
 def _written(path: str) -> str:
-    """A path in the grammar of overrides; without quotes where it needs none, since runs are called after it."""
+    """A path in the grammar of overrides. Quotes are left out where none are needed, since runs are named after it."""
     bare = re.fullmatch(r"[A-Za-z./][\w./-]*", path) is not None
     return path if bare else str(QuotedString(path, Quote.single).with_quotes())
 

@@ -1,4 +1,4 @@
-"""What Hydra composed -> `Config`: the schema it is checked against, and the settings that stand for others."""
+"""Turns the values that Hydra composed into a `Config`: the schema, and settings that stand for others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evalengine.errors import ConfigError
 
 
 def to_config(data: dict[str, Any], keys: Set[str]) -> Config:
-    """A composed configuration as plain values -> the run's. keys: what the user's overrides named.
+    """A composed configuration as plain values -> the run's. keys: the settings that the user's overrides name.
 
     Raises `ConfigError` for a model without a path.
     """
@@ -27,19 +27,20 @@ def to_config(data: dict[str, Any], keys: Set[str]) -> Config:
 
 
 def complete_model(model: dict[str, Any], keys: Set[str]) -> None:
-    """A path given by the user is the only one tried; a model without a name is called by its path's last part."""
+    """Completes the model's settings: a path given by the user is the only one tried, and its last part names a model
+    without a name."""
     if model["path"] in ("", "???"):
         raise ConfigError("model.path: names no weights; give a folder, a Hub id or a .gguf file")
     if "model.path" in keys:
         model["alternatives"] = model["alternatives"] if "model.alternatives" in keys else []
         model["revision"] = model["revision"] if "model.revision" in keys else None
-    if "model.path" in keys and not {"model", "model.name"} & keys:  # the default model's name is not this path's
+    if "model.path" in keys and not {"model", "model.name"} & keys:  # the default model has another name
         last = re.split(r"[/\\:]", model["path"].rstrip("/\\"))[-1]
         model["name"] = (Path(model["path"]).resolve().name if last in ("", ".", "..") else last).removesuffix(".gguf")
 
 
 def _complete_dataset(own: dict[str, Any], shared: dict[str, Any], where: str, keys: Set[str]) -> None:
-    """The shipped configuration and commit mean nothing to a dataset that the user names."""
+    """Clears the shipped configuration and commit if the user names another dataset, for which they mean nothing."""
     given = {name for name in shared if shared[name] or f"{where}.{name}" in keys}
     if "path" in given:
         own.update(dict.fromkeys({"name", "revision"} - given))
@@ -61,7 +62,7 @@ def _apply(shared: dict[str, Any], own: dict[str, Any], where: str, keys: Set[st
 
 @lru_cache(None)
 def mutable(kind: Any) -> Any:
-    """The same dataclass, not frozen, nested ones included: OmegaConf makes nodes of frozen ones read-only, and a
+    """The dataclass, not frozen, nested ones included: OmegaConf makes read-only nodes of frozen dataclasses, and a
     read-only schema accepts no value."""
     if get_origin(kind) is dict:
         return dict[str, mutable(get_args(kind)[1])]  # type: ignore[misc]
@@ -78,6 +79,7 @@ def mutable(kind: Any) -> Any:
 
 
 def freeze(kind: Any, data: Any) -> Any:
+    """The dataclass `kind` made of plain values, nested ones included."""
     if get_origin(kind) is dict:
         return {name: freeze(get_args(kind)[1], value) for name, value in data.items()}
     if not is_dataclass(kind):

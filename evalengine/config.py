@@ -1,6 +1,6 @@
 """The schema of `conf/`: frozen dataclasses, registered with Hydra so that typos and wrong types are refused.
 
-`Config` is what one run is made of. Everything in it can change a result except `EngineConfig`'s schedule settings
+`Config` holds the settings of one run. Every setting can change a result except `EngineConfig`'s schedule settings
 (`SCHEDULE_FIELDS`), `output_dir`, `resume` and the other fields of `OUTPUT_FIELDS`: those stay out of a run's id.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 Numerics = Literal["fast", "exact", "native"]
 GENERATION_CONFIGS = ("auto", "none")
-TEMPLATE_DATE = "2024-07-26"  # what Llama 3.1's and 3.2's own templates write where they find no clock
-MAX_RANKS = 64  # of one model: more GPUs than any machine has
+TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own templates write without a clock
+MAX_RANKS = 64  # ranks of one model: more GPUs than any machine has
 SCHEDULE_FIELDS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -33,14 +33,14 @@ SCHEDULE_FIELDS = (
 class ModelConfig:
     """Where the weights and the tokenizer come from."""
 
-    name: str = ""  # short name: run folders and tables; empty: the path's last part
+    name: str = ""  # a short name for run folders and tables; empty: the path's last part
     path: str = "???"  # a directory, a Hub id, a .gguf file, `package:<module>/<file>`, or `asset:<name>`
     revision: str | None = None  # Hub revision (a commit)
     tokenizer: str | None = None  # a directory or Hub id; null: beside the weights
     load_format: str = "auto"  # auto | safetensors | gguf | dummy (seeded random weights from a config)
     generation_config: str = "auto"  # auto: apply the logits processors of generation_config.json | none: ignore them
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
-    think_end_token: Any = None  # text or token id that ends a thinking: only what follows the last one is the answer
+    think_end_token: Any = None  # text or token id that ends a thinking; the answer follows the last one
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens; null: the model's own limit
     max_num_seqs: int = 256  # sequences in one step
     max_num_batched_tokens: int = 4096  # tokens in one step
-    attention_backend: str = "auto"  # auto | flash_attn | triton | sdpa; numerics=fast only has a choice
+    attention_backend: str = "auto"  # auto | flash_attn | triton | sdpa; only numerics=fast has a choice
     block_size: Any = "auto"  # tokens in a KV page; auto: 256 with flash_attn, else 64
     num_kv_blocks: int | None = None  # pages in the pool; null: from the memory fraction
-    kv_cache_memory_fraction: float = 0.5  # of the memory free after loading
-    gpu_memory_utilization: float | None = None  # or: of the GPU's whole memory, weights and all (vLLM's setting)
+    kv_cache_memory_fraction: float = 0.5  # share of the memory that is free after loading
+    gpu_memory_utilization: float | None = None  # instead: share of the GPU's whole memory, weights included (as vLLM)
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # true: decode steps are launched kernel by kernel, not as CUDA graphs
     num_threads: int | None = None  # CPU threads; null: torch's default
@@ -66,12 +66,12 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Which engines answer the requests. Nothing in it can change a batch-invariant result."""
+    """The engines that answer the requests. No setting here can change a batch-invariant result."""
 
     backend: str = "local"  # local: an engine in this process | ray: replicas of it, on one machine or many
-    replicas: Any = 1  # a number; auto: as many as the GPUs suffice for (of this machine, or of the Ray cluster)
-    address: str | None = None  # of a Ray cluster that runs (host:port, auto); null: Ray is started here, for this run
-    audit: float = 0.0  # share of the requests that a second replica answers, too; a difference fails the run
+    replicas: Any = 1  # a number; auto: as many as the GPUs of this machine or Ray cluster allow
+    address: str | None = None  # a running Ray cluster's (host:port, auto); null: Ray is started here, for this run
+    audit: float = 0.0  # share of requests that a second replica answers, too; a difference fails the run
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class DatasetConfig:
     files: dict[str, str] = field(default_factory=dict)  # split -> file below data_dir, if not <folder>/<split>.jsonl
     gated: bool | None = None  # true: the Hub gives the rows only to accounts that accepted their conditions
     rows: int | None = None  # documents in the evaluated split, as published
-    where: dict[str, str] = field(default_factory=dict)  # column -> text: the rows that have it there, of each split
+    where: dict[str, str] = field(default_factory=dict)  # column -> text: only rows with that text are kept
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ class GenerationConfig:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    repeats: int | None = None  # samples per document: the task's own `repeats` by an older name
+    repeats: int | None = None  # samples per document: an older name of the task's own `repeats`
 
 
 @dataclass(frozen=True)
 class FewshotTemplates:
-    """What exemplars have of their own (templated tasks); null: as the evaluated documents have it."""
+    """Settings of exemplars only (templated tasks); null: as for the evaluated documents."""
 
     sampler: str | None = None  # default (drawn, as lm-eval draws) | first_n (in file order)
     samples: Any = None  # exemplars written out: a list of rows
@@ -117,7 +117,7 @@ class FewshotTemplates:
 class TemplateConfig:
     """A templated task's prompts, answers and scores, under lm-eval's own names (tasks/templated.py)."""
 
-    lm_eval_file: str | None = None  # below the installed lm-eval's tasks/: what is null here is read from it
+    lm_eval_file: str | None = None  # a file below lm-eval's tasks/, from which null settings are read
     output_type: str | None = None  # multiple_choice | generate_until | loglikelihood | loglikelihood_rolling
     doc_to_text: Any = None  # a Jinja2 template or a column's name; an integer: which choice a text begins with
     doc_to_target: Any = None  # the same, or a list of answers that are all right
@@ -125,7 +125,7 @@ class TemplateConfig:
     target_delimiter: str | None = None
     fewshot_delimiter: str | None = None
     fewshot_config: FewshotTemplates = field(default_factory=FewshotTemplates)
-    spare_exemplar: bool | None = None  # one exemplar more is drawn, the document itself dropped; null: by the splits
+    spare_exemplar: bool | None = None  # whether one exemplar more is drawn; null: decided by the splits
     filter_list: Any = None  # [{name, filter: [{function, ...}]}]
     metric_list: Any = None  # [{metric, aggregation, higher_is_better, ...}]
 
@@ -134,7 +134,7 @@ class TemplateConfig:
 class LmEvalConfig:
     """A task of the installed lm-eval (tasks/lm_eval_task.py)."""
 
-    name: str | None = None  # what was chosen, and the task in it: mmlu_stem/mmlu_anatomy; filled by task=lm_eval/NAME
+    name: str | None = None  # the chosen name and its task, as mmlu_stem/mmlu_anatomy; task=lm_eval/NAME fills it
 
 
 @dataclass(frozen=True)
@@ -149,23 +149,23 @@ class TaskConfig:
     version: float | None = None  # lm-eval's task version
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     split: str | None = None  # evaluated split
-    fewshot_split: str | None = None  # where exemplars are drawn from
+    fewshot_split: str | None = None  # the split that exemplars are drawn from
     fewshot_file: str | None = None  # exemplars from a file (.jsonl or .yaml) that the user names
     num_fewshot: int | None = None
     description: str | None = None
-    cluster: str | None = None  # the column that names what rows share (a passage, a video): statistics count those
+    cluster: str | None = None  # the column that names what rows share (a passage, a video); statistics count these
     repeats: int | None = None  # samples a document, at a temperature above 0
-    gen_prefix: str | None = None  # what starts the assistant's answer: a text, or a template where the task takes them
+    gen_prefix: str | None = None  # the start of the assistant's answer: a text, or a template if the task takes them
     pass_at: list[int] | None = None  # the j of each pass@j that is reported; pass@repeats always is
     code_timeout: int | None = None  # seconds of processor time for each program of a task that runs them; null: 3
     generation: GenerationConfig = field(default_factory=GenerationConfig)
-    template: TemplateConfig = field(default_factory=TemplateConfig)  # of tasks that a file describes, not a class
-    lm_eval: LmEvalConfig = field(default_factory=LmEvalConfig)  # of tasks that lm-eval itself runs
+    template: TemplateConfig = field(default_factory=TemplateConfig)  # for tasks that a file describes
+    lm_eval: LmEvalConfig = field(default_factory=LmEvalConfig)  # for tasks that lm-eval itself runs
 
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """Tasks that are reported together. What is aggregated is written as in lm-eval's groups."""
+    """Tasks that are reported together, with their aggregation written as in lm-eval's groups."""
 
     tasks: list[str] = field(default_factory=list)  # tasks and groups
     alias: str | None = None  # its name in tables
@@ -197,9 +197,9 @@ class Config:
     seed: int = 0  # sampling noise
     fewshot_seed: int = 1234  # lm-eval's default
     apply_chat_template: bool = False
-    chat_template_args: Any = None  # variables that the chat template is told, {name: value}
-    enable_thinking: bool | None = None  # what the chat template is told under this name; null: nothing
-    chat_template_date: str | None = None  # YYYY-MM-DD, what a chat template's clock shows; null: TEMPLATE_DATE
+    chat_template_args: Any = None  # more variables for the chat template, {name: value}
+    enable_thinking: bool | None = None  # the chat template's variable of this name; null: not set
+    chat_template_date: str | None = None  # YYYY-MM-DD, the date of a chat template's clock; null: TEMPLATE_DATE
     fewshot_as_multiturn: bool = True
     system_instruction: str | None = None
     logprobs: int | None = None  # most probable alternatives kept of every generated token; null: none
@@ -208,9 +208,9 @@ class Config:
     output_dir: str = "results"
     resume: str = "auto"  # auto | never | <run folder>
     progress: bool = True
-    steps: list[int] | None = None  # of experiment=checkpoints: the steps of its models, where their names say none
+    steps: list[int] | None = None  # for experiment=checkpoints: the models' steps, if their names have none
     log_to: str | None = None  # wandb | mlflow: where the finished run is logged, too
-    allow_code_execution: Any = False  # true: programs that the model wrote are run, isolated | without_isolation
+    allow_code_execution: Any = False  # true: the model's programs are run, isolated | without_isolation
     cache: CacheConfig = field(default_factory=CacheConfig)
 
 
@@ -221,17 +221,17 @@ OUTPUT_FIELDS = (
 
 
 def selection(config: Config) -> str:
-    """What a run is called after: its groups, and its tasks that are in none of them, joined by +."""
+    """A run's name: its groups, and its tasks outside all groups, joined by +."""
     grouped = {child for group in config.groups.values() for child in group.tasks}
     return "+".join(name for name in (*config.groups, *config.tasks) if name not in grouped)
 
 
 def leaves(name: str, groups: Mapping[str, GroupConfig]) -> list[str]:
-    """The names of a group's tasks, those of its groups included, each once."""
-    found: dict[str, None] = {}
+    """The names of a group's tasks, tasks of groups within it included, each once."""
+    tasks: dict[str, None] = {}
     for child in groups[name].tasks:
-        found.update(dict.fromkeys(leaves(child, groups) if child in groups else [child]))
-    return [*found]
+        tasks.update(dict.fromkeys(leaves(child, groups) if child in groups else [child]))
+    return [*tasks]
 
 
 def to_yaml(config: Config) -> str:
@@ -242,17 +242,17 @@ def to_yaml(config: Config) -> str:
 
 
 def template_date(config: Config) -> str | None:
-    """The date that the chat template sees, whatever day it is; None for a run without the template."""
+    """The fixed date that the chat template sees; None for a run without the template."""
     return (config.chat_template_date or TEMPLATE_DATE) if config.apply_chat_template else None
 
 
 def think_end_token(model: ModelConfig) -> str | int | None:
-    """What ends a thinking: a text, or a token id, which digits are, too (lm-eval's reading)."""
+    """The text or token id that ends a thinking. As in lm-eval, a text of digits is a token id."""
     end = model.think_end_token
     return int(end) if isinstance(end, str) and end.isdecimal() else end
 
 
 def template_variables(config: Config) -> dict[str, Any]:
-    """What the chat template is told besides the messages."""
+    """The chat template's variables besides the messages."""
     thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
     return {**(config.chat_template_args or {}), **thinking}

@@ -1,4 +1,4 @@
-"""The engine's settings: what is wrong with them wherever they run, and which numerics level they stand for."""
+"""Checks the engine's settings as far as no machine is needed for it, and resolves their numerics level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMERICS = ("auto", "native", "exact", "fast")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "sdpa")
 MAX_NUM_SEQS = (1 << 16) - 1
-MAX_NUM_THREADS = 256  # on a machine of fewer processors, too: a run of a larger one may be explained here
+MAX_NUM_THREADS = 256  # allowed on smaller machines, too, where a larger one's run may be explained
 
 
 def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> Numerics:
@@ -38,7 +38,7 @@ def resolve_numerics(batch_invariant: bool, numerics: str, device_type: str) -> 
 
 
 def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
-    """What is wrong with the two settings, a sentence each."""
+    """Yields what is wrong with the two settings, a sentence each."""
     if not isinstance(batch_invariant, bool):
         yield f"batch_invariant={shown(batch_invariant)}: must be true or false"
         return
@@ -50,8 +50,8 @@ def numerics_problems(batch_invariant: bool, numerics: str) -> Iterator[str]:
 
 
 def engine_problems(engine: EngineConfig) -> Iterator[str]:
-    """What is wrong with the engine's settings, a sentence each. What only the model or the free memory can tell is
-    left to `settings_problems` and `memory_problems`."""
+    """Yields what is wrong with the engine's settings, a sentence each. `settings_problems` and `memory_problems` check
+    what depends on the model or on free memory."""
     yield from choice_problems("engine.dtype", engine.dtype, DTYPES)
     if not isinstance(engine.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", engine.device):
         yield f"engine.device={as_typed(engine.device)}: must be auto, cpu, cuda or cuda:<number>"

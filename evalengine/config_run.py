@@ -1,4 +1,4 @@
-"""A whole configuration is checked once, where it is composed: every setting that cannot be honoured, in one error."""
+"""Checks a whole configuration once, where it is composed, and lists all settings that cannot be honoured."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from evalengine.errors import ConfigError
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 LONG_PROMPTS = ("truncate", "error")
 CODE_EXECUTION = (False, True, "without_isolation")
-TRACKERS = ("wandb", "mlflow")  # the names of their libraries, and of our extras
+TRACKERS = ("wandb", "mlflow")  # names of their libraries, and of this package's extras
 BACKENDS = ("local", "ray")
 MAX_REPLICAS = 4096
-TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # what every template is given
+TEMPLATE_OWN = {"messages", "tools", "documents", "add_generation_prompt"}  # variables that every template is given
 MAX_MODEL_NAME = 200
 
 
@@ -55,7 +55,7 @@ def _selection_problems(config: Config) -> Iterator[str]:
 
 
 def run_problems(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of a run beside its tasks, its numerics and its engine, a sentence each."""
+    """Yields what is wrong with a run's settings other than tasks, numerics and engine, a sentence each."""
     yield from least_problems("limit", config.limit, 1)
     yield from least_problems("logprobs", config.logprobs, 1)
     if not 0 <= config.seed < 2**63:
@@ -87,12 +87,12 @@ def run_problems(config: Config) -> Iterator[str]:
     try:
         if Path(config.output_dir).exists() and not Path(config.output_dir).is_dir():
             yield f"output_dir={config.output_dir}: exists and is not a folder"
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # the name is too long, or a folder above may not be read
         yield f"output_dir={config.output_dir}: {error.strerror}; name another folder"
 
 
 def tracker_problems(name: str, tracker: str | None) -> Iterator[str]:
-    """What is wrong with a setting that names a tracker of experiments: another word, or a library that is missing."""
+    """Yields what is wrong with a setting that names a tracker: an unknown word, or a library that is not installed."""
     if tracker is None:
         return
     problems = list(choice_problems(name, tracker, TRACKERS))
@@ -102,7 +102,7 @@ def tracker_problems(name: str, tracker: str | None) -> Iterator[str]:
 
 
 def _is_installed(library: str) -> bool:
-    """Not by a mere folder of that name, as W&B leaves one in the working directory."""
+    """Whether the library is installed. A mere folder of its name, as W&B leaves in the working directory, is none."""
     spec = importlib.util.find_spec(library)
     return spec is not None and spec.origin is not None
 
@@ -138,17 +138,17 @@ def _thinking_problems(config: Config) -> Iterator[str]:
             f"enable_thinking={str(config.enable_thinking).lower()}: it is told to the chat template, and the prompts "
             "are written without one; set apply_chat_template=true"
         )
-    told = {} if config.chat_template_args is None else config.chat_template_args
-    if not isinstance(told, dict) or not all(isinstance(name, str) for name in told):
-        yield f"chat_template_args={shown(told)}: must be variables with their values, as in {{effort: high}}"
+    variables = {} if config.chat_template_args is None else config.chat_template_args
+    if not isinstance(variables, dict) or not all(isinstance(name, str) for name in variables):
+        yield f"chat_template_args={shown(variables)}: must be variables with their values, as in {{effort: high}}"
         return
-    if told and not config.apply_chat_template:
+    if variables and not config.apply_chat_template:
         yield "chat_template_args: the prompts are written without a chat template; set apply_chat_template=true"
-    if own := sorted(TEMPLATE_OWN & told.keys()):
+    if own := sorted(TEMPLATE_OWN & variables.keys()):
         yield f"chat_template_args: {', '.join(own)}: a run's own, which cannot be told; take them out"
-    if config.enable_thinking is not None and told.get("enable_thinking") not in (None, config.enable_thinking):
+    if config.enable_thinking is not None and variables.get("enable_thinking") not in (None, config.enable_thinking):
         yield "chat_template_args.enable_thinking: enable_thinking says otherwise; set one of them"
-    if (config.enable_thinking or told.get("enable_thinking")) and end is None:
+    if (config.enable_thinking or variables.get("enable_thinking")) and end is None:
         yield (
             "enable_thinking=true: name what ends the thinking, or it would be scored as the answer: "
             "model.think_end_token='</think>', or the token's id"
@@ -156,8 +156,8 @@ def _thinking_problems(config: Config) -> Iterator[str]:
 
 
 def cluster_problems(config: Config) -> Iterator[str]:
-    """What is wrong with the settings of replicas, a sentence each; what only Ray and the machine can tell is left to
-    `evalengine.cluster.settings`."""
+    """Yields what is wrong with the settings of replicas, a sentence each. `evalengine.cluster.settings` checks what
+    depends on Ray and the machine."""
     cluster = config.cluster
     yield from choice_problems("cluster.backend", cluster.backend, BACKENDS)
     automatic = isinstance(cluster.replicas, str) and cluster.replicas == "auto"

@@ -1,4 +1,4 @@
-"""What is wrong with the tasks and groups of a configuration, a sentence each."""
+"""Checks the tasks and groups of a configuration; each problem is a sentence."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def group_problems(name: str, config: Config) -> Iterator[str]:
 
 
 def _below(name: str, groups: dict[str, GroupConfig]) -> set[str]:
-    """The groups that are part of a group, however deep."""
-    found: set[str] = set()
+    """The groups within a group, at any depth."""
+    below: set[str] = set()
     waiting = [*groups[name].tasks]
     while waiting:
         child = waiting.pop()
-        if child in groups and child not in found:
-            found.add(child)
+        if child in groups and child not in below:
+            below.add(child)
             waiting.extend(groups[child].tasks)
-    return found
+    return below

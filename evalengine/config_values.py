@@ -1,4 +1,4 @@
-"""What is wrong with one value of a configuration, a sentence each: the name, the value and what it must be."""
+"""Checks single values of a configuration; a problem is a sentence with the name, the value and what it must be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from evalengine.arguments import integer, shown
 
-MAX_SIZE = (1 << 31) - 1  # of tokens in a step, of pages: kernels index both with int32
+MAX_SIZE = (1 << 31) - 1  # the most tokens in a step, and pages: kernels index both with int32
 
 
 def least_problems(name: str, value: float | None, lowest: int) -> Iterator[str]:
@@ -21,7 +21,7 @@ def least_problems(name: str, value: float | None, lowest: int) -> Iterator[str]
 def size_problems(
     name: str, value: Any, largest: int = MAX_SIZE, why: str = "", words: str = "an integer"
 ) -> Iterator[str]:
-    """How many of something: 1 to `largest`."""
+    """Yields a sentence if the value is no integer from 1 to `largest`."""
     size = integer(value)
     if size is None:
         yield f"{name}={as_typed(value)}: must be {words}"
@@ -37,12 +37,12 @@ def choice_problems(name: str, value: str, allowed: tuple[str, ...]) -> Iterator
 
 
 def as_typed(value: Any) -> str:
-    """A word as it stands on the command line, anything else in quotes or shortened: "8" is not 8."""
+    """A word as on the command line; any other value in quotes or shortened, so that "8" does not look like 8."""
     return value if isinstance(value, str) and re.fullmatch(r"[a-z][\w:.]{0,20}", value) else shown(value)
 
 
 def is_folder(path: str) -> bool:
-    """False also for a name that is too long, and below a folder that may not be looked into."""
+    """Whether the path is a folder; False also for names that are too long, and below folders that may not be read."""
     try:
         return Path(path).is_dir()
     except OSError:
@@ -57,7 +57,7 @@ def is_date(text: str) -> bool:
 
 
 def text_problems(value: Any, where: str) -> Iterator[str]:
-    """Texts that no file can hold, as bytes on the command line that are no UTF-8."""
+    """Yields a sentence for each text that no file can hold, as bytes on the command line that are no UTF-8."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from text_problems(inner, f"{where}.{name}" if where else str(name))

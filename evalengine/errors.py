@@ -1,6 +1,6 @@
-"""The errors a user can cure. `__main__` prints their text and exits with their `exit_code`; nothing else is caught.
+"""The errors that a user can cure. The command line prints their text and exits with their `exit_code`.
 
-Each message names the setting or file at fault and what to do about it. Broken invariants of our own are `assert`s.
+Each message names the setting or file at fault and what to do about it. Broken invariants of the package are `assert`s.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ class ConfigError(EvalEngineError, ValueError):
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
-        one = len(self.problems) == 1
-        super().__init__(self.problems[0] if one else "\n".join(f"  - {p}" for p in self.problems))
+        single = len(self.problems) == 1
+        super().__init__(self.problems[0] if single else "\n".join(f"  - {p}" for p in self.problems))
 
 
 def first_of(lines: Sequence[str], most: int, what: str = "more") -> list[str]:
-    """The first `most` of the lines of a message, and how many there are besides: `... and 3 more`."""
+    """The first `most` of the lines of a message, and the number of the others: `... and 3 more`."""
     return [*lines[:most], *([f"... and {len(lines) - most} {what}"] if len(lines) > most else [])]
 
 
 def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """The first `most` names in a sentence, and how many there are besides: `a, b and 3 more`."""
+    """The first `most` names in a sentence, and the number of the others: `a, b and 3 more`."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class DoubtedAnswersError(EvalEngineError):
-    """Two computations of one request differ that must be equal: a machine computes wrong.
+    """Two computations of one request that must be equal differ: a machine computes wrong.
 
-    request_id: whose. doubted: the requests answered by a machine that is in doubt; nothing may be built on them.
+    request_id: the request that was computed twice. doubted: all requests that the machines in doubt answered; none of
+    these answers may be used.
     """
 
     def __init__(self, message: str, request_id: int, doubted: Sequence[int]) -> None:
@@ -49,7 +50,7 @@ class DoubtedAnswersError(EvalEngineError):
 
 @contextmanager
 def readable(path: object) -> Iterator[None]:
-    """Of what is done with a path that a user named: an OSError (a name too long, no permission) as `ConfigError`."""
+    """Turns an OSError over a path that a user named (a name too long, no permission) into a `ConfigError`."""
     try:
         yield
     except OSError as error:

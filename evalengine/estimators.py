@@ -1,4 +1,4 @@
-"""Estimators that tasks score by and reports compare: numbers in, a number out."""
+"""Estimators that tasks and reports share: numbers in, a number out."""
 
 from __future__ import annotations
 

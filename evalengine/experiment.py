@@ -1,10 +1,10 @@
-"""`experiment=NAME`: the runs of conf/experiment/NAME.yaml, then what they show together.
+"""`experiment=NAME`: makes the runs of conf/experiment/NAME.yaml and reports on them together.
 
     <output_dir>/<experiment>-<tasks>-<model>-<time>-<id>/
-      1-batch_invariant_True_max_num_seqs_1/<run folder>    one a run
+      1-batch_invariant_True_max_num_seqs_1/<run folder>    one for each run
       <experiment>.svg, <experiment>.json                   written last: without them the sweep is unfinished
 
-The same command takes an unfinished sweep up: finished runs are kept, the one that was interrupted resumes.
+The same command resumes an unfinished sweep: finished runs are kept, the interrupted one goes on.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from evalengine.plain_files import read_json
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
 from evalengine.records.manifest import MANIFEST
 
-SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they load no other model or rows
+SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they change neither model nor rows
 
 
 def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int]) -> int:
     """Runs the jobs by `run` and reports on them; returns the exit code: 0, or 1 if a run failed, or if runs that must
-    be the same bits are not.
+    have equal bits differ.
 
     Raises `ConfigError`, before the first run starts, for anything that a job's settings, model or rows lack.
     """
     _check(name, jobs)
-    name = sanitise(name)  # of files from here on, and it may be a file below another folder (experiment=mine/short)
+    name = sanitise(name)  # it names files below; experiment=mine/short holds a slash
     folder = _open(name, jobs)
     places = [folder / sanitise(f"{number}-{label(job)}") for number, job in enumerate(jobs, 1)]
     codes = []
@@ -47,8 +47,8 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
     took = {number: seconds for number in kept if (seconds := _seconds(places[number - 1])) is not None}
     for number, (job, place) in enumerate(zip(jobs, places, strict=True), 1):
         left = [other for other in range(number, len(jobs) + 1) if other not in kept]
-        said = ": kept, it is finished" if number in kept else _time_left(jobs, took, left)
-        print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{said}", file=sys.stderr, flush=True)
+        status = ": kept, it is finished" if number in kept else _time_left(jobs, took, left)
+        print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{status}", file=sys.stderr, flush=True)
         if number not in kept:
             begin = time.monotonic()
             codes.append(exit_code(partial(run, replace(job.config, output_dir=str(place)))))
@@ -60,9 +60,9 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
 
 
 def expected_seconds(jobs: Sequence[Job], took: Mapping[int, float], job: int) -> float:
-    """How long a job will take, by the finished ones that share most of its settings (their mean), or all of them.
+    """The seconds that a job will take: the mean of the finished jobs that share most of its settings.
 
-    Jobs are numbered from 1; took: seconds of the finished ones, at least one.
+    Jobs are numbered from 1. took: seconds of each finished job, at least one.
     """
     mine = set(jobs[job - 1].overrides)
     alike = {number: len(mine & set(jobs[number - 1].overrides)) for number in took}
@@ -71,7 +71,7 @@ def expected_seconds(jobs: Sequence[Job], took: Mapping[int, float], job: int) -
 
 
 def _time_left(jobs: Sequence[Job], took: Mapping[int, float], left: Sequence[int]) -> str:
-    """What of the whole sweep is left, in words; "" before a run has finished."""
+    """The time left for the whole sweep, in words; "" before a run has finished."""
     if not took:
         return ""
     seconds = sum(expected_seconds(jobs, took, job) for job in left)
@@ -79,7 +79,7 @@ def _time_left(jobs: Sequence[Job], took: Mapping[int, float], left: Sequence[in
 
 
 def _seconds(place: Path) -> float | None:
-    """How long a job's finished run took, as its manifest says."""
+    """The seconds that a job's finished run took, by its manifest; None without one."""
     folder = finished_run(place)
     try:
         return float(read_json(folder / MANIFEST)["timings"]["total_seconds"]) if folder else None
@@ -88,20 +88,20 @@ def _seconds(place: Path) -> float | None:
 
 
 def label(job: Job) -> str:
-    """What sets a job apart, short: `batch_invariant=True,max_num_seqs=8`."""
+    """The settings that set a job apart, in short: `batch_invariant=True,max_num_seqs=8`."""
     return ",".join(f"{name}={value}" for name, value in _settings(job).items())
 
 
 def finished_run(place: Path) -> Path | None:
-    """The newest finished run below a job's folder; not one that was killed before it had left its page."""
+    """The newest finished run below a job's folder. A run that was killed before it left its page does not count."""
     whole = (path for path in place.glob(f"*/{DIGEST}") if not (path.parent / IDENTITY).exists())
     digests = sorted(whole, key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
     return digests[-1].parent if digests else None
 
 
 def _check(name: str, jobs: Sequence[Job]) -> None:
-    """Everything that can be known before a weight is loaded, for every job: a long sweep must not end in its middle
-    for a misspelt path."""
+    """Checks every job as far as possible before a weight is loaded: a long sweep must not end in its middle for a
+    misspelt path. Raises ConfigError."""
     problems: list[str] = []
     if name == checkpoints.NAME:
         problems += checkpoints.checkpoint_problems(jobs)
@@ -144,7 +144,7 @@ def _open(name: str, jobs: Sequence[Job]) -> Path:
 
 
 def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]) -> int:
-    """The matrix and the noise floor, to the terminal and into the folder."""
+    """Writes the matrix and the noise floor to the terminal and into the folder; returns the exit code."""
     from evalengine.report.html.leave import leave_report
     from evalengine.report.read.load import load_run
     from evalengine.report.sweep.sweep import Cell, sweep
@@ -155,13 +155,13 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     if name == checkpoints.NAME:
         return checkpoints.report_checkpoints(name, folder, jobs, [run for run in runs if run is not None])
     cells = [Cell(_settings(job), load_run(path)) for job, path in zip(jobs, runs, strict=True) if path is not None]
-    found = sweep(name, cells)
-    files = write_sweep(found, folder)
+    result = sweep(name, cells)
+    files = write_sweep(result, folder)
     for run in runs:
         if run is not None:
-            leave_report(run)  # again: the first ones had no partner in the other mode yet, and so no noise floor
-    print_sweep(found, files)
-    return 0 if found.promise_kept else 1
+            leave_report(run)  # the first pages lack the noise floor, which needs a run in the other mode
+    print_sweep(result, files)
+    return 0 if result.promise_kept else 1
 
 
 def _settings(job: Job) -> dict[str, str]:

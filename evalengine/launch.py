@@ -1,10 +1,10 @@
-"""A sweep's runs as jobs of SLURM: what `hydra/launcher=submitit_slurm` asks for, in the settings of Hydra's plugin.
+"""Runs a sweep as jobs of SLURM: `hydra/launcher=submitit_slurm`, with the settings of Hydra's plugin.
 
     python -m evalengine -m hydra/launcher=submitit_slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=1 \\
         task=gsm8k model.path=./a,./b
 
-The plugin's own launcher would run Hydra's application, which this package does not have: its settings go to submitit
-as the plugin gives them. `submitit_local` runs the jobs as processes here, which shows what a cluster would be told.
+The plugin's own launcher would run Hydra's application, which this package does not have, so that its settings go to
+submitit directly. `submitit_local` runs the jobs as processes of this machine, as a rehearsal of a cluster.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from evalengine.compose import Job
 from evalengine.errors import ConfigError
 
 EXECUTORS = {"LocalLauncher": "local", "SlurmLauncher": "slurm"}  # the plugin's classes -> submitit's names
-OF_THE_EXECUTOR = ("max_num_timeout",)  # said when it is made, not for each job
-NOT_ITS = ("_target_", "submitit_folder", *OF_THE_EXECUTOR)
+EXECUTOR_SETTINGS = ("max_num_timeout",)  # settings of submitit's executor, not of each job
+NOT_OF_JOBS = ("_target_", "submitit_folder", *EXECUTOR_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RunJob:
     command: Sequence[str]
 
     def __call__(self) -> int:
-        """The run's exit code; its table and digest are in its folder, its words in the job's log."""
+        """Makes the run; returns its exit code. Table and digest lie in its folder, messages in the job's log."""
         return exit_code(self._perform)
 
     def _perform(self) -> int:
@@ -40,15 +40,15 @@ class RunJob:
         return 0
 
     def checkpoint(self) -> Any:
-        """A job that SLURM preempts or times out is queued again as it is: the run resumes."""
+        """Queues a job again that SLURM preempted or timed out; submitit calls this, and the run resumes."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
 
 
 def submit(jobs: Sequence[Job], command: Sequence[str]) -> int:
-    """Runs the jobs by the launcher that they name, all at once as far as its `array_parallelism` lets them; waits, and
-    returns the worst exit code.
+    """Runs the jobs by the launcher that they name, as many at once as its `array_parallelism` allows; waits for all
+    and returns the worst exit code.
 
     Raises ConfigError for a launcher that is not submitit's, and on a machine that SLURM does not know.
     """
@@ -57,7 +57,7 @@ def submit(jobs: Sequence[Job], command: Sequence[str]) -> int:
     settings = jobs[0].launcher or {}
     try:
         executor = submitit.AutoExecutor(**executor_settings(settings))
-    except RuntimeError as error:  # no srun here
+    except RuntimeError as error:  # this machine has no srun
         raise ConfigError(f"hydra/launcher=submitit_slurm: {error}") from error
     executor.update_parameters(**job_settings(settings))
     with executor.batch():
@@ -69,18 +69,18 @@ def submit(jobs: Sequence[Job], command: Sequence[str]) -> int:
 
 
 def executor_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What submitit's executor is made with."""
+    """The arguments that submitit's executor is made with."""
     name = _executor(settings)
-    own = {f"{name}_{key}": settings[key] for key in OF_THE_EXECUTOR if key in settings}
+    own = {f"{name}_{key}": settings[key] for key in EXECUTOR_SETTINGS if key in settings}
     return {"cluster": name, "folder": settings["submitit_folder"], **own}
 
 
 def job_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What each job asks of the cluster: names that all executors know, and those of this one with its name before."""
+    """The settings of each job. Those that not all executors know have the executor's name before theirs."""
     from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
 
     name, common = _executor(settings), {item.name for item in fields(BaseQueueConf)}
-    mine = {key: value for key, value in settings.items() if key not in NOT_ITS}
+    mine = {key: value for key, value in settings.items() if key not in NOT_OF_JOBS}
     return {key if key in common else f"{name}_{key}": value for key, value in mine.items()}
 
 
@@ -95,6 +95,6 @@ def _result(sent: Any) -> int:
     """A job's exit code; a job that the cluster ended has 1."""
     try:
         return int(sent.result())
-    except Exception as error:  # submitit's own, of a job that was cancelled, killed or never started
+    except Exception as error:  # submitit raises for jobs that were cancelled, killed or never started
         print(f"evalengine: job {sent.job_id}: {str(error).splitlines()[-1]}; log {sent.paths.stderr}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""A Python process that answers lines of JSON: code that may loop, take all memory or end its process runs in one."""
+"""A Python process that answers lines of JSON, for code that may loop, take all memory or end its process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 
 class LineWorker:
-    """Reads a question a line and writes an answer a line, both JSON objects. It is killed with this object."""
+    """A process that answers one question a line, both as JSON objects. It is killed with this object."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """arguments: the Python interpreter's."""
+        """arguments: those of the Python interpreter."""
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
@@ -34,17 +34,17 @@ class LineWorker:
         return self.read()
 
     def read(self) -> dict[str, Any] | None:
-        """The next line that it writes; None if it ended instead."""
+        """The next line that the process writes; None if it ended instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else None
 
     def exit_code(self) -> int:
-        """Of a process whose output has ended; below 0 the signal that killed it."""
+        """The exit code of a process whose output has ended; -N if signal N killed it."""
         return self._process.wait()
 
     def kill(self) -> None:
-        """Ends the process now: the next question has no answer."""
+        """Ends the process now; the next question has no answer."""
         self._process.kill()
 
 

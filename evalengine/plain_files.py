@@ -1,6 +1,6 @@
-"""JSON and YAML that came from outside: whatever is wrong with a text or a file is a ValueError with one sentence.
+"""Reads JSON and YAML that came from outside: anything wrong with them raises a ValueError with one sentence.
 
-The libraries' own readers leave a traceback behind for nesting beyond Python's recursion limit, wait for ever for a
+The libraries' own readers raise other errors for nesting beyond Python's recursion limit, wait for ever for a
 named pipe, and expand YAML aliases until the memory ends (nine lines of nine aliases each are 3.5 * 10^8 nodes).
 """
 
@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 CHUNK = 1 << 22  # bytes read at once
-MAX_YAML_NODES = 100_000  # after aliases are expanded; our longest file has fewer than 1,000
+MAX_YAML_NODES = 100_000  # nodes after aliases are expanded; the longest shipped file has fewer than 1,000
 MAX_YAML_DEPTH = 100
-MAX_JSON_DEPTH = 200  # what walks a value calls itself once a level, and Python ends at 1,000 calls
+MAX_JSON_DEPTH = 200  # recursive functions walk the values, and Python allows 1,000 nested calls
 
 
 def parse_json(text: str | bytes) -> Any:
-    """`json.loads`. Raises ValueError alone: also for bytes that are no UTF-8, nesting too deep, integers too long."""
+    """`json.loads`. Raises only ValueError, also for bytes that are no UTF-8, deep nesting and long integers."""
     try:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError("its values are nested too deeply") from error
     except ValueError as error:
-        raise _said(error) from error
+        raise _for_author(error) from error
     brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
     if sum(map(text.count, brackets)) > MAX_JSON_DEPTH and not _is_flatter(value, MAX_JSON_DEPTH):  # type: ignore[arg-type]
         raise ValueError("its values are nested too deeply")
@@ -33,13 +33,13 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The file's value. Raises OSError, or ValueError for what is no JSON or no regular file."""
+    """The file's value. Raises OSError, or ValueError if it is no JSON or no regular file."""
     return parse_json(read_bytes(path))
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """A YAML value with a tag of its own, as `!function utils.f`: what it names is not looked up."""
+    """A YAML value with an unknown tag, as `!function utils.f`; nothing is looked up by its name."""
 
     tag: str
     value: str
@@ -51,8 +51,8 @@ class Tagged:
 def read_yaml(path: Path, *, tags: bool = False) -> Any:
     """The file's value, None for an empty one. tags: unknown tags become `Tagged` values.
 
-    Raises OSError, or ValueError for what is no YAML, no regular file or grows beyond `MAX_YAML_NODES` through its
-    aliases, and for an unknown tag without `tags`.
+    Raises OSError, or ValueError if the file is no YAML, is no regular file, grows beyond `MAX_YAML_NODES` through its
+    aliases, or holds an unknown tag without `tags`.
     """
     import yaml
 
@@ -65,17 +65,17 @@ def read_yaml(path: Path, *, tags: bool = False) -> Any:
             raise ValueError(f"its aliases expand it to {size:,} values, more than {MAX_YAML_NODES:,}")
         return yaml.load(text, Loader=_tag_loader() if tags else yaml.SafeLoader)
     except ValueError as error:
-        raise _said(error) from error
+        raise _for_author(error) from error
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
     except RecursionError as error:
         raise ValueError("its values are nested too deeply") from error
-    except (TypeError, AttributeError, OverflowError) as error:  # e.g. a mapping as a key, a date out of range
+    except (TypeError, AttributeError, OverflowError) as error:  # as for a mapping that is a key, or an impossible date
         raise ValueError(str(error)) from error
 
 
 def _tag_loader() -> Any:
-    """PyYAML's safe loader, and a `Tagged` for each tag that it does not know."""
+    """PyYAML's safe loader, which makes a `Tagged` of each value with an unknown tag."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -96,7 +96,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _is_flatter(value: Any, depth: int) -> bool:
-    """Whether no value lies deeper than that."""
+    """Whether no value lies deeper than `depth` levels."""
     level = [value]
     for _ in range(depth):
         level = [inner for outer in level if isinstance(outer, list | dict)
@@ -106,13 +106,13 @@ def _is_flatter(value: Any, depth: int) -> bool:
     return False
 
 
-def _said(error: ValueError) -> ValueError:
-    """The error in words for who wrote the file: Python's own name a function that raises a limit."""
+def _for_author(error: ValueError) -> ValueError:
+    """The error in words for the file's author: Python's own message names a function that raises a limit."""
     return ValueError("it holds an integer of thousands of digits") if "integer string" in str(error) else error
 
 
 def _expanded_size(root: Any) -> int:
-    """Values that the YAML node stands for with every alias replaced by what it names."""
+    """How many values the YAML node stands for, with every alias replaced by the value it names."""
     import yaml
 
     sizes: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The configuration files that come with the package, by group; read without Hydra, so that help answers at once."""
+"""The configuration files that come with the package, by group; listed without Hydra, so that help answers at once."""
 
 from __future__ import annotations
 

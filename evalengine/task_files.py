@@ -1,11 +1,11 @@
-"""Tasks that are no file of `conf/task/`: YAML files of the user's, and classes that installed packages offer.
+"""Finds tasks outside `conf/task/`: YAML files of the user's, classes of installed packages, and lm-eval's tasks.
 
-    task=./my_task.yaml        a file anywhere, in lm-eval's names or with our `# @package tasks.NAME` line
-    task=my_task               FOLDER/task/my_task.yaml below a folder of hydra.searchpath, likewise
+    task=./my_task.yaml        a file anywhere, in lm-eval's names or with a `# @package tasks.NAME` line
+    task=my_task               FOLDER/task/my_task.yaml below a folder of hydra.searchpath, in either form
     task=their_task            an entry point of the group `evalengine.tasks`: a Task class with `defaults`
     task=lm_eval/their_task    a task, group or tag of the installed lm-eval
 
-Each becomes an entry of Hydra's config store, so that everything else about it is as for a shipped task.
+Each becomes an entry of Hydra's config store, so that all else works as for a shipped task.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from evalengine.errors import ConfigError
 from evalengine.plain_files import read_yaml
 from evalengine.task_outline import names_in
 
-GROUP = "evalengine.tasks"  # of entry points
-LM_EVAL = "lm_eval/"  # before the name of a task, group or tag of lm-eval
+GROUP = "evalengine.tasks"  # the group of the entry points
+LM_EVAL = "lm_eval/"  # the prefix of names of lm-eval's tasks, groups and tags
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -59,14 +59,14 @@ def with_task_files(parsed: Sequence[Override], conf: str, literal: Callable[[An
 
 
 class _Stored:
-    """Puts what one override names into the store, as far as it is no shipped file."""
+    """Puts the tasks that one override names into the store, unless they are shipped files."""
 
     def __init__(self, roots: list[Path], literal: Callable[[Any], Any], problems: list[str]) -> None:
         self.found = False
         self._roots, self._literal, self._problems = roots, literal, problems
 
     def written(self, value: Any) -> str:
-        """The value's text in an override, with names of the store."""
+        """The value's text in an override, with the names in the store."""
         if not isinstance(value, list):
             return self._found(str(_plain(value)))[1]
         items = [str(_plain(item)) for item in value]
@@ -76,7 +76,7 @@ class _Stored:
         return f"[{','.join(found[item][1] for item in items)}]"
 
     def _found(self, chosen: str) -> tuple[list[str] | None, str]:
-        """(the names of its tasks and groups, None for what is Hydra's to find; what Hydra calls it)."""
+        """(the names of its tasks and groups or None if Hydra finds them; its name for Hydra)."""
         try:
             return self._stored(chosen) or (None, chosen)
         except ConfigError as error:
@@ -84,8 +84,8 @@ class _Stored:
             return [], chosen
 
     def _refuse_namesakes(self, found: dict[str, tuple[list[str] | None, str]]) -> None:
-        """Two choices with tasks or groups of one name, of which Hydra would make one task with the settings of both.
-        Shipped ones mean the same by the same name."""
+        """Adds a problem for two choices with a task or group of one name: Hydra would make one task with the settings
+        of both. Two shipped choices mean the same task by the same name."""
         seen: dict[str, str] = {}
         for chosen, (own, _) in found.items():
             if own is None:
@@ -98,7 +98,7 @@ class _Stored:
                 self._problems.append(f"task={chosen}: its name is {name}, as is task={seen[name]}'s{others}; {cure}")
 
     def _stored(self, chosen: str) -> tuple[list[str], str] | None:
-        """(the names of its tasks and groups, its name in the store); None for what is Hydra's to find."""
+        """(the names of the choice's tasks and groups, its name in the store); None if Hydra finds it itself."""
         if chosen.startswith(LM_EVAL):
             return self._of_lm_eval(chosen)
         if (file := self._file(chosen)) is not None:
@@ -109,7 +109,7 @@ class _Stored:
             return None
         self.found = True
         known_by = name if TASK_NAME.fullmatch(name) else "task"
-        entry = f"{known_by}-{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"  # what a sweep calls its runs
+        entry = f"{known_by}-{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"  # a sweep's runs are named after it
         node = self._literal(settings)
         ConfigStore.instance().store(name=entry, node=node, group="task", package=f"tasks.{name}", provider="own")
         return [name], entry
@@ -117,15 +117,15 @@ class _Stored:
     def _of_lm_eval(self, chosen: str) -> tuple[list[str], str]:
         from evalengine.tasks.lm_eval_index import composed
 
-        found = composed(chosen.removeprefix(LM_EVAL))
+        settings = composed(chosen.removeprefix(LM_EVAL))
         self.found = True
         entry = f"lm_eval-{re.sub('[^A-Za-z0-9_-]', '_', chosen.removeprefix(LM_EVAL))}"
-        node = self._literal(found)
+        node = self._literal(settings)
         ConfigStore.instance().store(name=entry, node=node, group="task", package="_global_", provider="own")
-        return [*found["tasks"], *found["groups"]], entry
+        return [*settings["tasks"], *settings["groups"]], entry
 
     def _file(self, chosen: str) -> Path | None:
-        """The file that a name means, if it is not one that Hydra reads by itself."""
+        """The file that a name means; None if Hydra reads it by itself, or there is none."""
         path = Path(chosen).expanduser()
         if chosen.endswith(SUFFIXES) and ("/" in chosen or _is_file(path)):
             if not _is_file(path):
@@ -162,7 +162,7 @@ def read_file(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _is_foreign(file: Path) -> bool:
-    """Whether the file is in lm-eval's names; what cannot be read is refused elsewhere."""
+    """Whether the file is in lm-eval's names; a file that cannot be read is refused elsewhere."""
     from evalengine.tasks.lm_eval_yaml import is_lm_eval
 
     try:
@@ -174,7 +174,7 @@ def _is_foreign(file: Path) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name too long, or with a null character
+    except (OSError, ValueError):  # the name is too long, or holds a null character
         return False
 
 
@@ -184,12 +184,12 @@ def _plain(value: Any) -> Any:
 
 def _entry_point(name: str) -> dict[str, Any] | None:
     """The settings of the Task class that an installed package offers under this name. Raises ConfigError."""
-    found = next(iter(entry_points(group=GROUP, name=name)), None)
-    if found is None:
+    entry = next(iter(entry_points(group=GROUP, name=name)), None)
+    if entry is None:
         return None
     from evalengine.tasks.registry import class_defaults
 
-    return {**asdict(class_defaults(found.value, f"the entry point {GROUP} of {name}")), "cls": found.value}
+    return {**asdict(class_defaults(entry.value, f"the entry point {GROUP} of {name}")), "cls": entry.value}
 
 
 def offered() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m evalengine tasks`: which tasks there are, and what a task asks a model, before any model is loaded."""
+"""`python -m evalengine tasks`: lists the tasks, and shows what a task asks a model, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from evalengine.task_files import offered
 from evalengine.task_outline import outline
 
 if TYPE_CHECKING:
-    from evalengine.tasks.base import Instance, Task
+    from evalengine.tasks.base import Task
+    from evalengine.tasks.instance import Instance
 
-WIDEST = 1000  # columns of a table
-MOST = 1000  # documents shown
-SHORT = 8  # hex digits of a commit
+WIDEST = 1000  # characters of a table's line
+MOST = 1000  # documents shown at most
+SHORT = 8  # hex digits of a commit that are shown
 
 
 def main(arguments: Namespace) -> int:
@@ -45,7 +46,7 @@ def main(arguments: Namespace) -> int:
     console = Console(file=sys.stdout, soft_wrap=True)
     if arguments.show is None:
         table = task_table(configs, folded=not names)
-        if not console.is_terminal:  # a pipe has no width, and a table that is cut cannot be searched
+        if not console.is_terminal:  # a pipe has no width, and a cut table cannot be searched
             console.width = console.measure(table, options=console.options.update(width=WIDEST)).maximum
         console.print(table)
     else:
@@ -55,8 +56,8 @@ def main(arguments: Namespace) -> int:
 
 
 def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
-    """The task of that name, or each that there is; by itself, since a group may set what its tasks would not have
-    alone."""
+    """The configuration of the named task, or of every task. Each is composed by itself, since a group may change the
+    settings of its tasks."""
     shipped = [] if names or settings else available("task")
     chosen = names or sorted({*available("task"), *offered()})
     seen = Console(stderr=True)
@@ -68,7 +69,7 @@ def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
 
 
 def task_table(configs: Sequence[Config], folded: bool = False) -> Table:
-    """A row a task: name, source, documents, few-shots, metrics, needs. folded: groups without what is in them."""
+    """A row for each task: name, source, documents, few-shots, metrics, needs. folded: groups without their members."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(("Task", "Rows", "Documents", "n-shot", "Metrics", "Needs")):
         table.add_column(name, justify="right" if number in (2, 3) else "left", no_wrap=number != 5)
@@ -97,12 +98,12 @@ def _cells(config: Config, depth: int, name: str, members: Sequence[str]) -> lis
 
 
 def _common(values: Iterable[str]) -> str:
-    found = {*values}
-    return found.pop() if len(found) == 1 else "various"
+    distinct = {*values}
+    return distinct.pop() if len(distinct) == 1 else "various"
 
 
 def _in_order(config: Config) -> Iterator[tuple[int, str, list[str]]]:
-    """(depth, name, its tasks) of every group, with what is in it below, and of every task that is in none."""
+    """(depth, name, its tasks) of every group, its members following it, and of every task outside all groups."""
     grouped = {child for group in config.groups.values() for child in group.tasks}
     waiting = [(0, name) for name in reversed([*config.groups, *config.tasks]) if name not in grouped]
     while waiting:
@@ -114,7 +115,7 @@ def _in_order(config: Config) -> Iterator[tuple[int, str, list[str]]]:
 
 
 def source(task: TaskConfig, named: bool = True) -> str:
-    """Where the rows come from. named: with the Hub's configuration."""
+    """The source of the rows, in words. named: with the Hub's configuration."""
     path = task.dataset.path or "?"
     if path.startswith("asset:"):
         return "bundled"
@@ -136,21 +137,21 @@ def metric_names(task: TaskConfig, name: str) -> list[str]:
     try:
         kind = task.template.output_type or "generate_until"
         return [*read_metrics(task.template.metric_list, kind, cls.metrics).metrics]
-    except (KeyError, ValueError):  # a run says what is wrong
+    except (KeyError, ValueError):  # only a run lists the problems
         return ["?"]
 
 
 def needs(task: TaskConfig) -> Iterator[str]:
-    """What a run needs beside the rows."""
+    """Yields what a run of the task needs beside the rows."""
     from evalengine.tasks.registry import task_class
 
     exemplars = task.fewshot_split or task.fewshot_file or task.template.fewshot_config.samples
     if task.dataset.gated:
         yield "access to the rows on the Hub"
-    found = task_class(task.cls or "", "cls")
-    if found.runs_programs:
+    cls = task_class(task.cls or "", "cls")
+    if cls.runs_programs:
         yield "allow_code_execution=true"
-    extra = found.extra or ("lm-eval" if task.template.lm_eval_file is not None else None)
+    extra = cls.extra or ("lm-eval" if task.template.lm_eval_file is not None else None)
     if extra is not None:
         yield f"pip install evalengine[{extra}]"
     elif task.num_fewshot and not exemplars:
@@ -182,7 +183,7 @@ def _document(task: Task, doc_id: int, instances: list[Instance]) -> Iterator[Te
 
 
 def _part(name: str, content: str) -> Iterator[Text]:
-    """A name, and the content with its white space and its own line ends, set off by a bar."""
+    """A name, and below it the content line by line, each line behind a bar so that its white space shows."""
     yield Text(f"  {name}\n", style="dim")
     for line in content.split("\n"):
         yield Text(f"  | {''.join(c if c.isprintable() else ascii(c)[1:-1] for c in line)}\n")

@@ -1,8 +1,8 @@
-"""The tasks and groups of `conf/task/`, read as their files stand: for what needs their names and settings, but no run.
+"""Reads the tasks and groups of `conf/task/` without Hydra, for listings that need names and settings but no run.
 
-Hydra takes 20 ms a task to compose (4 s for the 200 that are shipped), since it checks each against the schema and
-merges it with everything else. Of its rules the shipped files use three, which are all that is read here: `@package`,
-`defaults` with `_self_`, and `@_here_` (tests/unit/test_task_outline.py holds this to what Hydra composes).
+Hydra takes 20 ms to compose a task (4 s for the 200 shipped ones), since it checks each against the schema and merges
+it with everything else. The shipped files use three of Hydra's rules, and only these are built here: `@package`,
+`defaults` with `_self_`, and `@_here_` (tests/unit/test_task_outline.py compares the result with Hydra's).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evalengine.shipped import CONF
 
 
 def outline(name: str) -> Config:
-    """The configuration of `task=NAME` for a shipped task or group, without anything that no task's file sets."""
+    """The configuration of `task=NAME` for a shipped task or group, with only the settings that task files set."""
     tree: dict[str, Any] = {}
     for package, content in _contents(_file(name), None):
         node = tree
@@ -33,11 +33,11 @@ def outline(name: str) -> Config:
 
 
 def names_in(name: str) -> list[str]:
-    """The names of the tasks and groups that `task=NAME` chooses; none for what is no shipped file."""
+    """The names of the tasks and groups that `task=NAME` chooses; none if NAME is no shipped file."""
     if not _file(name).is_file():
         return []
-    found = outline(name)
-    return [*found.tasks, *found.groups]
+    config = outline(name)
+    return [*config.tasks, *config.groups]
 
 
 def _file(name: str) -> Path:
@@ -45,7 +45,7 @@ def _file(name: str) -> Path:
 
 
 def _contents(file: Path, here: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(package, settings) of the file and of those that it names, each over those before it."""
+    """(package, settings) of the file and of the files that it names; each overrides those before it."""
     package, content = _read(file)
     own = here or package or "task"
     defaults = content.get("defaults", [])
@@ -58,13 +58,13 @@ def _contents(file: Path, here: str | None) -> Iterator[tuple[str, dict[str, Any
         yield from _contents(below, own if where == "_here_" else None)
 
 
-@lru_cache(None)  # the subjects of MMLU are in several groups
+@lru_cache(None)  # several groups name the subjects of MMLU
 def _read(file: Path) -> tuple[str | None, dict[str, Any]]:
     return package_of(file), read_yaml(file) or {}
 
 
 def _merge(under: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """`over`'s settings into `under`; mappings are merged, anything else is replaced."""
+    """Puts `over`'s settings into `under`; mappings are merged, anything else is replaced."""
     for key, value in over.items():
         if isinstance(value, dict):
             if not isinstance(under.get(key), dict):

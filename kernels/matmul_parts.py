@@ -1,6 +1,6 @@
 """What the product kernels are made of: the contract's arithmetic, which stands here once, and how a tile is found.
 
-    M rows, N columns, K the reduced dimension.
+M rows, N columns, K the reduced dimension.
 """
 
 from __future__ import annotations

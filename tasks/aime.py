@@ -10,15 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from evalengine.tasks.base import Doc
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.templated import Templated
 
-# LaTeX that is another way to write the same, or nothing: what it is -> what is left, in this order.
+# LaTeX that only changes how a formula looks -> what replaces it; the replacements are made in this order.
 SAME = {
-    "\n": "", "\\!": "", "\\\\": "\\", "tfrac": "frac", "dfrac": "frac", "\\left": "", "\\right": "",
-    "^{\\circ}": "", "^\\circ": "", "\\$": "",
+    "\n": "",
+    "\\!": "",
+    "\\\\": "\\",
+    "tfrac": "frac",
+    "dfrac": "frac",
+    "\\left": "",
+    "\\right": "",
+    "^{\\circ}": "",
+    "^\\circ": "",
+    "\\$": "",
 }
-UNIT = "\\text{ "  # what begins so is a unit
+UNIT = "\\text{ "  # a unit begins with this
 BOX = "\\boxed{"
 
 
@@ -32,15 +40,15 @@ class AIME(Templated):
 
 def answer_in(text: str) -> str:
     """The answer that a solution ends with."""
-    found = boxed(text)
-    if found is not None:
-        return found
+    inside = boxed(text)
+    if inside is not None:
+        return inside
     first, last = text.find("$"), text.rfind("$")
     return text[first + 1 : last] if first < last else text
 
 
 def boxed(text: str) -> str | None:
-    """What stands in the last box, `\\boxed{42}` or `\\boxed 42$`; None without one, or for one that is not closed."""
+    """The content of the last box, `\\boxed{42}` or `\\boxed 42$`; None without one, or for one that is not closed."""
     if "\\boxed " in text:
         return text.rpartition("\\boxed ")[2].partition("$")[0]
     start, depth = text.rfind("\\boxed"), 0
@@ -52,7 +60,7 @@ def boxed(text: str) -> str | None:
 
 
 def same_answer(first: str, second: str) -> bool:
-    """Whether the two are one text after the clean-up; as they are, where either cannot be cleaned up."""
+    """Whether the two texts are equal after the clean-up, or without it where either cannot be cleaned up."""
     try:
         return cleaned(first) == cleaned(second)
     except ValueError:
@@ -60,18 +68,18 @@ def same_answer(first: str, second: str) -> bool:
 
 
 def cleaned(text: str) -> str:
-    """The text in the one of several LaTeX forms that MATH's answers have. Raises ValueError for what has none."""
+    """The text in the LaTeX form that MATH's answers have. Raises ValueError for a text without such a form."""
     for written, left in SAME.items():
         text = text.replace(written, left)
     if UNIT in text:
-        text, _ = text.split(UNIT)  # ValueError for more than one
+        text, _ = text.split(UNIT)  # `split` raises ValueError for more than one unit
     for written, left in {"\\%": "", " .": " 0.", "{.": "{0."}.items():
         text = text.replace(written, left)
     if not text:
         return text
     text = f"0{text}" if text[0] == "." else text
     name, *value = text.split("=")
-    if len(value) == 1 and len(name) <= 2:  # "k = 4"
+    if len(value) == 1 and len(name) <= 2:  # "k = 4" becomes "4"
         text = value[0]
     text = _with_braces(text, "\\sqrt", 1).replace(" ", "")
     text = _with_braces(text, "\\frac", 2)
@@ -97,7 +105,7 @@ def _with_braces(text: str, command: str, arguments: int) -> str:
 
 
 def _as_fraction(text: str) -> str:
-    """`1/2` as `\\frac{1}{2}`, for two whole numbers. Raises ValueError where they are none."""
+    """`1/2` as `\\frac{1}{2}`, for two whole numbers. Raises ValueError where either is not a whole number."""
     parts = text.split("/")
     if len(parts) != 2:
         return text

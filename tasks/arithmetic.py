@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from evalengine.tasks.base import Doc
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.filters import ExactMatch, RegexFilter
 from evalengine.tasks.generation import GenerationTask
 

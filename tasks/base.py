@@ -9,75 +9,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from evalengine.config import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
-from evalengine.programs.limits import Verdict
 from evalengine.tasks.dataset import load_rows, text_lines
+from evalengine.tasks.documents import Doc, Shapes, checked, documents_of
 from evalengine.tasks.fewshot import Chat, Sampler, Turn, join_system, prefixed, read_exemplars, render
+from evalengine.tasks.instance import Instance, OutputType, Response
+from evalengine.tasks.metric import Aggregation, Metric, MetricKey, MetricValue
 from evalengine.tasks.rows import Rows, cluster_names, content_hash
 
-Doc = dict[str, Any]
-TEXT = (str, int, float)  # a number is a text as Python writes it
-OutputType = Literal["generate_until", "loglikelihood", "multiple_choice", "loglikelihood_rolling"]
-OUTPUT_TYPES = get_args(OutputType)
-MetricKey = tuple[str, str]  # (metric, filter)
 See = Callable[[int, str], None]  # (document, a text of its requests)
-# A score, (log-likelihood, weight) for the weighted aggregations, or whatever an `Aggregation` of the task's own takes.
-MetricValue = Any
-
-
-@dataclass(frozen=True)
-class Generation:
-    """lm-eval's generation_kwargs, resolved."""
-
-    until: tuple[str, ...]
-    max_gen_toks: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-
-@dataclass(frozen=True)
-class Instance:
-    """One request of one document, as text. `index` counts the requests of the document from 0."""
-
-    task: str
-    doc_id: int
-    index: int
-    kind: Literal["generate_until", "loglikelihood", "loglikelihood_rolling"]
-    context: str  # rolling: the whole text
-    continuation: str = ""  # loglikelihood only
-    generation: Generation | None = None  # generate_until only
-    repeat: int = 0
-
-
-@dataclass(frozen=True)
-class Response:
-    """What the engine answered to one instance."""
-
-    text: str = ""  # generate_until: cut at the stop strings
-    loglikelihood: float = 0.0  # loglikelihood and rolling
-    is_greedy: bool = False  # loglikelihood
-    verdict: Verdict | None = None  # of the program in the text; None where none was run
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How the values of one metric become one number: an aggregation of harness.metrics, by name."""
-
-    aggregation: str = "mean"
-    higher_is_better: bool = True
-
-
-@dataclass(frozen=True)
-class Aggregation:
-    """How the values of one metric become one number, where harness.metrics has no such aggregation."""
-
-    value: Callable[[list[Any]], Any]
-    stderr: Callable[[list[Any], int], float | None]  # (at least two values, resamples); None: there is none
 
 
 class Task(ABC):
@@ -88,16 +31,16 @@ class Task(ABC):
 
     output_type: ClassVar[OutputType]
     metrics: ClassVar[dict[str, Metric]]
-    columns: ClassVar[tuple[str, ...]]  # that every evaluated row must have
-    fewshot_columns: ClassVar[tuple[str, ...] | None] = None  # of an exemplar, where they differ
-    shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {}  # of columns that are no plain text or number
+    columns: ClassVar[tuple[str, ...]]  # every evaluated row must have these
+    fewshot_columns: ClassVar[tuple[str, ...] | None] = None  # an exemplar's columns, where they differ
+    shapes: ClassVar[Shapes] = {}  # types of the columns that hold neither text nor number
     takes_fewshot: ClassVar[bool] = True
-    extra: ClassVar[str | None] = None  # of this package, without which the task cannot run
+    extra: ClassVar[str | None] = None  # the extra of this package that the task needs
     takes_templates: ClassVar[bool] = False  # whether `config.template` is read
-    runs_programs: ClassVar[bool] = False  # whether answers are programs that are run (tasks/code.py)
+    runs_programs: ClassVar[bool] = False  # whether the answers are programs to be run (tasks/code.py)
     first_n: ClassVar[bool] = False  # exemplars in file order instead of drawn
-    # One exemplar more is drawn, and the document itself dropped. lm-eval does so when it compares the few-shot split
-    # with the test split and finds them equal: the same name, or neither is given. None: `draws_spare` decides.
+    # Whether one exemplar more is drawn, so that the document itself can be dropped. lm-eval does so where the few-shot
+    # split equals the test split: both have the same name, or neither is given. None: `draws_spare` decides.
     spare_exemplar: ClassVar[bool | None] = None
     target_delimiter: ClassVar[str] = " "
     fewshot_delimiter: ClassVar[str] = "\n\n"
@@ -121,7 +64,7 @@ class Task(ABC):
         self.version = config.version
         self.num_fewshot = config.num_fewshot or 0
         self.docs: list[Doc] = []
-        self.clusters: list[str] | None = None  # of each document; None: documents are unrelated
+        self.clusters: list[str] | None = None  # the cluster of each document; None: documents are unrelated
         self._data_dir = data_dir
         self._fewshot_seed = fewshot_seed
         self._chat = chat
@@ -130,34 +73,36 @@ class Task(ABC):
         self._rows: Rows | None = None
         self._exemplar_rows: Rows | None = None
         self._exemplars: list[Doc] = []
-        self._turns: dict[int, list[Turn]] = {}  # of the exemplars shown so far, by identity
+        self._turns: dict[int, list[Turn]] = {}  # id(exemplar) -> its turns, for the exemplars shown so far
         problems = self.problems()
         if problems:
             raise ConfigError([f"tasks.{name}.{problem}" for problem in problems])
 
     def problems(self) -> list[str]:
         """What this task cannot honour, each starting with the setting; ranges are checked before."""
-        found = []
+        problems = []
         if not self.config.split:
-            found.append("split: is not set")
+            problems.append("split: is not set")
         if self.num_fewshot and not self.takes_fewshot:
-            found.append(f"num_fewshot={self.num_fewshot}: this task has no few-shot form, use 0")
+            problems.append(f"num_fewshot={self.num_fewshot}: this task has no few-shot form, use 0")
         elif self.num_fewshot and not (self.config.fewshot_split or self.config.fewshot_file):
-            found.append(
+            problems.append(
                 f"num_fewshot={self.num_fewshot}: no exemplars are given; set task.fewshot_file=FILE (.jsonl or "
                 f".yaml, rows with {', '.join(self.fewshot_columns or self.columns)}) or task.fewshot_split"
             )
         if self.output_type != "generate_until" and (self.config.repeats or self.config.pass_at):
-            found.append("repeats: is for tasks that generate text; this one scores given texts")
+            problems.append("repeats: is for tasks that generate text; this one scores given texts")
         if self.output_type == "loglikelihood_rolling" and self.config.gen_prefix:
-            found.append("gen_prefix: nothing is answered here; this task scores whole texts")
+            problems.append("gen_prefix: nothing is answered here; this task scores whole texts")
         if self.config.code_timeout is not None and not self.runs_programs:
-            found.append(f"code_timeout={self.config.code_timeout}: this task runs no programs")
+            problems.append(f"code_timeout={self.config.code_timeout}: this task runs no programs")
         if self.config.template != TemplateConfig() and not self.takes_templates:
-            found.append(f"template: is for tasks of templated:Templated; cls={self.config.cls} writes its own prompts")
+            problems.append(
+                f"template: is for tasks of templated:Templated; cls={self.config.cls} writes its own prompts"
+            )
         if self.output_type != "generate_until" and any(v is not None for v in vars(self.config.generation).values()):
-            found.append("generation: is for tasks that generate text; this one scores given texts")
-        return found
+            problems.append("generation: is for tasks that generate text; this one scores given texts")
+        return problems
 
     def load(self) -> None:
         """Reads the evaluated rows, and the exemplars if the task uses any. Raises ConfigError."""
@@ -169,20 +114,21 @@ class Task(ABC):
         self._rows = load_rows(
             self.config.dataset, self.config.split, data_dir=self._data_dir, read_text=self.read_text
         )
-        self.docs = self._documents(self._rows, self.columns)
+        self.docs = documents_of(self._rows, self.columns, self.shapes, self.document)
         for row, doc in enumerate(self.docs):
-            self._checked(self._ask, doc, self._rows, row)
+            checked(self._ask, doc, self._rows, row)
         if self.config.cluster is not None:
             self.clusters = cluster_names(self._rows, self.config.cluster, f"tasks.{self.name}.cluster")
         if self.num_fewshot == 0:
             return
         self._exemplar_rows = self._load_exemplars()
-        self._exemplars = self._documents(self._exemplar_rows, self.fewshot_columns or self.columns)
+        columns = self.fewshot_columns or self.columns
+        self._exemplars = documents_of(self._exemplar_rows, columns, self.shapes, self.document)
         for row, exemplar in enumerate(self._exemplars):
-            self._checked(self._show, exemplar, self._exemplar_rows, row)
+            checked(self._show, exemplar, self._exemplar_rows, row)
 
     def _ask(self, doc: Doc) -> None:
-        """All texts of a document, once: what cannot be made of its row is found where the row has a place."""
+        """Makes all texts of a document once, so that an error can still name the place of its row."""
         self.target(doc)
         self.description(doc)
         self.gen_prefix(doc)
@@ -192,7 +138,7 @@ class Task(ABC):
         self._shown(exemplar)
 
     def _shown(self, exemplar: Doc) -> list[Turn]:
-        """The exemplar's turns, its answer with the prefix that the documents' answers have."""
+        """The exemplar's turns; its answer begins with the prefix that the documents' answers have."""
         turns, prefix = self.exemplar_turns(exemplar), self.gen_prefix(exemplar)
         return prefixed(turns, prefix, self.target_delimiter) if prefix else turns
 
@@ -205,33 +151,6 @@ class Task(ABC):
             assert self._rows is not None
             return self._rows
         return load_rows(self.config.dataset, split, data_dir=self._data_dir, read_text=self.read_text, evaluated=False)
-
-    def _documents(self, rows: Rows, columns: tuple[str, ...]) -> list[Doc]:
-        documents = []
-        for number, row in enumerate(rows.rows):
-            missing = [column for column in columns if row.get(column) is None]
-            if missing:
-                others = ", ".join(repr(column) for column, value in row.items() if value is not None)
-                raise ConfigError(
-                    f"{rows.place(number)} has no {', '.join(map(repr, missing))} (it is absent or null); "
-                    f"it has {others or 'nothing'}"
-                )
-            for column in columns:
-                kinds = self.shapes.get(column, TEXT)
-                if not isinstance(row[column], kinds) or (isinstance(row[column], bool) and bool not in kinds):
-                    raise ConfigError(
-                        f"{rows.place(number)} has a {column!r} that is {_named(type(row[column]))}, "
-                        f"not {' or '.join(dict.fromkeys(map(_named, kinds)))}"
-                    )
-            documents.append(self._checked(self.document, row, rows, number))
-        return documents
-
-    def _checked(self, function: Any, row: Doc, rows: Rows, number: int) -> Any:
-        try:
-            return function(row)
-        except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-            what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{rows.place(number)} is not as expected: {what}") from error
 
     @property
     def draws_spare(self) -> bool:
@@ -261,7 +180,7 @@ class Task(ABC):
             ]
 
     def _document_instances(self, doc_id: int, doc: Doc, sampler: Sampler, see: See) -> list[Instance]:
-        """Description, exemplars and question, as plain text or through the chat template, and what is asked of it."""
+        """The document's requests: description, exemplars and question, as plain text or through the chat template."""
         system = join_system(self._instruction, self.description(doc), self.fewshot_delimiter)
         before = [Turn("system", system)] if system else []
         for exemplar in sampler.draw(self.num_fewshot, doc):
@@ -269,7 +188,8 @@ class Task(ABC):
                 self._turns[id(exemplar)] = self._shown(exemplar)
             before.extend(self._turns[id(exemplar)])
         prompts, prefix, questions = [], self.gen_prefix(doc), self.questions(doc)
-        delimiter = self.target_delimiter if len(questions) == 1 else ""  # none after one of several contexts
+        # Nothing stands between one of several contexts and its continuation.
+        delimiter = self.target_delimiter if len(questions) == 1 else ""
         for question in questions:
             asked = [Turn("user", question)]
             turns = [*before, *(prefixed(asked, prefix, delimiter) if prefix else asked)]
@@ -283,7 +203,7 @@ class Task(ABC):
         return instances
 
     def fingerprint(self, limit: int | None = None) -> dict[str, Any]:
-        """What was evaluated: sources, counts and row-order-sensitive SHA-256s of rows (before any processing)."""
+        """Identifies what was evaluated: sources, counts, and SHA-256s of the unprocessed rows in their order."""
         assert self._rows is not None, "load() first"
         evaluated, exemplars = self._rows.rows[:limit], self._exemplar_rows
         return {
@@ -316,15 +236,15 @@ class Task(ABC):
         return ("none",)
 
     def aggregation(self) -> Mapping[str, str | Aggregation]:
-        """Metric -> its aggregation, or its name in harness.metrics; a metric that is not there has its mean."""
+        """Metric -> its aggregation, or the name of one in harness.metrics; a metric without an entry has its mean."""
         return {name: metric.aggregation for name, metric in self.metrics.items()}
 
     def higher_is_better(self) -> dict[str, bool]:
         return {name: metric.higher_is_better for name, metric in self.metrics.items()}
 
     def definition(self) -> dict[str, Any]:
-        """What the task is beside its configuration and rows, where that is not this package's own: versions and hashes
-        of other packages' code, as plain JSON values. Runs resume each other only with equal ones."""
+        """Identifies code of other packages that decides the scores, by versions and hashes, as plain JSON values.
+        A run resumes another only if their definitions are equal."""
         return {}
 
     @classmethod
@@ -350,8 +270,8 @@ class Task(ABC):
 
     @property
     def choice_delimiter(self) -> str:
-        """What stands between a prompt and a scored choice: a chat template ends with its own white space, the start of
-        an answer need not."""
+        """The text between a prompt and a scored choice. It is empty after a chat template, which ends with white space
+        of its own, unless `gen_prefix` follows the template and ends without any."""
         begun = self.config.gen_prefix
         return self.target_delimiter if self._chat is None or (begun and not begun[-1].isspace()) else ""
 
@@ -367,12 +287,12 @@ class Task(ABC):
         return str(self.target(exemplar))
 
     def questions(self, doc: Doc) -> list[str]:
-        """The text that ends the prompt; one each where a document has several prompts."""
+        """The texts that end the document's prompts, one for each prompt."""
         return [self.question(doc)]
 
     @abstractmethod
     def question(self, doc: Doc) -> str:
-        """The text that ends the prompt (lm-eval's doc_to_text); of an exemplar, what stands before its answer."""
+        """The text that ends the prompt (lm-eval's doc_to_text); of an exemplar, the text before its answer."""
 
     @abstractmethod
     def target(self, doc: Doc) -> Any:
@@ -387,7 +307,7 @@ class Task(ABC):
 
     @abstractmethod
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
-        """Filter -> what it made of the responses (lm-eval's filtered_resps)."""
+        """Filter -> the answers that it made of the responses (lm-eval's filtered_resps)."""
 
     @abstractmethod
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
@@ -396,12 +316,8 @@ class Task(ABC):
 
 @contextmanager
 def named_errors(where: str) -> Iterator[None]:
+    """Puts `where` before each problem of a ConfigError that is raised inside."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from error
-
-
-def _named(kind: type) -> str:
-    names = {str: "text", int: "a number", float: "a number", dict: "a mapping", bool: "true or false", bytes: "bytes"}
-    return names.get(kind, f"a {kind.__name__}")

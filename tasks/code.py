@@ -3,7 +3,7 @@
     HumanEval: {"prompt": "def add(a, b):\\n", "test": "def check(f):\\n  assert f(1, 2) == 3", "entry_point": "add"}
     MBPP: {"text": "Write a function to add.", "code": "def add(...", "test_list": ["assert add(1, 2) == 3", ...], ...}
 
-What is run is the code, a line end, and the target, which is the tests. A task never runs it: the harness does
+The program is the code, a line end, and the target, which holds the tests. A task never runs it: the harness does
 (`evalengine.programs`), if `allow_code_execution` lets it, and gives the verdicts with the responses.
 """
 
@@ -19,7 +19,9 @@ from typing import Any, ClassVar
 from evalengine.config import TaskConfig
 from evalengine.estimators import pass_at_k
 from evalengine.programs.limits import Limits
-from evalengine.tasks.base import Doc, Metric, MetricKey, MetricValue, Response
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Response
+from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.repeats import Repeated, repeats_of
 from evalengine.tasks.templated import Templated
 
@@ -32,7 +34,7 @@ class CodeTask(Templated):
     (`estimators.pass_at_k`), as `code_eval` of Hugging Face's `evaluate` does for lm-eval."""
 
     metrics: ClassVar[dict[str, Metric]] = {"pass@1": Metric()}
-    filter: ClassVar[str]  # lm-eval's name of what reads the code out of an answer
+    filter: ClassVar[str]  # lm-eval's name for the filter that reads the code out of an answer
     runs_programs = True
     always: ClassVar[tuple[str, ...]] = ()  # metrics that mean pass@1, however many samples there are
 
@@ -69,16 +71,17 @@ class CodeTask(Templated):
         """The code in a generated text."""
 
     def program(self, doc: Doc, text: str) -> str:
-        """What is run for a generated text."""
+        """The program that is run for a generated text."""
         return f"{self.code(doc, text)}\n{self.target(doc)}"
 
     @property
     def limits(self) -> Limits:
-        """What a program may use."""
+        """The time and memory that a program may use."""
         return Limits.of_seconds(self.config.code_timeout)
 
     def definition(self) -> dict[str, Any]:
-        """What verdicts depend on: another Python may refuse a program, other limits may end it."""
+        """Python's version and the limits. Verdicts depend on both: another Python may refuse a program, and other
+        limits may end it."""
         version = ".".join(platform.python_version_tuple()[:2])
         return {"python": f"{platform.python_implementation()} {version}", "limits": asdict(self.limits)}
 
@@ -90,7 +93,7 @@ class CodeTask(Templated):
         return {self.filter: [[self.code(doc, response.text) for response in responses]]}
 
     def process_results(self, doc: Doc, responses: list[Response]) -> dict[MetricKey, MetricValue]:
-        """From the verdicts. A response that has none is wrong: `rehearse` asks before anything is generated."""
+        """Scores the verdicts. A response without a verdict counts as wrong; only a rehearsal has such responses."""
         count = repeats_of(self.config)
         right = sum(response.verdict is not None and response.verdict.passed for response in responses)
         return {(name, self.filter): pass_at_k(count, right, k) for name, k in self._passes.items()}
@@ -126,7 +129,7 @@ class MBPP(CodeTask):
         return text
 
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
-        """The first answer, as where lm-eval names no filter; each is run all the same."""
+        """The first answer, as lm-eval takes it where no filter is named; all answers are run all the same."""
         return {self.filter: [responses[0].text]}
 
 
@@ -134,7 +137,7 @@ def first_block(text: str) -> str | None:
     """The first whole block of code in Markdown; None without one.
 
     lm-eval takes the word behind the fence for the block's language, also where it is the code's own first word: an
-    answer that follows the fence in the same line loses that.
+    answer that follows the fence in the same line loses that word.
     """
     _, begun, rest = text.partition(FENCE)
     block, ended, _ = rest.partition(FENCE)
@@ -152,8 +155,8 @@ class MBPPInstruct(MBPP):
     filter = "extract_code"
 
     def code(self, doc: Doc, text: str) -> str:
-        found = first_block(f"{FENCE}{text}")
-        return (first_block(text.replace(f"{FENCE}python", FENCE)) if found is None else found) or ""
+        block = first_block(f"{FENCE}{text}")
+        return (first_block(text.replace(f"{FENCE}python", FENCE)) if block is None else block) or ""
 
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
         return CodeTask.filtered(self, doc, responses)

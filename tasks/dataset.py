@@ -1,8 +1,8 @@
 """Where a task's rows come from: a local file or folder, `data_dir`, or a pinned revision on the Hugging Face Hub.
 
-The first that applies, for each split: `dataset.files[split]` if it is an absolute path, `dataset.path` if it is local
-(`asset:<name>` is bundled with the package), `data_dir`, the Hub. JSON lines are read here, so that an error can name
-the line; the other formats, folders and the Hub go through the `datasets` library.
+Each split is read from the first of these that applies: `dataset.files[split]` if it is an absolute path,
+`dataset.path` if it is local (`asset:<name>` is bundled with the package), `data_dir`, the Hub. JSON lines are read
+here, so that an error can name the line; the other formats, folders and the Hub go through the `datasets` library.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def load_rows(
     local = local_source(config, split, data_dir, evaluated)
     if local is not None:
         bundled = config.path if config.path and local == _asset(config.path) else None
-        found = replace(read_local(local, split, read_text), source=bundled or str(local))
+        rows = replace(read_local(local, split, read_text), source=bundled or str(local))
     else:
-        found = _read_hub(config, split, data_dir, evaluated)
-    if not found.rows:
-        raise ConfigError(f"{found.source} has no rows for split '{split}'")
-    if config.where and not (found := found.where(config.where)).rows:
+        rows = _read_hub(config, split, data_dir, evaluated)
+    if not rows.rows:
+        raise ConfigError(f"{rows.source} has no rows for split '{split}'")
+    if config.where and not (rows := rows.where(config.where)).rows:
         wanted = ", ".join(f"{name}={text}" for name, text in config.where.items())
-        raise ConfigError(f"{found.source} has no rows for split '{split}' with dataset.where {wanted}")
-    return check_rows(found)
+        raise ConfigError(f"{rows.source} has no rows for split '{split}' with dataset.where {wanted}")
+    return check_rows(rows)
 
 
 def local_source(config: DatasetConfig, split: str, data_dir: str | None, evaluated: bool) -> Path | None:
@@ -118,7 +118,7 @@ def _read_utf8(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-@lru_cache(2)  # 57 tasks may each take their part of the same two files
+@lru_cache(2)  # MMLU's 57 tasks each take their part of the same two files
 def _read_json_lines(path: Path, text: str) -> Rows:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     rows = [_parse(line, f"{path}:{number}") for number, line in lines]
@@ -130,7 +130,7 @@ def _parse(line: str, where: str) -> Row:
         row = parse_json(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not JSON: {error.msg} (column {error.colno})") from error
-    except ValueError as error:  # nested too deeply, a number too long
+    except ValueError as error:  # the JSON is nested too deeply, or a number is too long
         raise ConfigError(f"{where}: not JSON that can be read: {error}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: a row must be a JSON object, this is {type(row).__name__}")
@@ -170,10 +170,10 @@ def _through_datasets(path: Path, builder: str, **arguments: Any) -> Rows:
     import datasets
 
     bars = datasets.is_progress_bar_enabled()
-    # rows are copied out: leave nothing behind, trust no stale cache
+    # The rows are copied out of a cache folder that lives as long as this call: no stale cache is read, none is left.
     with tempfile.TemporaryDirectory() as cache, _format_errors(path):
         try:
-            datasets.disable_progress_bars()  # reading a local file is no progress to watch
+            datasets.disable_progress_bars()  # a local file is read too quickly for a progress bar
             return Rows(list(datasets.load_dataset(builder, cache_dir=cache, **arguments)), str(path))
         finally:
             if bars:
@@ -182,7 +182,7 @@ def _through_datasets(path: Path, builder: str, **arguments: Any) -> Rows:
 
 @contextmanager
 def _format_errors(path: Path) -> Iterator[None]:
-    """Whatever a format's parser raises, as ConfigError."""
+    """Turns whatever a format's parser raises into a ConfigError."""
     try:
         yield
     except ConfigError:

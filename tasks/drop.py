@@ -5,7 +5,7 @@ A row: {"query_id": "a1", "passage": "Ann ran 3 miles and Bob ran 5.", "question
 {"number": ["2"], "date": [{"day": "", "month": "", "year": ""}], "spans": [[]]}}.
 
 em: the answer is one of the gold ones, as a bag of normalised spans. f1: the overlap of their words, each gold span
-beside the predicted one that suits it best, of several gold answers the best.
+paired with the predicted one that suits it best; of several gold answers the best one counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalengine.tasks.base import Doc, Metric, MetricValue
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.templated import Templated
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -50,7 +51,7 @@ class DROP(Templated):
 
 
 def gold_answers(row: Doc) -> list[tuple[str, ...]]:
-    """The answers that are right, each as its spans, without repetitions. Raises ValueError for one that is no text."""
+    """The right answers, each as its spans, without repetitions. Raises ValueError for a span that is no text."""
     validated = row["validated_answers"]
     others = zip(*(validated[key] for key in ("number", "date", "spans")), strict=True)
     candidates = [row["answer"], *({"number": n, "date": date, "spans": spans} for n, date, spans in others)]
@@ -58,7 +59,7 @@ def gold_answers(row: Doc) -> list[tuple[str, ...]]:
 
 
 def _spans(answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """A number, else the spans, else a date."""
+    """An answer's spans: its number if it has one, else its spans, else its date."""
     if answer["number"] != "":
         return (str(answer["number"]),)
     spans = tuple(answer["spans"]) or (" ".join(answer["date"][part] for part in DATE).strip(),)
@@ -68,14 +69,14 @@ def _spans(answer: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def normalised(span: str) -> str:
-    """Lower case, without articles and punctuation; a number as Python writes it as a float."""
+    """The span in lower case, without articles and punctuation; numbers as Python writes floats."""
     return " ".join(filter(None, map(_word, re.split("[ -]", span))))
 
 
 def _word(token: str) -> str:
     token = token.lower()
     number = _number(token)
-    if number is None:  # a number's point and sign stay
+    if number is None:  # a number keeps its point and sign
         token = token.translate(WITHOUT_PUNCTUATION)
         number = _number(token)
     return " ".join(ARTICLES.sub(" ", token if number is None else str(number)).split())
@@ -90,8 +91,8 @@ def _number(token: str) -> float | None:
 
 def _bags(spans: Sequence[str]) -> tuple[list[str], list[set[str]]]:
     """The normalised spans, and the words of each."""
-    found = [normalised(span) for span in spans]
-    return found, [{*span.split()} for span in found]
+    texts = [normalised(span) for span in spans]
+    return texts, [{*text.split()} for text in texts]
 
 
 def aligned_f1(predicted: Sequence[set[str]], gold: Sequence[set[str]]) -> float:
@@ -99,7 +100,7 @@ def aligned_f1(predicted: Sequence[set[str]], gold: Sequence[set[str]]) -> float
     two places, as the data set's own scorer does."""
     from scipy.optimize import linear_sum_assignment
 
-    scores = np.array([[_f1(mine, theirs) for mine in predicted] for theirs in gold])
+    scores = np.array([[_f1(guess, right) for guess in predicted] for right in gold])
     rows, columns = linear_sum_assignment(-scores)
     best = np.zeros(max(len(gold), len(predicted)))
     best[rows] = scores[rows, columns]
@@ -107,7 +108,7 @@ def aligned_f1(predicted: Sequence[set[str]], gold: Sequence[set[str]]) -> float
 
 
 def _f1(predicted: set[str], gold: set[str]) -> float:
-    """0 where the gold span has numbers, none of which was predicted."""
+    """F1 of two bags of words; 0 where the gold span has numbers and none of them was predicted."""
     numbers = {*_numbers(gold)}
     common = len(gold & predicted)
     if (numbers and not numbers & {*_numbers(predicted)}) or not (common or not gold or not predicted):

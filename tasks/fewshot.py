@@ -1,7 +1,7 @@
 """Which exemplars a prompt gets, and how turns become its text. Rules of lm-evaluation-harness 0.4.12.
 
 The random draw goes on from document to document (one generator per task, seeded once), so prompt i depends on i and
-on nothing behind it. Prompts must therefore be built in document order and before any sharding: split over two ranks,
+on no later document. Prompts must therefore be built in document order and before any sharding: split over two ranks,
 each with a generator of its own, 1318 of gsm8k's 1319 prompts change.
 """
 
@@ -25,7 +25,7 @@ class OpenChat(Protocol):
     """A `Chat` that can leave the last message open, as a task with a `gen_prefix` needs it."""
 
     def continued(self, messages: list[dict[str, str]]) -> str:
-        """The messages without what ends the last one."""
+        """The messages as the template writes them, without the text that ends the last one."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Turn:
 class Sampler:
     """Draws exemplars from `pool`, for one document after the other.
 
-    `first_n` takes the head of the pool every time, without `spare` and with it less the evaluated document. Otherwise
-    `random.Random(seed).sample`; with `spare` one exemplar more is drawn, any that equals the evaluated document is
-    dropped and the first n are kept; a pool that holds that document several times is drawn from again without it.
+    `first_n` takes the head of the pool every time; otherwise `random.Random(seed).sample` draws. With `spare` one
+    exemplar more is taken, any that equals the evaluated document is dropped, and the first n are kept. A pool that
+    holds that document several times is drawn from again without it.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ def render(turns: Sequence[Turn], chat: Chat | None, *, multiturn: bool) -> str:
     if not multiturn:
         system = [turn for turn in before if turn.role == "system"]
         others = [turn for turn in before if turn.role != "system"]
-        if begun:  # what follows the last question is a message of its own
+        if begun:  # the begun answer is a message of its own, so no delimiter follows the last question
             others[-1] = Turn(others[-1].role, others[-1].content)
         before = [*system, Turn("user", "".join(turn.content + turn.delimiter for turn in others))]
     messages = [{"role": turn.role, "content": turn.content} for turn in (*before, *begun)]

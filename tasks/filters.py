@@ -20,7 +20,8 @@ _DROP_DIGITS = str.maketrans("", "", string.digits)
 
 @dataclass(frozen=True)
 class RegexFilter:
-    """Extracts one match from a text: `pattern`'s `select`-th match, of several groups the first non-empty one.
+    """Extracts one match from a text: `pattern`'s `select`-th match; where the pattern has several groups, the
+    first non-empty one.
 
     `select` is 0 for the first match and -1 for the last. Without a match the result is `fallback`.
     """
@@ -43,7 +44,7 @@ class RegexFilter:
 class ExactMatch:
     """1.0 if prediction and reference are equal after normalisation, else 0.0.
 
-    Both have every pattern of `ignore` removed, in order; then case, punctuation and digits are dropped if asked for.
+    Every pattern of `ignore` is removed from both, in order; then case, punctuation and digits are dropped on request.
     """
 
     ignore: tuple[str, ...] = ()
@@ -66,22 +67,22 @@ class ExactMatch:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A named row of steps from one document's responses (a text a repeat) to what is scored: a text, or still a list
-    where no step takes one of them."""
+    """A named sequence of steps from one document's responses (one text a repeat) to the scored answer: a text, or a
+    list where no step selects one."""
 
     name: str
     steps: tuple[Callable[[list[str]], Any], ...]
-    alike: bool = True  # no step but the last take_first looks at several texts at once
+    alike: bool = True  # every step but a last take_first treats each text by itself
 
     def __call__(self, texts: list[str]) -> Any:
-        found: Any = texts
+        answer: Any = texts
         for step in self.steps:
-            found = step(found)
-        return found
+            answer = step(answer)
+        return answer
 
     @property
     def by_sample(self) -> Callable[[list[str]], list[str]] | None:
-        """What it makes of each text by itself; None where a step votes, or takes some of them."""
+        """The pipeline over each text by itself; None where a step votes or selects some of the texts."""
         return Pipeline(self.name, tuple(s for s in self.steps if s is not _take_first)) if self.alike else None
 
 
@@ -94,10 +95,10 @@ def _take_first(texts: list[str]) -> str:
 
 
 def _majority_vote(texts: list[str]) -> list[str]:
-    return [Counter(texts).most_common(1)[0][0]]  # of equals the one that came first
+    return [Counter(texts).most_common(1)[0][0]]  # of equally frequent texts the one that came first
 
 
-# lm-eval's name -> (its options with their types, what makes the step of them)
+# lm-eval's name of a step -> (its options with their types, the function that makes the step from them)
 STEPS: dict[str, tuple[Mapping[str, type], Callable[..., Callable[[list[str]], Any]]]] = {
     "regex": (
         {"regex_pattern": str, "group_select": int, "fallback": str},
@@ -116,8 +117,8 @@ AS_IT_IS = Pipeline("none", (_take_first,))
 
 
 def pipelines(filter_list: Any) -> list[Pipeline]:
-    """The pipelines of lm-eval's `filter_list`; without one, that of no filter at all. Raises ValueError, a line each
-    for everything that is wrong."""
+    """The pipelines of lm-eval's `filter_list`; without a list, the one that takes the first answer as it is. Raises
+    ValueError with a line for each thing that is wrong."""
     if filter_list is None:
         return [AS_IT_IS]
     if problems := list(filter_problems(filter_list)):
@@ -138,7 +139,7 @@ def _step(written: Mapping[str, Any]) -> Callable[[list[str]], Any]:
 
 
 def filter_problems(filter_list: Any) -> Iterator[str]:
-    """What is wrong with a `filter_list`, each beginning with the place."""
+    """Yields what is wrong with a `filter_list`; each problem begins with its place."""
     if not isinstance(filter_list, list) or not filter_list:
         yield "filter_list: must be a list of {name, filter}"
         return
@@ -172,7 +173,7 @@ def _step_problems(written: Any) -> Iterator[str]:
 
 
 def pattern_problems(where: str, pattern: str) -> Iterator[str]:
-    """Why `pattern` is no regular expression, if it is none."""
+    """Yields why `pattern` is no regular expression, if it is none."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:

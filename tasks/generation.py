@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from evalengine.config import GenerationConfig, TaskConfig
-from evalengine.tasks.base import Doc, Generation, Instance, Metric, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.filters import ExactMatch, RegexFilter
+from evalengine.tasks.instance import Generation, Instance, Response
+from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
 
 
 def generation_settings(given: GenerationConfig, fewshot_delimiter: str) -> Generation:
-    """The settings with lm-eval's defaults: greedy, 256 tokens, to the delimiter between exemplars."""
+    """The settings with lm-eval's defaults: greedy, at most 256 tokens, until the delimiter between exemplars."""
     return Generation(
         until=(fewshot_delimiter,) if given.until is None else tuple(given.until),
         max_gen_toks=256 if given.max_gen_toks is None else given.max_gen_toks,
@@ -24,7 +27,8 @@ def generation_settings(given: GenerationConfig, fewshot_delimiter: str) -> Gene
 
 
 def generation_problems(given: GenerationConfig) -> Iterator[str]:
-    """What is wrong with the settings, each starting with its name; ranges are checked where settings are composed."""
+    """Yields what is wrong with the settings; each problem starts with the setting's name. Ranges are checked earlier,
+    where settings are composed."""
     if "" in (given.until or ()):
         yield "generation.until: holds an empty string, which would stop at once"
 
@@ -45,7 +49,7 @@ class GenerationTask(Task):
         """Raises ConfigError."""
         super().__init__(name, config, **arguments)
         self._repeated = Repeated.of(config)
-        if self._repeated is not None and type(self).score is GenerationTask.score:  # else the subclass's own metrics
+        if self._repeated is not None and type(self).score is GenerationTask.score:  # else its own metrics
             vars(self)["metrics"] = {**self.metrics, **self._repeated.metrics}
 
     @property
@@ -75,7 +79,7 @@ class GenerationTask(Task):
 
     def score(self, doc: Doc, answers: list[str]) -> dict[str, MetricValue]:
         reference = str(self.target(doc))
-        found = {"exact_match": math.fsum(self.match(answer, reference) for answer in answers) / len(answers)}
+        values = {"exact_match": math.fsum(self.match(answer, reference) for answer in answers) / len(answers)}
         if self._repeated is None:
-            return {**found}
-        return {**found, **self._repeated.scores(answers, lambda answer: self.match(answer, reference))}
+            return {**values}
+        return {**values, **self._repeated.scores(answers, lambda answer: self.match(answer, reference))}

@@ -11,7 +11,7 @@ import random
 from typing import Any
 
 from evalengine.config import TaskConfig
-from evalengine.tasks.base import Doc
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.templated import Templated
 
 ANSWERS = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3", "Correct Answer")
@@ -26,7 +26,7 @@ class GPQA(Templated):
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
         super().__init__(name, config, **arguments)
         self._random = random.Random(SEED)
-        self._made: dict[int, Doc] = {}  # by row: as an exemplar it has the same letters
+        self._made: dict[int, Doc] = {}  # id(row) -> its document; a row has the same letters as an exemplar
 
     def document(self, row: Doc) -> Doc:
         if id(row) not in self._made:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from evalengine.tasks.base import Doc
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.filters import ExactMatch, RegexFilter
 from evalengine.tasks.generation import GenerationTask
 
@@ -20,7 +20,7 @@ class GSM8K(GenerationTask):
     """Exemplars drawn from the training split, answers with their rationale."""
 
     columns = ("question", "answer")
-    spare_exemplar = False  # lm-eval names both splits
+    spare_exemplar = False  # lm-eval's task names both splits, and they differ
     extract: ClassVar[Mapping[str, RegexFilter]] = {
         "strict-match": RegexFilter(r"#### (\-?[0-9\.\,]+)"),
         "flexible-extract": FLEXIBLE,

@@ -16,7 +16,7 @@ class HubUnavailable(Exception):
 
 
 def load_from_hub(config: DatasetConfig, split: str) -> tuple[list[dict[str, Any]], str | None]:
-    """The rows of `split` and the commit that they are of, from the Hub or, without a network, from its local cache.
+    """The rows of `split` and the commit that they belong to, from the Hub or, without a network, from its local cache.
 
     Raises HubUnavailable, also if only another commit than the pinned one can be had; ConfigError if the Hub has no
     such dataset, configuration, revision or split.
@@ -28,15 +28,55 @@ def load_from_hub(config: DatasetConfig, split: str) -> tuple[list[dict[str, Any
     with offline_if_unreachable() as offline:
         try:
             rows = datasets.load_dataset(config.path, config.name, split=split, revision=config.revision)
-        except ValueError as error:  # an unknown configuration or split: the message lists the known ones
+        except ValueError as error:  # the configuration or split is unknown; the message lists the known ones
             raise ConfigError(f"task.dataset.path={config.path}: {error}") from error
-        except Exception as error:  # transport errors share no class: the client is httpx or httpx2, by version
+        except Exception as error:  # transport errors share no class: the Hub's client uses httpx or httpx2, by version
             if isinstance(error, FileNotFoundError) and not offline:
                 raise ConfigError(f"task.dataset.path={config.path}: {error}") from error
             raise HubUnavailable(offline or f"{type(error).__name__}: {error.__cause__ or error}") from error
     commit = Path(rows.cache_files[0]["filename"]).parent.name if rows.cache_files else None
-    # `datasets` takes any cached commit when the Hub fails to answer; its cache folder is called after the commit
+    # `datasets` takes any cached commit when the Hub fails to answer; its cache folder is named after the commit.
     if re.fullmatch(r"[0-9a-f]{40}", config.revision or "") and commit != config.revision:
-        found = f"the cache holds revision {commit} instead of {config.revision}"
-        raise HubUnavailable(f"{offline}, and {found}" if offline else found)
+        mismatch = f"the cache holds revision {commit} instead of {config.revision}"
+        raise HubUnavailable(f"{offline}, and {mismatch}" if offline else mismatch)
     return list(rows), commit
+<<<<<<< HEAD
+=======
+
+
+@contextmanager
+def offline_if_unreachable() -> Iterator[str]:
+    """Yields why the Hub cannot be reached ("" if it can), and keeps `datasets` and huggingface_hub offline if so.
+
+    Without this, huggingface_hub retries each request: 24 s to a first failure, measured with huggingface_hub 2.4.
+    """
+    import datasets
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE:
+        yield "HF_HUB_OFFLINE is set"
+        return
+    reason = _unreachable(constants.ENDPOINT)
+    if not reason:
+        yield ""
+        return
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield reason
+    finally:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = False
+
+
+def _unreachable(endpoint: str) -> str:
+    """Why one request to `endpoint` gets no answer (through the environment's proxies); "" if it gets any answer."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS).close()
+    except urllib.error.HTTPError:
+        return ""
+    except (urllib.error.URLError, TimeoutError) as error:
+        cause = getattr(error, "reason", error)
+        if isinstance(cause, ssl.SSLError):  # the Hub answered; its client brings certificates of its own
+            return ""
+        return f"{endpoint} cannot be reached ({cause})"
+    return ""
+>>>>>>> l-tasks

@@ -1,4 +1,4 @@
-"""IFEval (Zhou et al. 2023, arXiv 2311.07911), task version 4.0 of lm-eval 0.4.13: does the answer do as it was told?
+"""IFEval (Zhou et al. 2023, arXiv 2311.07911), task version 4.0 of lm-eval 0.4.13: does an answer follow instructions?
 
 A row: {"key": 7, "prompt": "Name three birds. Use no comma.", "instruction_id_list": ["punctuation:no_comma"],
 "kwargs": [{}]}. Each instruction has a check of its own, a program of the data set's authors, of which lm-eval has a
@@ -8,8 +8,8 @@ strict: the answer as it is; loose: also without its first or last line, or its 
 instruction is followed; inst_level: the share of all instructions of all prompts, which has no standard error.
 
 Two of the 541 prompts (keys 1122 and 1129) ask for how often "#" and "!" occur; the check takes letters only and draws
-one instead, in lm-eval another one after other prompts. Here each prompt draws anew from lm-eval's seed, so that its
-score depends on nothing but its answer, and may differ from lm-eval's for these two.
+one instead. In lm-eval the letter depends on the prompts before; here each prompt draws anew from lm-eval's seed, so
+that its score depends on nothing but its answer. The scores of these two prompts may therefore differ from lm-eval's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from evalengine.tasks.base import Aggregation, Doc, Metric, MetricValue
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
 from evalengine.tasks.lm_eval_scorer import scorer_definition, scorer_module, scorer_problems
+from evalengine.tasks.metric import Aggregation, Metric, MetricValue
 from evalengine.tasks.templated import Templated
 
 EXTRA = "ifeval"
@@ -28,7 +29,7 @@ PACKAGES = ("langdetect", "immutabledict", "nltk")
 SENTENCES = "tokenizers/punkt_tab"  # NLTK's data, which the checks that count sentences need
 FILES = ("ifeval/utils.py", "ifeval/instructions.py", "ifeval/instructions_registry.py", "ifeval/instructions_util.py")
 PROMPT_LEVEL = ("prompt_level_strict_acc", "prompt_level_loose_acc")
-LANGUAGE_SEED = 0  # langdetect draws; unseeded it may see another language in every run
+LANGUAGE_SEED = 0  # langdetect draws random numbers; unseeded it may name another language in every run
 
 
 class IFEval(Templated):
@@ -55,18 +56,18 @@ class IFEval(Templated):
         known = self._checks.instructions_registry.INSTRUCTION_DICT
         if unknown := [str(name)[:60] for name in ids if not isinstance(name, str) or name not in known]:
             raise ValueError(f"its instruction {unknown[0]!r} is none that lm-eval checks")
-        try:  # what an instruction cannot be told is found where the row has a place
+        try:  # scoring a sample answer here finds bad arguments while the row's place is known
             self._scores_of(row, "So it is.")
-        except Exception as error:  # whatever a check makes of its arguments, which may be regular expressions
+        except Exception as error:  # a check may raise anything over its arguments, which may be regular expressions
             raise ValueError(f"its instructions cannot be checked: {type(error).__name__}: {error}") from error
         return row
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
-        found = self._scores_of(doc, answers[0])
-        return {name: float(value) if name in PROMPT_LEVEL else value for name, value in found.items()}
+        scores = self._scores_of(doc, answers[0])
+        return {name: float(value) if name in PROMPT_LEVEL else value for name, value in scores.items()}
 
     def _scores_of(self, doc: Doc, answer: str) -> dict[str, Any]:
-        with quiet(), RandomNumbers().used():  # an instruction without an argument draws one
+        with quiet(), RandomNumbers().used():  # a check whose instruction has no argument draws one
             scores: dict[str, Any] = self._checks.process_results(doc, [answer])
         return scores
 

@@ -1,4 +1,4 @@
-"""lm-eval's own task objects: built from its settings, over rows of a local file or those that it loads itself."""
+"""Builds lm-eval's own task objects from its settings, over rows of a local file or rows that lm-eval loads itself."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from evalengine.hub import offline_if_unreachable
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.rows import Row
 
-NOT_OURS = ("tag", "group", "task_list")  # keys of a task's file that its settings do not have
+NOT_OURS = ("tag", "group", "task_list")  # keys of a task's file that are no settings of the task
 
 
 def build(settings: Mapping[str, Any], rows: Mapping[str, list[Row]] | None) -> Any:
     """lm-eval's task, loaded.
 
-    rows: those of each split; None: lm-eval loads them itself, from the Hub or wherever its file says.
+    rows: split -> its rows; None: lm-eval loads them itself, from the Hub or wherever the task's file says.
     Raises ConfigError: the rows cannot be had, a package is missing, or the task's own code fails on the rows.
     """
     import datasets
@@ -32,17 +32,17 @@ def build(settings: Mapping[str, Any], rows: Mapping[str, list[Row]] | None) -> 
     bars, caching = datasets.is_progress_bar_enabled(), datasets.is_caching_enabled()
     try:
         datasets.disable_progress_bars()
-        datasets.disable_caching()  # what an earlier process shuffled is not what these seeds give
+        datasets.disable_caching()  # the cache may hold rows that an earlier process shuffled with other seeds
         with quiet():
             if rows is not None:
-                return _constructed(given, {split: _dataset(found, split) for split, found in rows.items()})
+                return _constructed(given, {split: _dataset(table, split) for split, table in rows.items()})
             with offline_if_unreachable():
                 return _constructed(given, None)
     except ConfigError:
         raise
     except ImportError as error:
         raise ConfigError(f"lm-eval's task needs a package that is not installed: {error}") from error
-    except Exception as error:  # of `datasets`, the Hub's client or the task's own code
+    except Exception as error:  # `datasets`, the Hub's client and the task's own code may raise anything
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(_not_built(given, what, rows is not None)) from error
     finally:
@@ -62,7 +62,7 @@ def _not_built(given: Mapping[str, Any], what: str, local: bool) -> str:
 
 
 def _constructed(given: dict[str, Any], rows: Mapping[str, Any] | None) -> Any:
-    """As lm-eval's factory constructs it: classes of their own may take no settings."""
+    """The task, constructed as lm-eval's factory does it: a class of the task's own may take no settings."""
     from lm_eval.api.task import ConfigurableTask
 
     cls = own = given.get("class", ConfigurableTask)
@@ -81,8 +81,9 @@ def _constructed(given: dict[str, Any], rows: Mapping[str, Any] | None) -> Any:
 
 
 def _once_a_split(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """lm-eval processes a split's documents anew wherever it needs them, and relies on the cache of `datasets` to give
-    the same: a task that shuffles would score other documents than it asked about."""
+    """Runs `function` once for each split and keeps its result. lm-eval processes a split's documents anew wherever it
+    needs them and relies on the cache of `datasets`; without that cache a task that shuffles would score other
+    documents than it asked about."""
     kept: dict[int, tuple[Any, Any]] = {}
 
     @functools.wraps(function)
@@ -100,7 +101,7 @@ def _dataset(rows: list[Row], split: str) -> Any:
     columns = {column: None for row in rows for column in row}
     try:
         return datasets.Dataset.from_list([{**columns, **row} for row in rows])
-    except Exception as error:  # pyarrow's, for a column of several kinds
+    except Exception as error:  # pyarrow raises for a column whose values have several types
         raise ConfigError(f"the rows of split '{split}' are no table: {' '.join(str(error).split())[:200]}") from error
 
 
@@ -115,14 +116,14 @@ def settings_sha256(settings: Mapping[str, Any]) -> str:
 
 
 def _named(value: Any) -> Any:
-    """What JSON cannot write: functions and classes by name and source, the rest by kind."""
+    """A JSON value for what JSON cannot write: name and source of a function or class, else the text of the value."""
     function = value.func if isinstance(value, functools.partial) else value
     if not callable(function):
         return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
-    found = {"function": getattr(function, "__qualname__", type(function).__name__), "source": _source(function)}
+    described = {"function": getattr(function, "__qualname__", type(function).__name__), "source": _source(function)}
     if isinstance(value, functools.partial):
-        found["arguments"] = [list(value.args), dict(value.keywords)]
-    return found
+        described["arguments"] = [list(value.args), dict(value.keywords)]
+    return described
 
 
 def _source(function: Any) -> str | None:

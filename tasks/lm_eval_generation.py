@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from evalengine.config import GenerationConfig
-from evalengine.tasks.base import Generation
+from evalengine.tasks.instance import Generation
 
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given holds
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
 HONOURED = ("until", "do_sample", "temperature", "top_p", "top_k", *LENGTHS)
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}  # the values at which they change nothing
 
 
 def with_own(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
-    """lm-eval's settings of a task, with those of the run's configuration in their place."""
+    """lm-eval's settings of a task; those that the run's configuration sets replace them."""
     chosen = {name: value for name, value in asdict(own).items() if value is not None and name != "repeats"}
     if "max_gen_toks" in chosen:
         given = {name: value for name, value in given.items() if name not in LENGTHS}
@@ -25,7 +25,7 @@ def with_own(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
 
 
 def generation_kwargs_problems(given: Mapping[str, Any]) -> Iterator[str]:
-    """What cannot be honoured, each starting with the setting."""
+    """Yields what cannot be honoured; each problem starts with the setting."""
     for name, value in given.items():
         where = f"generation_kwargs.{name}={str(value)[:80]}"
         if value is None or (name in NEUTRAL and value == NEUTRAL[name]):
@@ -41,12 +41,12 @@ def generation_kwargs_problems(given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def generation_of(given: Mapping[str, Any]) -> Generation:
-    """The settings by lm-eval's rules: greedy unless a temperature says otherwise, 256 tokens unless told."""
+    """The settings by lm-eval's rules: greedy without a temperature, 256 tokens without a length."""
     length = next((given[name] for name in LENGTHS if given.get(name) is not None), 256)
     temperature = float(given.get("temperature") or 0.0)
     top_p = given.get("top_p")
     return Generation(
-        until=tuple(stop for stop in _listed(given.get("until")) if stop),  # an empty one stops nothing, as there
+        until=tuple(stop for stop in _listed(given.get("until")) if stop),  # an empty string stops nothing
         max_gen_toks=int(length),
         temperature=0.0 if given.get("do_sample") is False else temperature,
         top_k=int(given.get("top_k") or 0),

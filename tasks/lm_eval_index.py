@@ -1,7 +1,7 @@
 """The tasks, groups and tags that the installed lm-evaluation-harness knows, by name, without any of their rows.
 
 `task=lm_eval/mmlu` names a group of it: `chosen("mmlu")` is its 57 tasks with the settings that each has there (a group
-may change its members'), and its groups. lm-eval itself walks them; only what would load a task is kept for later.
+may change its members' settings), and its groups. lm-eval's own factory walks the groups; no task is loaded.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ NEEDED = "0.4.13"
 
 @dataclass(frozen=True)
 class Leaf:
-    """One task of lm-eval. `outline`: its YAML file, functions as texts; `settings`: the same with the functions."""
+    """One task of lm-eval. `outline`: its YAML file, functions as texts; `settings`: imports the functions as well."""
 
     name: str
     outline: dict[str, Any]
     settings: Callable[[], dict[str, Any]]
 
     @property
-    def task_name(self) -> str:  # what lm-eval's groups ask their members for
+    def task_name(self) -> str:  # lm-eval's groups ask their members for this attribute
         return self.name
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What one name of lm-eval stands for, under names that files can have."""
+    """The tasks and groups that one name of lm-eval stands for, under names that files can have."""
 
     tasks: dict[str, Leaf]
     groups: dict[str, GroupConfig]
 
 
 def lm_eval_version() -> str:
-    """The installed lm-eval's. Raises ConfigError with the cure without one."""
+    """The version of the installed lm-eval. Raises ConfigError with the cure if none is installed."""
     try:
         return version("lm-eval")
     except PackageNotFoundError:
@@ -67,7 +67,7 @@ def chosen(name: str) -> Chosen:
     try:
         with quiet():
             built = factory.build(entry, overrides=None, registry=dict(manager.task_index))
-    except Exception as error:  # whatever a group's YAML file and its functions raise
+    except Exception as error:  # a group's YAML file and its functions may raise anything
         raise ConfigError(f"lm-eval cannot read it: {type(error).__name__}: {error}") from error
     tasks: dict[str, Leaf] = {}
     groups: dict[str, GroupConfig] = {}
@@ -80,27 +80,27 @@ def chosen(name: str) -> Chosen:
 
 def composed(name: str) -> dict[str, Any]:
     """What choosing the name adds to a configuration: `tasks` and `groups`. Raises ConfigError as `chosen` does."""
-    found = chosen(name)
+    choice = chosen(name)
     return {
-        "tasks": {task: _task_settings(name, task, leaf) for task, leaf in found.tasks.items()},
-        "groups": {group: asdict(settings) for group, settings in found.groups.items()},
+        "tasks": {task: _task_settings(name, task, leaf) for task, leaf in choice.tasks.items()},
+        "groups": {group: asdict(settings) for group, settings in choice.groups.items()},
     }
 
 
 def leaf_of(path: str) -> Leaf:
     """The task of a run's configuration: "CHOSEN NAME/TASK", as `composed` wrote it. Raises ConfigError."""
     name, _, task = path.rpartition("/")
-    found = chosen(name).tasks
-    if task not in found:
+    tasks = chosen(name).tasks
+    if task not in tasks:
         raise ConfigError(f"lm-eval {lm_eval_version()} has no task {task} in {name}; choose it as task={PREFIX}NAME")
-    return found[task]
+    return tasks[task]
 
 
 def metric_names(outline: dict[str, Any]) -> list[str]:
     """The metrics that a task's file names; "?" where it leaves them to lm-eval."""
     entries = outline.get("metric_list")
-    found = [entry.get("metric") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return [re.split(r"[./]", str(metric))[-1] for metric in found] or ["?"]
+    names = [entry.get("metric") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [re.split(r"[./]", str(metric))[-1] for metric in names] or ["?"]
 
 
 def _task_settings(name: str, task: str, leaf: Leaf) -> dict[str, Any]:
@@ -117,12 +117,12 @@ def _task_settings(name: str, task: str, leaf: Leaf) -> dict[str, Any]:
 
 
 def _collect(item: Any, tasks: dict[str, Leaf], groups: dict[str, GroupConfig]) -> str:
-    """Files a task, or a group with all that is in it, and returns its name."""
+    """Adds a task to `tasks`, or a group with all its members to both, and returns its name."""
     if isinstance(item, Leaf):
         tasks[_plain_name(item.name)] = item
         return _plain_name(item.name)
     name = _plain_name(item.name)
-    groups[name] = GroupConfig()  # its place, before the groups within it
+    groups[name] = GroupConfig()  # reserves the group's place before the groups within it
     children = [_collect(child, tasks, groups) for child in item]
     metadata = item.metadata if isinstance(item.metadata, dict) else {}
     entries = item.aggregate_metric_list
@@ -142,7 +142,7 @@ def _aggregate(entry: Any, group: str) -> dict[str, Any]:
 
 
 def _plain_name(name: str) -> str:
-    """The name with _ for what no file's name should hold."""
+    """The name with _ in place of characters that no file's name should hold, at most 100 characters."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100]
 
 
@@ -155,17 +155,17 @@ def _number(value: Any) -> float | None:
 
 @lru_cache(None)
 def _lm_eval() -> tuple[Any, Any]:
-    """(its index of all tasks, which takes it ten seconds; what walks the index). Raises ConfigError."""
-    found = lm_eval_version()
+    """(lm-eval's index of all tasks, built in ten seconds; the factory that walks it). Raises ConfigError."""
+    installed = lm_eval_version()
     try:
         with quiet():
             from lm_eval.tasks import TaskManager
             from lm_eval.tasks._factory import TaskFactory
     except ImportError as error:
-        raise ConfigError(f"needs lm-eval {NEEDED} or newer; installed is {found} ({error})") from error
+        raise ConfigError(f"needs lm-eval {NEEDED} or newer; installed is {installed} ({error})") from error
 
     class Outline(TaskFactory):
-        """lm-eval's own walk over groups, tags and overrides, to leaves instead of loaded tasks."""
+        """lm-eval's own walk over groups, tags and overrides, which gives leaves instead of loaded tasks."""
 
         def _build_task(self, entry: Any, overrides: dict[str, Any] | None) -> Leaf:
             raw = {**(entry.cfg or {}), **(overrides or {})}
@@ -177,7 +177,7 @@ def _lm_eval() -> tuple[Any, Any]:
 
         def _members(self, item: Any, group: str, overrides: Any, registry: Any) -> Iterator[Any]:
             inline = isinstance(item, dict) and "group" not in item and item.get("task") not in registry
-            if inline:  # a task that is written out within the group
+            if inline:  # the task is written out within the group
                 own = {**(overrides or {}), **item, "task": f"{group}::{item.get('task')}"}
                 yield Leaf(own["task"], own, lambda: {**own, "metadata": own.get("metadata") or {}})
             else:

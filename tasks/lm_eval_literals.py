@@ -1,4 +1,4 @@
-"""What a function of lm-eval's task files returns, where it only returns a value that stands in it: read, never run."""
+"""Reads, without running it, what a function of lm-eval's task files returns, if it only returns a literal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evalengine.plain_files import Tagged
 def returned(named: Tagged, folder: Path) -> Any:
     """The value of `!function module.name`. folder: the YAML file's.
 
-    Raises ValueError for a function that does anything but return a literal, and for one that is not there.
+    Raises ValueError for a function that does anything but return a literal, and for a function that is not there.
     """
     module, _, name = named.value.rpartition(".")
     file = folder / f"{module}.py"

@@ -1,4 +1,4 @@
-"""How code of lm-eval is called: without its progress bars and notes, with the random numbers that it starts with."""
+"""Calls code of lm-eval without its progress bars and notes, and with the random numbers that it starts with."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-SEEDS = (0, 1234)  # lm-eval's defaults, of `random` and of NumPy
+SEEDS = (0, 1234)  # lm-eval's default seeds of `random` and of NumPy
 State = tuple[Any, Any]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Neither lm-eval nor `datasets` writes to the terminal meanwhile; errors are raised all the same."""
+    """Keeps lm-eval and `datasets` from writing to the terminal; errors are raised all the same."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -31,17 +31,17 @@ def quiet() -> Iterator[None]:
 class RandomNumbers:
     """The generators that all code of a process shares, as lm-eval seeds them at its start.
 
-    Some tasks shuffle their choices with them; so a task is given its own course of them, which depends neither on the
-    tasks beside it nor on what ran before.
+    Some tasks shuffle their choices with these generators. Each task is therefore given states of its own, which depend
+    neither on the tasks beside it nor on what ran before.
     """
 
     def __init__(self, state: State | None = None) -> None:
-        """state: where they go on, as `state` says; None: from lm-eval's seeds."""
+        """state: the `state` of another object, from which the generators go on; None: lm-eval's seeds."""
         self.state = state or (random.Random(SEEDS[0]).getstate(), np.random.RandomState(SEEDS[1]).get_state())
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Puts them in place, and what was there back afterwards."""
+        """Sets the process's generators to these states; afterwards keeps the new states and restores the old ones."""
         outer = random.getstate(), np.random.get_state()
         _set(self.state)
         try:

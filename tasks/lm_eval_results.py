@@ -1,19 +1,19 @@
-"""What lm-eval makes of all documents' values: its aggregations and standard errors, and what they are called here."""
+"""lm-eval's aggregations and standard errors over all documents' values, as this package's `Aggregation`s."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from evalengine.tasks.base import Aggregation
 from evalengine.tasks.lm_eval_quiet import quiet
+from evalengine.tasks.metric import Aggregation
 
 FEW = ("bleu", "chrf", "chrf++", "ter")  # lm-eval resamples these a hundred times at most
 SAME = ("mean", "perplexity", "weighted_perplexity", "bits_per_byte")  # harness.metrics has them, summed exactly
 
 
 def aggregations(functions: Mapping[str, Any]) -> dict[str, str | Aggregation]:
-    """Metric -> the harness's own aggregation where it is the same, else lm-eval's function."""
+    """Metric -> the name of the harness's own aggregation if it is the same, else lm-eval's function."""
     from lm_eval.api import metrics
 
     own = {getattr(metrics, name): name for name in SAME}
@@ -23,8 +23,8 @@ def aggregations(functions: Mapping[str, Any]) -> dict[str, str | Aggregation]:
 def _theirs(metric: str, function: Callable[[list[Any]], Any]) -> Aggregation:
     def value(items: list[Any]) -> Any:
         with quiet():
-            found = function(items)
-        return found.item() if hasattr(found, "item") else found
+            total = function(items)
+        return total.item() if hasattr(total, "item") else total
 
     def stderr(items: list[Any], iterations: int) -> float | None:
         from lm_eval.api.metrics import stderr_for_metric

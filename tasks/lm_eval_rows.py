@@ -16,7 +16,7 @@ SOLE = (None, "", "default", "main")  # what a dataset's only configuration is c
 
 
 def evaluated_split(settings: Mapping[str, Any]) -> str | None:
-    """The split that lm-eval scores; None for a class that knows its own."""
+    """The split that lm-eval scores; None for a class that chooses its split itself."""
     return settings.get("test_split") or settings.get("validation_split")
 
 
@@ -34,10 +34,10 @@ def exemplar_split(settings: Mapping[str, Any]) -> str | None:
 def local_rows(
     settings: Mapping[str, Any], config: DatasetConfig, data_dir: str | None, shots: int
 ) -> dict[str, Rows] | None:
-    """The rows of each split that the task names; None if no local place has those that are evaluated.
+    """The rows of each split that the task names; None if no local place has the evaluated split.
 
-    A split of exemplars that is not there is asked for only if they are shown; else a row of the evaluated ones, which
-    nobody sees, is what lm-eval finds in its place.
+    A missing split of exemplars is an error only if exemplars are shown; else lm-eval is given one evaluated row in its
+    place, which no prompt shows.
     Raises ConfigError as `load_rows` does.
     """
     split = evaluated_split(settings)
@@ -46,19 +46,19 @@ def local_rows(
     place = _place(settings, config, data_dir, split)
     if place is None:
         return None
-    found = {split: load_rows(place, split, data_dir=data_dir, read_text=text_lines)}
+    rows_of = {split: load_rows(place, split, data_dir=data_dir, read_text=text_lines)}
     pool = exemplar_split(settings) if shots else None
     few = settings.get("fewshot_config")
     names = [settings.get(f"{name}_split") for name in ("training", "validation", "test", "fewshot")]
     names.append(few.get("split") if isinstance(few, dict) else None)
     for name in filter(None, names):
-        if name in found:
+        if name in rows_of:
             continue
         if name == pool or local_source(place, name, data_dir, evaluated=False) is not None:
-            found[name] = load_rows(place, name, data_dir=data_dir, read_text=text_lines, evaluated=False)
+            rows_of[name] = load_rows(place, name, data_dir=data_dir, read_text=text_lines, evaluated=False)
         else:
-            found[name] = replace(found[split], rows=found[split].rows[:1], lines=())
-    return found
+            rows_of[name] = replace(rows_of[split], rows=rows_of[split].rows[:1], lines=())
+    return rows_of
 
 
 def _whole_folder(folder: str, data_dir: str | None) -> dict[str, Rows] | None:
@@ -72,8 +72,8 @@ def _whole_folder(folder: str, data_dir: str | None) -> dict[str, Rows] | None:
 def _place(
     settings: Mapping[str, Any], config: DatasetConfig, data_dir: str | None, split: str
 ) -> DatasetConfig | None:
-    """The dataset with the folder that has the split: the one that is named, else the task's, else the dataset's, of
-    several configurations the one that is meant."""
+    """The dataset with the folder that has the split: the folder that the run names, else the task's, else
+    the dataset's with the task's configuration; None if none has it."""
     last = str(settings.get("dataset_path") or "").rsplit("/", 1)[-1]
     name = settings.get("dataset_name")
     places = [replace(config, folder=config.folder or str(settings["task"]))]

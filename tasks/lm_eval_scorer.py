@@ -1,4 +1,4 @@
-"""What a shipped task takes of the installed lm-eval beside texts: scorers by other authors, called and not copied."""
+"""Calls scorers of the installed lm-eval for shipped tasks: they are other authors' code, which is not copied here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from evalengine.tasks.lm_eval_yaml import installed_content, installed_file
 
 
 def scorer_problems(config: TaskConfig, extra: str, packages: Sequence[str]) -> Iterator[str]:
-    """Why the scorer cannot be called, each beginning with the setting.
+    """Yields why the scorer cannot be called; each problem begins with the setting.
 
-    extra: of this package, which installs it. packages: the modules that it imports beside lm-eval's.
+    extra: the extra of this package that installs the scorer. packages: the modules that it imports beside lm-eval's.
     """
     missing = [name for name in ("lm_eval", *packages) if find_spec(name) is None]
     if missing:
@@ -29,25 +29,26 @@ def scorer_problems(config: TaskConfig, extra: str, packages: Sequence[str]) -> 
     file = config.template.lm_eval_file
     assert file is not None, "the class names it"
     try:
-        there = (installed_content(file).get("metadata") or {}).get("version")
+        current = (installed_content(file).get("metadata") or {}).get("version")
     except ValueError as error:
         yield f"template.{error}"
         return
-    if there != config.version:
+    if current != config.version:
         yield (
-            f"version={config.version}: lm-eval {version('lm-eval')} has version {there} of this task, and scores by "
-            f"that: pip install -U 'evalengine[{extra}]', or task.version={there} to take it as it is"
+            f"version={config.version}: lm-eval {version('lm-eval')} has version {current} of this task, and scores by "
+            f"that: pip install -U 'evalengine[{extra}]', or task.version={current} to take it as it is"
         )
 
 
 def scorer_module(name: str) -> Any:
-    """A module below lm_eval.tasks, which imports all of lm-eval: seconds."""
+    """A module below lm_eval.tasks. Importing it imports all of lm-eval, which takes seconds."""
     with quiet():
         return import_module(f"lm_eval.tasks.{name}")
 
 
 def scorer_definition(files: Sequence[str], packages: Sequence[str]) -> dict[str, Any]:
-    """What decides the scores: the scorer's files (below lm-eval's tasks/), and the packages that it calls."""
+    """Identifies what decides the scores: a SHA-256 of the scorer's files (below lm-eval's tasks/), and the versions of
+    the packages that it calls."""
     content = b"".join(installed_file(name).read_bytes() for name in files)
     versions = {name: version(name) for name in ("lm-eval", *packages)}
     return {**versions, "sha256": hashlib.sha256(content).hexdigest()}

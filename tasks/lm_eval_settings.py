@@ -1,4 +1,4 @@
-"""The settings of one of lm-eval's tasks, with what a run's configuration says in their place, and what is refused."""
+"""Settings of lm-eval's tasks: a run's configuration replaces some of them, and some are refused."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from evalengine.tasks.lm_eval_generation import generation_kwargs_problems, with
 from evalengine.tasks.lm_eval_index import leaf_of
 from evalengine.tasks.lm_eval_quiet import quiet
 
-SAYS_LITTLE = {"do_sample": False, "temperature": 0.0}  # what lm-eval generates by where a task's file is silent
+SAYS_LITTLE = {"do_sample": False, "temperature": 0.0}  # lm-eval's settings for a task's file without any
 
 
 def settings_of(config: TaskConfig, allow_code_execution: Any) -> dict[str, Any]:
-    """Those of the task that `config.lm_eval.name` names, as lm-eval has them.
+    """The settings that lm-eval has for the task that `config.lm_eval.name` names.
 
-    Raises ConfigError. What the task's file already tells is refused before its functions are imported: they may load
-    programs from the Hub.
+    Raises ConfigError. Settings that the task's file already shows are refused before its functions are imported: these
+    may load programs from the Hub.
     """
     if not config.lm_eval.name:
         raise ConfigError("lm_eval.name: is not set; choose the task as task=lm_eval/NAME")
     leaf = leaf_of(config.lm_eval.name)
-    told, shots = overridden(leaf.outline, config), leaf.outline.get("num_fewshot")
-    if refused := list(problems(told, config, shots, allow_code_execution)):
+    outline, shots = overridden(leaf.outline, config), leaf.outline.get("num_fewshot")
+    if refused := list(problems(outline, config, shots, allow_code_execution)):
         raise ConfigError(refused)
     try:
         with quiet():
             return dict(leaf.settings())
-    except Exception as error:  # a package that the task's functions import, before all
+    except Exception as error:  # most often a missing package that the task's functions import
         raise ConfigError(f"lm-eval cannot read the task: {type(error).__name__}: {error}") from error
 
 
@@ -41,31 +41,34 @@ def generates(settings: Mapping[str, Any]) -> bool:
 def overridden(settings: Mapping[str, Any], config: TaskConfig) -> dict[str, Any]:
     """The settings with the run's own split, exemplars, description and generation."""
     own = {"test_split": config.split, "fewshot_split": config.fewshot_split, "description": config.description}
-    found = {**settings, **{key: value for key, value in own.items() if value is not None}}
+    merged = {**settings, **{key: value for key, value in own.items() if value is not None}}
     if not generates(settings):
-        return found
+        return merged
     given = settings.get("generation_kwargs")
     if kwargs := with_own(given or {}, config.generation):
-        found["generation_kwargs"] = kwargs if given else {**SAYS_LITTLE, **kwargs}
+        merged["generation_kwargs"] = kwargs if given else {**SAYS_LITTLE, **kwargs}
     if config.generation.repeats is not None:
-        found["repeats"] = config.generation.repeats
-    return found
+        merged["repeats"] = config.generation.repeats
+    return merged
 
 
 def with_dataset(settings: Mapping[str, Any], config: TaskConfig) -> dict[str, Any]:
     """The settings with the dataset that the run names, where it is another than the file's."""
-    found, dataset = dict(settings), config.dataset
+    merged, dataset = dict(settings), config.dataset
     if dataset.path is not None:
-        found.update(dataset_path=dataset.path, dataset_name=dataset.name)
+        merged.update(dataset_path=dataset.path, dataset_name=dataset.name)
     if dataset.revision is not None:
-        found["dataset_kwargs"] = {**(settings.get("dataset_kwargs") or {}), "revision": dataset.revision}
-    return found
+        merged["dataset_kwargs"] = {**(settings.get("dataset_kwargs") or {}), "revision": dataset.revision}
+    return merged
 
 
 def problems(
     settings: Mapping[str, Any], config: TaskConfig, fixed_shots: int | None, allow_code_execution: Any
 ) -> Iterator[str]:
-    """What cannot be honoured, each starting with the setting. fixed_shots: the task's own number of exemplars."""
+    """Yields what cannot be honoured; each problem starts with the setting.
+
+    fixed_shots: the task's own number of exemplars.
+    """
     cls = settings.get("class")
     if config.template != TemplateConfig():
         yield "template: lm-eval's task writes its own prompts; use a YAML file of your own (task=./FILE)"

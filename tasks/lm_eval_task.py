@@ -14,7 +14,9 @@ from typing import Any
 
 from evalengine.config import TaskConfig
 from evalengine.errors import ConfigError
-from evalengine.tasks.base import Aggregation, Doc, Instance, MetricKey, MetricValue, Response, See, Task, named_errors
+from evalengine.tasks.base import See, Task, named_errors
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.lm_eval_build import build, settings_sha256
 from evalengine.tasks.lm_eval_generation import generation_kwargs_problems, generation_of
 from evalengine.tasks.lm_eval_index import leaf_of, lm_eval_version, metric_names
@@ -22,17 +24,18 @@ from evalengine.tasks.lm_eval_quiet import RandomNumbers, quiet
 from evalengine.tasks.lm_eval_results import aggregations
 from evalengine.tasks.lm_eval_rows import evaluated_split, exemplar_split, local_rows
 from evalengine.tasks.lm_eval_settings import overridden, problems, settings_of, with_dataset
+from evalengine.tasks.metric import Aggregation, MetricKey, MetricValue
 from evalengine.tasks.rows import Rows, cluster_names, content_hash
 
 
 class LmEvalTask(Task):
-    """The task that `config.lm_eval.name` names in the installed lm-eval. Not loaded, it is its settings alone."""
+    """The task that `config.lm_eval.name` names in the installed lm-eval. Before `load` only its settings are known."""
 
     columns = ()
     metrics = {}  # noqa: RUF012  # lm-eval's are known once it is loaded: `aggregation`, `higher_is_better`
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
-        """Raises ConfigError without lm-eval, for a name that it does not know, and for all that cannot be honoured."""
+        """Raises ConfigError without lm-eval, for a name that it lacks, and for settings that cannot be honoured."""
         with named_errors(f"tasks.{name}"):
             self._allowed = arguments.get("allow_code_execution", False)
             given = settings_of(config, self._allowed)
@@ -71,16 +74,16 @@ class LmEvalTask(Task):
             self.clusters = cluster_names(named, self.config.cluster, f"tasks.{self.name}.cluster")
 
     def _rows_of(self, local: Mapping[str, Rows] | None, split: str | None, otherwise: list[Doc]) -> Rows:
-        """A split as it was before lm-eval processed it: what the run's identity hashes."""
+        """A split's rows before lm-eval processes them; the run's identity hashes these."""
         if local is not None and split is not None and split in local:
             return local[split]
         name = "/".join(str(part) for part in (self.config.dataset.path, self.config.dataset.name) if part)
         try:
-            found = self._theirs.dataset[split]
-            rows = [dict(row) for row in found]
-        except (AttributeError, KeyError, TypeError, ValueError):  # a class with data of its own kind
+            table = self._theirs.dataset[split]
+            rows = [dict(row) for row in table]
+        except (AttributeError, KeyError, TypeError, ValueError):  # the task's class keeps data of its own kind
             return Rows(otherwise, f"lm-eval:{name}")
-        files = getattr(found, "cache_files", None)
+        files = getattr(table, "cache_files", None)
         commit = Path(files[0]["filename"]).parent.name if files else ""
         return Rows(rows, f"hub:{name}", commit if len(commit) == 40 else None)
 
@@ -88,10 +91,10 @@ class LmEvalTask(Task):
         assert self._theirs is not None, "load() first"
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit} must be at least 1 document (null: all)")
-        shown: dict[str, list[str]] = {}  # what the chat template wrote -> the texts that it was given
+        shown: dict[str, list[str]] = {}  # prompt that the chat template wrote -> the texts of its messages
         with named_errors(f"tasks.{self.name}"):
-            theirs = self._requests(limit, shown)
-            built = [self._instances_of(doc_id, asked) for doc_id, asked in enumerate(theirs)]
+            requests = self._requests(limit, shown)
+            built = [self._instances_of(doc_id, asked) for doc_id, asked in enumerate(requests)]
         for doc_id, instances in enumerate(built if see is not None else []):
             for instance in instances:
                 for text in (*shown.get(instance.context, [instance.context]), instance.continuation):
@@ -113,13 +116,13 @@ class LmEvalTask(Task):
                 )
         except ConfigError:
             raise
-        except Exception as error:  # of the task's own code and templates
+        except Exception as error:  # the task's own code and templates may raise anything
             what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise ConfigError(f"lm-eval cannot write its prompts: {what}") from error
-        found: dict[int, list[Any]] = defaultdict(list)
+        by_document: dict[int, list[Any]] = defaultdict(list)
         for instance in self._theirs.instances:
-            found[instance.doc_id].append(instance)
-        ordered = [sorted(found[doc_id], key=lambda instance: instance.idx) for doc_id in sorted(found)]
+            by_document[instance.doc_id].append(instance)
+        ordered = [sorted(by_document[doc_id], key=lambda instance: instance.idx) for doc_id in sorted(by_document)]
         self._asked = {id(doc): asked for doc, asked in zip(self.docs, ordered, strict=False)}
         return ordered
 
@@ -134,9 +137,9 @@ class LmEvalTask(Task):
         return render
 
     def _instances_of(self, doc_id: int, asked: list[Any]) -> list[Instance]:
-        found: list[Instance] = []
-        for index, theirs in enumerate(asked):
-            kind, (context, *rest) = theirs.request_type, theirs.args
+        instances: list[Instance] = []
+        for index, request in enumerate(asked):
+            kind, (context, *rest) = request.request_type, request.args
             instance = Instance(self.name, doc_id, index, kind, context)
             if kind == "loglikelihood":
                 instance = replace(instance, continuation=rest[0])
@@ -144,15 +147,15 @@ class LmEvalTask(Task):
                 if problems := list(generation_kwargs_problems(rest[0])):
                     raise ConfigError(problems)
                 instance = replace(instance, generation=generation_of(rest[0]))
-            found.extend(replace(instance, repeat=repeat) for repeat in range(theirs.repeats or 1))
-        return found
+            instances.extend(replace(instance, repeat=repeat) for repeat in range(request.repeats or 1))
+        return instances
 
     def _answered(self, doc: Doc, responses: list[Response]) -> list[Any]:
-        """lm-eval's Instances of the document with the responses, as its filters left them."""
+        """lm-eval's Instances of the document, with the responses and what lm-eval's filters made of them."""
         waiting, answered = iter(responses), []
         for asked in self._asked[id(doc)]:
-            said = [_as_theirs(asked.request_type, next(waiting)) for _ in range(asked.repeats or 1)]
-            answered.append(replace(asked, resps=said, filtered_resps={}))
+            resps = [_as_theirs(asked.request_type, next(waiting)) for _ in range(asked.repeats or 1)]
+            answered.append(replace(asked, resps=resps, filtered_resps={}))
         for ensemble in self._theirs._filters:
             ensemble.apply(answered)
         return answered
@@ -166,13 +169,13 @@ class LmEvalTask(Task):
         return {name: [instance.filtered_resps[name] for instance in answered] for name in self.filters}
 
     def process_results(self, doc: Doc, responses: list[Response]) -> dict[MetricKey, MetricValue]:
-        found = {}
+        values = {}
         for name, answers in self.filtered(doc, responses).items():
-            found.update({(metric, name): value for metric, value in self.score(doc, answers).items()})
-        return found
+            values.update({(metric, name): value for metric, value in self.score(doc, answers).items()})
+        return values
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
-        with quiet(), RandomNumbers().used():  # some scorers draw: each document from the same beginning
+        with quiet(), RandomNumbers().used():  # some scorers draw: every document starts from the same seeds
             scored: dict[str, MetricValue] = self._theirs.process_results(doc, answers)
         return scored
 
@@ -186,12 +189,12 @@ class LmEvalTask(Task):
         return {"lm_eval": lm_eval_version(), "task": self._settings["task"], "sha256": self._sha256}
 
     def fingerprint(self, limit: int | None = None) -> dict[str, Any]:
-        """All rows count where lm-eval makes documents of them: which of them the first `limit` are made of, only its
-        own code knows."""
-        found = super().fingerprint(limit)
+        """As of any task, but all rows are hashed where lm-eval processes them: only its own code knows which rows the
+        first `limit` documents are made of."""
+        facts = super().fingerprint(limit)
         if self._settings.get("process_docs") is not None and self._rows is not None:
-            found.update(rows=len(self.docs[:limit]), sha256=content_hash(self._rows.rows))
-        return {**found, "split": evaluated_split(self._settings), "definition": self.definition()}
+            facts.update(rows=len(self.docs[:limit]), sha256=content_hash(self._rows.rows))
+        return {**facts, "split": evaluated_split(self._settings), "definition": self.definition()}
 
     def question(self, doc: Doc) -> str:
         return str(self._theirs.doc_to_text(doc))
@@ -208,6 +211,7 @@ class LmEvalTask(Task):
 
 
 def _as_theirs(kind: str, response: Response) -> Any:
+    """The response in the form that lm-eval's filters take."""
     if kind == "generate_until":
         return response.text
     return (response.loglikelihood, response.is_greedy) if kind == "loglikelihood" else response.loglikelihood

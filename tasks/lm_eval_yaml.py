@@ -1,7 +1,7 @@
 """A task's YAML file in lm-evaluation-harness's names (0.4.12, `TaskConfig`) -> the settings of our `TaskConfig`.
 
-What such a file asks for and we do not have is refused, all of it at once: a key that is left out in silence would give
-other prompts or other scores under the same name.
+Keys that such a file sets and this package does not have are refused, all of them at once: a key that is ignored in
+silence would give other prompts or other scores under the same name.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 from evalengine.config import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.plain_files import Tagged, read_yaml
-from evalengine.tasks.base import OUTPUT_TYPES
 from evalengine.tasks.filters import filter_problems
+from evalengine.tasks.instance import OUTPUT_TYPES
 from evalengine.tasks.lm_eval_literals import returned
 from evalengine.tasks.scores import metric_problems
 
 TEXTS = ("doc_to_text", "doc_to_target", "doc_to_choice")
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
-OWN = ("cls", "cluster", "fewshot_file")  # settings of ours that lm-eval has no name for
-# Names of lm-eval's that say nothing about prompts or scores.
+OWN = ("cls", "cluster", "fewshot_file")  # settings of this package that lm-eval has no name for
+# lm-eval's keys that change neither prompts nor scores.
 WITHOUT_EFFECT = ("task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query")
 KNOWN = {
     *("task", "include", "dataset_path", "dataset_name", "dataset_kwargs", "description", "output_type", "num_fewshot"),
     *("target_delimiter", "fewshot_delimiter", "fewshot_config", "generation_kwargs", "repeats", "gen_prefix"),
     *("filter_list", "metric_list", "metadata", *TEXTS, *SPLITS, *OWN, *WITHOUT_EFFECT),
 }
-NOT_BUILT = {  # name -> the values that ask for nothing
+NOT_BUILT = {  # key -> the values that have no effect
     "process_docs": (None,),
     "process_results": (None,),
     "custom_dataset": (None,),
@@ -42,20 +42,20 @@ NOT_BUILT = {  # name -> the values that ask for nothing
 }
 FEWSHOT = ("sampler", "split", "samples", *TEXTS, "target_delimiter", "fewshot_delimiter")
 GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p")
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given counts
-BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # of `datasets`: the rows are in dataset_kwargs.data_files
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
+BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # their rows are in dataset_kwargs.data_files
 MAX_INCLUDES = 10
 
 
 def is_lm_eval(content: Any) -> bool:
-    """Whether a file's content is a task in lm-eval's names: no setting of ours is called like these."""
+    """Whether a file's content is a task in lm-eval's names: this package has no settings of these names."""
     return isinstance(content, dict) and bool({*content} & {"task", "include", "dataset_path", "doc_to_text"})
 
 
 def read_task(file: Path) -> tuple[str, dict[str, Any]]:
     """(the task's name, its settings as those of `TaskConfig`).
 
-    Raises ConfigError: a file that cannot be read, and one sentence that names everything in it which is not built.
+    Raises ConfigError: the file cannot be read, or asks for what is not built; one sentence names all of that.
     """
     content = _read(file, ())
     if problems := list(_problems(content)):
@@ -91,8 +91,8 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def installed(config: TaskConfig) -> tuple[TemplateConfig, str | None]:
-    """(the template, the description), with texts and exemplars that are null in them read from the installed lm-eval's
-    task file that the template names: prompts by other authors are not part of this project.
+    """(the template, the description), with null texts and exemplars read from the file of the installed lm-eval that
+    the template names: prompts by other authors are not part of this project.
 
     Raises ValueError if lm-eval is not installed, or its file is of another version.
     """
@@ -115,12 +115,12 @@ def installed(config: TaskConfig) -> tuple[TemplateConfig, str | None]:
 
 def installed_file(name: str) -> Path:
     """A file below the installed lm-eval's tasks/. Raises ValueError without lm-eval."""
-    found = find_spec("lm_eval")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
         raise ValueError(
             f"lm_eval_file={name}: is read from lm-eval, which is not installed: pip install evalengine[lm-eval]"
         )
-    return Path(found.submodule_search_locations[0]) / "tasks" / name
+    return Path(spec.submodule_search_locations[0]) / "tasks" / name
 
 
 def installed_content(name: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def installed_content(name: str) -> dict[str, Any]:
 
 
 def _read(file: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's settings, over those of the file that it includes."""
+    """The file's settings, merged over the settings of the file that it includes."""
     if len(seen) > MAX_INCLUDES or file.resolve() in seen:
         raise ConfigError(f"{seen[0]}: its includes go round in a circle, or are more than {MAX_INCLUDES}")
     try:
@@ -150,12 +150,12 @@ def _read(file: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _problems(content: dict[str, Any]) -> Iterator[str]:
-    """Everything in the file that we do not have, each beginning with the key."""
+    """Yields everything in the file that is not built; each problem begins with the key."""
     for key, value in content.items():
         if key in ("metric_list", "filter_list"):
-            continue  # looked at entry by entry
-        if found := _tagged(value):
-            yield f"{key}: {found} (Python code)"
+            continue  # their entries are checked below
+        if tag := _tagged(value):
+            yield f"{key}: {tag} (Python code)"
         elif key in NOT_BUILT:
             if value not in NOT_BUILT[key]:
                 yield f"{key}"
@@ -202,28 +202,28 @@ def _tagged(value: Any) -> Tagged | None:
     """The first tag in a value, however deep it lies."""
     waiting = [value]
     while waiting:
-        found = waiting.pop()
-        if isinstance(found, Tagged):
-            return found
-        if isinstance(found, dict):
-            waiting.extend(found.values())
-        elif isinstance(found, list):
-            waiting.extend(found)
+        inner = waiting.pop()
+        if isinstance(inner, Tagged):
+            return inner
+        if isinstance(inner, dict):
+            waiting.extend(inner.values())
+        elif isinstance(inner, list):
+            waiting.extend(inner)
     return None
 
 
 def _splits(content: dict[str, Any], own: str | None, samples: bool) -> tuple[str, str | None, bool]:
-    """(evaluated split, that of the exemplars or None where they are written out, whether one more is drawn)."""
+    """(evaluated split, the exemplars' split or None where they are written out, whether a spare one is drawn)."""
     test, validation, training = (content.get(f"{name}_split") for name in ("test", "validation", "training"))
     named = own if own is not None else content.get("fewshot_split")
     pool = named if named is not None or samples else training or validation or test
-    return str(test or validation), pool, named == test  # lm-eval compares the names, also where neither is given
+    return str(test or validation), pool, named == test  # as lm-eval does, also where both are None
 
 
 def _dataset(content: dict[str, Any], name: str, folder: Path, splits: set[str | None]) -> dict[str, Any]:
     """Where the rows are. Raises ConfigError for data files that name none of the splits."""
     given = content.get("dataset_kwargs") or {}
-    found = {
+    dataset = {
         "path": content["dataset_path"],
         "name": content.get("dataset_name"),
         "revision": given.get("revision"),
@@ -233,18 +233,20 @@ def _dataset(content: dict[str, Any], name: str, folder: Path, splits: set[str |
     if files is None and content["dataset_path"] in BUILDERS:
         raise ConfigError(f"dataset_path: {content['dataset_path']} needs dataset_kwargs.data_files, a file a split")
     if files is None:
-        return found
+        return dataset
     named = files if isinstance(files, dict) else {"train": files}
-    one = {split: file[0] if isinstance(file, list) and len(file) == 1 else file for split, file in named.items()}
-    if missing := sorted(split for split in splits if split and split not in one):
-        raise ConfigError(f"dataset_kwargs.data_files: has no {', '.join(missing)}; it has {', '.join(map(str, one))}")
-    if wrong := [str(file) for file in one.values() if not isinstance(file, str) or re.search(r"://|[*?]", file)]:
+    file_of = {split: file[0] if isinstance(file, list) and len(file) == 1 else file for split, file in named.items()}
+    if missing := sorted(split for split in splits if split and split not in file_of):
+        raise ConfigError(
+            f"dataset_kwargs.data_files: has no {', '.join(missing)}; it has {', '.join(map(str, file_of))}"
+        )
+    if wrong := [str(file) for file in file_of.values() if not isinstance(file, str) or re.search(r"://|[*?]", file)]:
         raise ConfigError(f"dataset_kwargs.data_files: {wrong[0][:80]} is not one local file for a split")
-    return {**found, "files": {split: str(_placed(file, folder)) for split, file in one.items()}}
+    return {**dataset, "files": {split: str(_placed(file, folder)) for split, file in file_of.items()}}
 
 
 def _placed(file: str, folder: Path) -> Path:
-    """As lm-eval reads it, from the current folder; or beside the YAML file."""
+    """The absolute path of a data file: from the current folder, as lm-eval reads it, or else beside the YAML file."""
     here = Path(file).expanduser()
     return (here if here.exists() else folder / here).resolve()
 
@@ -253,11 +255,11 @@ def _generation(content: dict[str, Any]) -> dict[str, Any]:
     given = content.get("generation_kwargs") or {}
     until = given.get("until")
     temperature = float(given.get("temperature") or 0.0)
-    found = {
+    settings = {
         "until": until if isinstance(until, list) or until is None else [until],
         "max_gen_toks": next((given[key] for key in LENGTHS if given.get(key) is not None), None),
         "temperature": None if given.get("do_sample") is False or not temperature else temperature,
         "top_k": given.get("top_k"),
         "top_p": given.get("top_p"),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in settings.items() if value is not None}

@@ -1,12 +1,13 @@
 """Compares mathematical answers by lm-eval's scorer of MATH, in a process of its own.
 
-`evalengine.tasks.minerva` starts this file by its path. It reads JSON lines and answers each with one: {"solution"},
-a gold one, with {"answer"}, lm-eval's normal form of what is in its box; {"doc", "answer"} with the scores; {} with the
-exemplars. A model's answer may be an expression whose value has a billion digits: it costs this process, at most.
+`evalengine.tasks.minerva` starts this file by its path. The process reads JSON lines and answers each with one line:
+{"solution"}, a gold solution, with {"answer"}, lm-eval's normal form of the boxed answer; {"doc", "answer"} with the
+scores; {} with the exemplars. A model's answer may be an expression whose value has a billion digits; comparing it can
+end no more than this process.
 
-Two things are not as lm-eval finds them. Its limit of five seconds is one of processor time, so that a busy machine
-scores as an idle one. And sympy's LaTeX parser was made for ANTLR 4.11, while Hydra holds the environment at 4.9, which
-reads the same tables in an older encoding: `Tables` reads the newer one.
+Two things differ from lm-eval's own process. The limit of five seconds counts processor time, so that a busy machine
+scores as an idle one does. And sympy's LaTeX parser was made for ANTLR 4.11, while Hydra holds the environment at 4.9,
+which reads the same tables in an older encoding: `Tables` reads the newer one.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-BYTES = 4 << 30  # of memory
-SECONDS = 60  # of processor time for one answer, after which this process ends
+BYTES = 4 << 30  # the memory that this process may use
+SECONDS = 60  # processor time for one answer; this process ends after it
 NEWER = 4  # the version of the tables that ANTLR 4.10 and later write
-WRITTEN_BY = "4.11"  # that ANTLR's version which sympy and lm-eval ask for
+WRITTEN_BY = "4.11"  # the version of ANTLR that sympy and lm-eval ask for
 
-late = False  # whether a limit of lm-eval's ended the last comparison
+late = False  # whether lm-eval's time limit ended the last comparison
 
 
 def count_processor_time() -> None:
-    """Makes alarms of the libraries, seconds on the clock, seconds of this process's own time."""
+    """Makes the libraries' alarms count this process's processor time instead of seconds on the clock."""
     install = signal.signal
 
     def with_note(number: int, handler: Any) -> Any:
@@ -50,7 +51,7 @@ def count_processor_time() -> None:
 
 
 def let_sympy_read_latex() -> None:
-    """With ANTLR 4.9, sympy's parser is given its tables; with 4.11 there is nothing to do."""
+    """Lets ANTLR 4.9 read the tables of sympy's parser; does nothing under ANTLR 4.11, which reads them itself."""
     import antlr4
 
     if not importlib.metadata.version("antlr4-python3-runtime").startswith("4.9"):
@@ -59,7 +60,7 @@ def let_sympy_read_latex() -> None:
     from antlr4.Recognizer import Recognizer
 
     class Tables(ATNDeserializer):
-        """Of ANTLR 4.10 and later: numbers as they are, without the identifier, and one list of sets instead of two."""
+        """Reads tables of ANTLR 4.10 and later too: plain numbers, no identifier, one list of sets instead of two."""
 
         newer = False
         uuid: Any = None
@@ -85,23 +86,23 @@ def let_sympy_read_latex() -> None:
             return not self.newer and super().isFeatureSupported(feature, actual)
 
     antlr4.ATNDeserializer = Tables
-    Recognizer.checkVersion = lambda self, version: None  # it would print that the versions are not the same
-    import math_verify  # noqa: F401  # it asks for ANTLR's version, too, and has a parser for this one
+    Recognizer.checkVersion = lambda self, version: None  # the original prints that the versions differ
+    import math_verify  # noqa: F401  # it asks for ANTLR's version as well, and has a parser for 4.9
     import sympy.parsing.latex._parse_latex_antlr as latex
 
-    asked = importlib.metadata.version
+    true_version = importlib.metadata.version
 
     def version(name: str) -> str:
-        return WRITTEN_BY if name == "antlr4-python3-runtime" else asked(name)
+        return WRITTEN_BY if name == "antlr4-python3-runtime" else true_version(name)
 
     latex.version = version
-    importlib.metadata.version = version  # type: ignore[assignment]  # of another parameter's name
+    importlib.metadata.version = version  # type: ignore[assignment]  # its parameter has another name
     if latex.LaTeXParser is None or latex.LaTeXLexer is None:
-        raise ImportError(f"sympy {asked('sympy')} has a LaTeX parser whose tables are of an unknown kind")
+        raise ImportError(f"sympy {true_version('sympy')} has a LaTeX parser whose tables are of an unknown kind")
 
 
 def scorer(file: str) -> Any:
-    """lm-eval's module."""
+    """lm-eval's module in `file`."""
     spec = importlib.util.spec_from_file_location("lm_eval_minerva_math", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -110,7 +111,7 @@ def scorer(file: str) -> Any:
 
 
 def answer(module: Any, question: dict[str, Any]) -> dict[str, Any]:
-    """What a line asks for."""
+    """The reply to one line: scores, a solution's answer, or the exemplars."""
     if "doc" in question:
         return {**module.process_results(question["doc"], [question["answer"]]), "late": late}
     if "solution" in question:
@@ -123,16 +124,16 @@ def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The work's result, or {"error"} with what it raised."""
     try:
         return work()
-    except Exception as error:  # of the libraries, over texts of any kind
+    except Exception as error:  # the libraries may raise anything over a model's text
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
 def main() -> None:
     """Answers until standard input ends. argv: lm-eval's minerva_math/utils.py."""
     global late
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, and ends this process with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # the libraries print
+    os.dup2(2, 1)  # what the libraries print must not mix with the replies
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     count_processor_time()

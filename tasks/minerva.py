@@ -21,9 +21,10 @@ from typing import Any, ClassVar
 from evalengine.config import TaskConfig
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.line_worker import LineWorker
-from evalengine.tasks.base import Doc, Metric, MetricValue
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.lm_eval_scorer import scorer_definition, scorer_problems
 from evalengine.tasks.lm_eval_yaml import installed_file
+from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.rows import Rows
 from evalengine.tasks.templated import Templated
 
@@ -49,11 +50,12 @@ class Minerva(Templated):
         self._judge = MathScorer()
 
     def problems(self) -> list[str]:
-        found = [problem for problem in super().problems() if not problem.startswith("num_fewshot=")]  # lm-eval's are
-        return [*found, *scorer_problems(self.config, EXTRA, PACKAGES)]
+        # lm-eval's own exemplars serve, so missing ones are no problem.
+        others = [problem for problem in super().problems() if not problem.startswith("num_fewshot=")]
+        return [*others, *scorer_problems(self.config, EXTRA, PACKAGES)]
 
     def document(self, row: Doc) -> Doc:
-        if "few_shot" in row:  # one of lm-eval's exemplars, whose solution is shown
+        if "few_shot" in row:  # the row is an exemplar, whose solution is shown as it is
             return row
         if (answer := self._judge.ask({"solution": row["solution"]})["answer"]) is None:
             raise ValueError("its solution has no \\boxed{} answer")
@@ -61,8 +63,8 @@ class Minerva(Templated):
 
     def _load_exemplars(self) -> Rows:
         if self.config.fewshot_file is not None or self.config.fewshot_split is not None:
-            found = super()._load_exemplars()
-            return replace(found, rows=[{**row, "few_shot": "1"} for row in found.rows])
+            given = super()._load_exemplars()
+            return replace(given, rows=[{**row, "few_shot": "1"} for row in given.rows])
         return Rows(self._judge.ask({})["samples"], f"lm-eval:{SCORER}")
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
@@ -73,7 +75,7 @@ class Minerva(Templated):
 
 
 class MathScorer:
-    """lm-eval's scorer, in a process that starts with the first question and is replaced if one ends it."""
+    """lm-eval's scorer, in a process that starts with the first question; a process that ends is replaced."""
 
     def __init__(self) -> None:
         self._worker: LineWorker | None = None
@@ -81,23 +83,23 @@ class MathScorer:
     def scores(self, doc: Doc, answer: str) -> dict[str, float]:
         """The two scores of an answer; 0 for one that cannot be compared within the worker's limits."""
         try:
-            found = self.ask({"doc": {key: doc[key] for key in ("solution", "answer")}, "answer": answer})
+            reply = self.ask({"doc": {key: doc[key] for key in ("solution", "answer")}, "answer": answer})
         except WorkerDied as error:
             logger.warning("%s: counted as wrong", error)
             return WRONG
-        if found.pop("late"):
+        if reply.pop("late"):
             logger.warning(
                 "comparing with %r was ended after five seconds, and what was not found equal by then counted as "
                 "different; a machine of another speed may get further",
                 doc["answer"],
             )
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in reply.items()}
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's answer. Raises ConfigError for what its code refuses, and `WorkerDied`."""
+        """The worker's reply. Raises ConfigError if lm-eval's code refuses the question, WorkerDied if it ended."""
         if self._worker is None:
             self._worker = _start()
-            self._understood(self._worker.read())  # that it is ready
+            self._understood(self._worker.read())  # its first line says that it is ready
         return self._understood(self._worker.ask(question))
 
     def _understood(self, reply: dict[str, Any] | None) -> dict[str, Any]:
@@ -116,5 +118,5 @@ class WorkerDied(EvalEngineError):
 
 def _start() -> LineWorker:
     code = f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
-    hashing = {"PYTHONHASHSEED": "0"}  # sympy goes through sets
+    hashing = {"PYTHONHASHSEED": "0"}  # sympy iterates over sets, whose order depends on the hashes
     return LineWorker(["-c", code, str(installed_file(SCORER))], {**os.environ, **hashing})

@@ -16,11 +16,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalengine.tasks.base import Doc, Instance, Metric, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.metric import Metric, MetricValue
 
 
 def checked_gold(gold: int, choices: list[str]) -> int:
-    """`gold`. Raises ValueError if it is the index of none of the choices, or one of them is no text."""
+    """`gold`. Raises ValueError if it is the index of none of the choices, or if a choice is no text."""
     for number, choice in enumerate(choices):
         if not isinstance(choice, str):
             raise ValueError(f"choice {number} is {json.dumps(choice)[:80]}, which is no text")
@@ -73,14 +76,14 @@ class MultipleChoiceTask(Task):
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
         logprobs = np.array([loglikelihood for loglikelihood, _ in answers], dtype=np.float64)
         lengths = np.array([float(len(choice)) for choice in self.choices(doc)])
-        with np.errstate(divide="ignore", invalid="ignore"):  # an empty choice becomes -inf: never preferred
+        with np.errstate(divide="ignore", invalid="ignore"):  # an empty choice becomes -inf, which is never the highest
             normed = logprobs / lengths
         gold = self.target(doc)
         return {"acc": float(np.argmax(logprobs) == gold), "acc_norm": float(np.argmax(normed) == gold)}
 
 
 class ContextChoiceTask(Task):
-    """One text, scored after each of several contexts: the choices differ in what stands before it (WinoGrande).
+    """One text, scored after each of several contexts: the choices are the contexts (WinoGrande).
 
     acc: the context under which the text has its highest log-likelihood is gold. Ties go to the lower index.
     """
@@ -98,7 +101,7 @@ class ContextChoiceTask(Task):
 
     @abstractmethod
     def target(self, doc: Doc) -> str:
-        """The text that follows any of them (lm-eval's doc_to_target)."""
+        """The text that follows each context (lm-eval's doc_to_target)."""
 
     def question(self, doc: Doc) -> str:
         """The right context, which an exemplar shows."""
@@ -156,7 +159,7 @@ def _text(ending: Any, number: int) -> str:
 
 
 def clean_wikihow(text: str) -> str:
-    """Drops the WikiHow markup: "[title]" becomes a full stop, other [tags] go, double spaces are halved once."""
+    """Drops the WikiHow markup: "[title]" becomes a full stop, other [tags] are cut, double spaces are halved once."""
     text = text.strip().replace(" [title]", ". ")
     return "\n".join(map(_without_tags, text.split("\n"))).replace("  ", " ")
 
@@ -175,7 +178,7 @@ class ARC(MultipleChoiceTask):
 
     columns = ("question", "choices", "answerKey")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"choices": (dict,)}
-    spare_exemplar = False  # lm-eval has a test split and no few-shot split of that name
+    spare_exemplar = False  # lm-eval's test split and few-shot split have different names
 
     def question(self, doc: Doc) -> str:
         return f"Question: {doc['question']}\nAnswer:"

@@ -1,4 +1,4 @@
-"""Which class runs a task: `conf/task/<name>.yaml`, or a file of the user's, names it as "module:Class"."""
+"""Finds the class that runs a task: `conf/task/<name>.yaml`, or a file of the user's, names it as "module:Class"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_task(name: str, config: TaskConfig, **arguments: Any) -> Task:
 def task_class(named: str, setting: str) -> type[Task]:
     """The class that "module:Class" names: a module of evalengine.tasks, or any that can be imported.
 
-    setting: what named it, for the ConfigError about what is no such class.
+    setting: the setting that named it, for the ConfigError if there is no such class.
     """
     module, _, attribute = named.partition(":")
     try:
@@ -48,7 +48,7 @@ def task_class(named: str, setting: str) -> type[Task]:
 
 
 def class_defaults(named: str, setting: str) -> TaskConfig:
-    """The settings that a class brings along, as `defaults`. Raises ConfigError for one that has none."""
+    """The settings that a class brings along, as `defaults`. Raises ConfigError for a class without them."""
     defaults = getattr(task_class(named, setting), "defaults", None)
     if not isinstance(defaults, TaskConfig):
         raise ConfigError(f"{setting}={named} has no `defaults`, a TaskConfig; or name the class in a YAML file")

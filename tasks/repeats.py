@@ -1,10 +1,10 @@
-"""Answers that vary: k samples of every document, and what they give together.
+"""Metrics over k sampled answers of every document.
 
-    answers of one document, k = 4: "18", "[invalid]", "18", "20"; the gold one is "18"
-    pass@4 = 1.0 (one is right), pass@1 = avg@4 = 0.5 (the share that is), maj@4 = 1.0 (the most frequent is)
+    answers of one document, k = 4: "18", "[invalid]", "18", "20"; the gold answer is "18"
+    pass@4 = 1.0 (one is right), pass@1 = avg@4 = 0.5 (half are right), maj@4 = 1.0 (the most frequent one is right)
 
-Every metric has one value a document, so a standard error over documents is the one that is clustered by document: the
-k samples of a document are related, and are never counted as k documents.
+Every metric has one value a document, so a standard error over documents is one clustered by document: the k
+samples of a document are related, and are never counted as k documents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from evalengine.config import TaskConfig
 from evalengine.estimators import pass_at_k
-from evalengine.tasks.base import Metric, MetricValue
+from evalengine.tasks.metric import Metric, MetricValue
 
 
 def repeats_of(config: TaskConfig) -> int:
@@ -25,7 +25,8 @@ def repeats_of(config: TaskConfig) -> int:
 
 
 def repeat_problems(config: TaskConfig) -> Iterator[str]:
-    """What is wrong with the settings, each starting with its name; ranges are checked where settings are composed."""
+    """Yields what is wrong with the settings; each problem starts with the setting's name. Ranges are checked earlier,
+    where settings are composed."""
     count, own, older = repeats_of(config), config.repeats, config.generation.repeats
     if own is not None and older is not None and own != older:
         yield f"repeats={own}: generation.repeats={older} says otherwise; set one of them"
@@ -58,8 +59,7 @@ class Repeated:
         """One document's values. answers: what a filter read out of each sample; judge: 1.0 for a right one, else 0.0.
 
         pass@j is the unbiased estimate (`estimators.pass_at_k`); maj@k judges the most frequent answer, of equally
-        frequent ones the one that came first (lm-eval's majority_vote, then take_first); avg@k is the share of right
-        ones.
+        frequent answers the first (lm-eval's majority_vote, then take_first); avg@k is the share of right answers.
         """
         right = [judge(answer) for answer in answers]
         correct = sum(value > 0 for value in right)

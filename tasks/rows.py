@@ -1,4 +1,4 @@
-"""A split's rows, and what a row may hold: what a run can hash, write and read back, so that none fails at its end."""
+"""A split's rows, and the check that a run can hash, write and read back every row, so that none fails at its end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evalengine.errors import ConfigError, first_of
 
 Row = dict[str, Any]
 
-MAX_DEPTH = 100  # json's own limit depends on how deep the program is that calls it
-MAX_BITS = 13_000  # some 3,900 digits; Python writes 4,300 at most
-# What `datasets` makes of columns that JSON has no values for; hashes and files hold their text.
+MAX_DEPTH = 100  # json's own limit depends on how deep its caller's stack is
+MAX_BITS = 13_000  # about 3,900 digits; Python writes integers of at most 4,300
+# Types of `datasets` columns that JSON has no values for; hashes and files hold their text.
 WRITTEN_AS_TEXT = (date, time, timedelta, Decimal, bytes)
-SHOWN = 10  # problems; more say the same
+SHOWN = 10  # problems listed; more would say the same
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Rows:
     rows: list[Row]
     source: str  # a file or folder, or hub:<id>/<configuration>
     revision: str | None = None  # the Hub commit; None for local rows, whose origin nobody has checked
-    file: str | None = None  # where the rows have lines of their own
+    file: str | None = None  # the file, if each row has a line of its own
     lines: Sequence[int] = ()
 
     def place(self, number: int) -> str:
@@ -60,7 +60,7 @@ def check_rows(rows: Rows, *, thorough: bool = False) -> Rows:
 
 
 def cluster_names(rows: Rows, column: str, setting: str) -> list[str]:
-    """What `column` says of each row, as text: rows of one name are related (questions about one passage, say).
+    """The value of `column` in each row, as text: rows of one name are related (questions about one passage, say).
 
     Raises ConfigError that names the setting and each row where it is missing, null, or neither text nor number.
     """
@@ -89,7 +89,7 @@ def content_hash(rows: Iterable[Row]) -> str:
 
 
 def _is_plain(row: Row) -> bool:
-    """True for nearly every row, in a tenth of the time that `_problem` takes; False says that it must be asked."""
+    """True for nearly every row, in a tenth of the time that `_problem` takes; after False `_problem` must decide."""
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False)
         text.encode("utf-8")

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.tasks.base import Metric, MetricValue
 from evalengine.tasks.filters import ExactMatch, pattern_problems
+from evalengine.tasks.metric import Metric, MetricValue
 
 MEAN = Metric("mean")
-DEFAULTS: dict[str, dict[str, Metric]] = {  # output type -> its metrics; a task that names none has `UNNAMED`
+DEFAULTS: dict[str, dict[str, Metric]] = {  # output type -> its metrics; `UNNAMED` without a metric_list
     "multiple_choice": {"acc": MEAN, "acc_norm": MEAN, "acc_bytes": MEAN, "exact_match": MEAN},
     "generate_until": {"exact_match": MEAN},
     "loglikelihood": {"perplexity": Metric("perplexity", higher_is_better=False), "acc": MEAN},
@@ -24,8 +24,8 @@ DEFAULTS: dict[str, dict[str, Metric]] = {  # output type -> its metrics; a task
         "bits_per_byte": Metric("bits_per_byte", higher_is_better=False),
     },
 }
-UNNAMED = {**{kind: (*found,) for kind, found in DEFAULTS.items()}, "multiple_choice": ("acc", "acc_norm")}
-MATCH_OPTIONS: dict[str, type] = {  # of exact_match of generated text
+UNNAMED = {**{kind: (*known,) for kind, known in DEFAULTS.items()}, "multiple_choice": ("acc", "acc_norm")}
+MATCH_OPTIONS: dict[str, type] = {  # options of exact_match over generated text
     "regexes_to_ignore": list,
     "ignore_case": bool,
     "ignore_punctuation": bool,
@@ -42,9 +42,9 @@ class Scores:
 
 
 def read_metrics(metric_list: Any, output_type: str, own: Mapping[str, Metric] | None = None) -> Scores:
-    """What lm-eval's `metric_list` asks for. Raises ValueError, a line each for everything that is wrong.
+    """The metrics of lm-eval's `metric_list`. Raises ValueError with a line for each thing that is wrong.
 
-    own: the metrics that the task's class computes itself; then these are the task's.
+    own: the metrics that the task's class computes itself; they replace the list.
     """
     if own:
         return Scores(dict(own), ExactMatch())
@@ -53,11 +53,11 @@ def read_metrics(metric_list: Any, output_type: str, own: Mapping[str, Metric] |
         return Scores({name: known[name] for name in UNNAMED[output_type]}, ExactMatch())
     if problems := list(metric_problems(metric_list, output_type)):
         raise ValueError("\n".join(problems))
-    found, match = {}, ExactMatch()
+    metrics, match = {}, ExactMatch()
     for entry in metric_list:
         usual = known[entry["metric"]]
         better = entry.get("higher_is_better", usual.higher_is_better)
-        found[entry["metric"]] = Metric(usual.aggregation, better)
+        metrics[entry["metric"]] = Metric(usual.aggregation, better)
         if output_type == "generate_until":
             match = ExactMatch(
                 ignore=tuple(entry.get("regexes_to_ignore") or ()),
@@ -65,11 +65,11 @@ def read_metrics(metric_list: Any, output_type: str, own: Mapping[str, Metric] |
                 ignore_punctuation=entry.get("ignore_punctuation", False),
                 ignore_numbers=entry.get("ignore_numbers", False),
             )
-    return Scores(found, match)
+    return Scores(metrics, match)
 
 
 def metric_problems(metric_list: Any, output_type: str) -> Iterator[str]:
-    """What is wrong with a `metric_list`, each beginning with the place."""
+    """Yields what is wrong with a `metric_list`; each problem begins with its place."""
     if not isinstance(metric_list, list) or not metric_list:
         yield "metric_list: must be a list of {metric, aggregation, higher_is_better}"
         return
@@ -103,7 +103,7 @@ def choice_scores(
     gold: the indices of the right choices. answers: (log-likelihood, is_greedy), one a choice.
 
     acc takes the choice of highest log-likelihood, acc_norm divides by its characters first, acc_bytes by its UTF-8
-    bytes; of equals the first. exact_match: a right choice is what the model would have written.
+    bytes; of equal choices the first counts. exact_match: greedy decoding would have written a right choice.
     """
     logprobs = np.array([loglikelihood for loglikelihood, _ in answers], dtype=np.float64)
     lengths = {
@@ -111,14 +111,14 @@ def choice_scores(
         "acc_norm": np.array([float(len(choice)) for choice in choices]),
         "acc_bytes": np.array([float(len(choice.encode("utf-8"))) for choice in choices]),
     }
-    found: dict[str, MetricValue] = {}
+    scores: dict[str, MetricValue] = {}
     for name in metrics:
         if name == "exact_match":
-            found[name] = float(any(answers[index][1] for index in gold))
+            scores[name] = float(any(answers[index][1] for index in gold))
             continue
-        with np.errstate(divide="ignore", invalid="ignore"):  # an empty choice becomes -inf: never preferred
-            found[name] = float(int(np.argmax(logprobs / lengths[name])) in gold)
-    return found
+        with np.errstate(divide="ignore", invalid="ignore"):  # an empty choice becomes -inf, which is never the highest
+            scores[name] = float(int(np.argmax(logprobs / lengths[name])) in gold)
+    return scores
 
 
 def generated_scores(
@@ -126,8 +126,8 @@ def generated_scores(
 ) -> dict[str, MetricValue]:
     """Scores of one generated answer. judge: 1.0 for a right text. several: whether more than one answer is right.
 
-    A filter that leaves several answers has each compared with the one gold answer, and the share that is right is the
-    score; where several are right, one right answer is enough."""
+    If a filter leaves several answers, each is compared with the one gold answer and the share of right ones is the
+    score; if several gold answers exist, one right answer is enough."""
     answers = answer if isinstance(answer, list) else [answer]
     right = [judge(text) for text in answers]
     value = float(max(right) > 0) if several else math.fsum(right) / len(right)
@@ -135,12 +135,12 @@ def generated_scores(
 
 
 def rolling_scores(metrics: Sequence[str], text: str, loglikelihood: float) -> dict[str, MetricValue]:
-    """(log-likelihood, weight) of one text: its words, or its UTF-8 bytes."""
+    """(log-likelihood, weight) of one text for each metric; the weight counts words or UTF-8 bytes."""
     words, size = len(re.split(r"\s+", text)), len(text.encode("utf-8"))
     return {name: (loglikelihood, words if name == "word_perplexity" else size) for name in metrics}
 
 
 def likelihood_scores(metrics: Sequence[str], loglikelihood: float, is_greedy: bool) -> dict[str, MetricValue]:
-    """acc: the model would have written the target itself. perplexity: its log-likelihood, to be aggregated."""
+    """acc: 1.0 if greedy decoding would have written the target. perplexity: the log-likelihood, to be aggregated."""
     values: Mapping[str, Callable[[], float]] = {"perplexity": lambda: loglikelihood, "acc": lambda: float(is_greedy)}
     return {name: values[name]() for name in metrics}

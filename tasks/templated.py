@@ -4,7 +4,7 @@
     doc_to_choice: options
     doc_to_target: gold
 
-Four output types: multiple_choice scores each choice after the text, generate_until generates an answer that filters
+Four output types: multiple_choice scores each choice after the text, generate_until generates an answer, which filters
 read and exact_match compares, loglikelihood scores the target after the text, loglikelihood_rolling the target alone.
 """
 
@@ -15,11 +15,14 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from evalengine.config import TaskConfig, TemplateConfig
-from evalengine.tasks.base import OUTPUT_TYPES, Doc, Instance, Metric, MetricKey, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.fewshot import Turn
 from evalengine.tasks.filters import AS_IT_IS, Pipeline, pipelines
 from evalengine.tasks.generation import generation_problems, generation_settings
+from evalengine.tasks.instance import OUTPUT_TYPES, Instance, Response
 from evalengine.tasks.lm_eval_yaml import installed
+from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.multiple_choice import checked_gold
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
 from evalengine.tasks.rows import Rows, check_rows
@@ -41,9 +44,9 @@ class Templated(Task):
     """One task from `config.template`; a subclass may replace any of its methods, and `document` before all."""
 
     columns: ClassVar[tuple[str, ...]] = ()
-    metrics: ClassVar[dict[str, Metric]] = {}  # that a subclass computes itself, in `score`; else those of the file
+    metrics: ClassVar[dict[str, Metric]] = {}  # a subclass's own, which its `score` computes; else the file's
     takes_templates = True
-    takes_repeats: ClassVar[bool] = True  # whether a subclass's own metrics have a meaning for several samples
+    takes_repeats: ClassVar[bool] = True  # whether a subclass's own metrics take several samples
     written: ClassVar[frozenset[str]] = frozenset()  # settings that a subclass needs no template for
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
@@ -71,14 +74,14 @@ class Templated(Task):
             "fewshot_delimiter": given.fewshot_delimiter,
         }
         vars(self).update({key: value for key, value in delimiters.items() if value is not None})
-        vars(self).update(  # what other families have as their class's own
+        vars(self).update(  # attributes that other families of tasks have on their classes
             output_type=kind,
             metrics=self._scores.metrics if self._scores else {},
             first_n=few.sampler == "first_n",
             takes_fewshot=kind != "loglikelihood_rolling",
         )
         super().__init__(name, config, **arguments)
-        own = bool(type(self).metrics) or kind != "generate_until"  # a subclass that scores says what k samples give
+        own = bool(type(self).metrics) or kind != "generate_until"  # a subclass that scores also scores k samples
         self._repeated = None if own else Repeated.of(config)
         if self._repeated is not None:
             vars(self)["metrics"] = {**self.metrics, **self._repeated.metrics}
@@ -91,32 +94,32 @@ class Templated(Task):
             return None
 
     def problems(self) -> list[str]:
-        given, found = self._template, super().problems()
+        given, problems = self._template, super().problems()
         few = given.fewshot_config
-        if few.samples is not None:  # the exemplars are there
-            found = [problem for problem in found if not problem.startswith("num_fewshot=")]
+        if few.samples is not None:  # the template itself holds the exemplars
+            problems = [problem for problem in problems if not problem.startswith("num_fewshot=")]
             if not isinstance(few.samples, list) or not all(isinstance(row, dict) for row in few.samples):
-                found.append("template.fewshot_config.samples: must be a list of rows")
+                problems.append("template.fewshot_config.samples: must be a list of rows")
         if self.output_type not in OUTPUT_TYPES:
-            found.append(f"template.output_type={self.output_type}: must be one of {', '.join(OUTPUT_TYPES)}")
+            problems.append(f"template.output_type={self.output_type}: must be one of {', '.join(OUTPUT_TYPES)}")
         needed = {"doc_to_target", *(["doc_to_choice"] if self.output_type == "multiple_choice" else [])}
         needed |= set() if self.output_type == "loglikelihood_rolling" else {"doc_to_text"}
-        if given.lm_eval_file is not None:  # what could not be read from it is said below
+        if given.lm_eval_file is not None:  # `_wrong` holds what could not be read from that file
             needed -= {*TEXTS}
-        found.extend(f"template.{key}: is not set" for key in sorted(needed - {*self._fields} - self.written))
+        problems.extend(f"template.{key}: is not set" for key in sorted(needed - {*self._fields} - self.written))
         if few.sampler not in (None, *SAMPLERS):
-            found.append(f"template.fewshot_config.sampler={few.sampler}: must be one of {', '.join(SAMPLERS)}")
+            problems.append(f"template.fewshot_config.sampler={few.sampler}: must be one of {', '.join(SAMPLERS)}")
         if self.output_type == "generate_until":
-            found.extend([*repeat_problems(self.config), *generation_problems(self.config.generation)])
+            problems.extend([*repeat_problems(self.config), *generation_problems(self.config.generation)])
             if not self.takes_repeats and repeats_of(self.config) > 1:
-                found.append("repeats: the task's own metrics score one answer a document")
+                problems.append("repeats: the task's own metrics score one answer a document")
         elif given.filter_list is not None and [p.steps for p in self._pipelines] != [AS_IT_IS.steps]:
-            found.append("template.filter_list: is for tasks that generate text; this one scores given texts")
-        return [*found, *(f"template.{problem}" for problem in self._wrong)]
+            problems.append("template.filter_list: is for tasks that generate text; this one scores given texts")
+        return [*problems, *(f"template.{problem}" for problem in self._wrong)]
 
     @cached_property
     def _columns(self) -> frozenset[str]:
-        """The columns of the evaluated rows: what a template that is one word may mean."""
+        """The columns of the evaluated rows; a template that is such a name means the column."""
         return frozenset(column for doc in self.docs for column in doc)
 
     @cached_property
@@ -165,7 +168,7 @@ class Templated(Task):
         return self._written("gen_prefix", doc)
 
     def _written(self, key: str, doc: Doc) -> str:
-        """A template that may be absent, or a column's name."""
+        """The text of a setting that may be absent, the name of a column, or a template."""
         field = self._fields.get(key)
         if field is None:
             return ""
@@ -175,7 +178,7 @@ class Templated(Task):
         return self._worded(self.text(doc), self.choices(doc))
 
     def questions(self, doc: Doc) -> list[str]:
-        """One text, or each of the choices where these are what a text begins with."""
+        """One text, or every choice where the texts begin with the choices."""
         text, choices = self.text(doc), self.choices(doc)
         return choices if self._several_contexts and choices is not None else [self._worded(text, choices)]
 
@@ -195,7 +198,7 @@ class Templated(Task):
         return text
 
     def _gold(self, doc: Doc, target: Any) -> list[int]:
-        """The indices of the right choices. Raises ValueError for an answer that is none of them."""
+        """The indices of the right choices. Raises ValueError for an answer that is no choice."""
         choices = self.choices(doc)
         assert choices is not None, "problems() refuses multiple choice without them"
         gold = self.text(doc) if self._several_contexts else target
@@ -212,7 +215,7 @@ class Templated(Task):
         if choices and _is_index(target):
             target = choices[checked_gold(target, choices)]
         question = self._worded(text, choices)
-        if target is None or target == "":  # lm-eval shows no answer then, and no delimiters
+        if target is None or target == "":  # lm-eval then shows neither an answer nor delimiters
             return [Turn("user", question)]
         after = self.target_delimiter if few.target_delimiter is None else few.target_delimiter
         between = self.fewshot_delimiter if few.fewshot_delimiter is None else few.fewshot_delimiter
@@ -252,18 +255,18 @@ class Templated(Task):
         return {name: [(r.loglikelihood, r.is_greedy) for r in responses] for name in self.filters}
 
     def process_results(self, doc: Doc, responses: list[Response]) -> dict[MetricKey, MetricValue]:
-        """With several samples a document also their metrics, behind those of the file: of every filter that reads each
-        sample by itself. One that votes, or takes some of them, scores as it says."""
+        """As of any task; with several samples a document, the metrics over samples follow those of the file, for every
+        filter that reads each sample by itself. A filter that votes or selects samples has the file's metrics only."""
         values = super().process_results(doc, responses)
         if self._repeated is None:
             return values
-        texts, found = [response.text for response in responses], dict[MetricKey, MetricValue]()
+        texts, results = [response.text for response in responses], dict[MetricKey, MetricValue]()
         for pipeline in self._pipelines:
-            found.update({key: value for key, value in values.items() if key[1] == pipeline.name})
+            results.update({key: value for key, value in values.items() if key[1] == pipeline.name})
             if pipeline.by_sample is not None:
                 scores = self._repeated.scores(pipeline.by_sample(texts), self.judge(doc))
-                found.update({(name, pipeline.name): value for name, value in scores.items()})
-        return found
+                results.update({(name, pipeline.name): value for name, value in scores.items()})
+        return results
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
         assert self._scores is not None, "problems() refuses unknown output types"
@@ -277,13 +280,13 @@ class Templated(Task):
         return choice_scores(names, self._gold(doc, target), self.choices(doc) or [], answers)
 
     def judge(self, doc: Doc) -> Callable[[str], float]:
-        """What says of a generated answer whether it is right: 1.0, or 0.0."""
+        """A function that gives 1.0 for a right generated answer, else 0.0."""
         assert self._scores is not None, "problems() refuses unknown output types"
         match, golds = self._scores.match, self._golds(doc, self._target(doc))
         return lambda text: max(match(text, gold) for gold in golds)
 
     def _golds(self, doc: Doc, target: Any) -> list[str]:
-        """The texts that are right as a generated answer."""
+        """The texts that count as right generated answers."""
         choices = self.choices(doc)
         if choices is not None:
             return [choices[_index(target, choices)]]
@@ -295,7 +298,7 @@ def _is_index(value: Any) -> bool:
 
 
 def _index(value: Any, choices: list[str]) -> int:
-    """The index that `value` is, or that of the choice that it is."""
+    """`value` if it is an index, else the index of the choice that equals it. Raises ValueError if there is none."""
     if _is_index(value):
         return int(value)
     if value in choices:

@@ -1,8 +1,8 @@
 """Jinja2 templates that make a document's texts, with lm-evaluation-harness's meaning (0.4.12, `utils.apply_template`).
 
-A name that is not in the row is an error, a template's last line end stays, and a template that is a column's name is
-that column, as it is. They come from a file of the user's and run in Jinja2's sandbox; what would write another text in
-every run (`random`, `lipsum`) is refused.
+A name that is not in the row is an error, a template's last line end stays, and a template that is a column's name
+gives that column's value unchanged. Templates come from a user's file and run in Jinja2's sandbox; `random` and
+`lipsum`, which would write another text in every run, are refused.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ENVIRONMENT.globals["lipsum"] = _refuse_random
 
 
 class Field:
-    """One of a task's template settings, such as `doc_to_text`: compiled once, then asked for each row."""
+    """One of a task's template settings, such as `doc_to_text`: compiled once, then rendered for each row."""
 
     def __init__(self, setting: str, source: Any) -> None:
-        """setting: its name, for messages. Raises ValueError for what is no template."""
+        """setting: its name, for messages. Raises ValueError if `source` is no template."""
         self.setting = setting
         self.source = source
         self._template = None
@@ -52,13 +52,13 @@ class Field:
         return isinstance(self.source, str) and self.source in columns
 
     def render(self, row: Row) -> str:
-        """The template's text. Raises ValueError with what the template said."""
+        """The template's text for a row. Raises ValueError with the template's own error."""
         assert self._template is not None
         try:
             return self._template.render(row)
         except Exception as error:  # a template can raise whatever Python's own operations raise
-            said = " ".join(str(error).split())[:200]
-            raise ValueError(f"{self.setting}: {said or type(error).__name__}") from error
+            message = " ".join(str(error).split())[:200]
+            raise ValueError(f"{self.setting}: {message or type(error).__name__}") from error
 
     def text(self, row: Row, columns: frozenset[str], *, counts: bool) -> Any:
         """lm-eval's doc_to_text: a text, or the index of the choice that it begins with.
@@ -86,10 +86,10 @@ class Field:
 
     def choices(self, row: Row, columns: frozenset[str]) -> list[str]:
         """lm-eval's doc_to_choice: the answers to choose from. Raises ValueError where they are no list of texts."""
-        found = self._listed(row, columns)
-        if not isinstance(found, list) or not found:
-            raise ValueError(f"{self.setting}: gives {str(found)[:80]!r}, not a list of answers")
-        return found
+        answers = self._listed(row, columns)
+        if not isinstance(answers, list) or not answers:
+            raise ValueError(f"{self.setting}: gives {str(answers)[:80]!r}, not a list of answers")
+        return answers
 
     def _listed(self, row: Row, columns: frozenset[str]) -> Any:
         if isinstance(self.source, dict):

@@ -1,7 +1,7 @@
 """TruthfulQA with several true answers (Lin et al. 2022, arXiv 2109.07958), task version 3.0 of lm-eval 0.4.12.
 
 A row: {"question": "Is the sky green?", "mc2_targets": {"choices": ["It is blue", "No", "Yes"], "labels": [1, 1, 0]}}.
-acc is the share of probability that the true answers have among all of them.
+acc is the true answers' share of the probability of all answers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from evalengine.tasks.base import Doc, Metric, MetricValue
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.templated import Templated
 
 
 class TruthfulQAMC2(Templated):
-    """The answers' probabilities, of which the true ones' are added up."""
+    """Scores every answer and adds up the probabilities of the true ones."""
 
     metrics: ClassVar[dict[str, Metric]] = {"acc": Metric()}
 
@@ -29,7 +30,7 @@ class TruthfulQAMC2(Templated):
         probabilities = np.exp(np.array([loglikelihood for loglikelihood, _ in answers], dtype=np.float64))
         true = np.array(doc["mc2_targets"]["labels"]) == 1
         total = np.sum(probabilities)
-        if total == 0:  # all underflow: compare them beside the likeliest, as lm-eval's 0 / 0 cannot
+        if total == 0:  # all underflow; lm-eval has 0 / 0 here, this divides by the likeliest first
             logprobs = np.array([loglikelihood for loglikelihood, _ in answers], dtype=np.float64)
             probabilities = np.exp(logprobs - logprobs.max())
             total = np.sum(probabilities)

@@ -11,7 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from evalengine.tasks.base import Doc, Instance, Metric, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.metric import Metric, MetricValue
 
 # A heading of level one opens a page: " = Title = ", not " = = Section = = ".
 TITLE = re.compile(r"^ = (?!= )(?:.*(?<! =))? = $")
@@ -29,9 +32,9 @@ def split_pages(text: str) -> list[Doc]:
 
 
 def _enclosed(opening: str, closing: str) -> Callable[[str], str]:
-    r"""White space just inside a pair of marks goes.
+    r"""A rule that removes white space just inside a pair of marks.
 
-    This is lm-eval's `\(\s*([^\)]*?)\s*\)`, which takes cubic time where marks stay open.
+    lm-eval's `\(\s*([^\)]*?)\s*\)` does the same, in cubic time where marks stay open.
     """
 
     def strip(text: str) -> str:
@@ -48,10 +51,10 @@ def _replaced(pattern: str, replacement: str) -> Callable[[str], str]:
     return lambda text: re.sub(pattern, replacement, text)
 
 
-# WikiText's tokenisation undone, in this order: each rule sees what the one before it left.
+# The rules that undo WikiText's tokenisation, in this order: each takes the text that the rule before it left.
 DETOKENISE: list[Callable[[str], str]] = [
     _replaced("s '", "s'"),
-    _replaced(r"/' [0-9]/", r"/'[0-9]/"),  # lm-eval's replacement is literal, not a group: kept, it never matches
+    _replaced(r"/' [0-9]/", r"/'[0-9]/"),  # lm-eval's pattern, kept though it never matches: "/" is part of it
     *(_replaced(f" @{re.escape(mark)}@ ", mark) for mark in "-,."),
     *(_replaced(rf" {re.escape(mark)} ", f"{mark} ") for mark in ":;.!?,"),
     *(_enclosed(*pair) for pair in ("()", "[]", "{}", '""', "''")),

@@ -1,7 +1,7 @@
 """WinoGrande (Sakaguchi et al. 2019, arXiv 1907.10641), task version 1.0 of lm-eval 0.4.12.
 
 A row: {"sentence": "The trophy did not fit in the suitcase because the _ was too big.", "option1": "trophy",
-"option2": "suitcase", "answer": "1"}. Each option fills the blank; what follows the blank is scored after either
+"option2": "suitcase", "answer": "1"}. Each option fills the blank; the text behind the blank is scored after both
 (partial evaluation, Trinh and Le 2018, arXiv 1806.02847).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from evalengine.tasks.base import Doc
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.multiple_choice import ContextChoiceTask
 
 BLANK = "_"

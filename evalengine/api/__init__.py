@@ -1,1 +1,1 @@
-"""The package's functions of Python: `evaluate` runs tasks, by the code of the command line."""
+"""The package's Python functions: `evaluate` runs tasks by the code of the command line."""

@@ -1,4 +1,4 @@
-"""`evalengine.evaluate`: tasks on a model from Python, by the code of `python -m evalengine`."""
+"""`evalengine.evaluate`: runs tasks on a model from Python, by the code of `python -m evalengine`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evalengine.engine.llm import LLM
     from evalengine.report.python.results import Results
 
-OF_THE_ENGINE = ("engine", "cluster", "batch_invariant", "numerics")  # fixed once an LLM is loaded
+OF_THE_ENGINE = ("engine", "cluster", "batch_invariant", "numerics")  # settings that are fixed once an LLM is loaded
 
 
 def evaluate(
@@ -35,11 +35,11 @@ def evaluate(
         model: a name of `conf/model/`, a folder, a Hub id, a `.gguf` file, a `ModelConfig`; or an `LLM` that is loaded
             already, whose weights and KV pool are used, and which stays open.
         tasks: a task's name, the path of a YAML file, or a list of them.
-        settings: those of the command line by their names: `limit=8`; of a group as a mapping:
+        settings: the command line's settings by their names: `limit=8`; a group's settings as a mapping:
             `engine={"max_num_seqs": 4}`, `task={"num_fewshot": 5}`; or by its dotted name, which Python takes as
-            `**{"tasks.gsm8k.num_fewshot": 5}`. A model's revision or tokenizer is said by a `ModelConfig`.
+            `**{"tasks.gsm8k.num_fewshot": 5}`. A `ModelConfig` names a model's revision or tokenizer.
 
-    Progress goes to standard error (`progress=False`: none). An interrupted run is taken up by the same call.
+    Progress goes to standard error (`progress=False`: none). The same call resumes an interrupted run.
 
     Raises:
         ConfigError: settings, models, tasks and rows that cannot be honoured, all at once; nothing was written then.
@@ -59,13 +59,13 @@ def evaluate(
 
 
 def _loaded(model: Any) -> LLM | None:
-    """The model if it is an LLM. Nobody has one without having imported its module, which takes seconds."""
+    """The model if it is an LLM. Its module is not imported for the test: an import takes seconds."""
     module = sys.modules.get("evalengine.engine.llm")
     return model if module is not None and isinstance(model, module.LLM) else None
 
 
 def _model_words(model: Any, llm: LLM | None, settings: Mapping[str, Any], problems: list[str]) -> list[str]:
-    """The words that name the model; of an LLM those of its own settings, too."""
+    """The words that name the model; for an LLM also those of its own settings."""
     if llm is not None:
         return _words_of(llm, settings, problems)
     if isinstance(model, ModelConfig):
@@ -80,7 +80,7 @@ def _model_words(model: Any, llm: LLM | None, settings: Mapping[str, Any], probl
 
 
 def _words_of(llm: LLM, settings: Mapping[str, Any], problems: list[str]) -> list[str]:
-    """What asks for this very engine, so that the run's files say what computed it."""
+    """The words that describe this very engine, so that the run's files say what computed it."""
     for name in leaf_names(settings):
         if name.split(".")[0] in OF_THE_ENGINE or (name.split(".")[0] == "model" and name != "model.name"):
             problems.append(f"{name}: this LLM is loaded with settings of its own; make another one, or give its path")

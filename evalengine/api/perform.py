@@ -1,4 +1,4 @@
-"""One run with everything that it leaves: what `python -m evalengine` and `evalengine.evaluate` both do."""
+"""Makes one run with everything that it leaves, for `python -m evalengine` and for `evalengine.evaluate`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def perform(config: Config, command: Sequence[str] | None = None, llm: LLM | None = None) -> Path:
     """Runs the tasks, leaves the run's page and the list of all runs beside it; returns the run's folder.
 
-    command: the words that asked for it. llm: an engine that is loaded already (`harness.runner.run`).
+    command: the command line's words. llm: an engine that is loaded already (`harness.runner.run`).
 
     Raises `ConfigError` and `EvalEngineError` as `harness.runner.run` does.
     """

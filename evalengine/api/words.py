@@ -1,6 +1,6 @@
-"""Python's arguments as words of the command line, so that both ask for a run in one way and by one code.
+"""Writes Python's arguments as words of the command line, so that one code serves both.
 
-    {"limit": 8, "engine": {"max_num_seqs": 4}}    ->    limit=8 engine.max_num_seqs=4
+{"limit": 8, "engine": {"max_num_seqs": 4}}    ->    limit=8 engine.max_num_seqs=4
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from evalengine.arguments import shown
 
-_BARE = re.compile(r"[A-Za-z][A-Za-z0-9_/-]*")  # needs no quotes, unless it is a word of the grammar
+_BARE = re.compile(r"[A-Za-z][A-Za-z0-9_/-]*")  # texts that need no quotes, unless they are words of the grammar
 _WORDS = ("null", "true", "false", "inf", "nan")
-_NAME = re.compile(r"[A-Za-z_][\w./-]*")  # of a setting
+_NAME = re.compile(r"[A-Za-z_][\w./-]*")  # a setting's name
 
 
 def words(settings: Mapping[str, Any], problems: list[str], above: str = "") -> list[str]:
-    """A word for each setting, those of a mapping by their dotted names. What is no setting's name or value goes into
-    `problems`, a sentence each."""
-    found: list[str] = []
+    """A word for each setting; settings in a mapping have dotted names. Each bad name or value adds a sentence to
+    `problems`."""
+    texts: list[str] = []
     for name, value in settings.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             problems.append(f"{above}{shown(name)}: must be a setting's name")
         elif isinstance(value, Mapping) and value:
-            found += words(value, problems, f"{above}{name}.")
+            texts += words(value, problems, f"{above}{name}.")
         else:
             text = _text(value, f"{above}{name}", problems)
-            found += [] if text is None else [f"{above}{name}={text}"]
-    return found
+            texts += [] if text is None else [f"{above}{name}={text}"]
+    return texts
 
 
 def task_word(tasks: Any, problems: list[str]) -> list[str]:
-    """`task=...` of a name, a file's path, or several of them."""
+    """The word `task=...` for a name, a file's path, or several of them."""
     if isinstance(tasks, str | os.PathLike):
         chosen: Sequence[Any] = [tasks]
     elif isinstance(tasks, Sequence) and tasks and all(isinstance(task, str | os.PathLike) for task in tasks):
@@ -51,7 +51,7 @@ def task_word(tasks: Any, problems: list[str]) -> list[str]:
 
 
 def _text(value: Any, where: str, problems: list[str]) -> str | None:
-    """The value in the grammar of overrides; None, and a problem, for what cannot be one."""
+    """The value in the grammar of overrides; None, and one more of `problems`, if it cannot be written so."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str | os.PathLike):
@@ -75,7 +75,7 @@ def _number(value: Any) -> str | None:
 
 
 def _quoted(text: str) -> str:
-    """A text that the grammar gives back as it is: `${...}` in it is no reference."""
+    """The text, quoted so that the grammar gives it back unchanged: `${...}` in it is no reference."""
     if _BARE.fullmatch(text) and text.lower() not in _WORDS:
         return text
     literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

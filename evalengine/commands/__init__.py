@@ -1,4 +1,4 @@
-"""The sub-commands' words, a module each: what does the work is imported once the words are good."""
+"""The sub-commands' arguments and options, one module each; the module that does the work is imported after parsing."""
 
 MODULES = {  # sub-command -> the module whose `main(argv)` answers it
     "compare": "evalengine.commands.compare",

@@ -1,4 +1,4 @@
-"""The words of `baseline`."""
+"""The arguments and options of `baseline`."""
 
 from __future__ import annotations
 

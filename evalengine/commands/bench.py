@@ -1,4 +1,4 @@
-"""The words of `bench`, and of the benchmarks that are commands of their own."""
+"""The arguments and options of `bench`, and of the benchmarks that are commands of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalengine.errors import ConfigError
 BENCHES = ("matmul", "attention", "rows", "forward")
 MODELS = ("Qwen3-0.6B", "Qwen3-8B")
 THROUGHPUT_MODELS = "shape:qwen3-0.6b,shape:qwen3-8b"
-MATMUL_OPTIONS = {"--tune", "--shapes"}  # after `matmul` alone: a command of its own, without a report of lines
+MATMUL_OPTIONS = {"--tune", "--shapes"}  # with one of these `bench matmul` is a command of its own
 DRAWS, SEED = 1000, 0
 Output = Annotated[Path, Option(metavar="FOLDER", help="where the figures go, as JSON and Markdown")]
 Rounds = Annotated[int, Option(metavar="N", parser=count, help="how often each is run")]
@@ -46,8 +46,8 @@ def _bench(
         raise ConfigError(f"bench {unknown[0]}: there is no such benchmark; there are {', '.join(BENCHES)} and all")
     if unknown := [name for name in models.split(",") if name not in MODELS]:
         raise ConfigError(f"bench --models {unknown[0]}: there are {', '.join(MODELS)}")
-    found = BENCHES if "all" in chosen else tuple(name for name in BENCHES if name in chosen)
-    return Namespace(names=found, models=models.split(","), output=output)
+    measured = BENCHES if "all" in chosen else tuple(name for name in BENCHES if name in chosen)
+    return Namespace(names=measured, models=models.split(","), output=output)
 
 
 def _matmul(

@@ -1,4 +1,4 @@
-"""The words of `cache`."""
+"""The arguments and options of `cache`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BYTES = {"MB": 10**6, "GB": 10**9}
 
 
 def _limit(text: str) -> tuple[str, int]:
-    """`older-than=30d` or `size=2GB`."""
+    """(name, seconds or bytes) of `older-than=30d` or `size=2GB`."""
     name, _, value = text.partition("=")
     units = {"older-than": SECONDS, "size": BYTES}.get(name, {})
-    found = re.fullmatch(r"(\d{1,9})([a-zA-Z]+)", value)
-    if found is None or found[2] not in units:
+    match = re.fullmatch(r"(\d{1,9})([a-zA-Z]+)", value)
+    if match is None or match[2] not in units:
         raise BadParameter(f"{text}: must be older-than=30d (h, d, w) or size=2GB (MB, GB)")
-    return name, int(found[1]) * units[found[2]]
+    return name, int(match[1]) * units[match[2]]
 
 
 def _words(

@@ -1,4 +1,4 @@
-"""The words of `check`."""
+"""The arguments and options of `check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of `compare`."""
+"""The arguments and options of `compare`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell completion of the sub-commands, by typer: `evalengine --install-completion`, and what the shell asks then."""
+"""Shell completion of the sub-commands, by typer: installs it, and answers the shell."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typer.main import get_command
 from evalengine.commands import MODULES
 from evalengine.commands.words import Command
 
-PROGRAM = "evalengine"  # the installed script: a shell completes a program's words, not those of `python -m`
+PROGRAM = "evalengine"  # the installed script; shells complete programs, not `python -m`
 
 
 class _Commands(TyperGroup):
-    """The sub-commands; one is imported when its own words are completed."""
+    """The sub-commands. A command is imported only when its own words are completed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return ["run", *MODULES]

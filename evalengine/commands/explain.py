@@ -1,4 +1,4 @@
-"""The words of `explain`."""
+"""The arguments and options of `explain`."""
 
 from __future__ import annotations
 

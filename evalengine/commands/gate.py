@@ -1,4 +1,4 @@
-"""The words of `gate`."""
+"""The arguments and options of `gate`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def _words(
 
 
 class _Gate(Command):
-    """`gate BASELINE -- SETTINGS`: what follows the two dashes is the run's, not the gate's."""
+    """`gate BASELINE -- SETTINGS`: the words after the two dashes are settings of the run, not options of the gate."""
 
     def parse(self, argv: Sequence[str]) -> Any:
         words, settings = list(argv), None
         if "--" in words:
             words, settings = words[: words.index("--")], words[words.index("--") + 1 :]
-        found = super().parse(words)
-        if isinstance(found, Namespace):
-            found.settings = settings
-            self.check(found)
-        return found
+        arguments = super().parse(words)
+        if isinstance(arguments, Namespace):
+            arguments.settings = settings
+            self.check(arguments)
+        return arguments
 
     def check(self, arguments: Namespace) -> None:
         """Raises `ConfigError` unless there is one run to judge: RUN, or the settings of one to make."""

@@ -1,4 +1,4 @@
-"""The words of `prove`."""
+"""The arguments and options of `prove`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of `report`."""
+"""The arguments and options of `report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m evalengine [run] [setting=value ...]`: a run, a sweep or an experiment, and the help that lists it all.
+"""`python -m evalengine [run] [setting=value ...]`: makes a run, a sweep or an experiment, or prints the help.
 
 Hydra is imported for settings and torch when a run starts, so that help and configuration errors answer at once.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from evalengine.config import Config
 
 COMMANDS = ("run", *MODULES)
-FLAGS = {  # all that a run takes besides settings
+FLAGS = {  # word -> flag; a run takes these besides settings
     **dict.fromkeys(("-h", "--help"), "help"),
     **dict.fromkeys(("-m", "--multirun"), "multirun"),
     **dict.fromkeys(("-c", "--cfg"), "cfg"),
@@ -134,7 +134,7 @@ def _help() -> str:
 
 
 def _wrapped(names: list[str]) -> str:
-    """The names in lines of the help's width, below what they are values of."""
+    """The names in lines of the help's width, indented like the help's second column."""
     indent = " " * 32
     return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
@@ -144,12 +144,12 @@ def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
-        codes.append(exit_code(partial(_run, job.config, words)))  # a failure becomes a code: the sweep goes on
+        codes.append(exit_code(partial(_run, job.config, words)))  # a failure becomes a code, and the sweep goes on
     return max(codes)
 
 
 def _run(config: Config, command: Sequence[str] | None = None) -> int:
-    """One run, its report, table and digest. command: the words that asked for it."""
+    """Makes one run, with its report, table and digest. command: the command line's words."""
     from evalengine.api.perform import perform
     from evalengine.report.terminal.run_table import print_report
 

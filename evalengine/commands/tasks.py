@@ -1,4 +1,4 @@
-"""The words of `tasks`."""
+"""The arguments and options of `tasks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of `verify`."""
+"""The arguments and options of `verify`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = ("engine", "kernels")
 
 
 def _json_file(text: str) -> Path:
-    """Known to be wrong before minutes are spent: the Markdown goes to the same name with .md."""
+    """A path that ends in .json; checked before minutes are spent, as the Markdown gets the same name with .md."""
     if not text.endswith(".json") or Path(text).is_dir():
         raise BadParameter(f"{text}: name a file that ends in .json; the Markdown goes beside it")
     return Path(text)

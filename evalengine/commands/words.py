@@ -1,6 +1,6 @@
-"""How a sub-command's words are declared and parsed: a function's annotated parameters, by typer.
+"""Declares and parses a sub-command's words by typer: the annotated parameters of a function.
 
-What typer lacks stands here, too: options of several words, epilogs as they are written, lists and counts.
+This module also adds what typer lacks: options of several words, epilogs that keep their lines, lists and counts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typer.main import get_command
 from evalengine.command import PROGRAM, Namespace
 from evalengine.errors import ConfigError
 
-SEVERAL = " ..."  # an option whose metavar ends so takes all words up to the next option
+SEVERAL = " ..."  # an option whose metavar ends with this takes all words up to the next option
 SETTING = re.compile(r"[~+]{0,2}[a-z_][\w.@]*=")
-TEXTS = (  # typer's complaint -> ours, which names the word first
+TEXTS = (  # typer's message -> this package's, which names the word first
     (r"No such option: (\S+)", r"unrecognized arguments: \1"),
     (r"Got unexpected extra arguments? \((.*)\)", r"unrecognized arguments: \1"),
     (r"Missing (?:argument|option) '([^']*)'.*", r"the following arguments are required: \1"),
@@ -36,7 +36,7 @@ class Words(TyperCommand):
     """A command whose options may take several words (`--axes batch order`), and whose epilog keeps its lines."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click's, after `--axes batch order` has become `--axes batch --axes order`."""
+        """Parses as click does, after `--axes batch order` has become `--axes batch --axes order`."""
         several = {name: param.metavar or "" for param in self.params for name in param.opts}
         several = {name: metavar for name, metavar in several.items() if metavar.endswith(SEVERAL)}
         spread: list[str] = []
@@ -55,23 +55,23 @@ class Words(TyperCommand):
         return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments by their metavar alone: `RUN`, not `RUN <list[str]>`."""
+        """Shows arguments by their metavar alone: `RUN`, not `RUN <list[str]>`."""
         for param in self.params:
             if param.param_type_name == "argument":
                 setattr(param, "display_type_rich", lambda ctx: None)  # noqa: B010
         super().format_options(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The epilog as it is written: examples and exit codes are lines, which must not be filled."""
+        """Writes the epilog unchanged: its examples and exit codes are lines, which must not be joined."""
         formatter.write(f"\n{self.epilog}\n")
 
 
 class BadUsage(Exception):
-    """What is wrong with a command's words; `Command` names the command and its help."""
+    """A command's words are wrong. `Command` adds the name of the command and of its help."""
 
 
 class Command:
-    """A sub-command: its words, and what does the work once they are good.
+    """A sub-command: its arguments and options, and the function that does its work.
 
     name: its words ("compare", "bench host"). words: a function whose annotated parameters are the arguments and
     options and whose docstring is the help's first part; it returns them as a namespace, or raises `BadUsage`. work:
@@ -82,7 +82,7 @@ class Command:
         self.name, self.words, self.work, self.epilog = name, words, work, epilog
 
     def __call__(self, argv: Sequence[str]) -> int:
-        """Runs the command with the words after its name; returns the exit code. Raises what is wrong with them."""
+        """Runs the command with the words after its name; returns the exit code. Raises ConfigError for wrong words."""
         arguments = self.parse(argv)
         if not isinstance(arguments, Namespace):  # --help
             return 0
@@ -91,25 +91,25 @@ class Command:
         return code
 
     def parse(self, argv: Sequence[str]) -> Any:
-        """The words as the declared function gives them back, with `argv` besides; no namespace for --help."""
+        """The namespace that the declared function returns, with `argv` added; no namespace for --help."""
         try:
-            found = self.typer_command.main(list(argv), prog_name=f"{PROGRAM} {self.name}", standalone_mode=False)
+            arguments = self.typer_command.main(list(argv), prog_name=f"{PROGRAM} {self.name}", standalone_mode=False)
         except (TyperException, BadUsage) as error:
-            said = error.format_message() if isinstance(error, TyperException) else str(error)
-            for theirs, ours in TEXTS:
-                said = re.sub(theirs, ours, said)
-            raise self.bad_usage(said) from error
-        if isinstance(found, Namespace):
-            found.argv = list(argv)
-        return found
+            message = error.format_message() if isinstance(error, TyperException) else str(error)
+            for pattern, text in TEXTS:
+                message = re.sub(pattern, text, message)
+            raise self.bad_usage(message) from error
+        if isinstance(arguments, Namespace):
+            arguments.argv = list(argv)
+        return arguments
 
     def bad_usage(self, said: str) -> ConfigError:
-        """The error for words that are wrong together."""
+        """The error that says what is wrong with the words, and names the help."""
         return ConfigError(f"{self.name}: {said} (see {self.name} --help)")
 
     @cached_property
     def typer_command(self) -> TyperCommand:
-        """What typer makes of the declared words; shell completion reads it as well."""
+        """The command that typer makes of the declared words; shell completion reads it as well."""
         app = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         context = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
         app.command(cls=Words, epilog=self.epilog, context_settings=context)(self.words)
@@ -118,29 +118,29 @@ class Command:
 
 
 def names(text: str | list[str]) -> list[str]:
-    """Names with commas between them, each once."""
+    """The names of a text with commas between them, each once."""
     if isinstance(text, list):
         return text
-    found = list(dict.fromkeys(text.split(",")))
-    if not all(found):
+    unique = list(dict.fromkeys(text.split(",")))
+    if not all(unique):
         raise BadParameter(f"{text!r}: give names with commas between them")
-    return found
+    return unique
 
 
 def count(text: str | int) -> int:
-    """How many of something."""
+    """A positive integer."""
     if not str(text).isdecimal() or not 0 < int(text) < 1 << 31:
         raise BadParameter(f"{text!r}: must be an integer of at least 1")
     return int(text)
 
 
 def counts(text: str) -> list[int]:
-    """Several of them, with commas between, each once."""
+    """Positive integers with commas between them, each once."""
     return [count(word) for word in names(text)]
 
 
 def setting_of(*allowed: str) -> Callable[[str], str]:
-    """Takes `SETTING=VALUE` if it begins with one of `allowed`."""
+    """A parser that accepts `SETTING=VALUE` if it begins with one of `allowed`."""
 
     def check(text: str) -> str:
         if "=" not in text or not text.startswith(allowed):

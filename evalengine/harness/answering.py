@@ -1,4 +1,4 @@
-"""What answers a run's requests: an `LLM` in this process, or replicas of it (`evalengine.cluster`)."""
+"""The engine that answers a run's requests: an `LLM` in this process, or replicas of it (`evalengine.cluster`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evalengine.records.libraries import installed_libraries
 
 
 class Answering(Protocol):
-    """What the harness uses of an `LLM`."""
+    """The part of an `LLM` that the harness uses; replicas have it, too."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -53,8 +53,8 @@ class Answering(Protocol):
 
 @contextmanager
 def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) -> Iterator[Answering]:
-    """What answers this run alone, as its cluster settings say; or what is loaded already, which has forgotten what it
-    has read: under fast numerics bits could depend on that."""
+    """An engine or replicas for this run alone, as its cluster settings say; or the engine that is loaded already, with
+    its prefix cache emptied: under fast numerics bits could depend on cached prefixes."""
     if loaded is not None:
         loaded.reset_prefix_cache()
         yield loaded
@@ -69,24 +69,24 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) 
                 yield own
             return
         with DeferredLLM(checkpoint, **settings, make=lambda: LLM(checkpoint, **settings)) as deferred:
-            yield cast(Answering, deferred)  # it has all that a run asks of an engine of its own
+            yield cast(Answering, deferred)  # a DeferredLLM has all that a run asks of its own engine
 
 
 def answering_problems(config: Config, spec: ModelSpec | None) -> Iterator[str]:
-    """What is wrong with the settings of the engine and its replicas, a sentence each. On a Ray cluster elsewhere the
-    machine that computes is another one: there the first replica says what its engine's settings lack."""
+    """Yields what is wrong with the settings of the engine and its replicas, a sentence each. On a remote Ray cluster
+    the first replica checks its engine's settings, since another machine computes."""
     yield from ray_problems(config)
     if config.cluster.address is None:
         yield from settings_problems(config.engine, config.batch_invariant, config.numerics, spec)
 
 
 def weights_sha256(llm: Answering) -> str:
-    """Of the weight files; reads all of them, unless the replicas have made sure of it."""
+    """SHA-256 of the weight files; reads all of them, unless the replicas have hashed them already."""
     return llm.weights_sha256 if isinstance(llm, RayEngines) else weights_fingerprint(llm.checkpoint)
 
 
 def gpu_architecture(llm: Answering) -> str:
-    """As in `sm_90`."""
+    """The architecture of the GPU that computes, as `sm_90`."""
     if isinstance(llm, RayEngines):
         return str(llm.first.gpu_architecture)
     return "sm_{}{}".format(*torch.cuda.get_device_capability(llm.settings.device))
@@ -98,5 +98,5 @@ def libraries(llm: Answering) -> dict[str, str | None]:
 
 
 def cluster_facts(llm: Answering) -> dict[str, Any]:
-    """What the manifest says of replicas: who they are, and the first one's hardware; nothing without replicas."""
+    """The manifest's facts about replicas: their roster, and the first one's hardware; {} without replicas."""
     return {"cluster": llm.roster.facts(), "hardware": llm.first.hardware} if isinstance(llm, RayEngines) else {}

@@ -1,4 +1,4 @@
-"""What a task generates against what the model has room for, before any weight is loaded."""
+"""Checks, before any weight is loaded, that the model has room for what the tasks generate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from evalengine.tasks.generation import generation_settings
 
 
 def budget_problems(config: Config, tasks: Sequence[Task], spec: ModelSpec) -> Iterator[str]:
-    """A sentence for each budget that leaves no room for a prompt, and for what a thinking model cannot be asked."""
+    """Yields a sentence for each budget that leaves no room for a prompt, for each task that a thinking model cannot
+    answer, and for an end of thinking that is no token."""
     room = config.engine.max_model_len or spec.max_position_embeddings
     end = think_end_token(config.model)
     if isinstance(end, int) and end >= spec.vocab_size:

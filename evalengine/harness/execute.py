@@ -1,4 +1,4 @@
-"""Running a plan's requests: what the journal already has is skipped, what finishes is journaled at once."""
+"""Runs a plan's requests: those that the journal holds are skipped, each that finishes is journaled at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def execute(
     """Every request's answer, and the keys of those that ran now (the others come from the journal).
 
     Raises EvalEngineError for a journal that is not this run's; and, once all others are done and journaled, if a
-    request failed. KeyboardInterrupt for a Ctrl-C: what the step that ran has answered is journaled.
+    request failed. Raises KeyboardInterrupt for a Ctrl-C, once the answers of the running step are journaled.
     """
     asked = {item.key: _asked(item, llm) for item in plan.requests}
     with Journal.open(folder.journal, folder.identity_sha256, asked) as journal:
@@ -62,7 +62,8 @@ def execute(
 def _undoubted(
     answers: Iterator[RequestOutput], journal: Journal, todo: Mapping[int, HarnessRequest]
 ) -> Iterator[RequestOutput]:
-    """The answers. What a machine that is in doubt has answered leaves the journal: a resumed run asks it again."""
+    """The answers. If two machines disagree, the doubted answers are taken out of the journal: a resumed run asks those
+    requests again."""
     try:
         yield from answers
     except DoubtedAnswersError as error:
@@ -72,7 +73,7 @@ def _undoubted(
 
 
 def _asked(item: HarnessRequest, llm: Answering) -> Asked:
-    """What an answer to the request must agree with; the text of generated tokens follows from them."""
+    """The properties that any answer to the request must have; generated text follows from the tokens."""
     request, prompt, vocabulary = item.request, ids_sha256(item.prompt_ids), llm.spec.vocab_size
     if not isinstance(request, GenerateRequest):
         return Asked(prompt, vocabulary, scored=list(request.continuation_ids))
@@ -87,7 +88,7 @@ def _asked(item: HarnessRequest, llm: Answering) -> Asked:
 
 
 def _most_tokens(item: HarnessRequest, llm: Answering) -> int:
-    """How many tokens the request may add to its prompt: generated at most, or scored."""
+    """How many tokens the request adds to its prompt: the most that it may generate, or those that it scores."""
     request = item.request
     if not isinstance(request, GenerateRequest):
         return len(request.continuation_ids)
@@ -118,5 +119,5 @@ def _entry(item: HarnessRequest, output: RequestOutput) -> JournalEntry:
 
 def _table(top: list[dict[int, float]]) -> Top:
     """Alternatives, best first, as ids and logprobs [tokens, n]."""
-    ids = np.array([[*found] for found in top], dtype=np.int32)
-    return ids, np.array([[*found.values()] for found in top], dtype=np.float32)
+    ids = np.array([[*by_token] for by_token in top], dtype=np.int32)
+    return ids, np.array([[*by_token.values()] for by_token in top], dtype=np.float32)

@@ -1,7 +1,7 @@
-"""Groups of tasks: their metrics from those of their tasks, as lm-eval 0.4.13 aggregates them (`api/group.py`).
+"""Metrics of groups of tasks, made of the tasks' metrics as lm-eval 0.4.13 aggregates them (`api/group.py`).
 
-The mean is over documents (`weight_by_size`) or over tasks; its standard error is pooled from the tasks', or that of a
-mean of independent means.
+The mean is over documents (`weight_by_size`) or over tasks; its standard error is pooled from the
+tasks' errors, or that of a mean of independent means.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evalengine.records.lm_eval import GroupResult, TaskResult, Value
 
 
 def group_results(groups: Mapping[str, GroupConfig], tasks: Sequence[TaskResult]) -> list[GroupResult]:
-    """A result a group, in the groups' order; groups within groups count by their tasks."""
+    """One result for each group, in the groups' order; groups within groups count by their tasks."""
     by_name = {task.name: task for task in tasks}
     return [_result(name, groups, by_name) for name in groups]
 
@@ -44,7 +44,7 @@ def _result(name: str, groups: Mapping[str, GroupConfig], by_name: Mapping[str, 
 
 
 def _filters(entry: Mapping[str, Any], tasks: Sequence[TaskResult]) -> list[str]:
-    """The filters that are asked for, or all that the tasks have for the metric."""
+    """The filters that the entry names, or all that the tasks have for its metric."""
     asked = entry.get("filter_list")
     if asked is not None:
         return [asked] if isinstance(asked, str) else list(asked)
@@ -73,6 +73,9 @@ def _aggregated(entry: Mapping[str, Any], filter_name: str, tasks: Sequence[Task
 
 
 def pooled_stderr(errors: Sequence[float], sizes: Sequence[int]) -> float:
-    """Standard error of a mean over all documents of several tasks, from each task's own; at least one task of two."""
+    """Standard error of a mean over all documents of several tasks, from each task's own.
+
+    At least one task has two documents.
+    """
     squares = math.fsum((size - 1) * size * error**2 for error, size in zip(errors, sizes, strict=True))
     return math.sqrt(squares / (sum(sizes) - len(sizes)) / sum(sizes))

@@ -1,6 +1,6 @@
 """lm-eval's hashes: two harnesses with equal task hashes sent the same prompts about the same rows.
 
-Generation settings, filters and the model are not in them (lm-eval 0.4.12, evaluator.py and evaluation_tracker.py).
+They do not cover generation settings, filters or the model (lm-eval 0.4.12, evaluator.py and evaluation_tracker.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.tasks.base import Doc, Instance
+from evalengine.tasks.documents import Doc
+from evalengine.tasks.instance import Instance
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def hash_string(text: str) -> str:
 
 
 def _plain(value: object) -> object:
-    """What json cannot write, as lm-eval writes it."""
+    """A JSON value for what json cannot write, as lm-eval writes it."""
     if isinstance(value, (np.int32, np.int64)):
         return int(value)
     return list(value) if isinstance(value, set) else str(value)

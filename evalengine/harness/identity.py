@@ -1,5 +1,6 @@
-"""What a run is, by content: everything that can change one of its numbers or words, whatever it is called and wherever
-it lies. Runs with equal identities may resume each other; a difference names the field that made two runs unlike.
+"""A run's identity: everything that can change one of its numbers or words, by content, whatever its name and place.
+
+Runs with equal identities may resume each other; a difference names the field that made two runs unlike.
 """
 
 from __future__ import annotations
@@ -28,35 +29,35 @@ class Facts:
 
 
 def run_facts(config: Config, plan: Plan, llm: Answering) -> Facts:
-    """Hashes files and rows, so it is called once a run."""
+    """The run's facts. Hashing files and rows takes seconds, so that this is called once a run."""
     datasets = {p.task.name: p.task.fingerprint(config.limit) for p in plan.tasks}
     extra = {
         **engine_identity(config, llm),
         "datasets": {name: _rows_sha256(fingerprint) for name, fingerprint in datasets.items()},
         "prompts": plan.prompts_sha256(),
     }
-    if definitions := {p.task.name: found for p in plan.tasks if (found := p.task.definition())}:
+    if definitions := {p.task.name: definition for p in plan.tasks if (definition := p.task.definition())}:
         extra["definitions"] = definitions
     return Facts(run_id(config, extra), run_identity(config, extra), datasets)
 
 
 def engine_identity(config: Config, llm: Answering) -> dict[str, Any]:
-    """What computes: the model by content, numerics and dtype. Hashes the weight files."""
-    found = {
+    """The part of the identity that computes: the model by content, numerics and dtype. Hashes the weight files."""
+    identity = {
         "weights": weights_sha256(llm),
         **model_identity(config, llm),
         "numerics": llm.settings.numerics,
         "dtype": dtype_name(llm.settings.dtype),
     }
     if llm.settings.numerics == "fast":
-        found["attention_backend"] = llm.settings.attention_backend
-    if llm.settings.numerics == "native":  # its promise: one GPU architecture
-        found["gpu_architecture"] = gpu_architecture(llm)
-    return found
+        identity["attention_backend"] = llm.settings.attention_backend
+    if llm.settings.numerics == "native":  # native promises equal bits on one GPU architecture only
+        identity["gpu_architecture"] = gpu_architecture(llm)
+    return identity
 
 
 def model_identity(config: Config, llm: Answering) -> dict[str, Any]:
-    """What the model is besides its weights: the same weights under another `rope_theta` are another model."""
+    """The model's identity besides its weights: the same weights under another `rope_theta` are another model."""
     template = llm.tokenizer.chat_template if config.apply_chat_template and llm.tokenizer is not None else None
     return {
         "model_spec": plain_spec(llm.spec),
@@ -74,8 +75,8 @@ def plain_spec(spec: ModelSpec) -> dict[str, Any]:
 
 
 def plain_tokenizer(tokenizer: Any) -> dict[str, Any] | None:
-    """What a fast tokenizer encodes and decodes by. `sha256` is over the vocabulary with all its stages (normaliser,
-    pre-tokeniser, post-processor, decoder, added tokens); the rest is what transformers adds around them."""
+    """Everything by which a fast tokenizer encodes and decodes. `sha256` is over the vocabulary with all its stages
+    (normaliser, pre-tokeniser, post-processor, decoder, added tokens); transformers adds the other fields."""
     if tokenizer is None:
         return None
     return {

@@ -2,8 +2,8 @@
 
 A line is a JSON object that names its run (the hash of the run's whole identity) and ends with a CRC-32 of the bytes
 before it. A process killed in mid-write leaves a last line that fails its check; it is cut off and its request runs
-again. A damaged line anywhere else, a line of another run, or one that no request of this run can have been answered
-with (`Asked`) is an error: what is kept must be what this very run would have computed.
+again. A damaged line anywhere else, a line of another run, or one that cannot answer any request of this run
+(`Asked`) is an error: every kept answer must be one that this very run would have computed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CURE = "delete this file (its run starts again) or set resume=never"
 
 @dataclass(frozen=True, eq=False)
 class JournalEntry:
-    """What the engine answered to one request, and the hash of the prompt it answered."""
+    """The engine's answer to one request, and the hash of its prompt."""
 
     key: RecordKey
     prompt_sha256: str
@@ -46,13 +46,13 @@ class JournalEntry:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one request of the run wants: what any answer to it must agree with."""
+    """The properties that any answer to one request of the run must have."""
 
     prompt_sha256: str
     vocab_size: int
-    scored: list[int] | None = None  # the tokens whose logprobs are wanted; None: generated ones
+    scored: list[int] | None = None  # the tokens to be scored; None: tokens are generated
     room: int = 0  # how many tokens can be generated
-    alternatives: int = 0  # of each generated token
+    alternatives: int = 0  # how many for each generated token
     said: Callable[[list[int]], str] | None = None  # generated tokens -> their text, stop strings cut
 
     def problem(self, entry: JournalEntry) -> str | None:
@@ -64,7 +64,7 @@ class Asked:
             return f"it has {len(ids)} output ids and {len(logprobs)} logprobs"
         if any(not 0 <= token < self.vocab_size for token in ids):
             return f"its output ids are not all between 0 and {self.vocab_size - 1}"
-        # A request that met NaN or infinity failed and was not journaled; -inf is what a token that was ruled out has.
+        # A request that met NaN or infinity failed and was not journaled; a token that was ruled out has -inf.
         if np.isnan(logprobs).any() or (logprobs > _HIGHEST_LOGPROB).any():
             return "its logprobs are no logarithms of probabilities"
         if (problem := self._top_problem(entry)) is not None:
@@ -78,9 +78,8 @@ class Asked:
             return "its finish reason is not that of its output"
         return None if self.said is None or self.said(ids) == entry.text else "its text is not that of its output ids"
 
-
     def _top_problem(self, entry: JournalEntry) -> str | None:
-        """Why the alternatives are not those of a request that wants so many."""
+        """Why the entry's alternatives cannot be this request's; None if they can."""
         if entry.top is None:
             return "it has no alternatives" if self.alternatives else None
         ids, values = entry.top
@@ -92,11 +91,11 @@ class Asked:
         return None if falls and not np.isnan(values).any() else "the logprobs of its alternatives are not in order"
 
 
-_HIGHEST_LOGPROB = 1e-2  # above 0 by what rounding, in any numerics, can add to the logarithm of a probability of 1
+_HIGHEST_LOGPROB = 1e-2  # rounding can lift the logarithm of a probability of 1 above 0, by less than this
 
 
 class Journal:
-    """An open journal: `finished` holds what is already done, `append` adds to it.
+    """An open journal: `finished` holds the answers so far, `append` adds one.
 
     Each append is one unbuffered write, so a killed process loses at most the line it was writing.
     """
@@ -112,7 +111,7 @@ class Journal:
     def open(cls, path: Path, run_sha256: str, asked: Mapping[RecordKey, Asked]) -> Journal:
         """Reads `path` (it may not exist yet) and opens it for more.
 
-        run_sha256: of the run's identity (`RunFolder.identity_sha256`). asked: every request of the run.
+        run_sha256: the hash of the run's identity (`RunFolder.identity_sha256`). asked: every request of the run.
         Raises `EvalEngineError`, with the line and the cure, for a line that is damaged or cannot be this run's.
         """
         try:
@@ -140,7 +139,7 @@ class Journal:
         self.finished[entry.key] = entry
 
     def forget(self, keys: Set[RecordKey]) -> None:
-        """Takes requests out, as if they had not finished. The file is replaced whole or not at all."""
+        """Removes requests, as if they had not finished. The file is replaced whole or not at all."""
         kept = {key: entry for key, entry in self.finished.items() if key not in keys}
         lines = b"".join(_encode(entry, self._run_sha256) for entry in kept.values())
         self.close()
@@ -253,14 +252,14 @@ def _decode(line: bytes, run_sha256: str) -> JournalEntry:
 
 
 def _alternatives(body: Mapping[str, Any]) -> Top | None:
-    """Raises ValueError for a table without a shape."""
+    """The alternatives of a line's tokens; None if it has none. Raises ValueError if they make no table."""
     if "top_ids" not in body:
         return None
-    found, tokens = body["top_ids"], max(1, len(body["output_ids"]))
+    flat, tokens = body["top_ids"], max(1, len(body["output_ids"]))
     raw = base64.b64decode(body.get("top_logprobs", ""), validate=True)
-    if len(raw) != 4 * len(found) or len(found) % tokens or max(found, default=0) >= 1 << 31:
+    if len(raw) != 4 * len(flat) or len(flat) % tokens or max(flat, default=0) >= 1 << 31:
         raise ValueError("its alternatives are no table")
-    ids = np.array(found, dtype=np.int32).reshape(tokens, -1)
+    ids = np.array(flat, dtype=np.int32).reshape(tokens, -1)
     return ids, np.frombuffer(raw, dtype="<f4").astype(np.float32, copy=False).reshape(ids.shape)
 
 

@@ -1,4 +1,4 @@
-"""A run's engine through the cache that its configuration names, if it names one."""
+"""Puts the cache that a run's configuration names, if any, before its engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def through_cache(
 ) -> Iterator[CachedEngine | None]:
     """The engine whose answers `cache.path` keeps; None where no cache is set.
 
-    identity: what computes (`engine_identity`), or a run's. name: what a request is called in messages.
+    identity: that of the engine (`engine_identity`), or a whole run's. name: gives a request's name in messages.
     Raises ConfigError for a folder that can be no cache.
     """
     if config.cache.path is None:
@@ -36,8 +36,8 @@ def through_cache(
 
 @contextmanager
 def answers_kept(config: Config, plan: Plan, llm: Any, identity: Mapping[str, Any]) -> Iterator[CachedEngine | None]:
-    """The same for a run's plan, with what is kept of it read already, and the weights loaded if that is not
-    everything: requests that no pool can hold are refused before anything is written, as in a run without a cache."""
+    """`through_cache` for a run's plan. Kept answers are read at once, and the weights are loaded if one is missing:
+    requests that no pool can hold are refused before anything is written, as in a run without a cache."""
     name = request_names(plan.requests)
     with through_cache(config, llm, identity, name) as cached:
         requests = [item.request for item in plan.requests]

@@ -1,7 +1,7 @@
-"""From the documents' values to a task's results: aggregation and standard error, as lm-eval 0.4.12 defines them.
+"""Turns the documents' values into a task's results: aggregation and standard error, as lm-eval 0.4.12 defines them.
 
 Sums are `math.fsum`: correctly rounded, so a result depends neither on the Python version (3.12 made `sum` compensated)
-nor on the order. For scores of 0 and 1 lm-eval's `sum` gives the same mean, else it is within a few last places.
+nor on the order. For scores of 0 and 1 lm-eval's `sum` gives the same mean; else the two differ in the last places.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.tasks.base import MetricKey, MetricValue, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.metric import MetricKey, MetricValue
 
 NOT_AVAILABLE = "N/A"
-ROWS = 100  # resamples at once: 5,153 values take 4 MB
+ROWS = 100  # resamples drawn at once; for 5,153 values they take 4 MB
 
 
 def mean(values: Sequence[float]) -> float:
@@ -50,18 +51,18 @@ def perplexity(values: Sequence[float]) -> float:
 
 
 def perplexity_stderr(values: Sequence[float], iterations: int) -> float:
-    """lm-eval's bootstrapped standard error: the standard deviation of the perplexities of as many resamples, drawn in
-    chunks of 1000 by Python's generator seeded with the chunk's number. NumPy's has the same state and the same
-    numbers; 100,000 resamples of 5,153 values take it 9 s."""
-    found, items = [], np.asarray(values, dtype=np.float64)
+    """lm-eval's bootstrapped standard error: the standard deviation of the perplexities of `iterations` resamples,
+    drawn in chunks of 1000 by Python's generator seeded with the chunk's number. NumPy's generator has the same state
+    and gives the same numbers; it takes 9 s for 100,000 resamples of 5,153 values."""
+    perplexities, items = [], np.asarray(values, dtype=np.float64)
     size = min(1000, iterations)
     for chunk in range(iterations // size):
-        generator = np.random.RandomState([chunk])  # a list: a number would be another state
+        generator = np.random.RandomState([chunk])  # a list, as a plain number seeds another state
         for begin in range(0, size, ROWS):
             drawn = generator.random_sample((min(ROWS, size - begin), len(items))) * len(items)
             with np.errstate(over="ignore"):
-                found.append(np.exp(-items[drawn.astype(np.int64)].mean(axis=1)))
-    resamples = np.concatenate(found)
+                perplexities.append(np.exp(-items[drawn.astype(np.int64)].mean(axis=1)))
+    resamples = np.concatenate(perplexities)
     with np.errstate(invalid="ignore", over="ignore"):
         return float(resamples.std(ddof=1))
 
@@ -76,7 +77,7 @@ AGGREGATIONS: dict[str, Callable[[Any], float]] = {
     "weighted_perplexity": weighted_perplexity,
     "bits_per_byte": bits_per_byte,
 }
-WEIGHTED = ("weighted_perplexity", "bits_per_byte")  # by words or bytes: their values are pairs
+WEIGHTED = ("weighted_perplexity", "bits_per_byte")  # their values are pairs: log-likelihood, and words or bytes
 STDERRS: dict[str, Callable[[Any, int], float | None]] = {  # the others have no standard error: "N/A"
     "mean": lambda values, _: mean_stderr(values),
     "perplexity": perplexity_stderr,

@@ -1,4 +1,4 @@
-"""From the engine's answers to what a run leaves: records, and each task's samples and metrics."""
+"""Turns the engine's answers into a run's records, and into each task's samples and metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from evalengine.harness.thinking import Thought
 from evalengine.programs.limits import Verdict
 from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.schema import RecordKey, RequestRecord
-from evalengine.tasks.base import Instance, MetricKey, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.metric import MetricKey, MetricValue
 
 Answers = Mapping[RecordKey, JournalEntry]
 Thoughts = Mapping[RecordKey, Thought]
@@ -124,9 +126,9 @@ def _task_result(
 
 
 def _truncated(plan: TaskPlan, thought: Mapping[Instance, Thought]) -> int | None:
-    """How many of the task's generations never came to the end of their thinking; None where none is named."""
-    found = [thought[i].truncated for instances in plan.instances for i in instances if i in thought]
-    return sum(found) if found else None
+    """How many of the task's generations never reached the end of their thinking; None where no such end is named."""
+    truncated = [thought[i].truncated for instances in plan.instances for i in instances if i in thought]
+    return sum(truncated) if truncated else None
 
 
 def _sample(

@@ -1,4 +1,4 @@
-"""Whether tasks may run programs that the model wrote, and whether this machine lets them be run as promised."""
+"""Checks whether tasks may run programs that the model wrote, and whether this machine can isolate them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def isolated(config: Config) -> bool:
 
 
 def execution_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
-    """A sentence where tasks would run programs that may not be run, or cannot be run here."""
+    """Yields a sentence if tasks would run programs that may not be run, or cannot be run here."""
     names = [task.name for task in tasks if task.runs_programs]
     if not names:
         return

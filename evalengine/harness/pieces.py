@@ -1,4 +1,4 @@
-"""What bytes a token stands for, by the tokenizer's own vocabulary: a text decoded token by token would lose the
+"""The bytes that each token stands for, by the tokenizer's own vocabulary. Decoding token by token would lose the
 spaces that SentencePiece strips and the characters that byte-level BPE cuts.
 """
 
@@ -18,17 +18,17 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> dict[int, bytes]:
 
     added = {token: item.content for token, item in tokenizer.added_tokens_decoder.items()}
     table = {char: byte for byte, char in bytes_to_unicode().items()} if _byte_level(tokenizer) else None
-    found = {}
+    pieces = {}
     for token, name in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
         if token in added:
-            found[token] = added[token].encode("utf-8")
+            pieces[token] = added[token].encode("utf-8")
         elif name is not None:
-            found[token] = _piece(name, table)
-    return found
+            pieces[token] = _piece(name, table)
+    return pieces
 
 
 def _piece(name: str, table: dict[str, int] | None) -> bytes:
-    """One vocabulary entry. table: byte-level BPE's characters; None for SentencePiece's spelling."""
+    """The bytes of one vocabulary entry. table: byte-level BPE's characters; None for SentencePiece's spelling."""
     if table is not None and all(char in table for char in name):
         return bytes(table[char] for char in name)
     if match := BYTE.fullmatch(name):
@@ -37,6 +37,7 @@ def _piece(name: str, table: dict[str, int] | None) -> bytes:
 
 
 def _byte_level(tokenizer: Any) -> bool:
-    found = tokenizer.backend_tokenizer.decoder
-    decoder = {} if found is None else json.loads(found.__getstate__())  # to_str() would write 150,000 tokens: 0.7 s
+    # The decoder's own state is read, as the tokenizer's to_str() writes 150,000 tokens: 0.7 s.
+    backend = tokenizer.backend_tokenizer.decoder
+    decoder = {} if backend is None else json.loads(backend.__getstate__())
     return any(part.get("type") == "ByteLevel" for part in (decoder, *decoder.get("decoders", ())))

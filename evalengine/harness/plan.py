@@ -1,4 +1,4 @@
-"""What a run will ask, fixed before anything runs: the tasks' documents, their prompts, and the engine's requests."""
+"""A run's plan, fixed before anything runs: the tasks' documents, their prompts, and the engine's requests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from evalengine.harness.budgets import budget_problems
 from evalengine.harness.permission import execution_problems
 from evalengine.harness.rehearsal import rehearse
 from evalengine.harness.requests import HarnessRequest, RequestBuilder, requests_sha256
-from evalengine.tasks.base import Instance, Task
+from evalengine.tasks.base import Task
 from evalengine.tasks.fewshot import Chat
+from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
 
 
@@ -36,7 +37,7 @@ class TaskPlan:
 class Plan:
     tasks: list[TaskPlan]
     requests: list[HarnessRequest]
-    special_documents: int = 0  # whose own texts hold a special token's string, which the tokenizer reads as the token
+    special_documents: int = 0  # documents with a special token's string in their texts, read as the token
 
     def prompts_sha256(self) -> str:
         """SHA-256 (hex) over every request: its key, its token ids and how it is sampled, in order."""
@@ -46,7 +47,7 @@ class Plan:
 def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = True) -> tuple[Checkpoint, list[Task]]:
     """Finds the model, reads the tasks' rows and checks the engine's settings, before any weight is loaded.
 
-    loaded: the model, where it is loaded already. scores: whether answers are scored, for which some tasks run them.
+    loaded: the model, if it is loaded already. scores: whether answers are scored; some tasks run them for that.
     Raises one ConfigError with everything that is wrong with any of them.
     """
     problems: list[str] = []
@@ -56,27 +57,27 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     tasks = [_collect(problems, lambda name=name: _loaded(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     spec = checkpoint.spec if checkpoint else None
     problems.extend(answering_problems(config, spec))
-    found = [task for task in tasks if task is not None]
-    problems.extend(execution_problems(config, found) if scores else [])
+    loaded_tasks = [task for task in tasks if task is not None]
+    problems.extend(execution_problems(config, loaded_tasks) if scores else [])
     if spec is not None:
-        problems.extend(budget_problems(config, found, spec))
+        problems.extend(budget_problems(config, loaded_tasks, spec))
     if checkpoint is not None and checkpoint.tokenizer is None:
         problems.append("model.tokenizer: this model has no tokenizer (load_format=dummy); name one to run tasks on it")
     if problems:
         raise ConfigError(problems)
     assert checkpoint is not None
-    return checkpoint, found
+    return checkpoint, loaded_tasks
 
 
 def _chat(config: Config, tokenizer: Any, date: str) -> ChatTemplate:
-    """The model's chat template, told what the run tells it. Raises ConfigError for what it would not read: that would
-    change nothing, in silence."""
-    told = template_variables(config)
-    template = ChatTemplate(tokenizer, date, variables=told)
-    if told and (unread := sorted(told.keys() - template.reads())):
+    """The model's chat template with the run's variables. Raises ConfigError for a variable that the template does not
+    read: it would change nothing, in silence."""
+    args = template_variables(config)
+    template = ChatTemplate(tokenizer, date, variables=args)
+    if args and (unread := sorted(args.keys() - template.reads())):
         raise ConfigError(
             [
-                f"{_setting(name, config)}={json.dumps(told[name])}: the model's chat template does not read it; leave "
+                f"{_setting(name, config)}={json.dumps(args[name])}: the model's chat template does not read it; leave "
                 "it null, or take a model whose template does"
                 for name in unread
             ]
@@ -85,12 +86,12 @@ def _chat(config: Config, tokenizer: Any, date: str) -> ChatTemplate:
 
 
 def _setting(name: str, config: Config) -> str:
-    """The setting that tells the template this."""
+    """The setting that gives the template the variable `name`."""
     return f"chat_template_args.{name}" if name in (config.chat_template_args or {}) else name
 
 
 def load_tasks(config: Config) -> list[Task]:
-    """The tasks with their rows, and without the model: of it only the chat template is read, if it applies.
+    """The tasks with their rows. Of the model only the chat template is read, if the prompts use one.
 
     Raises one ConfigError with everything that is wrong with any of them.
     """
@@ -107,18 +108,18 @@ def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     """All prompts of all documents, in document order, and their requests.
 
     Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`), which the engine
-    would refuse too, but only once the run has a folder; and for documents that fail at its end (`rehearse`).
+    would refuse too, but only once the run has a folder; and for documents that cannot be scored (`rehearse`).
     """
     plans, special = [], 0
     for task in tasks:
-        found: set[int] = set()
-        instances = task.instances(config.limit, _special_finder(llm.tokenizer, found))
+        documents: set[int] = set()
+        instances = task.instances(config.limit, _special_finder(llm.tokenizer, documents))
         rehearse(task, instances)
         plans.append(TaskPlan(task, instances))
-        special += len(found)
+        special += len(documents)
     asked = [*chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans)]
     tokenizer = PieceTokenizer(llm.tokenizer)
-    tokenizer.learn((one.context, one.continuation) for one in asked)
+    tokenizer.learn((instance.context, instance.continuation) for instance in asked)
     end = think_end_token(config.model)
     builder = RequestBuilder(
         *(tokenizer, llm.settings.max_model_len, config.seed, config.long_prompts), end, config.logprobs or 0
@@ -129,13 +130,13 @@ def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:
-    """What messages call a request of a run."""
+    """A function that gives the name of a request in messages."""
     names = {item.request.request_id: f"{item.key[0]}, document {item.key[1]}" for item in requests}
     return lambda request: names[request.request_id]
 
 
 def _special_finder(tokenizer: Any, found: set[int]) -> Callable[[int, str], None]:
-    """Adds to `found` the documents of texts that hold a special token's string."""
+    """A function that adds a document to `found` if a text of it holds a special token's string."""
     pattern = special_tokens(tokenizer)
 
     def see(document: int, text: str) -> None:

@@ -18,7 +18,7 @@ from evalengine.harness.time_left import TimeLeft, Work
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LINE_SECONDS = 10.0  # between lines where there is no terminal
+LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 
 
 class _Bar(Progress):
@@ -47,12 +47,12 @@ class _Shown:
 
 
 class RunProgress(_Shown):
-    """Requests done, tokens per second, time left; a line for each replica, where there are any. A context manager."""
+    """Shows requests done, tokens per second and time left, with a line for each replica. A context manager."""
 
     _bar: _Bar
 
     def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True, tokens: int | None = None) -> None:
-        """tokens: what the requests that are left may take at most; None if that is not known."""
+        """tokens: the most that the remaining requests may take; None if that is not known."""
         self._console = Console(stderr=True)
         self._label, self._total, self._done = label, total, done
         self._started = self._last_line = time.monotonic()
@@ -72,13 +72,13 @@ class RunProgress(_Shown):
         self._task = self._bar.add_task(label, total=total, completed=done, rate="-", left="")
 
     def finished(self, spare: int = 0) -> None:
-        """One request more is done. spare: tokens that it might have generated and did not."""
+        """Counts one more finished request. spare: tokens that it might have generated and did not."""
         self._done += 1
         self._left.finished(spare)
         self._bar.update(self._task, completed=self._done)
 
     def step(self, stats: EngineStats) -> None:
-        """The engine made a step."""
+        """Shows the state after a step of the engine."""
         now = time.monotonic()
         elapsed = now - self._started
         self._left.step(elapsed, stats.num_computed_tokens + stats.num_cached_tokens)
@@ -93,7 +93,7 @@ class RunProgress(_Shown):
 
 
 class ProgramProgress(_Shown):
-    """Programs that have been run. A context manager; shows nothing where there is none to run."""
+    """Shows how many programs have been run. A context manager; shows nothing if there are none."""
 
     def __init__(self, label: str, total: int, enabled: bool = True) -> None:
         self._console = Console(stderr=True)
@@ -113,7 +113,7 @@ class ProgramProgress(_Shown):
         self._task = self._bar.add_task(label, total=total)
 
     def finished(self) -> None:
-        """One program more has ended."""
+        """Counts one more finished program."""
         self._done += 1
         self._bar.update(self._task, completed=self._done)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The end of a run before its first request: every document is scored and written once, with empty answers.
+"""Rehearses a run's end before its first request: every document is scored and written once, with empty answers.
 
 A row that a task cannot score, or that no file can hold, would otherwise cost the whole run, and each resumed one.
 """
@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from evalengine.errors import ConfigError, first_of
 from evalengine.harness.metrics import WEIGHTED, summarize
-from evalengine.tasks.base import Instance, MetricKey, MetricValue, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Instance, Response
+from evalengine.tasks.metric import MetricKey, MetricValue
 
-SHOWN = 10  # problems of one task
+SHOWN = 10  # problems of one task that are listed
 
 
 def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
@@ -24,7 +26,7 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
     for doc_id, asked in enumerate(instances):
         try:
             values.append(_scored(task, doc_id, list(asked)))
-        except Exception as error:  # whatever the task's own code raises
+        except Exception as error:  # the task's own code may raise anything
             what = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
             problems.append(f"tasks.{task.name}: document {doc_id} cannot be scored or written ({what})")
     if not problems:
@@ -33,7 +35,7 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
         raise ConfigError(first_of(problems, SHOWN, "more documents"))
     try:
         summarize(task, values, bootstrap_iterations=1000)
-    except Exception as error:  # an aggregation of the task's own
+    except Exception as error:  # the task's own aggregation may raise anything
         what = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
         raise ConfigError(f"tasks.{task.name}: its documents' scores cannot be added up ({what})") from error
 
@@ -46,11 +48,11 @@ def _scored(task: Task, doc_id: int, asked: list[Instance]) -> dict[MetricKey, M
 
 
 def _totals(task: Task, values: Sequence[dict[MetricKey, MetricValue]]) -> Iterator[str]:
-    """Metrics that would divide by zero."""
+    """Yields a sentence if metrics would divide by zero."""
     aggregations = task.aggregation()
     weighted = [key for key in values[0] if aggregations.get(key[0]) in WEIGHTED]
     weights = {key: [v[key][1] for v in values if key in v] for key in weighted}
-    if empty := sorted({metric for (metric, _), found in weights.items() if found and sum(found) == 0}):
+    if empty := sorted({metric for (metric, _), sizes in weights.items() if sizes and sum(sizes) == 0}):
         yield (
             f"the {len(values)} evaluated documents are empty, and {', '.join(empty)} would divide by their words or "
             "bytes: give documents with text, or raise limit"

@@ -1,4 +1,4 @@
-"""From a task's instances to the engine's requests: tokenisation, truncation, and the key each answer is filed under.
+"""Turns a task's instances into the engine's requests: tokenisation, truncation, and the key of each answer.
 
 All of it happens before anything is scheduled, so a request never depends on how the work is divided.
 """
@@ -17,7 +17,7 @@ from evalengine.engine.rolling import rolling_windows
 from evalengine.engine.text import encode, encode_pair, prefix_token_id, stop_strings
 from evalengine.errors import ConfigError, first_of
 from evalengine.records.schema import RecordKey
-from evalengine.tasks.base import Instance
+from evalengine.tasks.instance import Instance
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:
     """SHA-256 (hex) over every request: its key, its token ids and how it is sampled, in order."""
     digest = hashlib.sha256()
     last: list[int] = []
-    text = "[]"  # of the last context, which a document's choices share
+    text = "[]"  # JSON of the last context, which a document's choices share
     for key, request in requests:
         if isinstance(request, GenerateRequest):
             asked: tuple[list[int], Any] = request.prompt_ids, _in_force(request.params)
@@ -51,7 +51,7 @@ def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:
 
 
 def _in_force(params: SamplingParams) -> dict[str, Any]:
-    """The settings as plain values; one that runs did not have before is left out where it asks for nothing."""
+    """The settings as plain values. An unset think_end_token is left out: older runs keep their hash."""
     settings = asdict(params)
     if params.think_end_token is None:
         del settings["think_end_token"]
@@ -67,7 +67,7 @@ class RequestBuilder:
     seed: int = 0
     long_prompts: str = "truncate"  # truncate | error
     think_end_token: str | int | None = None
-    logprobs: int = 0  # alternatives a generated token
+    logprobs: int = 0  # alternatives kept of each generated token
 
     def build(self, instances: Iterable[Instance]) -> list[HarnessRequest]:
         """The requests, in the instances' order. Raises ConfigError that lists the prompts that cannot be run."""
@@ -95,7 +95,7 @@ class RequestBuilder:
         if instance.kind == "loglikelihood":
             return [self._score(instance, first_id)]
         ids = encode(self.tokenizer, instance.context)
-        if instance.context and not ids:  # an empty text asks for nothing and scores 0, as in lm-eval
+        if instance.context and not ids:  # an empty text has no request and scores 0, as in lm-eval
             raise ConfigError(f"the tokenizer makes no tokens of its text {instance.context[:40]!r}")
         windows = rolling_windows(ids, prefix_token_id(self.tokenizer), self.max_model_len)
         return [(ScoreRequest(first_id + i, *window), 0) for i, window in enumerate(windows)]
@@ -127,7 +127,7 @@ class RequestBuilder:
         return GenerateRequest(request_id, ids[cut:], params), cut
 
     def _score(self, instance: Instance, request_id: int) -> tuple[Request, int]:
-        """lm-eval keeps the last max_length + 1 tokens: the last one is predicted, not fed."""
+        """A log-likelihood's request. As in lm-eval max_length + 1 tokens are kept: the last is predicted, not fed."""
         context, continuation = encode_pair(self.tokenizer, instance.context, instance.continuation)
         if not continuation:
             raise ConfigError(f"the continuation {instance.continuation!r} has no tokens of its own")
@@ -140,7 +140,7 @@ class RequestBuilder:
         return ScoreRequest(request_id, context[cut:], continuation), cut
 
     def _cut(self, length: int, room: int, what: str) -> int:
-        """Tokens to cut from the left."""
+        """How many tokens to cut from the left of a prompt. Raises ConfigError if prompts may not be cut."""
         if length <= room:
             return 0
         if self.long_prompts == "error":

@@ -48,12 +48,12 @@ from evalengine.records.manifest import (
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 
-YOUNG = 200_000  # objects made before Python looks for cycles among them
+YOUNG = 200_000  # new objects after which Python's collector looks for cycles
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Where a finished run lies, and what came out."""
+    """A finished run's folder, digest and results."""
 
     folder: Path
     digest: str
@@ -63,7 +63,7 @@ class RunResult:
 @dataclass(frozen=True)
 class _Clock:
     started: float  # UNIX seconds
-    begin: float  # of the monotonic clock, as the others
+    begin: float  # seconds of the monotonic clock, as the two below
     loaded: float
     executed: float
 
@@ -80,9 +80,9 @@ def run(
 ) -> RunResult:
     """Runs the configured tasks on the configured model. The configuration was checked where it was composed.
 
-    leave: what is to be left beside the evidence, such as a page; called with the finished run's folder. A run that is
-    killed before that is over is taken up by the same command, which then computes nothing and only leaves it.
-    command: the words of the command line that asked for it, for the manifest.
+    leave: writes what stands beside the evidence, such as a page; called with the finished run's folder. If a run is
+    killed before `leave` is over, the same command computes nothing again and only calls `leave`.
+    command: the command line's words, for the manifest.
     llm: an engine that is loaded already, with the very settings of `config`; it stays open.
 
     Raises:
@@ -97,8 +97,9 @@ def run(
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """A run makes millions of lists of token ids, which live to its end and are in no cycles: Python's collector, left
-    at its defaults, walks over all of them again and again, for a sixth of a large run's time on the host."""
+    """Lets Python's garbage collector run seldom. A run makes millions of lists of token ids, which live to its end and
+    are in no cycles; at its defaults the collector walks over all of them again and again, for a sixth of a large
+    run's time on the host."""
     before = gc.get_threshold()
     gc.set_threshold(YOUNG, *before[1:])
     try:
@@ -144,7 +145,7 @@ def _run(
 
 
 def _own_manifest(folder: RunFolder) -> dict[str, Any]:
-    """Of a folder that this command finished, now or before it was killed."""
+    """The manifest of a folder that this command finished, now or before it was killed. Raises ConfigError."""
     try:
         return open_run(folder.path, page=False)
     except ConfigError as error:
@@ -219,7 +220,7 @@ def model_facts(config: Config, llm: Answering, identity: Mapping[str, Any]) -> 
         "num_parameters": llm.spec.num_parameters,
         "weights_sha256": identity["weights"],
         "eos_token_ids": list(llm.spec.eos_token_ids),
-        "prefix_token_id": find_prefix_token_id(llm.tokenizer),  # what scores of a text without context begin with
+        "prefix_token_id": find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
         "processors": llm.spec.processors.in_force(),
     }
 
@@ -240,7 +241,7 @@ def engine_settings(llm: Answering) -> dict[str, Any]:
 
 
 def _counts(plan: Plan, rows: Sequence[RequestRecord], ran: set[RecordKey], cached: CachedEngine | None) -> RunCounts:
-    """ran: whatever the journal did not have; what the cache had of it was not computed."""
+    """The manifest's counts. ran: the requests that the journal lacked; the cache may have answered some of them."""
     read = set() if cached is None else {i.key for i in plan.requests if i.request.request_id in cached.answered}
     computed = ran - read
     done_now = [row for row in rows if row.key in computed]

@@ -1,4 +1,4 @@
-"""Whether what lies here is still what a finished run was made of: its weights, its model, its prompts."""
+"""Checks that the weights, the model and the prompts on this machine are still those of a finished run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evalengine.harness.identity import model_identity
 from evalengine.harness.plan import Plan
 from evalengine.records.differences import differences
 
-MAX_LISTED = 5  # changed fields of the model
+MAX_LISTED = 5  # changed fields of the model that are listed
 NAME_IT = "by --with model.path=..."
 
 
@@ -24,7 +24,7 @@ def check_weights(name: str, identity: Mapping[str, Any], checkpoint: Checkpoint
 
 
 def check_model(name: str, identity: Mapping[str, Any], config: Config, llm: LLM) -> None:
-    """Raises ConfigError for a model that is another one besides its weights, as far as the run recorded it."""
+    """Raises ConfigError for a model that differs from the run's in more than weights, as far as that is recorded."""
     now = model_identity(config, llm)
     pairs = [(identity[part], value, part) for part, value in now.items() if part in identity]
     if changed := [words for pair in pairs for words in differences(*pair)]:

@@ -1,4 +1,4 @@
-"""What was thought before each answer of a run whose model's end of thinking is named."""
+"""The thinking before each answer of a run whose model has a named end of thinking."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class Thought:
 
     text: str  # with the text of its end token; "" where the model did not think
     num_tokens: int
-    truncated: bool  # the length limit came before its end
+    truncated: bool  # the length limit came before the end of thinking
 
 
 def thoughts(plan: Plan, answers: Mapping[RecordKey, JournalEntry], tokenizer: Any) -> dict[RecordKey, Thought]:
-    """Every generation's, by its request; empty where no end of thinking is named."""
-    found = {}
+    """Request key -> the generation's thinking; empty where no end of thinking is named."""
+    by_request = {}
     for item in plan.requests:
         if isinstance(item.request, GenerateRequest) and item.request.params.think_end_token is not None:
             end = end_of_thinking(tokenizer, item.request.params.think_end_token)
             assert end is not None
-            found[item.key] = _thought(answers[item.key], tokenizer, end)
-    return found
+            by_request[item.key] = _thought(answers[item.key], tokenizer, end)
+    return by_request
 
 
 def _thought(answer: JournalEntry, tokenizer: Any, end: str | int) -> Thought:
-    """A generation that ends by itself without an end of thinking did not think: all of it is the answer."""
+    """The thinking of one generation. One that stops without an end of thinking did not think: it is all answer."""
     parts = part(tokenizer, answer.output_ids, end)
     if parts.ended or answer.finish_reason != "length":
         return Thought(parts.thinking, parts.num_tokens, False)

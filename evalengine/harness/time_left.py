@@ -1,6 +1,6 @@
-"""How long a run still takes: a bound from the tokens that may still be computed, and an estimate once requests finish.
+"""Tells how long a run still takes: a bound from the tokens left, and an estimate once requests finish.
 
-Pure: it is told the time, and reads no clock.
+The caller passes the time; nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-SHARE = 0.05  # of the requests done before their pace says anything: a large batch finishes its requests late
-WINDOW = 10.0  # seconds whose rate of tokens is taken for that of what is left
+SHARE = 0.05  # share of requests to be done before an estimate: a large batch finishes its requests late
+WINDOW = 10.0  # the rate of tokens is taken over so many last seconds
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run's requests take."""
+    """The amount of a run's work."""
 
     requests: int
-    tokens: int | None  # of prompts and scored texts, and the limits of generations; None: not known
+    tokens: int | None  # tokens of prompts and scored texts, with generations at their limits; None: not known
 
 
 class TimeLeft:
@@ -34,7 +34,7 @@ class TimeLeft:
         self._tokens = None if self._tokens is None else self._tokens - spare
 
     def step(self, elapsed: float, tokens: int) -> None:
-        """So many tokens are done after so many seconds."""
+        """Notes that `tokens` are done after `elapsed` seconds."""
         self._marks.append((elapsed, tokens))
         while len(self._marks) > 2 and elapsed - self._marks[1][0] >= WINDOW:
             self._marks.popleft()
@@ -56,14 +56,14 @@ class TimeLeft:
         return pace if self.most is None else min(pace, self.most)
 
     def words(self) -> str:
-        """`12 s left`; `up to 3 min left` while only the bound is known; "" before anything is."""
+        """`12 s left`; `up to 3 min left` while only the bound is known; "" before that."""
         if (estimate := self.estimate) is not None:
             return f"{duration(estimate)} left"
         return "" if self.most is None else f"up to {duration(self.most)} left"
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `24 min`, `3 h 05 min`: as exactly as an estimate is."""
+    """`45 s`, `24 min`, `3 h 05 min`: rounded as an estimate deserves."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

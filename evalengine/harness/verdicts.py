@@ -1,7 +1,7 @@
-"""Programs that the model wrote: which are run, and how they ended.
+"""Runs the programs that the model wrote, and gives their verdicts.
 
-They run once everything is generated and journaled, so that a run which is killed meanwhile is taken up here: the same
-command generates nothing anew and runs all programs again. A verdict is a function of the program and the limits.
+They run once everything is generated and journaled. If a run is killed meanwhile, the same command generates nothing
+anew and runs all programs again. A verdict is a function of the program and the limits.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def verdicts(
     for item in plan.requests:
         if (task := tasks.get(item.key[0])) is not None:
             programs[item.key] = task.program(task.docs[item.key[1]], answers[item.key].text), task.limits
-    found: dict[tuple[str, Limits], Verdict] = {}
+    by_program: dict[tuple[str, Limits], Verdict] = {}
     wanted: dict[Limits, dict[str, Limits]] = {}
     for program, limits in programs.values():
         wanted.setdefault(limits, {})[program] = limits
     with ProgramProgress(label, sum(map(len, wanted.values())), config.progress) as bar:
-        for limits, some in wanted.items():
-            ended = run_programs(some, isolated(config), bar.finished)
-            found.update({(program, limits): verdict for program, verdict in ended.items()})
-    return {key: found[program] for key, program in programs.items()}
+        for limits, batch in wanted.items():
+            ended = run_programs(batch, isolated(config), bar.finished)
+            by_program.update({(program, limits): verdict for program, verdict in ended.items()})
+    return {key: by_program[program] for key, program in programs.items()}
 
 
 def program_facts(plan: Plan, config: Config, found: Mapping[RecordKey, Verdict]) -> dict[str, Any] | None:
-    """What the manifest says of the programs, as plain JSON values; None where none was run."""
+    """The manifest's facts about the programs, as plain JSON values; None where none was run."""
     tasks = {item.task.name: item.task for item in plan.tasks if isinstance(item.task, CodeTask)}
     if not tasks:
         return None
@@ -56,5 +56,5 @@ def program_facts(plan: Plan, config: Config, found: Mapping[RecordKey, Verdict]
         "isolated": isolated(config),
         "python": platform.python_version(),
         "limits": {name: asdict(task.limits) for name, task in tasks.items()},
-        "outcomes": {name: {one: count[one] for one in OUTCOMES if count[one]} for name, count in counts.items()},
+        "outcomes": {name: {kind: count[kind] for kind in OUTCOMES if count[kind]} for name, count in counts.items()},
     }

@@ -1,3 +1,3 @@
 """evalengine as a model of lm-evaluation-harness: `lm_eval --model evalengine`, or `python -m evalengine lm_eval`."""
 
-LOGGER = "lm_eval.models.evalengine"  # below lm-eval's own, whose settings decide what is shown
+LOGGER = "lm_eval.models.evalengine"  # a child of lm-eval's logger, whose settings decide what is shown

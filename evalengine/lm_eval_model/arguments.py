@@ -1,4 +1,4 @@
-"""`--model_args` as they are read: our configuration's own names, and what lm-eval's hf model calls the same."""
+"""Reads `--model_args`: names of this package's configuration, and names of lm-eval's hf model for the same."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from evalengine.config import CacheConfig, Config, EngineConfig, ModelConfig
 from evalengine.config_engine import numerics_problems
 from evalengine.config_run import run_problems
 
-DEFAULT_MAX_GEN_TOKS = 256  # lm-eval's own, of its hf and vllm models
+DEFAULT_MAX_GEN_TOKS = 256  # as of lm-eval's hf and vllm models
 ENGINE = tuple(item.name for item in fields(EngineConfig))
 MODEL = {"pretrained": "path", **{name: name for name in ("revision", "tokenizer", "load_format", "generation_config")}}
 RUN = ("batch_invariant", "numerics", "seed", "chat_template_date", "output_dir")
 OWN = ("add_bos_token", "enable_thinking", "think_end_token", "max_gen_toks")
 CACHE = {"cache": "path", "cache.audit": "audit"}
-IGNORED = ("batch_size", "max_batch_size")  # lm-eval always passes the first; no result depends on either
+IGNORED = ("batch_size", "max_batch_size")  # lm-eval always passes batch_size; no result depends on either
 KNOWN = (*MODEL, "name", *RUN, *OWN, *CACHE, *ENGINE, *IGNORED)
-ELSEWHERE = {  # what other models of lm-eval call it
+ELSEWHERE = {  # an argument of lm-eval's other models -> its name here; None: it has no use here
     "max_length": "max_model_len",
     "model": "pretrained",
     "path": "pretrained",
@@ -34,20 +34,20 @@ _TEXTS = (*MODEL, *_PATHS, "name", "numerics", "chat_template_date", "dtype", "d
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """What a model of lm-eval was asked for. `config` selects no tasks: those are lm-eval's."""
+    """The arguments of a model of lm-eval. `config` selects no tasks: lm-eval does."""
 
     config: Config
-    output_dir: str | None = None  # None: where lm-eval writes, if that is known
-    add_bos_token: bool | None = None  # None: what the tokenizer does by default
+    output_dir: str | None = None  # None: the folder where lm-eval writes, if it is known
+    add_bos_token: bool | None = None  # None: the tokenizer's default
     enable_thinking: bool | None = None  # None: the chat template is not told
     think_end_token: str | int | None = None
-    max_gen_toks: int = DEFAULT_MAX_GEN_TOKS  # of a task that does not say
+    max_gen_toks: int = DEFAULT_MAX_GEN_TOKS  # for tasks that name no length
 
 
 def read_arguments(given: Mapping[str, Any]) -> tuple[ModelArguments, list[str]]:
     """The arguments, and everything that is wrong with them, a sentence each.
 
-    What only the model or this machine can tell is left to `resolve_checkpoint` and `settings_problems`.
+    `resolve_checkpoint` and `settings_problems` check what depends on the model or on this machine.
     """
     problems = [_unknown(name) for name in given if name not in KNOWN]
     values: dict[str, Any] = {}
@@ -74,13 +74,13 @@ def read_arguments(given: Mapping[str, Any]) -> tuple[ModelArguments, list[str]]
 
 
 def ignored_batch_size(batch_size: Any) -> bool:
-    """Whether somebody set a batch size: lm-eval passes 1 by itself."""
+    """Whether the user set a batch size that is ignored: lm-eval passes 1 by itself."""
     return batch_size is not None and str(batch_size) != "1" and not str(batch_size).startswith("auto")
 
 
 def with_device(given: Mapping[str, Any], device: Any, has_cuda: bool) -> dict[str, Any]:
-    """The arguments with lm-eval's `--device`. Some versions pass "cuda:0" where the user says nothing: on a machine
-    without CUDA that means what it can have, as in lm-eval's hf model."""
+    """The arguments with lm-eval's `--device`. Some versions pass "cuda:0" where the user names no device;
+    a machine without CUDA ignores that, as lm-eval's hf model does."""
     if device is None or (str(device).startswith("cuda") and not has_cuda):
         return dict(given)
     return {**given, "device": str(device)}
@@ -96,7 +96,7 @@ def _unknown(name: str) -> str:
 
 
 def _read(name: str, value: Any) -> tuple[Any, str]:
-    """(the value, what is wrong with it). lm-eval has parsed it: a folder `2024` has become an integer."""
+    """(the value, what is wrong with it or ""). lm-eval has parsed the value: a folder `2024` has become an integer."""
     if name in _FLAGS and not isinstance(value, bool):
         return None, f"{name}={shown(value)}: must be True or False"
     if name == "think_end_token":
@@ -113,9 +113,9 @@ def _model(values: Mapping[str, Any]) -> ModelConfig:
     model = ModelConfig(name=values.get("name", ""), **chosen)
     if model.name or not chosen.get("path"):
         return model
-    named = asdict(model)  # a model without a name is called as a run of ours calls it, by its path's last part
-    complete_model(named, {"model.path"})
-    return replace(model, name=named["name"])
+    settings = asdict(model)  # as in other runs, a model without a name has its path's last part as its name
+    complete_model(settings, {"model.path"})
+    return replace(model, name=settings["name"])
 
 
 def _own_problems(arguments: ModelArguments) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A model of lm-eval before it is asked anything: what it was made of, what it says of itself, text and tokens."""
+"""A model of lm-eval without its answers: construction, what it tells lm-eval about itself, text and tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(LOGGER)
 
 
 class LoadedModel(TemplateLM):
-    """Everything of a model of lm-eval but its answers.
+    """A model of lm-eval without the methods that answer requests.
 
     Raises:
         ConfigError: unknown arguments, a model that is not found and settings that cannot be honoured, all at once.
@@ -49,15 +49,15 @@ class LoadedModel(TemplateLM):
         set_add_bos_token(checkpoint.tokenizer, arguments.add_bos_token)
         self.llm = self._made(checkpoint, config)
         self.tokenizer: Any = self.llm.tokenizer
-        self._pieces = PieceTokenizer(self.tokenizer)  # few-shot prompts share most of their lines
+        self._pieces = PieceTokenizer(self.tokenizer)  # it encodes the lines that few-shot prompts share once
         self._template: ChatTemplate | None = None
         self._recorder: Recorder | None = None
-        self._identity: dict[str, Any] | None = None  # of what computes, for the cache
+        self._identity: dict[str, Any] | None = None  # the engine's identity, for the cache
         if place is not None:
             self._recorder = Recorder(place, self.llm, arguments, begin, time.perf_counter())
 
     def _made(self, checkpoint: Checkpoint, config: Config) -> LLM:
-        """The engine, whose weights are loaded when they are needed if answers are kept."""
+        """The engine. If answers are kept in a cache, its weights are loaded only when they are needed."""
         settings: Any = {
             "batch_invariant": config.batch_invariant,
             "numerics": config.numerics,
@@ -66,7 +66,7 @@ class LoadedModel(TemplateLM):
         if config.cache.path is None:
             return LLM(checkpoint, **settings)
         deferred = DeferredLLM(checkpoint, **settings, make=lambda: LLM(checkpoint, **settings))
-        return cast(LLM, deferred)  # it has all that an LLM is asked for here
+        return cast(LLM, deferred)  # a DeferredLLM has all that this model asks of an LLM
 
     # -- what lm-eval asks about the model ---------------------------------------------------------------------------
 
@@ -77,22 +77,22 @@ class LoadedModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context: BOS, else EOS."""
+        """The token before a text without context: BOS, else EOS."""
         return prefix_token_id(self.tokenizer)
 
     @property
     def max_length(self) -> int:
-        """Tokens of prompt and answer together."""
+        """The most tokens that prompt and answer may have together."""
         return self.llm.settings.max_model_len
 
     @property
     def max_gen_toks(self) -> int:
-        """How many tokens a task that does not say may generate."""
+        """How many tokens an answer may have if its task names no length."""
         return self.arguments.max_gen_toks
 
     @property
     def device(self) -> Any:
-        """torch's, of the weights."""
+        """torch's device of the weights."""
         return self.llm.settings.device
 
     @property
@@ -107,26 +107,26 @@ class LoadedModel(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """What lm-eval's request cache tells tokenizers and chat settings apart by: their content, not their path."""
+        """Tells tokenizers and chat settings apart in lm-eval's request cache: by content, not by path."""
         plain = plain_tokenizer(self.tokenizer) or {}
-        told = f"{self.arguments.enable_thinking}-{self._date}"
-        return f"{self.arguments.config.model.name}-{str(plain.get('sha256'))[:16]}-{told}".replace("/", "__")
+        chat = f"{self.arguments.enable_thinking}-{self._date}"
+        return f"{self.arguments.config.model.name}-{str(plain.get('sha256'))[:16]}-{chat}".replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """For lm-eval's results, which it writes once a run is over: the model, and where its records lie."""
+        """Facts for the results that lm-eval writes once a run is over: the model, and the folder of its records."""
         checkpoint, settings = self.llm.checkpoint, self.llm.settings
         info: dict[str, Any] = {
             "model_num_parameters": self.llm.spec.num_parameters,
             "model_dtype": str(settings.dtype),
             "model_revision": self.arguments.config.model.revision or "main",
-            "model_sha": checkpoint.revision or "",  # the Hub's commit, as hf says it
+            "model_sha": checkpoint.revision or "",  # the Hub's commit, as lm-eval's hf model reports it
         }
-        if self._recorder is not None and (found := self._recorder.end()):
-            info["evalengine"] = {**found, "numerics": settings.numerics}
+        if self._recorder is not None and (records := self._recorder.end()):
+            info["evalengine"] = {**records, "numerics": settings.numerics}
         return info
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """lm-eval's `--use_cache`. Answers out of a cache never come here, so that such a run has no whole records.
+        """Called for lm-eval's `--use_cache`. Answers out of that cache bypass this model: records would have gaps.
 
         Raises: ConfigError if records were asked for by name.
         """
@@ -151,8 +151,8 @@ class LoadedModel(TemplateLM):
         Raises: ConfigError for a model without a template, and for messages that it refuses.
         """
         if self._template is None:
-            told = self.arguments.enable_thinking
-            variables = {} if told is None else {"enable_thinking": told}
+            thinking = self.arguments.enable_thinking
+            variables = {} if thinking is None else {"enable_thinking": thinking}
             self._template = ChatTemplate(self.tokenizer, self._date, OF_LM_EVAL, variables)
         if self._recorder is not None:
             self._recorder.templated = True

@@ -1,4 +1,4 @@
-"""The chat template as lm-eval asks for it."""
+"""Applies the model's chat template in the way lm-eval asks for it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OF_LM_EVAL = Wording(
 
 
 def rendered(template: ChatTemplate, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-    """The prompt; without a generation prompt the last message is left open. A template that refuses messages is given
-    them once more without the system message, as lm-eval's hf model does it.
+    """The prompt; without a generation prompt the last message is left open. If a template refuses the messages,
+    it is given them once more without the system message, as lm-eval's hf model does it.
 
     Raises: ConfigError with what the template said.
     """

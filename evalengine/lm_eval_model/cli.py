@@ -1,6 +1,6 @@
 """`python -m evalengine lm_eval ...`: lm-eval's own command line, with `--model evalengine` registered before.
 
-Versions of lm-eval that find models by entry points need no help; this works with all of them.
+Versions of lm-eval that find models by entry points would find it themselves; this works with all versions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     register()
     from lm_eval.__main__ import cli_evaluate
 
-    before, sys.argv = sys.argv, ["lm_eval", *argv]  # where lm-eval looks for its arguments
+    before, sys.argv = sys.argv, ["lm_eval", *argv]  # lm-eval reads its arguments there
     try:
         cli_evaluate()
     finally:
@@ -37,7 +37,7 @@ def register() -> None:
     Raises: ConfigError if lm-eval is not installed.
     """
     try:
-        import_module("lm_eval.models")  # the built-in ones first: some versions add them to an empty registry only
+        import_module("lm_eval.models")  # some versions add their own models to an empty registry only
         from lm_eval.api import registry
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "lm_eval":

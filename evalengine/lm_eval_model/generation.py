@@ -13,7 +13,7 @@ from evalengine.engine.request import SamplingParams
 from evalengine.errors import ConfigError
 
 HONOURED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is given holds
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}  # the values at which they change nothing
 
 
@@ -26,8 +26,8 @@ class Generation:
 
 
 def read_generation(given: Mapping[str, Any], max_gen_toks: int, eos: str | None, seed: int, key: str) -> Generation:
-    """given: a request's own settings. max_gen_toks: where it names no length. eos: the text that ends every answer.
-    seed, key: of the noise, should it be sampled.
+    """given: a request's own settings. max_gen_toks: the length if `given` names none. eos: the text that ends every
+    answer. seed, key: those of the sampling noise.
 
     Raises: ConfigError that lists what is unknown or out of range.
     """
@@ -78,7 +78,7 @@ def _refused(name: str, value: Any) -> str:
 
 
 def _ill_typed(settings: Mapping[str, Any]) -> list[str]:
-    """Of what lm-eval's own helper would round, parse or fail on."""
+    """Problems with values that lm-eval's own helper would round, parse or fail on."""
     problems = []
     for name in LENGTHS:
         if name in settings and integer(settings[name]) is None:
@@ -94,7 +94,7 @@ def _ill_typed(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _normalized(settings: dict[str, Any], max_gen_toks: int) -> dict[str, Any]:
-    """With `until` a list, one length and a temperature that agrees with `do_sample`: lm-eval's rules."""
+    """The settings by lm-eval's rules: `until` is a list, one length, a temperature that agrees with `do_sample`."""
     helper: Callable[..., Any] | None = getattr(lm_eval_utils, "normalize_gen_kwargs", None)
     if helper is not None:
         return dict(helper(settings, max_gen_toks))
@@ -110,6 +110,6 @@ def _normalized(settings: dict[str, Any], max_gen_toks: int) -> dict[str, Any]:
 
 
 def _stops(until: list[str], eos: str | None) -> tuple[str, ...]:
-    """The stop strings with EOS last; an empty one stops nothing."""
-    found = lm_eval_utils.handle_stop_sequences(list(until), eos=eos)
-    return tuple(stop for stop in found if stop)
+    """The stop strings with EOS last, without empty ones."""
+    stops = lm_eval_utils.handle_stop_sequences(list(until), eos=eos)
+    return tuple(stop for stop in stops if stop)

@@ -1,4 +1,4 @@
-"""`EvalEngineLM`: lm-eval's requests, answered by our engine."""
+"""`EvalEngineLM`: answers lm-eval's requests by this package's engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from evalengine.lm_eval_model.requests import (
 from evalengine.lm_eval_model.tokens import encode_prompt
 
 logger = logging.getLogger(LOGGER)
-Finished = Callable[[int, RequestOutput], None]  # of a request's place in its call, and its output
+Finished = Callable[[int, RequestOutput], None]  # takes a request's place in its call, and its output
 
 
 def _name_of(asked: Sequence[Asked], request: Request) -> str:
@@ -45,7 +45,7 @@ class EvalEngineLM(LoadedModel):
     """A model of lm-eval that is one `LLM`. Every request of a call goes to the engine at once; the answers come in the
     order of the requests.
 
-    Args: `arguments.KNOWN`; `batch_size` and `max_batch_size`, which lm-eval passes, change nothing.
+    Args: those of `arguments.KNOWN`; lm-eval also passes `batch_size` and `max_batch_size`, which change nothing.
     """
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -66,7 +66,7 @@ class EvalEngineLM(LoadedModel):
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """The same of (texts, context ids, continuation ids), for callers that tokenise themselves; not recorded."""
+        """`loglikelihood` of (texts, context ids, continuation ids), for callers that tokenise; it is not recorded."""
         return self._scores(requests, None, disable_tqdm)
 
     def _scores(
@@ -89,14 +89,14 @@ class EvalEngineLM(LoadedModel):
         return [(output.sum_logprob, output.is_greedy) for output in outputs]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each instance's whole text: every token once, in windows of `max_length`."""
+        """The log-likelihood of each instance's whole text: every token is scored once, in windows of `max_length`."""
         kind, keys = "loglikelihood_rolling", instance_keys(requests)
-        found = [self._windows(request.args[0]) for request in requests]
-        asked = windows(keys, found)
+        by_text = [self._windows(request.args[0]) for request in requests]
+        asked = windows(keys, by_text)
         outputs, seconds = self._run(asked, kind, disable_tqdm)
         self._record(asked, outputs, [""] * len(asked), seconds)
         left, totals = iter(outputs), []
-        for request, own in zip(requests, found, strict=True):
+        for request, own in zip(requests, by_text, strict=True):
             totals.append(math.fsum(value for _ in own for value in next(left).logprobs.tolist()))
             self.cache_hook.add_partial(kind, (request.args[0],), totals[-1])
         return totals
@@ -118,7 +118,7 @@ class EvalEngineLM(LoadedModel):
         Raises: ConfigError that lists settings that are unknown or cannot be honoured, with the task.
         """
         kind, asked, stops = "generate_until", [], []
-        problems: dict[str, None] = {}  # a task's documents share their settings: each is said once
+        problems: dict[str, None] = {}  # a task's documents share their settings, so that each problem is listed once
         for place, (request, key) in enumerate(zip(requests, instance_keys(requests), strict=True)):
             context, given = request.args
             try:
@@ -148,12 +148,12 @@ class EvalEngineLM(LoadedModel):
 
     @property
     def _eos(self) -> str | None:
-        """What ends every answer, as text."""
+        """The text of the token that ends every answer."""
         end = self.tokenizer.eos_token_id
         return None if end is None else str(self.tokenizer.decode(end, skip_special_tokens=False))
 
     def _text(self, output: RequestOutput, until: tuple[str, ...]) -> str:
-        """What follows the thinking, where its end is named by a token's id or by its text."""
+        """The answer's text; without its thinking, if the end of that is named by a token's id or by a text."""
         end, ids = self.arguments.think_end_token, output.token_ids
         if end is None:
             return output.text
@@ -165,7 +165,7 @@ class EvalEngineLM(LoadedModel):
     def _run(
         self, asked: Sequence[Asked], kind: str, disable_tqdm: bool, finished: Finished = lambda place, output: None
     ) -> tuple[list[RequestOutput], float]:
-        """(every request's output, in order; seconds). finished: called as each is done.
+        """(every request's output, in order; seconds). finished: called as soon as a request is done.
 
         Raises: ConfigError before anything runs, for requests that never can; EvalEngineError for those that failed,
         once all others are done.
@@ -194,7 +194,7 @@ class EvalEngineLM(LoadedModel):
         if config.cache.path is None:
             yield self.llm
             return
-        if self._identity is None:  # hashing weights takes seconds: once
+        if self._identity is None:  # hashing the weights takes seconds, so it is done once
             self._identity = {"contract_version": CONTRACT_VERSION, **engine_identity(config, self.llm)}
         named = partial(_name_of, asked)
         with through_cache(config, self.llm, self._identity, named) as cached:

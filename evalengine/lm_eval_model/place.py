@@ -1,7 +1,7 @@
-"""Where a run's records go: beside the results that lm-eval will write, so that readers find both together.
+"""Finds the folder for a run's records: beside the results that lm-eval will write, so that readers find both.
 
 lm-eval tells a model neither its `--output_path` nor when it is done. Its tracker holds the path, and is a local
-variable of `simple_evaluate` while that makes the model: it is read there, and nowhere else.
+variable of `simple_evaluate` while that function makes the model; the tracker is read from there.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from evalengine.errors import ConfigError
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of results that lm-eval writes, or will be told to write by whoever holds its results."""
+    """The folder of results that lm-eval writes, or that its Python caller writes."""
 
     root: Path  # lm-eval's output path
-    model: str  # the model as lm-eval was given it
+    model: str  # the model's name as lm-eval was given it
     tracker: Any = None
 
     @property
@@ -31,15 +31,15 @@ class Place:
         """<output path>/<model>, with the characters that lm-eval replaces; beside an output path that is a file."""
         if self.root.suffix == ".json":
             return self.root.parent
-        said = getattr(getattr(self.tracker, "general_config_tracker", None), "model_name_sanitized", None)
-        return self.root / (said or lm_eval_utils.sanitize_model_name(self.model))
+        sanitized = getattr(getattr(self.tracker, "general_config_tracker", None), "model_name_sanitized", None)
+        return self.root / (sanitized or lm_eval_utils.sanitize_model_name(self.model))
 
 
 def find_place(output_dir: str | None, model: str) -> Place | None:
-    """From the model argument `output_dir`, else from lm-eval's `--output_path`; None without either.
+    """The place by the model argument `output_dir`, else by lm-eval's `--output_path`; None without either.
 
     Raises: ConfigError if the two name different folders (results and records would not be found together), and for
-    one that cannot be written.
+    a folder that cannot be written.
     """
     tracker = running_tracker()
     path = getattr(tracker, "output_path", None) or None
@@ -54,7 +54,7 @@ def find_place(output_dir: str | None, model: str) -> Place | None:
 
 
 def _writable(place: Place, setting: str) -> Place:
-    """The place, once its root is there: better now than after hours of answers. Raises ConfigError."""
+    """The place, with its root made now, since failing after hours of answers would lose them. Raises ConfigError."""
     root = place.root.parent if place.root.suffix == ".json" else place.root
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _writable(place: Place, setting: str) -> Place:
 
 
 def running_tracker() -> Any:
-    """The tracker of the `simple_evaluate` that is making a model; None where there is none, as from Python code."""
+    """The tracker of the `simple_evaluate` that is making a model; None if Python code makes it."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "simple_evaluate" and frame.f_globals.get("__name__") == "lm_eval.evaluator":

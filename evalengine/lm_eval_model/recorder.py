@@ -1,8 +1,8 @@
-"""What an evaluation by lm-eval leaves of ours: `records-<time>-<digest>/`, beside lm-eval's own files.
+"""Leaves the records of an evaluation by lm-eval: `records-<time>-<digest>/`, beside lm-eval's own files.
 
 A folder appears whole, under a name that holds its digest, or not at all: it is filled under a hidden name and renamed.
-Each call of the model publishes the records of all calls so far and takes the folder of the call before away, so that
-a killed evaluation leaves the records of the calls that it finished, and no half of anything.
+Each call of the model publishes the records of all calls so far and removes the folder of the call before. A killed
+evaluation therefore leaves whole records of the calls that it finished.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 
 logger = logging.getLogger(LOGGER)
 
-# Of our configuration, what lm-eval decides in a run of its own: its results say it.
+# Settings that lm-eval decides in a run of its own; its results hold them.
 LM_EVALS = ("tasks", "limit", "fewshot_seed", "fewshot_as_multiturn", "system_instruction", "long_prompts")
 
 
 @dataclass
 class Recorder:
-    """The records of one evaluation after another. A request that is asked a second time begins the next one."""
+    """The records of one evaluation after another. A request that is asked a second time begins the next evaluation."""
 
     place: Place
     llm: LLM
     arguments: ModelArguments
-    begin: float  # of the monotonic clock, when the model began to load
+    begin: float  # the monotonic clock when the model began to load
     loaded: float
     started: float = 0.0  # UNIX seconds, when the evaluation's first request ran
-    seconds: float = 0.0  # in which requests ran
-    templated: bool = False  # whether prompts were made by the chat template
-    cache: Counts | None = None  # what it did so far for the evaluation, if there is one
+    seconds: float = 0.0  # seconds in which requests ran
+    templated: bool = False  # whether the chat template made the prompts
+    cache: Counts | None = None  # the cache's counts for the evaluation so far, if there is a cache
     published: Path | None = None
     _asked: dict[RecordKey, Asked] = field(default_factory=dict)
     _rows: dict[RecordKey, RequestRecord] = field(default_factory=dict)
-    _identity: dict[bool, dict[str, Any]] = field(default_factory=dict)  # hashing weights takes seconds: once
+    _identity: dict[bool, dict[str, Any]] = field(default_factory=dict)  # templated -> the engine's identity
 
     def add(
         self, asked: Sequence[Asked], outputs: Sequence[RequestOutput], texts: Sequence[str], seconds: float
     ) -> None:
-        """Takes the answers of one call and publishes all there are. texts: what lm-eval was given.
+        """Adds the answers of one call and publishes all answers so far. texts: the answers as lm-eval was given them.
 
         Raises: EvalEngineError if the disk refuses.
         """
         if not asked:
             return
-        if any(item.key in self._rows for item in asked):  # its prompts are made already, by a template or not
+        if any(item.key in self._rows for item in asked):  # the new prompts are made already, so `templated` is theirs
             templated = self.templated
             self.end()
             self.templated = templated
@@ -95,7 +95,7 @@ class Recorder:
             target = _free(folder / name)
             scratch.rename(target)
             if self.published is not None:
-                self.published.rename(scratch)  # so that no kill leaves half of it under a name that readers know
+                self.published.rename(scratch)  # a kill must not leave half a folder under a name that readers know
         except OSError as error:
             why = error.strerror or str(error)
             raise EvalEngineError(f"could not write {folder / name}: {why}; cure that, or leave output_dir and "
@@ -106,14 +106,14 @@ class Recorder:
         logger.info("records of %d requests: %s, digest %s", len(rows), target, digest)
 
     def end(self) -> dict[str, str]:
-        """What names this evaluation's records in lm-eval's results, {} if it has none; the next call begins anew."""
-        found = {}
+        """Ends the evaluation. Returns what names its records in lm-eval's results, {} if it has none."""
+        names = {}
         if self.published is not None:
-            found = {"records": self.published.name, "digest": run_digest(self._rows.values())}
+            names = {"records": self.published.name, "digest": run_digest(self._rows.values())}
         self._asked, self._rows, self.published, self.templated, self.cache = {}, {}, None, False, None
-        self.begin = self.loaded = time.perf_counter()  # the weights are there
+        self.begin = self.loaded = time.perf_counter()  # the next evaluation finds the weights loaded
         self.seconds = 0.0
-        return found
+        return names
 
     def _fill(self, folder: Path, rows: Sequence[RequestRecord], digest: str) -> None:
         write_whole(folder / RECORDS, lambda path: write_records(path, rows))
@@ -124,7 +124,7 @@ class Recorder:
 
     def _manifest(self, rows: Sequence[RequestRecord], digest: str) -> dict[str, Any]:
         llm, config = self.llm, self.arguments.config
-        identity = self._whose()
+        identity = self._run_identity()
         manifest = build_manifest(
             run_id=identity_sha256(identity)[:8],
             identity=identity,
@@ -143,8 +143,8 @@ class Recorder:
         manifest["libraries"]["lm-eval"] = str(getattr(lm_eval, "__version__", "unknown"))
         return manifest
 
-    def _whose(self) -> dict[str, Any]:
-        """The run's identity: what computes, and every prompt. What lm-eval decides its results say."""
+    def _run_identity(self) -> dict[str, Any]:
+        """The run's identity: the engine's, and every prompt. Settings that lm-eval decides stand in its results."""
         config = replace(self.arguments.config, apply_chat_template=self.templated)
         if self.templated not in self._identity:
             self._identity[self.templated] = engine_identity(config, self.llm)
@@ -188,11 +188,11 @@ def _counts(rows: Sequence[RequestRecord]) -> RunCounts:
 
 def _free(path: Path) -> Path:
     """The path, or one beside it if another evaluation of the same second has the same digest."""
-    number, found = 1, path
-    while found.exists():
+    number, free = 1, path
+    while free.exists():
         number += 1
-        found = path.with_name(f"{path.name}.{number}")
-    return found
+        free = path.with_name(f"{path.name}.{number}")
+    return free
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

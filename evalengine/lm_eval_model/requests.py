@@ -1,4 +1,4 @@
-"""lm-eval's instances -> the engine's requests, each with the key that its record is filed under."""
+"""Turns lm-eval's instances into the engine's requests, each with the key of its record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Asked:
 
 
 def instance_keys(instances: Sequence[Any]) -> list[RecordKey]:
-    """(task, document, request index, repeat) of each: lm-eval repeats an instance by listing it several times."""
+    """(task, document, request index, repeat) of each instance; lm-eval repeats one by listing it several times."""
     seen: Counter[tuple[str, int, int]] = Counter()
     keys = []
     for place, instance in enumerate(instances):
@@ -49,14 +49,14 @@ def instance_keys(instances: Sequence[Any]) -> list[RecordKey]:
 def scored(
     place: int, key: RecordKey, kind: str, context: list[int], continuation: list[int], max_length: int
 ) -> Asked:
-    """The log-likelihood of a continuation; its context is cut from the left so that both fit, as hf cuts it: of
-    max_length + 1 tokens the last is predicted, not fed. What cannot fit is refused by `check_requests`."""
+    """The request of a continuation's log-likelihood. Its context is cut from the left so that both fit, as lm-eval's
+    hf model does: of max_length + 1 tokens the last is predicted, not fed. `check_requests` refuses what cannot fit."""
     cut = max(0, len(context) - max(1, max_length + 1 - len(continuation)))
     return Asked(key, kind, ScoreRequest(place, context[cut:], continuation), cut)
 
 
 def generated(place: int, key: RecordKey, prompt: list[int], generation: Generation, max_length: int) -> Asked:
-    """An answer; its prompt is cut from the left to leave room for it.
+    """The request of an answer. Its prompt is cut from the left to leave room for it.
 
     Raises: ConfigError if there is no room for any prompt.
     """
@@ -71,7 +71,10 @@ def generated(place: int, key: RecordKey, prompt: list[int], generation: Generat
 
 
 def windows(keys: Sequence[RecordKey], found: Sequence[list[tuple[list[int], list[int]]]]) -> list[Asked]:
-    """A request for each window of each text, in order; a document's windows count its requests, as in runs of ours."""
+    """A request for each window of each text, in order; its index counts the windows of the document, as in other runs.
+
+    found: the windows (context, continuation) of each text.
+    """
     seen: Counter[tuple[str, int, int]] = Counter()
     asked: list[Asked] = []
     for (task, document, _, repeat), own in zip(keys, found, strict=True):
@@ -83,14 +86,14 @@ def windows(keys: Sequence[RecordKey], found: Sequence[list[tuple[list[int], lis
 
 
 def check_outputs(asked: Sequence[Asked], outputs: Sequence[RequestOutput]) -> None:
-    """Raises EvalEngineError that names the requests that failed, the first few."""
+    """Raises EvalEngineError that names the first few of the requests that failed."""
     failed = [f"{a.named}: {output.error}" for a, output in zip(asked, outputs, strict=True) if output.error]
     if failed:
         raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED)]))
 
 
 def warnings_of(asked: Sequence[Asked], max_length: int) -> Iterator[str]:
-    """What is said once a call: how many prompts were cut."""
+    """Yields a warning if prompts of the call were cut."""
     if cut := [a for a in asked if a.truncated]:
         most = max(a.truncated for a in cut)
         yield (

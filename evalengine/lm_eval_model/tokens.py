@@ -1,4 +1,4 @@
-"""Text to token ids by the rules of lm-eval's hf model, `add_bos_token` among them."""
+"""Turns text into token ids by the rules of lm-eval's hf model, `add_bos_token` among them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def set_add_bos_token(tokenizer: Any, add_bos_token: bool | None) -> None:
 
 
 def encode_scored(tokenizer: Any, text: str, add_special_tokens: bool | None, add_bos_token: bool | None) -> list[int]:
-    """Of a log-likelihood. add_special_tokens None: what `add_bos_token` says, else the tokenizer's default; nothing
-    is added to a text that begins with the prefix token itself."""
+    """The token ids of a text to be scored. add_special_tokens None: as `add_bos_token` says, else as the tokenizer's
+    default does; nothing is added to a text that begins with the prefix token itself."""
     if add_special_tokens is None:
         begun = text.startswith(tokenizer.decode([prefix_token_id(tokenizer)]))
         add_special_tokens = not begun and add_bos_token is not False
@@ -30,6 +30,6 @@ def encode_scored(tokenizer: Any, text: str, add_special_tokens: bool | None, ad
 
 
 def encode_prompt(tokenizer: Any, text: str, add_bos_token: bool | None) -> list[int]:
-    """Of a text to be continued: nothing is added to one that begins with BOS itself, as a chat template writes it."""
+    """The token ids of a text to be continued. Nothing is added to one that begins with BOS, as templates write it."""
     begun = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     return encode_as(tokenizer, text, not begun and add_bos_token is not False)

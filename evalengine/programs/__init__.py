@@ -1,2 +1,2 @@
-"""Programs that a model wrote, each run in a process of its own, within limits. What that does not protect against is
-told in `tasks/README.md` ("Code that a model wrote"): it is no security boundary."""
+"""Runs programs that a model wrote, each in a process of its own, within limits. This is no security boundary:
+`tasks/README.md` ("Code that a model wrote") says what it does not protect against."""

@@ -1,4 +1,4 @@
-"""Programs, each run by `inside/worker.py` in processes of its own, as many at once as there are cores."""
+"""Runs programs by `inside/worker.py`, each in processes of its own, as many at once as there are cores."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from evalengine.errors import EvalEngineError
 from evalengine.programs.limits import MAX_PROGRAM, OUTCOMES, Limits, Verdict
 
 WORKER = Path(__file__).parent / "inside" / "worker.py"
-SPARE_SECONDS = 60  # beyond a program's own time, until its processes are ended from here
-ATTEMPTS = 3  # where someone else ends them
+SPARE_SECONDS = 60  # after a program's own time limit, until this process ends its worker
+ATTEMPTS = 3  # runs of one program whose processes are ended from outside
 NAMESPACES = (
     "let users have user namespaces (containers often forbid them, and so does "
     "kernel.apparmor_restrict_unprivileged_userns=1; Linux 5.14 or newer), or, in a container or virtual machine that "
@@ -30,7 +30,7 @@ NAMESPACES = (
 )
 READABLE = "use a Python that every user can read, with its packages in its own folders, as a virtual environment has"
 FIXED_ADDRESSES = 0x0040000  # ADDR_NO_RANDOMIZE of sys/personality.h
-# All that a program sees of an environment: nothing of the caller's.
+# A program's whole environment; it sees no variable of the caller's.
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
@@ -38,13 +38,13 @@ ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
     "PYTHONUTF8": "1",
     "TZ": "UTC",
-    "PYTHONHASHSEED": "0",  # sets of texts have one order
+    "PYTHONHASHSEED": "0",  # a set of texts has the same order in every process
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-# What every program may count on: Python's own modules, NumPy (HumanEval+ compares by it), and threads.
+# Every program may count on what this one uses: Python's own modules, NumPy (HumanEval+ compares by it), and threads.
 PROBE = "import decimal, json, threading, numpy\nt = threading.Thread(target=len, args=('',))\nt.start()\nt.join()"
 
 
@@ -53,23 +53,23 @@ def run_programs(
 ) -> dict[str, Verdict]:
     """The verdict on every program.
 
-    each: called in this thread whenever one is finished.
+    each: called in this thread whenever a program is finished.
     Raises EvalEngineError where a program cannot be run, or its processes are ended from outside again and again.
     However this ends, no process of a program runs on, and none of its files is left.
     """
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     crew = _Crew(isolated)
     workers = len(os.sched_getaffinity(0))
     pool = ThreadPoolExecutor(workers, "program", initializer=_fix_addresses)
     try:
         futures = {pool.submit(crew.run, program, limits): program for program, limits in programs.items()}
         for future in as_completed(futures):
-            found[futures[future]] = future.result()
+            verdicts[futures[future]] = future.result()
             each()
     finally:
         crew.stop()
         pool.shutdown(cancel_futures=True)
-    return found
+    return verdicts
 
 
 @lru_cache(None)
@@ -85,15 +85,15 @@ def problem(isolated: bool) -> str | None:
 
 
 def _fix_addresses() -> None:
-    """What this thread starts has its objects at the same addresses each time, so that sets of objects have one order;
-    where a container forbids it, they are ordered anew in every process, as ever."""
+    """Gives the processes that this thread starts the same addresses each time, so that sets of objects have the same
+    order; where a container forbids it, their order differs between processes, as usual."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).personality(FIXED_ADDRESSES)
 
 
 class _Crew:
-    """The processes that run now. Each has the reading end of a pipe, its lifeline: where this process ends, the pipe
-    does, and they with it."""
+    """The processes that run now. Each has the reading end of a pipe, its lifeline: when this process ends, the pipe is
+    closed and they end, too."""
 
     def __init__(self, isolated: bool) -> None:
         self._isolated = isolated
@@ -102,13 +102,13 @@ class _Crew:
         self._stopped = False
 
     def run(self, program: str, limits: Limits) -> Verdict:
-        """Runs in a thread of the pool."""
+        """The verdict on a program; called in a thread of the pool. Raises EvalEngineError if it cannot be run."""
         if refused := _refusal(program):
             return Verdict("refused", refused)
         for _ in range(ATTEMPTS):
             try:
                 ending = self._attempt(program, limits)
-            except OSError as error:  # no process, no descriptor, no folder left
+            except OSError as error:  # processes, descriptors or folders have run out
                 raise EvalEngineError(f"a program could not be run: {error}") from error
             if "error" in ending:
                 raise EvalEngineError(f"a program could not be run: {ending['error']}")
@@ -122,17 +122,17 @@ class _Crew:
     def _attempt(self, program: str, limits: Limits) -> dict[str, str]:
         folder = None if self._isolated else tempfile.mkdtemp(prefix="evalengine-program-")
         job = {"program": program, "limits": asdict(limits), "isolated": self._isolated, "folder": folder}
-        theirs, ours = os.pipe()
+        reading, writing = os.pipe()
         try:
             with self._lock:
                 if self._stopped:
-                    os.close(ours)
+                    os.close(writing)
                     return {"error": "nobody waits for it"}
-                self._lifelines.add(ours)
-            return self._answer(json.dumps(job).encode(), theirs, limits, folder)
+                self._lifelines.add(writing)
+            return self._answer(json.dumps(job).encode(), reading, limits, folder)
         finally:
-            os.close(theirs)
-            self._let_go(ours)
+            os.close(reading)
+            self._let_go(writing)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -145,7 +145,7 @@ class _Crew:
             pass_fds=(lifeline,),
             cwd="/",
             env=ENVIRONMENT if folder is None else {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder},
-            start_new_session=True,  # Ctrl-C is this process's to handle
+            start_new_session=True,  # this process handles Ctrl-C
         )
         try:
             out, _ = process.communicate(job, timeout=limits.wall_seconds + SPARE_SECONDS)
@@ -155,7 +155,7 @@ class _Crew:
         try:
             answer: dict[str, str] = json.loads(out)
         except ValueError:
-            failed = process.returncode > 0  # not by a signal from outside
+            failed = process.returncode > 0  # a negative code means a signal from outside
             return {"error": f"{sys.executable} ended with exit code {process.returncode}"} if failed else {}
         return answer
 
@@ -166,7 +166,7 @@ class _Crew:
                 os.close(lifeline)
 
     def stop(self) -> None:
-        """Ends everything that runs; nothing runs after it."""
+        """Ends all programs that run; no program runs after it."""
         with self._lock:
             self._stopped = True
             for lifeline in self._lifelines:
@@ -175,7 +175,7 @@ class _Crew:
 
 
 def _refusal(program: str) -> str | None:
-    """Why a text is not run."""
+    """Why a program is not run; None if it is."""
     try:
         size = len(program.encode("utf-8"))
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
 """The comparisons that `verify` is made of: attention in a model's own shapes, over pages as a step has them.
 
-    S sequences, B pages, Hq/Hkv heads, D head_dim.
+S sequences, B pages, Hq/Hkv heads, D head_dim.
 """
 
 from __future__ import annotations

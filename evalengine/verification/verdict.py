@@ -34,9 +34,7 @@ class Verdict:
         self.dropped.append({"kernel": kernel, "schedule": asdict(schedule), "where": where, "reason": reason})
         exclude(self.dropped[-1])
 
-    def compare(
-        self, kernel: str, schedule: Any, where: str, run: Callable[[], Tensor], expected: Tensor
-    ) -> None:
+    def compare(self, kernel: str, schedule: Any, where: str, run: Callable[[], Tensor], expected: Tensor) -> None:
         """Runs a schedule; drops it if a byte differs, or if it does not run at all (its tile may not fit this GPU).
 
         The reference schedule cannot be dropped: it is what takes the others' place.

@@ -17,7 +17,7 @@ from evalengine.engine.text import find_prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.requests import RequestBuilder
 from evalengine.layers import create_ops
-from evalengine.tasks.base import Generation, Instance
+from evalengine.tasks.instance import Generation, Instance
 from tests.engine.hf_folders import edit, ours, tiny_llama
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from evalengine.harness.hashes import sample_hashes, task_hash
 from evalengine.harness.metrics import summarize
-from evalengine.tasks.base import Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Response
 from tests.parity.local_tasks import task_manager
 
 Speak = Callable[[str], str]  # context -> what the model writes

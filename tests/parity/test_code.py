@@ -24,8 +24,8 @@ from evalengine.config import DatasetConfig
 from evalengine.harness.hashes import sample_hashes, task_hash
 from evalengine.harness.metrics import summarize
 from evalengine.programs.run import problem, run_programs
-from evalengine.tasks.base import Instance, Response
 from evalengine.tasks.code import CodeTask
+from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.registry import load_task
 from tests.parity.agreement import ITERATIONS, FakeChat, as_json, fake_rng, run_ours, run_theirs
 from tests.parity.local_tasks import their_task

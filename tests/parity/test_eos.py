@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTr
 from evalengine import LLM, SamplingParams
 from evalengine.engine.text import find_prefix_token_id
 from evalengine.harness.requests import RequestBuilder
-from evalengine.tasks.base import Generation, Instance
+from evalengine.tasks.instance import Generation, Instance
 
 VOCAB, LENGTH = 19, 24
 OF_CONFIG, OF_GENERATION, OF_TOKENIZER = 5, 7, 2

@@ -20,8 +20,9 @@ from evalengine.config import DatasetConfig
 from evalengine.errors import ConfigError
 from evalengine.task_outline import outline
 from evalengine.tasks import ifeval
-from evalengine.tasks.base import Response, Task
+from evalengine.tasks.base import Task
 from evalengine.tasks.ifeval import IFEval
+from evalengine.tasks.instance import Response
 from evalengine.tasks.registry import load_task
 from tests.parity.agreement import check_equal, fake_rng, run_ours, run_theirs
 from tests.parity.all_rows import local_rows

@@ -17,7 +17,8 @@ from evalengine.harness.groups import group_results
 from evalengine.harness.hashes import sample_hashes, task_hash
 from evalengine.harness.metrics import summarize
 from evalengine.records.lm_eval import TaskResult
-from evalengine.tasks.base import Instance, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.registry import load_task
 from tests.parity.agreement import ITERATIONS, as_json, fake_chat, fake_rng, run_ours, run_theirs
 from tests.parity.lm_eval_rows import MORE, feed, write_rows

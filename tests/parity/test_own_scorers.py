@@ -13,7 +13,7 @@ import pytest
 from evalengine.config import DatasetConfig
 from evalengine.task_outline import outline
 from evalengine.tasks import aime, drop
-from evalengine.tasks.base import Response
+from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_yaml import installed_file
 from evalengine.tasks.registry import load_task
 

@@ -11,7 +11,8 @@ import pytest
 from evalengine.config import DatasetConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.harness.rehearsal import rehearse
-from evalengine.tasks.base import Doc, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.documents import Doc
 from evalengine.tasks.gsm8k import GSM8K
 from evalengine.tasks.registry import load_task
 

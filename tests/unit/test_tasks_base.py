@@ -11,8 +11,9 @@ import pytest
 
 from evalengine.config import DatasetConfig, GenerationConfig, TaskConfig
 from evalengine.errors import ConfigError
-from evalengine.tasks.base import Generation, Response, Task
+from evalengine.tasks.base import Task
 from evalengine.tasks.gsm8k import GSM8K
+from evalengine.tasks.instance import Generation, Response
 from evalengine.tasks.registry import available_tasks, load_task
 
 TEST = [{"question": f"q{i}?", "answer": f"r{i}\n#### {i}"} for i in range(5)]

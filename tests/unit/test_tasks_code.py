@@ -16,8 +16,8 @@ from evalengine.estimators import pass_at_k
 from evalengine.plain_files import Tagged
 from evalengine.programs.limits import Limits, Verdict
 from evalengine.task_list import metric_names, needs
-from evalengine.tasks.base import Response
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block
+from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_literals import returned
 from evalengine.tasks.registry import load_task
 

@@ -11,7 +11,8 @@ import pytest
 from evalengine.compose import compose_jobs
 from evalengine.errors import ConfigError
 from evalengine.harness.hashes import SampleHashes, sample_hashes, task_hash
-from evalengine.tasks.base import Generation, Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Generation, Response
 from evalengine.tasks.registry import load_task
 
 # The 5-shot task hash that lm-eval 0.4.12 records: all 1319 prompts are byte-identical to its own.

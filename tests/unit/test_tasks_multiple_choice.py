@@ -10,7 +10,8 @@ import pytest
 
 from evalengine.compose import compose_jobs
 from evalengine.errors import ConfigError
-from evalengine.tasks.base import Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Response
 from evalengine.tasks.multiple_choice import clean_wikihow
 from evalengine.tasks.registry import load_task
 

@@ -14,7 +14,8 @@ from evalengine.compose import compose_jobs
 from evalengine.config import GenerationConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.harness.metrics import summarize
-from evalengine.tasks.base import Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Response
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.repeats import Repeated
 

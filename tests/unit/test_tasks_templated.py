@@ -11,7 +11,8 @@ import pytest
 from evalengine.compose import compose_jobs
 from evalengine.config import DatasetConfig, FewshotTemplates, GenerationConfig, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
-from evalengine.tasks.base import Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Response
 from evalengine.tasks.registry import load_task
 
 CHOICE = {

@@ -9,7 +9,8 @@ import pytest
 
 from evalengine.compose import compose_jobs
 from evalengine.harness.metrics import summarize
-from evalengine.tasks.base import Response, Task
+from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Response
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.wikitext import detokenise, split_pages
 

@@ -1,1 +1,1 @@
-"""What runs in the processes of their own: standard library only, started by its path."""
+"""Code that runs in the programs' processes: it is started by its path and imports the standard library only."""

@@ -1,7 +1,7 @@
-"""What the kernel can take away from a process: network, files, sight of other processes. Linux 5.12 or newer.
+"""Takes network, files and the sight of other processes away from a process. Needs Linux 5.12 or newer.
 
-An ordinary user's process gets there by a user namespace of its own; root's needs none, and becomes a user that nobody
-is. Constants are those of the kernel's headers (sched.h, mount.h, prctl.h, capability.h).
+An ordinary user's process needs a user namespace of its own for that; root's process needs none, and becomes a user
+whose id nobody has. The constants are those of the kernel's headers (sched.h, mount.h, prctl.h, capability.h).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MNT_DETACH, AT_FDCWD, AT_RECURSIVE = 2, -100, 0x8000
 MOUNT_SETATTR = 442  # the system call's number, on every architecture
 READ_ONLY = 1 | 2  # MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID
 PDEATHSIG, DUMPABLE, SUBREAPER, NO_NEW_PRIVS = 1, 4, 36, 38
-NOBODYS = 0x70000000  # and a process id: a user for one program, so that the kernel counts its processes alone
+NOBODYS = 0x70000000  # plus a process id: a user id for one program, so that the kernel counts its processes alone
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache")  # shared libraries
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -35,7 +35,8 @@ def prctl(option: int, value: int) -> None:
 
 
 def enter() -> None:
-    """Namespaces for this process (network, files, IPC) and its next child (processes). Raises OSError."""
+    """Moves this process into namespaces of its own (network, files, IPC), and its next child, too (processes).
+    Raises OSError."""
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
         _call("unshare", NEWNS | NEWIPC | NEWPID | NEWNET)
@@ -47,8 +48,8 @@ def enter() -> None:
 
 
 def new_root(size: int, inodes: int) -> None:
-    """A root folder in memory that holds Python and the system's libraries, to be read only, and /tmp. Everything else
-    is gone: other files, sockets of other programs, and with this process also the folder. Raises OSError.
+    """Makes a root folder in memory that holds Python and the system's libraries, read-only, and /tmp. This process
+    sees no other files and no sockets of other programs; the folder ends with it. Raises OSError.
 
     size: bytes that it can hold; inodes: files.
     """
@@ -67,27 +68,28 @@ def new_root(size: int, inodes: int) -> None:
     for folder, mode in (("/tmp", 0o1777), ("/dev/shm", 0o1777), ("/proc", 0o755)):
         os.makedirs(folder, 0o755, exist_ok=True)
         os.chmod(folder, mode)
-    with suppress(OSError):  # refused where the old one is partly hidden, as in a container; then there is none
+    # The kernel refuses where the old /proc is partly hidden, as in a container; then the program has no /proc.
+    with suppress(OSError):
         _call("mount", b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None)
     _call("umount2", b"/old", MNT_DETACH)
     os.rmdir("/old")
 
 
 def _places() -> list[str]:
-    """The folders that Python needs, by every name; none lies in another."""
+    """The folders that Python needs, by every name; no folder of the list lies in another."""
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    found: list[str] = []
+    places: list[str] = []
     for place in (*SYSTEM, *sorted(prefixes | {os.path.realpath(prefix) for prefix in prefixes})):
-        if os.path.lexists(place) and not any(place == one or place.startswith(f"{one}/") for one in found):
-            found.append(place)
-    return found
+        if os.path.lexists(place) and not any(place == outer or place.startswith(f"{outer}/") for outer in places):
+            places.append(place)
+    return places
 
 
 def _show(place: str) -> None:
-    """Makes a folder or file of the old root visible under its name, to be read only."""
+    """Makes a folder or file of the old root visible under its name, read-only."""
     old = f"/old{place}"
     os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
-    if os.path.islink(old) and place in SYSTEM:  # /lib -> usr/lib
+    if os.path.islink(old) and place in SYSTEM:  # as /lib, which may point to usr/lib
         os.symlink(os.readlink(old), place)
         return
     if stat.S_ISDIR(os.stat(old).st_mode):
@@ -101,11 +103,11 @@ def _show(place: str) -> None:
 
 
 def drop_rights(user: int | None) -> None:
-    """No capability, no way to one; and another user, if one is named (root's right)."""
+    """Drops all capabilities for good; and becomes `user`, if one is named, which only root may do."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     prctl(NO_NEW_PRIVS, 1)
     _call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
-    prctl(DUMPABLE, 1)  # the change of user took it away, and with it /proc/self
+    prctl(DUMPABLE, 1)  # the change of user cleared it; /proc/self needs it

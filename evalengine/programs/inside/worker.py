@@ -1,10 +1,10 @@
 """Runs one program and says how it ended, as a JSON line.
 
-`evalengine.programs.run` starts this file by its path, with the number of a pipe that ends when its own process does.
-Three processes: this one enters the namespaces; its child watches, out of the program's reach; the child's child runs
-the program, in the interpreter that is loaded already. When the watcher ends, the kernel ends all that the program
-started and takes back its files. Without isolation the watcher does both, as well as it can. Root's programs run as a
-user that nobody is, in either case: the kernel counts no processes of root's.
+`evalengine.programs.run` starts this file by its path, with the number of a pipe that closes when its own process ends.
+There are three processes: this one enters the namespaces; its child, the watcher, is out of the program's reach; the
+child's child runs the program, in the interpreter that is loaded already. When the watcher ends, the kernel ends all
+that the program started and removes its files. Without isolation the watcher does both, as well as it can. In either
+case root's programs run as a user whose id nobody has, because the kernel does not limit root's processes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any
 from namespaces import NOBODYS, PDEATHSIG, SUBREAPER, drop_rights, enter, new_root, prctl  # type: ignore[import-not-found]
 
 SHOWN = 200  # characters of an exception's text
-ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")  # of an object in memory: another one in every process
-LONGEST = 10_000  # bytes of the program's message
-POLL = 0.02  # seconds between looks at a program that keeps its message's pipe open
-ATTEMPTS = 200  # to end what a program left running, without namespaces
+ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")  # the address of an object, which differs between processes
+LONGEST = 10_000  # bytes of the runner's message that are read
+POLL = 0.02  # seconds between two looks at the program
+ATTEMPTS = 200  # rounds of ending what a program left running, without namespaces
 
 Ending = dict[str, str]  # {"outcome", "detail"}, or {"error"} where the program could not be run
 
 
 def main() -> None:
-    """Standard input: {"program", "limits", "isolated", "folder"} as one JSON text."""
+    """Runs the program that standard input describes: {"program", "limits", "isolated", "folder"} as one JSON text."""
     lifeline = int(sys.argv[1])
     job = json.loads(sys.stdin.buffer.read())
     try:
@@ -68,49 +68,51 @@ def _watched(job: dict[str, Any], lifeline: int, user: int | None) -> Ending:
         prctl(SUBREAPER, 1)
         if user is not None:
             os.chown(job["folder"], user, user)
-    said, says = os.pipe()
+    reading, writing = os.pipe()
     proof = os.urandom(16).hex().encode()
     runner = os.fork()
     if runner == 0:
         try:
-            _run(job, says, proof, user)
+            _run(job, writing, proof, user)
         finally:
             os._exit(1)
-    os.close(says)
+    os.close(writing)
     try:
-        return _ending(runner, said, proof, lifeline, limits)
+        return _ending(runner, reading, proof, lifeline, limits)
     finally:
         if not job["isolated"]:
             _end_descendants()
             shutil.rmtree(job["folder"], ignore_errors=True)
 
 
-def _ending(runner: int, said: int, proof: bytes, lifeline: int, limits: dict[str, int]) -> Ending:
-    """Waits for the program's end, its time's end or that of who asked; reads what it says and no more."""
-    end, message, waiting = time.monotonic() + limits["wall_seconds"], b"", [said, lifeline]
+def _ending(runner: int, pipe: int, proof: bytes, lifeline: int, limits: dict[str, int]) -> Ending:
+    """Waits until the program ends, its time is over or the caller's process ends; reads at most LONGEST bytes of the
+    runner's message."""
+    end, message, waiting = time.monotonic() + limits["wall_seconds"], b"", [pipe, lifeline]
     while True:
         ready, _, _ = select.select(waiting, [], [], POLL)
         if lifeline in ready:
             return {"error": "nobody waits for it"}
-        if said in ready:
-            part = os.read(said, LONGEST)
+        if pipe in ready:
+            part = os.read(pipe, LONGEST)
             message += part[: LONGEST - len(message)]
             if not part:
-                waiting.remove(said)
+                waiting.remove(pipe)
         pid, status, used = os.wait4(runner, os.WNOHANG)
         if pid:
-            with suppress(BlockingIOError):  # what it said last; a process that it left may hold the pipe open
-                os.set_blocking(said, False)
-                message += os.read(said, LONGEST)
-            return _told(message, proof) or _died(status, used.ru_utime + used.ru_stime, limits, bool(message))
+            # Reads the rest of the message. A process that the program left behind may hold the pipe open.
+            with suppress(BlockingIOError):
+                os.set_blocking(pipe, False)
+                message += os.read(pipe, LONGEST)
+            return _ending_in(message, proof) or _died(status, used.ru_utime + used.ru_stime, limits, bool(message))
         if time.monotonic() >= end:
             return {"outcome": "timeout", "detail": f"{limits['wall_seconds']} s of time"}
-        if said not in waiting:
+        if pipe not in waiting:
             time.sleep(POLL)
 
 
-def _told(message: bytes, proof: bytes) -> Ending | None:
-    """What the runner said of the program's end; None for anything else that came through the pipe."""
+def _ending_in(message: bytes, proof: bytes) -> Ending | None:
+    """The ending in the runner's message; None for anything else that came through the pipe."""
     if not message.startswith(proof):
         return None
     try:
@@ -121,7 +123,10 @@ def _told(message: bytes, proof: bytes) -> Ending | None:
 
 
 def _died(status: int, seconds: float, limits: dict[str, int], wrote: bool) -> Ending:
-    """Of a program that ended its process, or whose process was ended. wrote: into the pipe that is not its own."""
+    """The ending of a program that ended its process, or whose process was ended.
+
+    wrote: whether the program wrote into the runner's pipe.
+    """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU or (number == signal.SIGKILL and seconds >= limits["cpu_seconds"]):
@@ -134,7 +139,7 @@ def _died(status: int, seconds: float, limits: dict[str, int], wrote: bool) -> E
 
 
 def _end_descendants() -> None:
-    """Without namespaces: ends every process that is below this one, until there is none."""
+    """Ends every process below this one, until there is none; needed without namespaces."""
     for _ in range(ATTEMPTS):
         for pid in _children(os.getpid()):
             with suppress(ProcessLookupError, PermissionError):
@@ -148,40 +153,41 @@ def _end_descendants() -> None:
 
 
 def _children(parent: int) -> list[int]:
-    """All processes below one, from the kernel's table of parents."""
+    """The ids of all processes below `parent`, from the kernel's table of parents."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
             parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    found, newest = set[int](), {parent}
+    below, newest = set[int](), {parent}
     while newest:
-        newest = {pid for pid, of in parents.items() if of in newest} - found
-        found |= newest
-    return sorted(found)
+        newest = {pid for pid, above in parents.items() if above in newest} - below
+        below |= newest
+    return sorted(below)
 
 
-def _run(job: dict[str, Any], says: int, proof: bytes, user: int | None) -> None:
-    """In a process of its own: takes away what the program must not have, runs it, and says how it ended."""
-    write, leave, dumps, whose = os.write, os._exit, json.dumps, os.getpid  # the program may put others in their places
-    mine = whose()
+def _run(job: dict[str, Any], pipe: int, proof: bytes, user: int | None) -> None:
+    """In a process of its own: takes away what the program must not have, runs it, and writes how it ended."""
+    # The functions are looked up now, since the program may replace them in their modules.
+    write, leave, dumps, current_pid = os.write, os._exit, json.dumps, os.getpid
+    own_pid = current_pid()
     try:
-        _only_nothing_and(says)
+        _close_all_but(pipe)
         _limit(job["limits"], 0 if job["isolated"] or user is not None else _own_processes())
         drop_rights(user)
         prctl(PDEATHSIG, signal.SIGKILL)
         os.chdir("/tmp" if job["isolated"] else job["folder"])
     except (OSError, ValueError) as error:
-        write(says, proof + dumps(("error", str(error))).encode())
+        write(pipe, proof + dumps(("error", str(error))).encode())
         leave(1)
     sys.argv, sys.path = [""], [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
     ending = _executed(job["program"])
-    if whose() == mine:  # a process that the program forked comes here, too
-        write(says, proof + dumps(ending).encode())
+    if current_pid() == own_pid:  # a process that the program forked comes here, too
+        write(pipe, proof + dumps(ending).encode())
     leave(0)
 
 
-def _only_nothing_and(pipe: int) -> None:
-    """Input that is at its end, outputs that go nowhere, the pipe, and no other open file."""
+def _close_all_but(pipe: int) -> None:
+    """Leaves the process an empty input, outputs that go nowhere, the pipe, and no other open file."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -190,9 +196,9 @@ def _only_nothing_and(pipe: int) -> None:
 
 
 def _limit(limits: dict[str, int], others: int) -> None:
-    """others: processes of this user that the kernel counts beside the program's."""
+    """Sets this process's limits. others: processes of this user that the kernel counts beside the program's."""
     seconds = limits["cpu_seconds"]
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # the first ends it, unless it does not listen
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # the hard limit's signal cannot be ignored
     for name, most in (
         *(("AS", limits["memory_bytes"]), ("FSIZE", limits["file_bytes"]), ("NOFILE", limits["open_files"])),
         *(("CORE", 0), ("NPROC", others + limits["processes"])),
@@ -202,7 +208,7 @@ def _limit(limits: dict[str, int], others: int) -> None:
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(number, (most, most))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory ends all the same, the kernel ends this process first
+        file.write("1000")  # if memory still runs out, the kernel ends this process first
 
 
 def _own_processes() -> int:
@@ -221,7 +227,7 @@ def _executed(program: str) -> tuple[str, str]:
         exec(compile(program, "<program>", "exec", dont_inherit=True), {})
     except MemoryError:
         return "memory", ""
-    except BaseException as error:  # SystemExit, too: its tests were not over
+    except BaseException as error:  # SystemExit counts as well: the program left before its tests were over
         return "failed", _short(error)
     return "passed", ""
 
@@ -231,10 +237,10 @@ def _short(error: BaseException) -> str:
     name = str(type(error).__name__)
     try:
         text = " ".join(str(error).split())
-    except BaseException:  # an exception of the program's own
+    except BaseException:  # the program's own exception may fail to give its text
         text = ""
-    said = ADDRESS.sub("0x...", f"{name}: {text}" if text else name)
-    return said[:SHOWN].encode("utf-8", "replace").decode()
+    line = ADDRESS.sub("0x...", f"{name}: {text}" if text else name)
+    return line[:SHOWN].encode("utf-8", "replace").decode()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,46 @@
+"""What a task asks and what it gets back: the requests of a document, and the engine's answers to them, as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from evalengine.programs.limits import Verdict
+
+OutputType = Literal["generate_until", "loglikelihood", "multiple_choice", "loglikelihood_rolling"]
+OUTPUT_TYPES = get_args(OutputType)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """lm-eval's generation_kwargs, resolved."""
+
+    until: tuple[str, ...]
+    max_gen_toks: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One request of one document, as text. `index` counts the requests of the document from 0."""
+
+    task: str
+    doc_id: int
+    index: int
+    kind: Literal["generate_until", "loglikelihood", "loglikelihood_rolling"]
+    context: str  # rolling: the whole text
+    continuation: str = ""  # loglikelihood only
+    generation: Generation | None = None  # generate_until only
+    repeat: int = 0
+
+
+@dataclass(frozen=True)
+class Response:
+    """What the engine answered to one instance."""
+
+    text: str = ""  # generate_until: cut at the stop strings
+    loglikelihood: float = 0.0  # loglikelihood and rolling
+    is_greedy: bool = False  # loglikelihood
+    verdict: Verdict | None = None  # of the program in the text; None where none was run
