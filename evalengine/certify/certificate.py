@@ -83,8 +83,7 @@ def write_certificate(path: Path, content: Mapping[str, Any]) -> list[Path]:
     for file, text in texts.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            # type: ignore[misc]
-            write_whole(file, lambda scratch, text=text: scratch.write_text(text, encoding="utf-8"))
+            write_whole(file, lambda scratch, text=text: scratch.write_text(text, encoding="utf-8"))  # type: ignore[misc]
         except OSError as error:
             raise EvalEngineError(f"--out={path}: could not be written: {error.strerror or error}") from error
     return list(texts)
