@@ -70,7 +70,8 @@ def _silu_and_mul_kernel(gate_up_ptr, out_ptr, row_stride, WIDTH: tl.constexpr, 
     mask = columns < WIDTH
     dtype = out_ptr.dtype.element_ty
     source = gate_up_ptr + token * row_stride + columns
-    up = tl.load(source + WIDTH, mask, other=0.0).to(tl.float32)  # first, or its load is issued after silu's arithmetic
+    # `up` is loaded first; otherwise its load would be issued after silu's arithmetic.
+    up = tl.load(source + WIDTH, mask, other=0.0).to(tl.float32)
     gate = tl.load(source, mask, other=0.0).to(tl.float32)
     activated = _silu(gate, dtype).to(tl.float32)
     tl.store(out_ptr + token * WIDTH + columns, (activated * up).to(dtype), mask)

@@ -15,7 +15,7 @@ The arithmetic (the numerics contract's `native` attention), per query row and h
   `o = fma(fma(-q, l, acc), r, q)` (a correct rounding by Markstein's theorem, without a branch an element), -0 becomes
   +0, **rounded to the query's dtype**.
 
-Free, and so the schedule's: rows in a tile, warps, pipeline stages, TMA or pointer loads, page size, and whether chunks
+A schedule may choose: rows in a tile, warps, pipeline stages, TMA or pointer loads, page size, and whether chunks
 are computed in turn and merged in registers (prefill) or in parallel and merged by a second kernel (decode). A block
 that is masked out for a row changes nothing in it. V rows past a sequence's length count as zero: a stale page may hold
 NaN, and 0 * NaN would reach the output.
@@ -42,27 +42,29 @@ CHUNK = 1024  # KV positions that are reduced from a fresh state
 BLOCK = 64  # KV positions of one online-softmax step
 PRECISION = "ieee"  # never TF32; bf16 and fp16 products are exact in any case
 LOG2_E = 1.4426950408889634
-SEARCH = 256  # sequences looked through at once for the one a tile belongs to
+SEARCH = 256  # sequences that a prefill program searches at once for the one its tile belongs to
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the work is cut; changes no bit."""
+    """How attention's work is cut into programs. No choice here changes a bit."""
 
     block_m: int  # query rows (token, head of the group) in a prefill tile
     num_warps: int
     num_stages: int
     tma: bool = True  # prefill: KV blocks by tensor descriptor where page size and head_dim allow it
-    hopper: bool = False  # prefill by `attention_hopper`, where it covers the model; what is above is then its own
+    hopper: bool = False  # prefill by `attention_hopper`, where it covers the model; it ignores the fields above
     decode_warps: int = 4
     decode_stages: int = 2
-    # by the number of (KV head, chunk, sequence) programs, on an H200: 21 against 29 us for 8, 87 against 77 for 512
-    few: int = 256  # up to so many, decode has a stage more
-    by_block: int = 32  # up to so many, decode works block by block
+    # Both limits count decode's (KV head, chunk, sequence) programs. On an H200 working by blocks took 21 against 29 us
+    # for 8 programs, and 87 against 77 us for 512.
+    few: int = 256  # decode has one stage more with at most so many programs
+    by_block: int = 32  # decode works block by block with at most so many programs
 
 
 REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
-excluded: set[Schedule] = set()  # what evalengine/verification found wrong on this GPU: never chosen in this process
+# Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.
+excluded: set[Schedule] = set()
 
 
 def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:
@@ -78,10 +80,10 @@ def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence:
 @cache
 def _choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:
     tma = device < 0 or torch.cuda.get_device_capability(device) >= (9, 0)
-    if dtype == torch.float32:  # FMA units: tiles are bound by registers and shared memory
+    if dtype == torch.float32:  # Float32 runs on FMA units: registers and shared memory bound the tiles.
         return Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0)
     if head_dim > 128:
-        stages = 2 if tma else 1  # 99 KiB of shared memory on sm_86 and sm_89
+        stages = 2 if tma else 1  # sm_86 and sm_89 have 99 KiB of shared memory.
         return Schedule(block_m=64 if tma else 16, num_warps=8, num_stages=stages, tma=tma, decode_stages=stages, few=0)
     if rows_per_sequence <= 32:
         few = 256 if tma else 0
@@ -96,13 +98,13 @@ def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int, device: in
         return False
     try:
         from evalengine.kernels import attention_hopper
-    except (ImportError, AttributeError):  # a Triton whose Gluon has other names
+    except (ImportError, AttributeError):  # This Triton's Gluon has other names.
         return False
     return attention_hopper.covers(dtype, head_dim, page_size)
 
 
 def _forms(schedule: Schedule) -> set[Schedule]:
-    """The ways in which its decodes can go, each by a schedule that always goes it; and itself."""
+    """The schedule itself, and for each way in which its decodes can run a schedule that always runs so."""
     always = 1 << 30
     chunked = {replace(schedule, by_block=0, few=few) for few in ({0, always} if schedule.few else {0})}
     return {schedule, replace(schedule, by_block=always), *chunked}
@@ -113,7 +115,7 @@ def _order(schedule: Schedule) -> tuple[int, int]:
 
 
 def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) -> list[Schedule]:
-    """Every schedule that `choose` may return for a model, first `REFERENCE`: what is to be proved equal."""
+    """Every schedule that `choose` may return for a model, `REFERENCE` first; all must be proved equal."""
     chosen = [_choose(head_dim, dtype, page_size, rows, device) for rows in (16, 32, 64)]
     forms = [form for schedule in chosen for form in sorted(_forms(schedule), key=_order)]
     return list(dict.fromkeys([REFERENCE, *forms]))
@@ -140,8 +142,8 @@ class RaggedBatch(Protocol):
     def num_decodes(self) -> int: ...
     @property
     def max_decode_kv_len(self) -> int: ...
-    # What a kernel has worked out of these, once a step for all layers, and its memory: a CUDA graph that was captured
-    # with a batch needs it as long. "workspace", if it is there, gives that memory: float32 [n] for n.
+    # A kernel keeps here what it computed from these once for all layers of a step, and its memory, which a CUDA graph
+    # captured with the batch needs for as long as it lives. "workspace", if present, returns float32 [n] for n.
     @property
     def plans(self) -> dict[Any, Any]: ...
 
@@ -181,7 +183,7 @@ def paged_attention(
 
 
 class _Call:
-    """What the launches of one call share."""
+    """The operands and sizes that the launches of one call share."""
 
     def __init__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scale: float, batch: RaggedBatch
@@ -190,18 +192,18 @@ class _Call:
         self.page, self.kv_heads, self.head_dim = k_cache.shape[1:]
         self.group = q.shape[1] // self.kv_heads
         self.padded = max(16, triton.next_power_of_2(self.head_dim))
-        self.rows = max(16, triton.next_power_of_2(self.group))  # of a decode's tile
-        self.scale = scale * LOG2_E  # a Python float: rounded to float32 once, as the kernel's argument
+        self.rows = max(16, triton.next_power_of_2(self.group))  # rows of a decode's tile
+        self.scale = scale * LOG2_E  # A Python float, which is rounded to float32 once, as the kernel's argument.
         self.in_blocks = self.page % BLOCK == 0 and self.padded == self.head_dim and k_cache.is_contiguous()
         self.strides = (
             *(q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_cache.stride(1), k_cache.stride(2)),
             batch.block_table.stride(0),
         )
-        # the launches made, to be repeated: each with what it takes of (q, k_cache, v_cache, out)
+        # The launches made, to be repeated; each with the places in (q, k_cache, v_cache, out) of its operands.
         self.plan: list[tuple[Again, list[int]]] = []
 
     def _memory(self, count: int) -> Tensor:
-        """float32 [count] for what one kernel hands to the next."""
+        """float32 [count], memory for the numbers that one kernel hands to the next."""
         workspace = self.batch.plans.get("workspace")
         return torch.empty(count, dtype=torch.float32, device=self.q.device) if workspace is None else workspace(count)
 
@@ -238,7 +240,7 @@ class _Call:
         chunks = -(-batch.max_decode_kv_len // CHUNK)
         states = num_seqs * self.kv_heads * chunks * self.group if chunks > 1 else 0
         state = self._memory(states * (2 + self.padded))
-        acc, m, l = state, state[states * self.padded :], state[states * (self.padded + 1) :]  # acc's rows stay aligned
+        acc, m, l = state, state[states * self.padded :], state[states * (self.padded + 1) :]  # acc's rows are aligned
         programs = num_seqs * self.kv_heads * chunks
         if programs <= schedule.by_block:
             self._by_block(schedule, m, l, acc, chunks)
@@ -282,7 +284,7 @@ class _Call:
              stride_ot, stride_oh, *kv_strides),
             (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1,
              columns),
-            schedule.decode_warps, 8 if self.rows <= 64 else 4,  # a stage holds 256 bytes a row, and V: 160 KB at most
+            schedule.decode_warps, 8 if self.rows <= 64 else 4,  # A stage is 256 bytes a row, and V: 160 KB at most.
         ))  # fmt: skip
 
 

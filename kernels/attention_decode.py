@@ -1,4 +1,4 @@
-"""`native` decode: one row a sequence. Chunks in parallel, then merged in order; or blocks in parallel, then chunks.
+"""`native` decode: one row a sequence. Chunks run in parallel and are merged in order; or first blocks, then chunks.
 
     S sequences, G query heads a KV head, M >= G rows of a tile, D head_dim, DP padded, N = BLOCK, C chunks a sequence.
 
@@ -16,7 +16,8 @@ import triton.language as tl
 from evalengine.kernels.attention_parts import merge, normalized, reduce_chunk, slots
 from evalengine.kernels.device_math import after_previous_kernel
 
-TABLES = ("block_table", "seqlens_k")  # a step's own, whose width and alignment must not ask for another compilation
+# These tables are made for each step; a new width or alignment must not cause another compilation.
+TABLES = ("block_table", "seqlens_k")
 
 
 @triton.jit(do_not_specialize=["stride_bt"], do_not_specialize_on_alignment=TABLES)
@@ -66,8 +67,8 @@ def score_kernel(
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, block, sequence): one block's d to [S, Hkv, blocks, G, N], its rows' maxima to the same
-    without N. Positions past the end are -inf."""
+    """Program (KV head, block, sequence): stores one block's d in [S, Hkv, blocks, G, N] and its rows' maxima in the
+    same without N. Positions past the end are -inf."""
     after_previous_kernel()
     head, block, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(seqlens_k + s)
@@ -94,9 +95,9 @@ def value_kernel(
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
     BLOCK_N: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head and slice of D, chunk, sequence): `online_step` of the chunk's blocks, d and its maxima given.
+    """Program (KV head and slice of D, chunk, sequence): `online_step` of the chunk's blocks, from d and its maxima.
 
-    Where the results go: see `decode_kernel`.
+    The results are stored as by `decode_kernel`.
     """
     after_previous_kernel()
     slices: tl.constexpr = DP // SLICE
@@ -148,7 +149,7 @@ def merge_kernel(
     m_ptr, l_ptr, acc_ptr, o_ptr, seqlens_k, max_chunks, stride_ot, stride_oh,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK_N: tl.constexpr,
 ):  # fmt: skip
-    """Program (query head, sequence): its chunks' states, left to right. The loads of eight chunks are in flight."""
+    """Program (query head, sequence): merges its chunks' states, left to right, with eight chunks' loads in flight."""
     after_previous_kernel()
     q_head, s = tl.program_id(0), tl.program_id(1)
     head, g = q_head // G, q_head % G

@@ -3,13 +3,13 @@
     T query rows (tokens), Hq/Hkv heads, D head_dim (64 or 128), B pages.
 
 A tile is 128 rows (token, head of the group), 64 for each of two consumer warp groups. A producer warp walks the same
-tiles and fills a ring of K and V blocks by TMA, across tiles, so that a tile's first block is there when the last
-tile's result is being written. Each consumer issues the next block's q.k before p.v of the block at hand, so that its
-exponentials run beside the tensor cores; the two groups drift apart and fill each other's gaps.
+tiles and fills a ring of K and V blocks by TMA, across tiles, so that a tile's first block is there while the
+result of the tile before is written. Each consumer issues the next block's q.k before p.v of the block at hand, so that
+its exponentials run beside the tensor cores; the two groups drift apart and fill each other's gaps.
 
-Written in Gluon, as Triton's own pipeliner leaves the tensor cores idle in between. Per row the numbers are added in
-the same order and rounded at the same points as in `attention.py`, whose docstring states them; a test and `verify
-kernels` compare bytes.
+It is written in Gluon, because Triton's own pipeliner leaves the tensor cores idle in between. Per row the numbers are
+added in the same order and rounded at the same points as in `attention.py`, whose docstring states them; a test and
+`verify kernels` compare bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from evalengine.kernels.launching.launch import Launch, launch
 from evalengine.kernels.launching.pinned import to_device
 
 TILE = 128  # rows of a tile
-ROWS = 64  # of one consumer
+ROWS = 64  # rows of one consumer
 STAGES = {64: 4, 128: 3}  # by head_dim: beside q, 2 * STAGES * 64 * head_dim * 2 bytes of shared memory
 
 
 def covers(dtype: torch.dtype, head_dim: int, page_size: int) -> bool:
-    """Whether this form takes such a model: half precision, a block in one page, tiles that fit in shared memory."""
+    """Whether this kernel takes the model: half precision, whole blocks in a page, tiles that fit in shared memory."""
     return dtype in (torch.bfloat16, torch.float16) and head_dim in STAGES and page_size % 64 == 0
 
 
@@ -50,7 +50,7 @@ def prefill(
     """`attention.paged_attention` of the rows past the decodes into `out`; `scale` is in base 2, `batch` a
     `RaggedBatch`. Returns the launch.
 
-    The first call with a batch copies its table of tiles to the device, so a CUDA graph is captured after one.
+    The first call with a batch copies its table of tiles to the device, so it must precede a CUDA graph's capture.
     """
     page, heads, head_dim = k_cache.shape[1:]
     group = q.shape[1] // heads
@@ -70,7 +70,7 @@ def prefill(
 
 
 def _table(batch: Any, group: int) -> Tensor:
-    """int32 [tiles, 5], the longest first: sequence, its first row, its rows, KV tokens, and the tile of it."""
+    """int32 [tiles, 5], the longest first: sequence, its first row, its rows, KV tokens, the tile's number in it."""
     rows = []
     first = batch.num_decodes
     starts = [first, *accumulate(batch.query_lens[first:], initial=first)][1:]

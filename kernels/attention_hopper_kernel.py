@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7
-ROWS = gl.constexpr(64)  # of one consumer: one warp group's matrix instruction
+ROWS = gl.constexpr(64)  # rows of one consumer: those of a warp group's matrix instruction
 BLOCK = gl.constexpr(64)
 TABLE_COLUMNS = gl.constexpr(5)
 
@@ -27,7 +27,7 @@ TABLE_COLUMNS = gl.constexpr(5)
 def _tile(table, work, items, tiles):
     """Work item -> (sequence, its first row, its rows' tokens, KV tokens, tile of it, head); past the end, any item.
 
-    A row of `table` a tile, the longest first: loads that hang on no other load, made an item ahead.
+    `table` has a row for each tile, the longest first. Its loads depend on no other load and are made one item ahead.
     """
     work = gl.minimum(work, items - 1)
     row = table + work % tiles * TABLE_COLUMNS
@@ -128,7 +128,7 @@ def _consumer(
         row = (first_row + token).to(gl.int64)
         q_head = head * G + r % G
         real = (token < queries)[:, None] & (column >= 0)[None, :]
-        if Q_TMA:  # rows past the sequence's are the next one's: computed, and not stored
+        if Q_TMA:  # Rows past the sequence's end are the next sequence's: computed, and not stored.
             mbarrier.wait(q_full, done & 1)
         else:
             q_offset = (row * stride_qt + q_head * stride_qh)[:, None] + column[None, :]
@@ -169,7 +169,7 @@ def _consumer(
                 d = warpgroup_mma_wait(2, deps=(d,))
                 p, m, alpha = _softmax_step(d, m, n, q_position, unmasked_end, scale)
                 l, acc = warpgroup_mma_wait(0, deps=(l, acc))
-                thread_barrier()  # the arrival is one thread's: every warp has read the block by now
+                thread_barrier()  # One thread arrives for all: first every warp must have read the block.
                 mbarrier.arrive(k_empty.index(ahead), count=1)
                 mbarrier.arrive(v_empty.index(stage), count=1)
                 l = l * gl.convert_layout(alpha, l_row)[:, None]
@@ -180,7 +180,7 @@ def _consumer(
             count += 1
             l = warpgroup_mma(gl.convert_layout(p, p_for_l), ones, l)
             last = (stop - 1) // BLOCK * BLOCK
-            if last + BLOCK > length:  # V rows past the end are whatever a stale page holds: zero here, in q's place
+            if last + BLOCK > length:  # V rows past the end are a stale page's; they become zero, in q's place.
                 slot_row = gl.arange(0, BLOCK, layout=io_row)
                 page = gl.load(block_table + s.to(gl.int64) * stride_bt + last // PAGE).to(gl.int64)
                 slot = page * PAGE + last % PAGE + slot_row
@@ -194,7 +194,7 @@ def _consumer(
                 acc = warpgroup_mma(gl.convert_layout(p, p_for_o), v_smem.index(stage), acc)
             thread_barrier()
             mbarrier.arrive(v_empty.index(stage), count=1)
-            # the merge of `attention.py`
+            # This is the merge of `attention.py`.
             m_new = gl.maximum(m_all, m)
             shift = gl.where(m_new == float("-inf"), 0.0, m_new)
             a = gl.convert_layout(gl.exp2(m_all - shift), o_row)
@@ -226,9 +226,9 @@ def prefill_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
-    # Every barrier that is initialised is used until the end. Of one that is not, the compiler gives the memory away,
-    # and then, when the GPU switches between processes, the barrier's old word comes back over what lies there (NaN in
-    # 4 columns of rows 0 and 1 of a tile, once in some thousand launches beside another busy process).
+    # Every barrier that is initialised is used until the end. The compiler reuses the memory of a barrier that is not;
+    # then, when the GPU switches between processes, the barrier's old word overwrites the data there (NaN in 4 columns
+    # of rows 0 and 1 of a tile, once in some thousand launches beside another busy process).
     if Q_TMA:
         q_smem = gl.allocate_shared_memory(DTYPE, [2, ROWS // G, G, D], q_desc.layout)
         q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

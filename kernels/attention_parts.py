@@ -1,8 +1,8 @@
-"""What `native` attention's kernels are made of: one block's step, the merge of two chunks, and how a block is loaded.
+"""The parts that `native` attention's kernels share: one block's step, the merge of two chunks, the load of a block.
 
     M rows of a tile, N = BLOCK KV positions, D head_dim, DP = D padded to a power of two.
 
-The arithmetic is stated in `attention.py`; here is the one place where it is written, but for the Hopper form's.
+`attention.py` states the arithmetic. It is written here and, for Hopper, once more in `attention_hopper_kernel`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def online_step(q, k, v, visible, scale, m, l, acc, ones, MASKED: tl.constexpr, 
     if MASKED:
         d = tl.where(visible, d, float("-inf"))
     m_new = tl.maximum(m, tl.max(d, 1) * scale)
-    shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # scores of -inf can fill a block without a mask, too
+    shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # A block without a mask can be full of -inf, too.
     p = tl.exp2(tl.fma(d, tl.zeros_like(d) + scale, tl.zeros_like(d) - shift[:, None]))
     alpha = tl.exp2(m - shift)
     p = p.to(v.dtype)
@@ -29,7 +29,7 @@ def online_step(q, k, v, visible, scale, m, l, acc, ones, MASKED: tl.constexpr, 
 
 @triton.jit
 def merge(m, l, acc, m_c, l_c, acc_c):
-    """A chunk's state into that of the chunks before it."""
+    """Merges a chunk's state into that of the chunks before it."""
     m_new = tl.maximum(m, m_c)
     shift = tl.where(m_new == float("-inf"), 0.0, m_new)
     a, b = tl.exp2(m - shift), tl.exp2(m_c - shift)
@@ -52,7 +52,7 @@ def normalized(acc, l):
 def slots(pages, n, length, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr):
     """The pool's slots of KV positions n ... n + BLOCK_N: all [N], or for TMA the first, as a block lies in one page.
 
-    Positions past `length` get the sequence's last page: some slot, whose content is masked.
+    Positions past `length` get a slot of the sequence's last page; its content is masked.
     """
     if TMA:
         slot = tl.load(pages + tl.minimum(n, length - 1) // PAGE) * PAGE + n % PAGE
@@ -91,7 +91,8 @@ def reduce_chunk(
     M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
     PRECISION: tl.constexpr, KV: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of [start, end) from a fresh state: those below `unmasked_end` need no mask for any row of the tile."""
+    """Reduces the blocks of [start, end) from a fresh state. Those below `unmasked_end` need no mask for any row of
+    the tile."""
     m = tl.full((M,), float("-inf"), tl.float32)
     l = tl.zeros((M, 16), tl.float32)
     acc = tl.zeros((M, DP), tl.float32)

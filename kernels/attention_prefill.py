@@ -2,7 +2,7 @@
 
     S sequences, T query rows, G query heads a KV head, M rows (token, head of the group) of a tile, D head_dim.
 
-For every dtype, head_dim and page size; `attention_hopper` is quicker where it covers the model.
+It takes every dtype, head_dim and page size; `attention_hopper` is quicker where it covers the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from evalengine.kernels.attention_parts import merge, normalized, reduce_chunk
 
 @triton.jit
 def sequence_of(tile, cu_seqlens_q, num_seqs, G: tl.constexpr, M: tl.constexpr, STEP: tl.constexpr):
-    """The sequence whose tiles include `tile`: sequence s starts at tile (its first row) // M + s."""
+    """The sequence whose tiles include `tile`, and that tile's number in it.
+
+    Sequence s starts at tile (its first row) // M + s.
+    """
     base = tl.load(cu_seqlens_q)
     count = 0
     for first in range(0, num_seqs, STEP):
@@ -28,7 +31,8 @@ def sequence_of(tile, cu_seqlens_q, num_seqs, G: tl.constexpr, M: tl.constexpr, 
 
 @triton.jit(
     do_not_specialize=["num_seqs", "stride_bt"],
-    do_not_specialize_on_alignment=["block_table", "cu_seqlens_q", "seqlens_k"],  # they start at the first prefill
+    # These three start at the first prefill, so their alignment differs from step to step.
+    do_not_specialize_on_alignment=["block_table", "cu_seqlens_q", "seqlens_k"],
 )
 def prefill_kernel(
     q_ptr, k_src, v_src, o_ptr, block_table, cu_seqlens_q, seqlens_k, num_seqs, scale,
@@ -36,7 +40,7 @@ def prefill_kernel(
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, CHUNK_N: tl.constexpr,
     BLOCK_N: tl.constexpr, M: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, KV head): M rows (token, head of the group) of one sequence. The longest rows come first."""
+    """Program (tile, KV head): M rows (token, head of the group) of one sequence. The last tiles come first."""
     s, tile = sequence_of(tl.num_programs(0) - 1 - tl.program_id(0), cu_seqlens_q, num_seqs, G, M, STEP)
     head = tl.program_id(1)
     first_row = tl.load(cu_seqlens_q + s)

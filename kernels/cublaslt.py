@@ -5,12 +5,12 @@
 cuBLASLt adds an output's products in one float32 chain over K, ascending, if it may not split K: the heuristic is asked
 for an algorithm without workspace and without a reduction between blocks. Over the shapes of
 Qwen3-0.6B and 8B and 1 to 8192 rows all 220 products had the bytes of `matmul.REFERENCE` on an H200
-(results/reference/matmul-cublaslt-nvidia-h200.json); like every schedule it is compared on the live GPU before it is
-used, and dropped where it differs (evalengine/verification).
+(results/reference/matmul-cublaslt-nvidia-h200.json). Like every schedule, this one is compared on the live GPU before
+it is used, and dropped where it differs (evalengine/verification).
 
-The algorithm is asked for once for a bucket of row numbers and then used for each of them: what was compared is what
-runs. The interface is cuBLASLt's C API (docs.nvidia.com/cuda/cublas), by ctypes: torch offers no way to ask for an
-algorithm, and its own limit of the workspace holds for the whole process.
+The algorithm is asked for once for a bucket of row numbers and then used for each of them, so the algorithm that was
+compared is the one that runs. The interface is cuBLASLt's C API (docs.nvidia.com/cuda/cublas), by ctypes: torch offers
+no way to ask for an algorithm, and its own limit of the workspace holds for the whole process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ COMPUTE_32F, OP_T, REDUCTION_NONE = 68, 1, 0
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 DESC_TRANSA = 3
 PREFERENCES = {1: (ctypes.c_uint64, 0), 3: (ctypes.c_uint32, REDUCTION_NONE)}  # workspace bytes; reduction schemes
-ALIGNMENTS = (5, 6, 7, 8)  # preferences: of the operands' addresses
+ALIGNMENTS = (5, 6, 7, 8)  # the preferences that state how the operands' addresses are aligned
 ALIGNMENT = 16  # bytes
 
 
 class _Heuristic(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """The library's struct cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = [
         ("algorithm", ctypes.c_uint64 * 8),
@@ -44,7 +44,8 @@ class _Heuristic(ctypes.Structure):
 
 
 class Product(NamedTuple):
-    """x [M, K] times W^T, W [N, K], with rows `row_strides` apart; `algorithm_rows`: M the algorithm is asked for."""
+    """x [M, K] times W^T, W [N, K], with rows `row_strides` apart; `algorithm_rows`: the M that the algorithm is
+    asked for with."""
 
     rows: int
     algorithm_rows: int
@@ -56,11 +57,11 @@ class Product(NamedTuple):
 
 
 class CublasLtError(RuntimeError):
-    """cuBLASLt refuses, with its status."""
+    """A cuBLASLt function returned an error status, or has no algorithm for a product."""
 
 
 class _Owned(ctypes.c_void_p):
-    """What the library made, destroyed with the last reference to it."""
+    """A handle to an object that the library created; it is destroyed with the last reference to the handle."""
 
     destroy: Callable[[ctypes.c_void_p], int] | None = None
 
@@ -70,7 +71,7 @@ class _Owned(ctypes.c_void_p):
 
 
 class CublasLt:
-    """A handle on one device, for as long as the process lives."""
+    """The library's handle on one device, kept until the process ends."""
 
     def __init__(self, library: Any, device: int) -> None:
         self._library, self._device = library, device
@@ -80,7 +81,10 @@ class CublasLt:
         self._algorithms: dict[Product, _Heuristic] = {}
 
     def product(self, p: Product) -> Callable[[Tensor, Tensor, Tensor], None]:
-        """`run(x, weight, out)` on the current stream, out [M, N] contiguous. Raises CublasLtError."""
+        """Returns `run(x, weight, out)`, which multiplies on the current stream; out [M, N] is contiguous.
+
+        Raises CublasLtError if the library refuses.
+        """
         operation = self._operation()
         layouts, algorithm, checked = self._layouts(p, p.rows), self._algorithm(p), _Heuristic()
         own = (self._handle, operation, *layouts, algorithm.algorithm)
@@ -90,10 +94,10 @@ class CublasLt:
         one, zero = ctypes.byref(self._one), ctypes.byref(self._zero)
 
         def run(x: Tensor, weight: Tensor, out: Tensor) -> None:
-            at = ctypes.c_void_p(out.data_ptr())
+            out_data = ctypes.c_void_p(out.data_ptr())
             status = multiply(
                 self._handle, operation, one, ctypes.c_void_p(weight.data_ptr()), weight_layout,
-                ctypes.c_void_p(x.data_ptr()), x_layout, zero, at, out_layout, at, out_layout,
+                ctypes.c_void_p(x.data_ptr()), x_layout, zero, out_data, out_layout, out_data, out_layout,
                 algorithm.algorithm, None, ctypes.c_size_t(0), ctypes.c_void_p(stream_of(device)),
             )  # fmt: skip
             if status:
@@ -102,7 +106,7 @@ class CublasLt:
         return run
 
     def _algorithm(self, p: Product) -> _Heuristic:
-        """The heuristic's first for `algorithm_rows` rows."""
+        """The heuristic's first algorithm for `algorithm_rows` rows."""
         key = p._replace(rows=p.algorithm_rows)
         if key not in self._algorithms:
             preference = self._created("MatmulPreference")
@@ -111,12 +115,12 @@ class CublasLt:
                 value = kind(number)
                 self._call("cublasLtMatmulPreferenceSetAttribute", preference, name, ctypes.byref(value),
                            ctypes.c_size_t(ctypes.sizeof(value)))  # fmt: skip
-            found, count = _Heuristic(), ctypes.c_int()
+            algorithm, count = _Heuristic(), ctypes.c_int()
             own = (self._handle, self._operation(), *self._layouts(p, p.algorithm_rows), preference)
-            self._call("cublasLtMatmulAlgoGetHeuristic", *own, 1, ctypes.byref(found), ctypes.byref(count))
-            if not count.value or found.status or found.workspace:
+            self._call("cublasLtMatmulAlgoGetHeuristic", *own, 1, ctypes.byref(algorithm), ctypes.byref(count))
+            if not count.value or algorithm.status or algorithm.workspace:
                 raise CublasLtError(f"cuBLASLt has no algorithm without workspace for {p}")
-            self._algorithms[key] = found
+            self._algorithms[key] = algorithm
         return self._algorithms[key]
 
     def _operation(self) -> _Owned:
@@ -126,7 +130,8 @@ class CublasLt:
         return operation
 
     def _layouts(self, p: Product, rows: int) -> tuple[_Owned, ...]:
-        """Of W, x, out, out. cuBLAS's matrices lie column by column: ours are W^T [K, N], x^T [K, M], out^T [N, M]."""
+        """The layouts of W, x, out and out. cuBLAS stores matrices by columns, so there they are W^T [K, N],
+        x^T [K, M] and out^T [N, M]."""
         x_stride, weight_stride = p.row_strides
         sizes = ((p.dtype, p.terms, p.columns, weight_stride), (p.dtype, p.terms, rows, x_stride),
                  (p.out_dtype, p.columns, rows, p.columns))  # fmt: skip
@@ -138,10 +143,10 @@ class CublasLt:
         return weight, x, out, out
 
     def _created(self, kind: str, *arguments: Any) -> _Owned:
-        made = _Owned()
-        self._call(f"cublasLt{kind}Create", ctypes.byref(made), *arguments)
-        made.destroy = getattr(self._library, f"cublasLt{kind}Destroy")
-        return made
+        handle = _Owned()
+        self._call(f"cublasLt{kind}Create", ctypes.byref(handle), *arguments)
+        handle.destroy = getattr(self._library, f"cublasLt{kind}Destroy")
+        return handle
 
     def _call(self, function: str, *arguments: Any) -> None:
         if status := getattr(self._library, function)(*arguments):
@@ -150,7 +155,7 @@ class CublasLt:
 
 @cache
 def cublaslt(device: int) -> CublasLt | None:
-    """The device's handle; None where there is no such library."""
+    """The device's cuBLASLt; None where the library is missing or cannot be used."""
     library = _library() if device >= 0 else None
     if library is None:
         return None
@@ -171,7 +176,7 @@ def version() -> int | None:
 
 
 def _library() -> Any:
-    """That of torch's CUDA, which torch has loaded; None without it."""
+    """The cuBLASLt of torch's CUDA version, which torch has loaded; None without it."""
     if torch.version.cuda is None:
         return None
     try:

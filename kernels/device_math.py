@@ -1,7 +1,7 @@
-"""The elementary functions that the `native` kernels call inside: CUDA's libdevice, so that they round as torch's own.
+"""The elementary functions that the `native` kernels call: CUDA's libdevice, which rounds as torch's kernels do.
 
 torch's CUDA element-wise kernels are compiled from the same `expf`, `logf` and `rsqrtf`; Triton's own `tl.exp` is the
-2-ulp `ex2.approx` form. Triton's interpreter has no libdevice: there, and only there, the tests get `tl.exp` and so on.
+2-ulp `ex2.approx` form. Triton's interpreter has no libdevice; under it, and only there, these are `tl.exp` and so on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triton.language.target_info import cuda_capability_geq
 
 from evalengine.kernels.launching.launch import INTERPRETED
 
-# Whether our Gluon kernels can run: Triton 3.6 has all that they use, and the interpreter knows no Gluon.
+# Whether our Gluon kernels can run: they need Triton 3.6, and the interpreter knows no Gluon.
 GLUON: bool = not INTERPRETED and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
 
 if INTERPRETED:
@@ -45,10 +45,10 @@ else:
     def after_previous_kernel():
         """The first statement of a kernel: waits until the one before it on the stream has written its results.
 
-        A kernel that says so may be put on the GPU while the one before it still computes (programmatic dependent
-        launch, from Hopper on; `launching.driver` asks for it): what a launch costs is then hidden behind that one.
-        Only then may the next kernel come: allowed before the wait, kernels pile up on the SMs and slow each other
-        down (results/reference/PROFILE.md).
+        A kernel with this wait may be put on the GPU while the one before it still computes (programmatic dependent
+        launch, from Hopper on; `launching.driver` asks for it), which hides the cost of its launch. The next kernel is
+        allowed to come only after the wait: if it were allowed before, kernels would pile up on the SMs and slow each
+        other down (results/reference/PROFILE.md).
         """
         if cuda_capability_geq(9, 0):
             gdc_wait()

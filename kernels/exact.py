@@ -26,9 +26,9 @@ from evalengine.kernels import exact_math as em
 from evalengine.kernels.exact_product import LEFT_BITS, RIGHT_BITS, SEGMENT, left_limbs, product
 
 MAX_VOCABULARY = 2**19  # a sum of that many numbers of 44 bits just fits int64
-_TILE = 131072  # elements of a float64 temporary: 1 MB, half of it per thread, so that chains stay in L2
+_TILE = 131072  # elements of a float64 temporary: 1 MB, of which two threads hold half each, so that it stays in L2
 _ROW_BLOCK = 128  # rows of one matrix product, two limbs stacked
-_PRODUCT_ELEMENTS = 1 << 19  # of one matrix product's result
+_PRODUCT_ELEMENTS = 1 << 19  # elements of one matrix product's result
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     for tile in _tiles(*rows.shape):
         wide = em.widen(rows[tile])
         absmax = em.row_absmax(wide)
-        # 1.5 * 2^52 * 2^(2e-44); a row with an infinity or a NaN becomes NaN
+        # c is 1.5 * 2^52 * 2^(2e-44); a row with an infinity or a NaN becomes NaN.
         c = em.pow2(em.exponent(absmax) * 2 + (52 - em.SUM_BITS)).mul_(1.5).add_(absmax * 0.0)
         mean_square = em.row_sum(wide * wide, c).mul_(1.0 / hidden)
         wide.mul_(em.rsqrt(mean_square.add_(eps))).mul_(wide_weight)
@@ -260,7 +260,7 @@ def self_test(device: torch.device | str) -> None:
     halves = torch.arange(-9, 10, dtype=torch.float64, device=device) * 0.5
     c = em.grid(torch.ones_like(halves), 1)  # unit 1: rint, ties to even
     ok = ok and torch.equal((halves + c).sub_(c).cpu(), halves.cpu().round())
-    # torch 1.12's vectorised hardshrink made NaN zero: a failed row would have passed for a plausible one
+    # torch 1.12's vectorised hardshrink turned NaN into zero, so a row that had failed would have looked plausible.
     ok = ok and bool(em.round_float32(torch.full_like(halves, torch.nan)).isnan().all())
     if not ok:
         raise RuntimeError(

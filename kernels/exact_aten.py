@@ -10,8 +10,8 @@ For row m of a and column n of b, over the terms k with a[m, k] != 0:
     y[m, n]  = float32(float64(sum of hi q) + float64(sum of lo q)), both sums exact, whatever K is
 
 So neither zeros that pad K (on either side, in front of anything finite), nor other rows, nor other columns change a
-bit: the widths are constants, the sums are integers, and the magnitude of a term that counts for nothing is not looked
-at. Attention over a padded batch needs that: there a probability is zero, and the value behind it is not. A row of a,
+bit: the widths are constants, the sums are integers, and the magnitude of a term that counts for nothing is never
+read. Attention over a padded batch needs that: there a probability is zero, and the value behind it is not. A row of a,
 or a column of b, that holds an infinity or a NaN becomes NaN as a whole, behind a zero too (0 * NaN is NaN).
 
 `Right` is b on the grids of its whole columns, which is all that a row without zeros needs. For the other rows
@@ -28,16 +28,16 @@ from torch import Tensor
 from evalengine.kernels import exact_math as em
 from evalengine.kernels.exact_aten_rows import integer_total
 
-LEFT_BITS = 14  # of the left operand's upper limb
-LOWER_BITS = 15  # below it: of half a unit at most, so no larger as integers than the upper limb's
-RIGHT_BITS = 26  # of the one limb, at least 22 of them below the largest magnitude
+LEFT_BITS = 14  # bits of the left operand's upper limb
+LOWER_BITS = 15  # bits of its lower limb, a rest of at most half a unit, so its integers are no larger than the upper's
+RIGHT_BITS = 26  # bits of the right operand's limb, at least 22 of them below the largest magnitude
 STEP = 4  # grids of b lie at exponents that are multiples of this, so that a product seldom needs more than one
-SEGMENT = 1 << (53 - LEFT_BITS - RIGHT_BITS)  # 8192: so many products of two limbs add exactly in float64
-MAX_TERMS = SEGMENT << 10  # their sum is below 2^63
+SEGMENT = 1 << (53 - LEFT_BITS - RIGHT_BITS)  # 8192 products of two limbs add exactly in float64
+MAX_TERMS = SEGMENT << 10  # so many products add up to less than 2^63
 _CLASS_BITS = 14  # 8192 equal powers of two add up to less than the next power whose exponent is a multiple of this
-_LOWEST, _HIGHEST = -124, 128  # the grids' exponents that float32 can have
-_ROWS = 128  # of one matrix product, two limbs stacked
-_PRODUCT_ELEMENTS = 1 << 19  # of one matrix product's operands or result
+_LOWEST, _HIGHEST = -124, 128  # the least and the largest exponent of a grid for float32 numbers
+_ROWS = 128  # rows of one matrix product, two limbs stacked
+_PRODUCT_ELEMENTS = 1 << 19  # elements of one matrix product's operands or result
 _TILE = 131072  # elements of b brought to their grid at a time: 1 MB of float64
 
 
@@ -57,7 +57,7 @@ class Right:
 class _Left:
     """Some rows of a left operand."""
 
-    present: Tensor  # bool [..., M, K]: not zero
+    present: Tensor  # bool [..., M, K]: which elements are not zero
     limbs: Tensor  # float64 [..., 2, M, K]
     exponent: Tensor  # int64 [..., M, 1]: e_a
 
@@ -102,7 +102,7 @@ def _split(a: Tensor) -> _Left:
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """`out=` keeps this clear of the overrides of `mm` and `bmm`."""
+    """a times b, by `out=`, which the overrides of `mm` and `bmm` do not catch."""
     return (torch.bmm if a.ndim == 3 else torch.mm)(a, b, out=out)
 
 
@@ -126,7 +126,7 @@ def _sums(left: _Left, limb: Tensor, exponent: Tensor) -> Tensor:
             cut = slice(start, start + SEGMENT)
             _multiply(stacked[..., cut], limb[..., cut, :], flat)
             total.add_(both.mul_(em.pow2(-row)).mul_(em.pow2(-column)).to(torch.int64))
-        not_finite = both.mul_(0.0)  # NaN where a row or a column is
+        not_finite = both.mul_(0.0)  # NaN where the row or the column is
         both = integer_total(total).mul_(em.pow2(row)).mul_(em.pow2(column)).add_(not_finite)
     hi, lo = both.unbind(-3)
     return hi.add_(lo)
@@ -142,7 +142,8 @@ def _narrow(y: Tensor, left: _Left, right: Right) -> None:
     left, some = left.rows(rows), some.index_select(-1, rows)
     top = right.exponent
     least = em.pow2((top - STEP).clamp(_LOWEST, _HIGHEST)).to(torch.float32)
-    least.masked_fill_((top <= _LOWEST) | (top > _HIGHEST), 0.0)  # nothing is below the last grid, or beside a NaN
+    # There is no grid below the last one, and none for a column that holds an infinity or a NaN.
+    least.masked_fill_((top <= _LOWEST) | (top > _HIGHEST), 0.0)
     near = (right.source.abs() >= least).to(torch.float32)
     counts = torch.empty(*left.present.shape[:-1], near.shape[-1])
     _multiply(left.present.to(torch.float32), near, counts)
@@ -159,8 +160,8 @@ def _again(y: Tensor, left: _Left, rows: Tensor, right: Right, columns: Tensor, 
     wide = em.widen(right.source.index_select(-1, columns))
     top = right.exponent.index_select(-1, columns)
     magnitude = wide.abs()
-    # How many grids below its column's top one each element is; then the least of it over a sum's terms: that power of
-    # two is the sum's leading one, in any order of adding.
+    # `below` counts how many grids below its column's top one each element is. Its least value over a sum's terms gives
+    # the largest of their weights, which is the leading power of two of the weights' sum in any order of adding.
     below = (top - _grid_exponent(magnitude)).bitwise_right_shift_(2).clamp_(min=0)
     weight = em.pow2(below.mul_(-_CLASS_BITS))
     present = left.present.to(torch.float64)
@@ -176,7 +177,7 @@ def _again(y: Tensor, left: _Left, rows: Tensor, right: Right, columns: Tensor, 
     for down in level.unique().tolist():
         if down:
             exponent = (top - STEP * down).clamp_(_LOWEST, _HIGHEST)
-            inside = torch.where(magnitude < em.pow2(exponent), wide, 0.0)  # what is larger stands behind zeros
+            inside = torch.where(magnitude < em.pow2(exponent), wide, 0.0)  # A larger element stands behind zeros.
             mended = torch.where(level == down, _sums(left, _to_grid(inside, exponent), exponent), mended)
     picked.index_copy_(-1, columns, mended)
     y.index_copy_(-2, rows, picked)

@@ -23,9 +23,9 @@ from torch import Tensor
 from evalengine.kernels import exact_math as em
 
 SUM_BITS = 40
-MAX_TERMS = 1 << 22  # of so many bits: below 2^62
-_PIECE = 1 << (53 - SUM_BITS)  # adds exactly in float64
-_EXP_TERMS = 1 << 18  # of 44 bits, in one int64
+MAX_TERMS = 1 << 22  # numbers of SUM_BITS bits, whose sum stays below 2^62
+_PIECE = 1 << (53 - SUM_BITS)  # numbers of SUM_BITS bits that add exactly in float64
+_EXP_TERMS = 1 << 18  # exponentials of 44 bits that are added in one int64
 _TILE = 131072  # elements of a float64 temporary
 _SQRT_HALF = 0.7071067811865476
 _SQRT_2_OVER_PI = 0.7978845608028654
@@ -46,14 +46,14 @@ def integer_total(total: Tensor) -> Tensor:
 
 
 def as_rows(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """[n, K] with the numbers over `dims` (not negative, ascending) in a row, and the shape that was kept."""
+    """x as [n, K], each row the numbers over `dims` (not negative, ascending), and the shape of the other dims."""
     kept = [size for axis, size in enumerate(x.shape) if axis not in dims]
     moved = x.movedim(list(dims), list(range(x.ndim - len(dims), x.ndim)))
     return moved.reshape(prod(kept), prod(x.shape[axis] for axis in dims)), kept
 
 
 def from_rows(values: Tensor, kept: list[int], dims: Sequence[int], keepdim: bool) -> Tensor:
-    """[n] -> the kept shape, with ones at `dims` if asked for."""
+    """[n] -> the shape `kept`, with ones at `dims` if keepdim."""
     result = values.view(kept)
     for axis in dims if keepdim else ():
         result = result.unsqueeze(axis)
@@ -84,12 +84,13 @@ def _wide_sums(wide: Tensor) -> Tensor:
     assert sums is not None
     finite = absmax < torch.inf
     if not finite.all():
-        sums = torch.where(finite, sums, wide.sum(-1, keepdim=True))  # an infinity or a NaN, in any order
+        # The sum of a row with an infinity or a NaN is the same in any order.
+        sums = torch.where(finite, sums, wide.sum(-1, keepdim=True))
     return sums
 
 
 def _wide_squares(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """float64 [n, K] (left as it is) -> s float64 [n, 1], 2^e: the sum of squares is s 4^e."""
+    """float64 [n, K] (not changed) -> s float64 [n, 1] and 2^e: the sum of squares is s 4^e."""
     exponent = em.exponent(em.row_absmax(wide)).clamp_(max=900)
     scaled = wide * em.pow2(-exponent)
     return _wide_sums(scaled.mul_(scaled)), em.pow2(exponent)
@@ -122,7 +123,7 @@ def norms(x: Tensor, order: int) -> Tensor:
 
 
 def _centred(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """float64 [n, K], in place less its rows' means; the means [n, 1]."""
+    """Subtracts their means from the rows of float64 [n, K], in place; returns the rows and the means [n, 1]."""
     mean = _wide_sums(wide).mul_(1.0 / wide.shape[-1])
     return wide.sub_(mean), mean
 
@@ -169,7 +170,7 @@ def normalize(
 
 
 def logsumexp(x: Tensor) -> Tensor:
-    """[n, K] -> float32 [n]; a maximum that is infinite is the result."""
+    """[n, K] -> float32 [n]; where the maximum is infinite, it is the result."""
     out = torch.empty(x.shape[0], dtype=torch.float32)
     for tile in _tiles(*x.shape):
         top = x[tile].amax(-1, keepdim=True).to(torch.float64)

@@ -1,4 +1,4 @@
-"""Attention of the `exact` numerics level: bits depend on a row's own query and the keys and values it sees.
+"""Attention of the `exact` numerics level: a row's bits depend only on its own query and the keys and values it sees.
 
     T tokens, S sequences, Hq/Hkv query/KV heads, G = Hq // Hkv, D head_dim, B pages of `block` tokens, P pages a
     sequence; inside: n sequences of one query length Lq, L KV positions, R = Lq * G rows per KV head.
@@ -37,8 +37,8 @@ from evalengine.kernels.exact_product import (
     product_part,
 )
 
-CHUNK = SEGMENT  # schedule: KV positions a product
-_TILE = 131072  # scores in a query tile (a chunk of them): 1 MB of float64
+CHUNK = SEGMENT  # schedule: KV positions of one product
+_TILE = 131072  # scores of one chunk of a query tile: 1 MB of float64
 _GROUP_ELEMENTS = 1 << 20  # padded K elements of one group of sequences: 8 MB of float64
 
 
@@ -54,7 +54,7 @@ class _KeyValues:
 
 
 def _groups(query_lens: list[int], kv_lens: list[int], elements_per_token: int) -> Iterator[list[int]]:
-    """Sequences of equal query length, similar KV lengths together, padded to at most `_GROUP_ELEMENTS`."""
+    """Groups sequences of equal query length and similar KV lengths, padded to at most `_GROUP_ELEMENTS` in all."""
     group: list[int] = []
     for s in sorted(range(len(query_lens)), key=lambda s: (query_lens[s], kv_lens[s])):
         if query_lens[s] == 0:
@@ -96,7 +96,10 @@ def _on_grid(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _key_values(k: Tensor, v: Tensor) -> _KeyValues:
-    """Gathered [n, L, Hkv, D] keys and values -> their grids. A value that is not finite is moved into `fold`."""
+    """Gathered [n, L, Hkv, D] keys and values -> their grids.
+
+    A value that is not finite becomes 0, and its `fold` NaN.
+    """
     keys, key_absmax = _on_grid(k)
     key_unit = em.pow2(em.exponent(key_absmax) - RIGHT_BITS)
     values, absmax = _on_grid(v)
@@ -110,7 +113,10 @@ def _key_values(k: Tensor, v: Tensor) -> _KeyValues:
 
 
 def _hide(x: Tensor, first: int, visible: Tensor, always: int, value: float) -> None:
-    """Fills, in x [n * Hkv, R, columns] over the positions from `first` on, what a row does not see (past `always`)."""
+    """Fills x [n * Hkv, R, columns], over the positions from `first` on, where a row does not see the position.
+
+    Every row sees the first `always` positions.
+    """
     begin = max(always - first, 0)
     if begin < x.shape[-1]:
         positions = torch.arange(first + begin, first + x.shape[-1], device=x.device)
@@ -142,10 +148,10 @@ def _attend(q: Tensor, kv: _KeyValues, visible: Tensor, always: int, length: int
     weights, largest = [], []
     for cut, z in zip(chunks, scores, strict=True):
         w = em.exp(z.sub_(top))
-        _hide(w, cut.start, visible, always, 0.0)  # exp is clamped, so not yet zero
+        _hide(w, cut.start, visible, always, 0.0)  # exp clamps its argument, so hidden positions are not zero yet.
         total.add_(em.unit_sum(w))
         w.mul_(kv.fold[..., cut])
-        _hide(w, cut.start, visible, always, 0.0)  # a later token's fold may be NaN
+        _hide(w, cut.start, visible, always, 0.0)  # A later token's fold may be NaN.
         weights.append(w)
         largest.append(w.amax(-1, keepdim=True))
     grid_of = torch.cat(largest, -1).amax(-1, keepdim=True)

@@ -1,8 +1,8 @@
 """Float64 arithmetic that has the same bits on every machine: the ground under the `exact` level.
 
-Only +, -, * and powers of two built from bits, each as a torch op of its own (`addcmul`, `lerp` and `alpha=` may
-fuse), comparisons, max reductions, and sums whose every partial sum is exactly representable. Those are fixed by
-IEEE 754, whatever the vector width, the thread split or the library. torch's own exp, log, sqrt, sin and division by a
+It uses only +, -, * and powers of two built from bits, each as a torch op of its own (`addcmul`, `lerp` and `alpha=`
+may fuse), comparisons, max reductions, and sums whose every partial sum is exactly representable. IEEE 754 fixes their
+results, whatever the vector width, the thread split or the library. torch's own exp, log, sqrt, sin and division by a
 tensor are not used: on CPU and GPU they differ in 0.1-35 % of the values.
 
 Rounding to a grid of unit u is `(x + c) - c` with c = 1.5 * 2^52 * u: the sum lies in [2^52 u, 2^53 u), where float64
@@ -42,7 +42,7 @@ _COS = (-1 / 87178291200, 1 / 479001600, -1 / 3628800, 1 / 40320, -1 / 720, 1 / 
 _SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
 _LN2_HI = 0.6931471803691238  # 33 bits: k * hi is exact
 _LN2_LO = 1.9082149292705877e-10
-SUM_BITS = 44  # of a number in a row's sum, below the row's largest
+SUM_BITS = 44  # A row's sum keeps this many bits of each number, counted from the exponent of the row's largest.
 _SUM_UNIT = 2.0**-SUM_BITS
 _SUM_MAGIC = 1.5 * 2.0**52 * _SUM_UNIT
 _SUM_PIECE = 512  # at most 512 numbers in [0, 1] on a grid of 2^-44 add exactly in float64
@@ -120,8 +120,8 @@ def split_limbs(x: Tensor, absmax: Tensor, bits: int, out: Tensor) -> Tensor:
 class ExactSum:
     """The sum of tensors whose elements are integers of at most 2^53 times a unit u: exact, then rounded once.
 
-    So it is the same number however the sum was cut into parts. From the second part on, each is cut at the grid of
-    2^26 u: the upper and the lower halves add exactly for up to 2^26 parts.
+    So the total is the same number however the sum was cut into parts. From the second part on, each part is split at
+    the grid of 2^26 u: the upper and the lower halves add exactly for up to 2^26 parts.
     """
 
     def __init__(self, c: Tensor) -> None:
@@ -131,7 +131,7 @@ class ExactSum:
         self._low: Tensor | None = None
 
     def add(self, part: Tensor) -> None:
-        """`part` is kept, and overwritten."""
+        """Adds a part, which is kept and overwritten."""
         if self._high is None:
             self._high = part
             return
@@ -143,7 +143,7 @@ class ExactSum:
         self._low.add_(low)
 
     def total(self) -> Tensor:
-        """float64, the parts' shape."""
+        """The sum, float64, of the parts' shape."""
         assert self._high is not None, "an exact sum needs at least one part"
         return self._high if self._low is None else self._high.add_(self._low)
 
@@ -171,8 +171,8 @@ def row_sum(x: Tensor, c: Tensor) -> Tensor:
 def unit_sum(p: Tensor) -> Tensor:
     """Sum over the last axis of numbers in [0, 1], each rounded to a multiple of 2^-44: int64, in units of 2^-44.
 
-    Exact in any order. 2^19 ones wrap to -2^63: `unit_total` undoes that. Pieces of 512 are added in float64, which
-    is exact and spares an element-wise conversion to int64.
+    The sum is exact in any order. 2^19 ones wrap to -2^63, which `unit_total` undoes. Pieces of 512 are added in
+    float64, which is exact and spares an element-wise conversion to int64.
     """
     p = (p + _SUM_MAGIC).sub_(_SUM_MAGIC)
     whole = p.shape[-1] // _SUM_PIECE
@@ -182,7 +182,7 @@ def unit_sum(p: Tensor) -> Tensor:
 
 
 def unit_total(total: Tensor) -> Tensor:
-    """`unit_sum`s (added up as int64) as float64."""
+    """The sum of some `unit_sum`s, added up as int64, as float64."""
     return total.to(torch.float64).abs_().mul_(_SUM_UNIT)
 
 

@@ -2,14 +2,14 @@
 
 The left operand (activations, queries, attention weights) is held in two limbs of 17 and 18 bits, the right one
 (weights, keys, values) in one of 26. A product of such integers is at most 2^43, so 1024 of them add up to at most
-2^53, exactly; the sums of such segments are added exactly, too. The widths do not depend on K: zeros may pad it
-anywhere.
+2^53, exactly; the sums of such segments are added exactly, too. The widths do not depend on K, so zeros may pad
+it anywhere.
 
-Why unequal: a limb's error is relative to its row's largest magnitude, a float32's to its own. Two limbs of 21 bits
-against one of 21 lost more to a weight row with outliers than float32 arithmetic loses (a random Qwen2 with outlier
-channels: largest error of a logprob 4.9e-4 against float32's 1.1e-4; 1.8e-5 with these widths, 1.7e-5 with every
-product in plain float64). Activations spread further than weights do (2.5e4 times their row's median before SmolLM2's
-down_proj) and get 35 bits. A second limb of the weights would cost half as much again.
+The widths are unequal because a limb's error is relative to its row's largest magnitude, a float32's to its own. Two
+limbs of 21 bits against one of 21 lost more to a weight row with outliers than float32 arithmetic loses (a random Qwen2
+with outlier channels: largest error of a logprob 4.9e-4 against float32's 1.1e-4; 1.8e-5 with these widths, 1.7e-5 with
+every product in plain float64). Activations spread further than weights do (2.5e4 times their row's median before
+SmolLM2's down_proj) and get 35 bits. A second limb of the weights would cost half as much again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from evalengine.kernels import exact_math as em
 
-LEFT_BITS = 17  # contract constants: of the left operand's upper limb (the lower one has a bit more) ...
-RIGHT_BITS = 26  # ... and of the right operand
-SEGMENT = 1024  # schedule: that many products add exactly, 2^(53 - 17 - 26)
+LEFT_BITS = 17  # contract constant: bits of the left operand's upper limb (the lower limb has one more)
+RIGHT_BITS = 26  # contract constant: bits of the right operand's limb
+SEGMENT = 1024  # schedule: 2^(53 - 17 - 26) products, which add exactly
 
 
 def left_limbs(x: Tensor, absmax: Tensor) -> Tensor:
@@ -31,7 +31,8 @@ def left_limbs(x: Tensor, absmax: Tensor) -> Tensor:
 
 
 def exact_sum(absmax: Tensor, unit: Tensor | float = 1.0) -> em.ExactSum:
-    """Of products of limbs on the grids of `absmax` [..., M, 1] and multiples of `unit` ([..., 1, N] or one number)."""
+    """An empty sum, for products of limbs on the grids of `absmax` [..., M, 1] and multiples of `unit` ([..., 1, N] or
+    one number)."""
     c = em.grid(absmax, LEFT_BITS) * unit
     return em.ExactSum(torch.stack((c, c * 2.0 ** -(LEFT_BITS + 1)), -3))
 

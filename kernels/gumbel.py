@@ -6,7 +6,7 @@ Rounding points (NUMERICS.md, `native` as `exact`): Philox4x32-10, counted by (t
 own log. u = (first word + 1/2) 2^-32 is exact; then -log(-log u), the float64 arithmetic of `exact_math.log` and
 `exact_math.reciprocal` operation by operation: each is rounded, none is fused. Any block gives the same bits.
 
-In torch ops the noise of 256 rows of 151936 tokens is 200 passes over 311 MB. Here it is one write.
+In torch ops the noise of 256 rows of 151936 tokens takes 200 passes over 311 MB; this kernel writes it once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LN2_LO = tl.constexpr(exact_math._LN2_LO)
 
 @triton.jit
 def _reciprocal(x):
-    """`exact_math.reciprocal`."""
+    """The arithmetic of `exact_math.reciprocal`."""
     y = (-x.to(tl.int64, bitcast=True) + _RECIPROCAL_SEED).to(tl.float64, bitcast=True)
     for _ in tl.static_range(4):
         y = y * (2.0 - x * y)
@@ -37,7 +37,7 @@ def _reciprocal(x):
 
 @triton.jit
 def _log(x):
-    """`exact_math.log`."""
+    """The arithmetic of `exact_math.log`."""
     bits = x.to(tl.int64, bitcast=True)
     k = (bits - _SQRT_HALF_BITS) >> 52
     m = (bits - (k << 52)).to(tl.float64, bitcast=True)

@@ -2,7 +2,7 @@
 
     T tokens, Hkv heads, D head_dim, B pages of `block_size` tokens.
 
-Rounding points: the value is rounded once, to the pool's dtype (no rounding where that is the model's).
+Rounding points: the value is rounded once, to the pool's dtype (not at all where that is the model's).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _store_kv_kernel(
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """k, v [T, Hkv, D] (any token and head stride) into the pools [B, block_size, Hkv, D] (strided views of one shape
-    and stride), token t at slot_mapping[t] = page * block_size + position (int64 [T]); slot -1 is skipped."""
+    """Writes k, v [T, Hkv, D] (any token and head stride) into the pools [B, block_size, Hkv, D] (strided views of one
+    shape and stride), token t at slot_mapping[t] = page * block_size + position (int64 [T]); slot -1 is skipped."""
     tokens, heads, head_dim = k.shape
     assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1, "the pools are views of one layout"
     if not tokens:

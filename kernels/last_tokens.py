@@ -1,6 +1,7 @@
-"""Token ids of a step that was launched before the last one's tokens were known: references become ids, in one launch.
+"""Replaces references to the last step's tokens by their ids, for a step launched before these were known.
 
-torch's own ops take six (compare, negate, clamp, gather, select, clamp), about a microsecond each in every decode step.
+This takes one launch; torch's own ops take six (compare, negate, clamp, gather, select, clamp), about a
+microsecond each in every decode step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _resolve_kernel(ids_ptr, tokens_ptr, out_ptr, count, largest, BLOCK: tl.cons
 
 
 def resolve(ids: Tensor, tokens: Tensor, largest: int) -> Tensor:
-    """int64 ids [T], tokens [rows] -> int64 [T]: -1 - r becomes tokens[r]; whatever is above `largest` becomes it."""
+    """int64 ids [T], tokens [rows] -> int64 [T]: -1 - r becomes tokens[r]; an id above `largest` becomes `largest`."""
     out = torch.empty_like(ids)
     count = ids.numel()
     launch(_resolve_kernel, (triton.cdiv(count, _BLOCK), 1, 1), (ids, tokens, out, count, largest), (_BLOCK,), 4, 1)

@@ -1,4 +1,5 @@
-"""The sizes that the Triton kernels take. Machines without Triton ask for them too, so nothing is imported here."""
+"""The sizes that the Triton kernels take. This module imports nothing: machines without Triton read it, too."""
 
-MAX_TERMS = 1 << 14  # of one integer row sum (`row_sum`), and so of a row of RMSNorm; a part of a longer row in `mean`
+# Terms of one integer row sum (`row_sum`): the longest row of RMSNorm, and a part of a longer row in `mean`.
+MAX_TERMS = 1 << 14
 HEAD_DIMS = (16, 256)  # the smallest and the largest head_dim of attention, which must be even

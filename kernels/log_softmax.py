@@ -47,7 +47,8 @@ def statistics_kernel(logits_ptr, maxima_ptr, sums_ptr, rows, stride, columns, c
 
 @triton.jit
 def _wanted_logit(logits_ptr, row, stride, columns, columns_ptr, EACH: tl.constexpr):
-    """The one column whose logprob is wanted of the row and its logit: loads that hang on nothing else, made first."""
+    """The one column whose logprob the row is asked for, and its logit. These loads depend on no other, so they come
+    first."""
     column = tl.full([], -1, tl.int64)
     z = tl.full([], 0.0, tl.float32)
     if EACH:
@@ -58,11 +59,11 @@ def _wanted_logit(logits_ptr, row, stride, columns, columns_ptr, EACH: tl.conste
 
 @triton.jit
 def _leave(row, columns, best, m, term, column, z, row_ptr, greedy_ptr, out_ptr, EACH: tl.constexpr):
-    """Of a row that is done: its first column of the largest logprob, and its wanted logprob (EACH) or what
-    `_gather_kernel` needs for some."""
+    """Stores the results of a row: its first column of the largest logprob, and its wanted logprob (EACH) or the state
+    from which `_gather_kernel` computes logprobs."""
     tl.store(greedy_ptr + row, tl.where(term == term, best, columns).to(tl.int64))
     if EACH:
-        z = tl.where(column < 0, m, z)  # of equal logprobs, that of the maximum
+        z = tl.where(column < 0, m, z)  # All largest logprobs are equal; the maximum's is taken.
         tl.store(out_ptr + row, softmax_parts.finish(z, m, term, True))
     else:
         tl.store(row_ptr + 2 * row, m)
@@ -73,8 +74,8 @@ def _leave(row, columns, best, m, term, column, z, row_ptr, greedy_ptr, out_ptr,
 def best_chunk(maxima_ptr, sums_ptr, row, chunks):
     """A row's statistics, merged -> its M, its log l, its largest logprob, and the first chunk that holds that one.
 
-    Logits that differ can have equal logprobs (subtracting log l rounds), so logprobs are compared, as by whoever has
-    the whole table; chunk by chunk, by the chunks' maxima (rounding is monotonic).
+    Logits that differ can have equal logprobs (subtracting log l rounds), so logprobs are compared, as they are in a
+    whole table of them. Rounding is monotonic, so comparing the chunks' maxima is enough.
     """
     m, norm, last = softmax_parts.merge_row(maxima_ptr + row * chunks, sums_ptr + row * chunks, chunks)
     term = softmax_parts.norm_term(m, norm, True)
@@ -112,11 +113,11 @@ def _sum_and_least(sum_1, least_1, sum_2, least_2):
 def _one_chunk_kernel(
     logits_ptr, row_ptr, greedy_ptr, columns_ptr, out_ptr, stride, columns, BLOCK: tl.constexpr, EACH: tl.constexpr
 ):
-    """A program a row of at most one chunk: both kernels above in one, the logits read once.
+    """A program a row of at most one chunk: statistics and greedy choice in one kernel, which reads the logits once.
 
-    Whatever has the largest logprob lies within half an ulp of log l (below 16) of the maximum. So only groups of 4
-    columns whose maximum does are looked at, and the first of them in all likelihood. Comparing every column, and a
-    kernel more for the single logprobs, took 47 us for 8192 x 4096 on an H200, this 38 (a copy as long: 33.5).
+    A logit with the largest logprob lies within half an ulp of log l (below 16) of the maximum. So only a group of 4
+    columns whose maximum does can hold one, and the first such group nearly always does. Comparing every column, with
+    another kernel for the single logprobs, took 47 us for 8192 x 4096 on an H200, this takes 38 (a copy: 33.5).
     """
     GROUPS: tl.constexpr = BLOCK // 4
     device_math.after_previous_kernel()
@@ -162,9 +163,9 @@ def _gather_kernel(
 def read_out(logits: Tensor, rows: Tensor | None, columns: Tensor) -> tuple[Tensor, Tensor]:
     """float32 logits [n, V] of any row stride, int64 rows [k], columns [k] -> (int64 [n], float32 [k]).
 
-    The first: the position of each row's largest logprob, the lowest among equals; V where a row's log_softmax is NaN.
-    The second: log_softmax(logits)[rows, columns]; a column below 0 stands for the row's first result, one above V - 1
-    is read as V - 1. Without rows, columns [n] has one for each row, which takes a launch less.
+    The first result is the position of each row's largest logprob, the lowest among equals; V where a row's log_softmax
+    is NaN. The second is log_softmax(logits)[rows, columns]; a column below 0 stands for the row's first result, one
+    above V - 1 is read as V - 1. Without rows, columns [n] has one for each row, which takes a launch less.
     """
     if logits.dtype != torch.float32 or logits.ndim != 2:
         raise ValueError(f"read_out takes float32 [n, V], not {logits.dtype} {list(logits.shape)}")

@@ -2,8 +2,8 @@
 
     n rows, V vocabulary, v columns that lie here, k wanted logprobs.
 
-Rounding points are those of `log_softmax`: a chunk's maximum and sum depend on that chunk alone, so each device makes
-those of its own, and whoever has all of them merges them in order, as one device does.
+The rounding points are those of `log_softmax`. A chunk's maximum and sum depend on that chunk alone, so each device
+computes those of its own chunks; a device that has all of them merges them in order, as one device alone does.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def _part_kernel(
 ):  # fmt: skip
     """The greedy choice of rows of which `own_columns` columns, from `first_column` on, lie here.
 
-    A most probable token that lies elsewhere is left as 0. A row that is NaN is left as `columns` by whoever has
-    column 0."""
+    The choice is 0 if the most probable token lies on another device. For a row that is NaN it is `columns` on the
+    device that has column 0, and 0 on the others.
+    """
     device_math.after_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     m, term, top, first = log_softmax.best_chunk(maxima_ptr, sums_ptr, row, chunks)
@@ -51,7 +52,7 @@ def _gather_part_kernel(
     logits_ptr, row_ptr, rows_ptr, columns_ptr, out_ptr, count, stride, columns, first_column, own_columns,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program p: logprobs of BLOCK (row, column) pairs; 0 for a column that lies elsewhere."""
+    """Program p: logprobs of BLOCK (row, column) pairs; 0 for a column that lies on another device."""
     device_math.after_previous_kernel()
     pair = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = pair < count
@@ -63,7 +64,7 @@ def _gather_part_kernel(
     place = tl.minimum(column, columns - 1) - first_column
     is_own = (column >= 0) & (place >= 0) & (place < own_columns)
     z = tl.load(logits_ptr + row * stride + place, mask & is_own, 0.0)
-    z = tl.where(column < 0, m, z)  # of equal logprobs, that of the maximum
+    z = tl.where(column < 0, m, z)  # All largest logprobs are equal; the maximum's is taken.
     is_here = tl.where(column < 0, has_best, is_own) | (term != term)
     tl.store(out_ptr + pair, tl.where(is_here, softmax_parts.finish(z, m, term, True), 0.0), mask)
 
@@ -71,19 +72,19 @@ def _gather_part_kernel(
 def statistics(logits: Tensor) -> Tensor:
     """float32 logits [n, v] -> float32 [2, n, chunks]: every chunk's maximum, and its sum of exponentials below it.
 
-    The chunks are those of a row of which these are all the columns, or the ones from a multiple of
-    `softmax_parts.CHUNK` on.
+    The logits are whole rows, or the columns of rows from a multiple of `softmax_parts.CHUNK` on, so that the chunks
+    are those of the whole row.
     """
     n, own_columns = logits.shape
     chunks = triton.cdiv(own_columns, softmax_parts.CHUNK)
-    found = torch.empty(2, n, chunks, dtype=torch.float32, device=logits.device)
+    result = torch.empty(2, n, chunks, dtype=torch.float32, device=logits.device)
     if n and chunks:
         launch(
             log_softmax.statistics_kernel, (n * chunks, 1, 1),
-            (logits, found[0], found[1], n, logits.stride(0), own_columns, chunks),
+            (logits, result[0], result[1], n, logits.stride(0), own_columns, chunks),
             (softmax_parts.CHUNK,), 2 if n * chunks >= 4096 else 4, 1,
         )  # fmt: skip
-    return found
+    return result
 
 
 def read_out_part(
@@ -92,7 +93,7 @@ def read_out_part(
     """One part of `read_out`: float32 logits [n, v] of the columns from `first_column` on, of rows of V = `vocabulary`
     columns whose `statistics` are float32 [2, n, chunks of V] -> (int64 [n], float32 [k]).
 
-    The sums of the parts' results are what `read_out` gives: what lies in another part is 0 here.
+    A result that lies in another part is 0 here, so the sums of all parts' results are the results of `read_out`.
     """
     n, own_columns = logits.shape
     chunks = statistics.shape[2]

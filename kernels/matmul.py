@@ -1,4 +1,4 @@
-"""`native` matrix products: one arithmetic for every shape, whatever tile computes it.
+"""`native` matrix products: one arithmetic for every shape and every tile.
 
     M rows, N columns, K the reduced dimension, B batch; T tokens.
 
@@ -10,9 +10,9 @@ The arithmetic (the numerics contract's `native` linear), per output element:
 * then **one rounding to the output's dtype**. `round_product` rounds the product to the inputs' dtype before the bias
   is added, and the sum once more: `matmul` then `add`, as torch.addmm must be where both are overridden.
 
-No split of K, no partial sums. Free, and so the schedule's (kernels/matmul_schedules.py): tile sizes, warps, stages,
-which operand is the MMA's M side, TMA or pointer loads, persistence; or cuBLASLt. A K tail counts as zeros, which
-change nothing. Zeros are +0; only a negative number too small for the output's dtype gives -0.
+K is never split, and there are no partial sums. The schedule (kernels/matmul_schedules.py) may choose tile sizes,
+warps, stages, which operand is the MMA's M side, TMA or pointer loads, persistence, or cuBLASLt. A K tail is filled
+with zeros, which change nothing. Zeros are +0; only a negative number too small for the output's dtype gives -0.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def _product(
 ) -> Tensor:
     """a [(B,) M, K] times b [(B,) K, N], or [N, K] if it is `transposed`.
 
-    What was found out about operands of the same kinds is not found out again: a layer launches four of these one by
-    one at decode (on an H200's host about what torch.mm takes; finding out took 38 us).
+    A launch for operands of the same kinds is repeated as it was. A layer launches four products one by one at decode:
+    on an H200's host a repeated launch takes about as long as torch.mm, where choosing and launching anew took 38 us.
     """
     key = (kind(a), kind(b), kind(bias), out_dtype, transposed, round_product, schedule)
     again = _again.get(key)
@@ -132,7 +132,7 @@ def _product(
 
 
 def forget_launches() -> None:
-    """Of schedules that may be excluded by now."""
+    """Empties the memory of launches, whose schedules may be excluded by now."""
     _again.clear()
 
 
@@ -146,7 +146,7 @@ def _launch(
     round_product: bool,
     gpu: Gpu,
 ) -> Again | None:
-    """Runs it; returns the same launch for other a, b, c (and bias), unless it went through the interpreter."""
+    """Runs the product; returns the same launch for other a, b, c (and bias), or None under the interpreter."""
     row_strides = a.stride(-2), b_strides[2]
     if s.form == CUBLASLT:
         assert gpu.cublaslt is not None, "choose() names it where it is"

@@ -1,4 +1,4 @@
-"""What a device has for products: its name, its SMs, and which forms of schedules it can take."""
+"""The properties of a device that matter to products: its name, its SMs, the forms of schedules it can take."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ class Gpu(NamedTuple):
     cublaslt: CublasLt | None
 
     def forms(self, aligned: bool, plain: bool) -> tuple[bool, bool]:
-        """Whether schedules of the forms "tma" and "cublaslt" may be taken. plain: the product and one rounding."""
+        """Whether schedules of the forms "tma" and "cublaslt" may be taken.
+
+        aligned: the operands' rows lie as both forms need them. plain: nothing but the product and one rounding.
+        """
         return self.descriptors and aligned, self.cublaslt is not None and aligned and plain
 
 
 @cache
 def gpu_of(device: int) -> Gpu:
-    """By the device's index; -1, a CPU, stands for the interpreter."""
-    if device < 0:  # the interpreter: any tile, and more than one for each program
+    """The GPU of that index; -1, a CPU, stands for the interpreter."""
+    if device < 0:  # The interpreter takes any tile; two SMs give a persistent program more than one.
         return Gpu("cpu", 2, True, None)
     properties = torch.cuda.get_device_properties(device)
     descriptors = properties.major in (9, 10)

@@ -1,4 +1,4 @@
-"""What the product kernels are made of: the contract's arithmetic, which stands here once, and how a tile is found.
+"""The parts that all product kernels share: the contract's arithmetic, written only here, and the order of tiles.
 
 M rows, N columns, K the reduced dimension.
 """
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def multiply_add(a, b, acc, SWAP: tl.constexpr):
-    """a [BLOCK_M, BLOCK_K], b [BLOCK_K, BLOCK_N] onto acc [BLOCK_M, BLOCK_N], or all of them transposed."""
+    """Adds a [BLOCK_M, BLOCK_K] times b [BLOCK_K, BLOCK_N] to acc [BLOCK_M, BLOCK_N]; SWAP: all of them transposed."""
     return tl.dot(b if SWAP else a, a if SWAP else b, acc, input_precision="ieee")
 
 
@@ -36,7 +36,7 @@ def rounded(
 
 @triton.jit
 def tile_position(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """A tile's number -> its row and column block: GROUP_M row blocks go column by column."""
+    """A tile's number -> its row block and its column block; each group of GROUP_M row blocks goes column by column."""
     row_blocks = tl.cdiv(M, BLOCK_M)
     group_size = GROUP_M * tl.cdiv(N, BLOCK_N)
     first = tile // group_size * GROUP_M
@@ -46,7 +46,7 @@ def tile_position(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROU
 
 @triton.jit
 def load(pointers, inside, before_end, MASK: tl.constexpr, EVEN_K: tl.constexpr):
-    """A tile of an operand; what is masked reads as 0."""
+    """A tile of an operand; masked elements are 0."""
     if not EVEN_K:
         tile = tl.load(pointers, mask=inside & before_end, other=0.0)
     elif MASK:

@@ -24,9 +24,10 @@ def _pointer_kernel(
 ):  # fmt: skip
     """Program: one tile of one batch entry.
 
-    Rows and columns past the end repeat the first (no mask in the loop) or are masked; none is stored. They are masked
-    where the operand is not contiguous along K (a repeated index would hide the contiguity along rows or columns), and
-    where half of the tile's rows are past the end: loads of a repeated row cost traffic, masked ones none.
+    Rows and columns past the end repeat the first one (without a mask in the loop) or are masked; none is stored. They
+    are masked where the operand is not contiguous along K (a repeated index would hide the contiguity along rows or
+    columns), and where half of the tile's rows are past the end: loads of a repeated row cost traffic, masked ones
+    none.
     """
     after_previous_kernel()
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
@@ -40,7 +41,7 @@ def _pointer_kernel(
     column_read = column if MASK_B else tl.where(column_in, column, 0)
     a_ptr += batch * stride_ab
     b_ptr += batch * stride_bb
-    if SWAP:  # everything transposed: [N, K] x [K, M]
+    if SWAP:  # Everything is transposed: [N, K] x [K, M].
         a_pointers = a_ptr + row_read[None, :] * stride_am + k[:, None] * stride_ak
         b_pointers = b_ptr + column_read[:, None] * stride_bn + k[None, :] * stride_bk
         a_in, b_in, k_a, k_b = row_in[None, :], column_in[:, None], k[:, None], k[None, :]

@@ -5,9 +5,9 @@ A row of `matmul_table.json` (made by `python -m evalengine bench matmul --tune`
 holds schedules by bucket of M. `choose` takes, in this order:
 
 * the row's schedule for the bucket;
-* cuBLASLt without a split of K (kernels/cublaslt.py), where the operands suit it and there are CUBLASLT_ROWS rows: the
-  tuner leaves out buckets in which it is the quickest, and nobody has tuned other shapes and GPUs. On an H200 a tile
-  for 256 rows took 125 us for 160 rows of Qwen3-8B's gate and up projection, cuBLASLt 58;
+* cuBLASLt without a split of K (kernels/cublaslt.py), where the operands suit it and there are at least CUBLASLT_ROWS
+  rows: the tuner leaves out buckets in which cuBLASLt is the quickest, and other shapes and GPUs are not tuned at all.
+  On an H200 a tile for 256 rows took 125 us for 160 rows of Qwen3-8B's gate and up projection, cuBLASLt 58;
 * the row's schedule for the next larger bucket, a row of the nearest shape tuned on that GPU, or `heuristic`.
 """
 
@@ -25,13 +25,14 @@ from typing import Any, Literal, cast
 import torch
 
 TABLE = Path(__file__).with_name("matmul_table.json")
-# Of M: every schedule serves the rows from the bucket before on. Between powers of two lie the batches of CUDA graphs.
+# Values of M: a bucket's schedule serves every M above the bucket before. The buckets between powers of two are batch
+# sizes of CUDA graphs.
 BUCKETS = (
     *(1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256),
     *(384, 512, 768, 1024, 1536, 2048, 4096, 8192),
 )
 MAX_BUCKET = BUCKETS[-1]
-CUBLASLT_ROWS = 32  # with fewer its products without a split of K take up to twice as long as a narrow tile's
+CUBLASLT_ROWS = 32  # With fewer rows, cuBLASLt without a split of K takes up to twice as long as a narrow tile.
 Form = Literal["pointer", "tma", "cublaslt"]
 POINTER: Form = "pointer"
 TMA: Form = "tma"
@@ -49,7 +50,7 @@ class Schedule:
     block_m, block_n: rows and columns of a tile, powers of two (block_n of "tma" without swap also the sum of two, each
     at least 16); block_k: K of one pipeline step. swap: the weights are the MMA's 64-row side, for few rows. persistent
     (tma): one program per SM walks over tiles. group_m: tiles of that many row blocks are taken column by column, so
-    that both operands are met in L2. subtiles (tma): the tile is stored in that many parts, which frees shared memory
+    that both operands are still in L2. subtiles (tma): the tile is stored in that many parts, which frees shared memory
     for more stages.
     """
 
@@ -71,7 +72,7 @@ class Schedule:
         return largest, self.block_n - largest
 
     def masks_rows(self, m: int) -> bool:
-        """Whether a tile's rows past the m-th are masked (half of them and more), which is another compiled kernel."""
+        """Whether a tile's rows past the m-th are masked (where they are half or more): another compiled kernel."""
         return self.form == POINTER and 2 * m <= self.block_m
 
     def loops(self, m: int, n: int, programs: int) -> bool:
@@ -91,13 +92,13 @@ class Schedule:
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """The inverse of str(); raises ValueError for anything else."""
-        if found := re.fullmatch(rf"{CUBLASLT} m(\d+)", text):
-            return by_cublaslt(int(found[1]))
+        if match := re.fullmatch(rf"{CUBLASLT} m(\d+)", text):
+            return by_cublaslt(int(match[1]))
         tile = r"(pointer|tma) (\d+)x(\d+)x(\d+)"
         pattern = tile + r" w(\d+) s(\d+) g(\d+)( swap)?( persistent)?(?: subtiles(\d+))?"
-        if not (found := re.fullmatch(pattern, text)):
+        if not (match := re.fullmatch(pattern, text)):
             raise ValueError(f"not a matmul schedule: {text!r}")
-        form, *sizes, swap, persistent, subtiles = found.groups()
+        form, *sizes, swap, persistent, subtiles = match.groups()
         block_m, block_n, block_k, warps, stages, group = map(int, sizes)
         return cls(
             cast(Form, form), block_m, block_n, block_k, warps, stages,
@@ -113,11 +114,12 @@ def by_cublaslt(rows: int) -> Schedule:
     return Schedule(CUBLASLT, rows, 1, 1, num_warps=0, num_stages=0, group_m=0)
 
 
-excluded: set[Schedule] = set()  # what evalengine/verification found wrong on this GPU: never chosen in this process
+# Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.
+excluded: set[Schedule] = set()
 
 
 def bucket(m: int) -> int:
-    """The next of BUCKETS, at most MAX_BUCKET."""
+    """The smallest of BUCKETS that is at least m, or MAX_BUCKET."""
     return BUCKETS[min(bisect_left(BUCKETS, m), len(BUCKETS) - 1)]
 
 
@@ -126,8 +128,8 @@ def choose(
 ) -> Schedule:
     """The schedule for [m, k] x [k, n] on the GPU of that name (`torch.cuda.get_device_name`).
 
-    tma_ok, cublaslt_ok: the operands qualify for these forms; without either a pointer schedule is returned. What
-    differed on this GPU is not chosen: the tile instead of cuBLASLt, `REFERENCE` instead of the tile.
+    tma_ok, cublaslt_ok: the operands qualify for these forms; without either a pointer schedule is returned. A
+    schedule that differed on this GPU is not chosen: a tile takes cuBLASLt's place, `REFERENCE` the tile's.
     """
     for schedule in preferred(device_name, dtype, bucket(m), n, k, tma_ok, cublaslt_ok):
         if not excluded or schedule not in excluded:
@@ -139,7 +141,7 @@ def choose(
 def preferred(
     device_name: str, dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool, cublaslt_ok: bool
 ) -> tuple[Schedule, ...]:
-    """Of a bucket m: what `choose` names, and after it what it names where the one before is excluded."""
+    """The schedules that `choose` tries for the bucket m, the first choice first."""
     tile = _choose(device_name, dtype, m, n, k, tma_ok)
     tuned = m in _tuned(device_name).get((n, k), ())
     if tuned or not cublaslt_ok or m < CUBLASLT_ROWS or dtype == torch.float32:
@@ -199,7 +201,7 @@ def heuristic(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> Sched
         return Schedule(TMA, 128, 128, 64, num_warps=8, num_stages=4)
     if m <= 32:
         rows = 16 if m <= 16 else 32
-        if n <= 4096:  # narrow tiles, or most SMs idle
+        if n <= 4096:  # wider tiles would leave most SMs idle
             return Schedule(POINTER, rows, 16 if n <= 2048 else 32, 128, num_warps=4, num_stages=4)
         return Schedule(POINTER, rows, 64, 128, num_warps=4, num_stages=3, swap=True)
     if m <= 128 or m * n <= 128 * 128 * 64:

@@ -18,7 +18,8 @@ from evalengine.kernels.matmul_schedules import Schedule
 
 @triton.jit
 def _store_tile(c_desc, c, row, column, BLOCK_N: tl.constexpr, SUBTILES: tl.constexpr):
-    """c [BLOCK_M, BLOCK_N] in SUBTILES = 1, 2 or 4 column parts: each needs that much less shared memory."""
+    """Stores c [BLOCK_M, BLOCK_N] in SUBTILES = 1, 2 or 4 column parts, each of which needs that much less shared
+    memory."""
     if SUBTILES == 1:
         c_desc.store([row, column], c)
     else:
@@ -62,11 +63,13 @@ def _tma_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, REST_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SWAP: tl.constexpr, SUBTILES: tl.constexpr, PERSISTENT: tl.constexpr, ROUND_PRODUCT: tl.constexpr,
 ):  # fmt: skip
-    """a [M, K], b [N, K] (the weights' own layout), c [M, N] by descriptor: outside reads as 0, is not stored.
+    """a [M, K] times b [N, K] (the weights' own layout) into c [M, N], all by descriptor: elements outside a tensor are
+    read as 0 and not stored.
 
-    Program: one tile, or (PERSISTENT) every num_programs-th; then the loads of the next tile overlap this one's end.
-    A tile's columns are BLOCK_N and REST_N, two powers of two or one (REST_N = 0; b_rest, c_rest: None): widths like
-    160 cut some N into one tile for every SM, where 128 or 256 would leave a third of the SMs idle.
+    A program computes one tile, or (PERSISTENT) every num_programs-th; the loads of its next tile then overlap the end
+    of the tile before. A tile is BLOCK_N + REST_N columns wide, a sum of two powers of two, or BLOCK_N alone (REST_N =
+    0; b_rest, c_rest: None): widths like 160 cut some N into one tile for every SM, where 128 or 256 would leave a
+    third of the SMs idle.
     """
     after_previous_kernel()
     if PERSISTENT:
@@ -89,14 +92,14 @@ def by_descriptors(
     round_product: bool,
     multiprocessors: int,
 ) -> Again | None:
-    """c [M, N] = a [M, K] b^T + bias, b [N, K]; row_strides: a's and b's; multiprocessors: of the GPU.
+    """c [M, N] = a [M, K] b^T + bias, b [N, K]; row_strides: a's and b's; multiprocessors: the GPU's number of SMs.
 
-    Returns the same launch for other a, b, c (and bias), unless it went through the interpreter.
+    Returns the same launch for other a, b, c (and bias), or None under the interpreter.
     """
     (m, k), n = a.shape, c.shape[1]
     a_row, b_column = row_strides
     tiles = -(-m // s.block_m) * -(-n // s.block_n)
-    subtiles = s.subtiles * c.element_size() // 2  # a float32 tile takes twice the shared memory to store
+    subtiles = s.subtiles * c.element_size() // 2  # Storing a float32 tile takes twice the shared memory.
     grid = (min(multiprocessors, tiles) if s.persistent else tiles, 1, 1)
     main, rest = s.columns
     blocks = (

@@ -38,7 +38,7 @@ def _part_kernel(x_ptr, out_ptr, rows, columns, parts, BLOCK: tl.constexpr, ROWS
 
 @triton.jit
 def _add_parts_kernel(parts_ptr, out_ptr, rows, parts, ROWS: tl.constexpr):
-    """Program p: ROWS rows, their parts added in order."""
+    """Program p: ROWS rows, whose parts it adds in order."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     mask = row < rows
     total = tl.load(parts_ptr + row * parts, mask, 0.0)

@@ -1,14 +1,14 @@
-"""All-gather by pushing: every rank writes its columns into every rank's memory, says so, and waits for the others.
+"""All-gather by pushing: every rank writes its columns into every rank's memory, sets flags, and waits for the others.
 
     T rows, n columns of one rank, W = ranks x n.
 
-No arithmetic: it moves bytes. One launch, which may be captured in a CUDA graph. Beside NCCL it saves the start-up of a
-collective, and the copy that puts the ranks' parts side by side: they are written there in the first place. A prototype
-on H200s took 15 to 23 us for the four gathers of a layer of Qwen3-8B's shape at 1 to 64 rows, NCCL's two all-reduces of
-the same layer 24 to 32.
+The kernel moves bytes and does no arithmetic. It is one launch, which a CUDA graph may capture. Beside NCCL it saves
+the start-up of a collective, and the copy that puts the ranks' parts side by side: they are written there in the first
+place. A prototype on H200s took 15 to 23 us for the four gathers of a layer of Qwen3-8B's shape at 1 to 64 rows; NCCL's
+two all-reduces of the same layer took 24 to 32 us.
 
-The ranks' slots are used by turns, two of them: what a rank has read of one may be overwritten once it has said that it
-pushed into the other, since it reads before it pushes.
+Each rank has two slots, used by turns. A rank reads one slot before it pushes into the others' second slots, so once
+its flag says that it has pushed, its first slot may be overwritten.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import launch
 
-WORD = 8  # bytes: what is moved is seen as int64, whatever its type
+WORD = 8  # bytes: data of every type is moved as int64
 _BLOCK = 1024  # words a program
-_FEW = 128  # words a program where all of them are few: more programs push at once
+_FEW = 128  # words a program where there are few words in all, so that more programs push at once
 
 
 @triton.jit
@@ -30,10 +30,10 @@ def _push_kernel(
     source_ptr, slots_ptr, flag_tables_ptr, own_flags_ptr, state_ptr, words, row_words, stride, width,
     RANK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program p: BLOCK words. The last one to finish tells the other ranks, and ends when they have told this one.
+    """Program p pushes BLOCK words. The last one to finish sets a flag on every rank, and waits for every rank's.
 
-    Rank r's flag on every rank counts the gathers that r has pushed; `state` holds how many programs of this launch are
-    done, and how many gathers there were before it. Releasing and acquiring at the system's scope orders the words
+    Rank r's flag on every rank counts the gathers that r has pushed; `state` counts the programs of this launch that
+    are done, and the gathers before it. Releasing and acquiring at the system's scope orders the words
     before the flags.
     """
     device_math.after_previous_kernel()

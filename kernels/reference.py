@@ -1,8 +1,8 @@
-"""Float64 truth for each op, plain and short: what the kernels are tested against, never an engine path.
+"""A plain float64 reference for each op. The kernels are tested against it; the engine never runs it.
 
     T tokens, K input features, N output features, I intermediate size, Hq/Hkv heads, D head_dim, n rows, V vocabulary.
 
-Inputs of any float dtype, outputs float64; a KV write's are pools of their own dtype, sampling's are token ids.
+Inputs have any float dtype; outputs are float64, but for a KV write (pools of their own dtype) and sampling (ids).
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def gumbel_noise(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
 
 def kept_tokens(logprobs: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """[V] -> int64 ids of what may be drawn, by (probability descending, id ascending).
+    """[V] -> int64 ids of the tokens that may be drawn, by (probability descending, id ascending).
 
-    Of the top_k most probable tokens (0: of all), the fewest whose mass reaches the part top_p of these tokens' mass.
+    They are the fewest of the top_k most probable tokens (0: of all) whose mass reaches top_p of those tokens' mass.
     """
     ids = logprobs.argsort(descending=True, stable=True)[: top_k or None]
     if top_p >= 1:
@@ -135,7 +135,7 @@ def kept_tokens(logprobs: Tensor, temperature: float, top_k: int, top_p: float) 
 def sample(logprobs: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, noise: Tensor) -> Tensor:
     """[n, V], [n] > 0, int64 [n] (0: off), [n], `gumbel_noise` [n, V] -> int64 [n], row by row.
 
-    Of the tokens that are kept, that of the largest logprob / temperature + noise; of equals the lowest id. No NaN.
+    The kept token with the largest logprob / temperature + noise is drawn; of equals the lowest id. Inputs hold no NaN.
     """
     drawn = []
     settings = zip(temperatures.tolist(), top_k.tolist(), top_p.tolist(), strict=True)

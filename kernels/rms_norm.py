@@ -47,7 +47,7 @@ def _rms_norm_kernel(
     eps,
     H: tl.constexpr,
     BLOCK: tl.constexpr,
-    INNER: tl.constexpr,  # rows that one outer stride spans: heads, or 1
+    INNER: tl.constexpr,  # rows within one outer stride: the number of heads, or 1
     ROWS: tl.constexpr,
     ADD: tl.constexpr,
 ):
@@ -106,7 +106,7 @@ def _launch(
     if out.numel() == 0:
         return out, total
     flat = x.ndim < 3 or (x.is_contiguous() and other.is_contiguous())
-    inner = 1 if flat else x.shape[-2]  # heads keep their own stride, so that a view of a merged qkv is not copied
+    inner = 1 if flat else x.shape[-2]  # Heads keep their own stride, so a view of a merged qkv is not copied.
     x_rows, other_rows = _by_rows(x, inner), _by_rows(other, inner)
     block = triton.next_power_of_2(hidden)
     rows_per_program, warps = schedule or _schedule_for(block)
@@ -119,7 +119,7 @@ def _launch(
          *x_rows.stride()[:2], *other_rows.stride()[:2], eps),
         (hidden, block, inner, rows_per_program, residual is not None),
         warps, 3,
-        maxnreg=80 if x.element_size() == 2 else None,  # 90 unbounded: 6 blocks of 128 threads an SM, not 5; no spill
+        maxnreg=80 if x.element_size() == 2 else None,  # With 80, not 90, an SM runs 6 blocks of 128 threads, not 5.
     )  # fmt: skip
     pairs = ((x, x_rows), (other, other_rows), (weight, weight_row))
     if launched and all(given.data_ptr() == used.data_ptr() for given, used in pairs):

@@ -3,7 +3,7 @@
     T tokens, D head_dim (even; need not be a power of two).
 
 Rounding points (`native`): cos and sin in the model dtype, each product and the sum rounded to it. So the result is
-byte-equal to `q * cos + rotate_half(q) * sin` in torch. No reduction: any tile gives the same bits.
+byte-equal to `q * cos + rotate_half(q) * sin` in torch. Nothing is reduced, so any tile gives the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TILE_WARPS = 4  # warps that share one tile; each thread holds 16 bytes of it
 def load_for_rows(ptr, columns, mask):
     """A vector that all rows of a tile share -> [rows, columns], of the shape of `mask`, 0 where it is False.
 
-    Loaded once a row, from L1: in the tile's own layout, where a 1-D load may have to pass through shared memory.
+    It is loaded once a row, from L1, in the tile's own layout; a 1-D load might have to pass through shared memory.
     """
     return tl.load(ptr + tl.broadcast_to(columns[None, :], mask.shape), mask, other=0.0)
 
@@ -41,7 +41,7 @@ def rotate(x1, x2, cos, sin, dtype: tl.constexpr):
 def tile_shape(heads: int, width: int, itemsize: int, tile_warps: int = TILE_WARPS) -> tuple[int, int, int]:
     """Heads of `width` contiguous elements -> (rows, columns, warps) of a tile: a thread holds 16 bytes.
 
-    Powers of two; no more rows than the heads need. Of no consequence to bits.
+    All are powers of two, with no more rows than the heads need. The shape changes no bit.
     """
     columns = triton.next_power_of_2(width)
     per_warp = 32 * 16 // itemsize

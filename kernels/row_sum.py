@@ -2,8 +2,8 @@
 
 `native`'s row reductions (RMSNorm, mean, softmax, log_softmax) are made of these. A tree of float32 sums would be tied
 to one tile shape and one register layout, which Triton picks by alignment; integer sums leave the schedule free: any
-block size, any number of warps, fused or not, give the same bits. It costs one conversion an element (16 a clock and SM
-on Hopper, where the memory delivers about 5 elements a clock and SM).
+block size, any number of warps, fused or not, give the same bits. The price is one conversion for each element (an SM
+of Hopper does 16 a clock, while its memory delivers about 5 elements).
 
 The grid is 2^-44. `limits.MAX_TERMS` terms of magnitude 16 stay below 2^63.
 """
@@ -18,7 +18,7 @@ import triton.language as tl
 def to_fixed(x):
     """float32, |x| <= 16 -> int64 on the grid 2^-44, toward zero (exact for |x| >= 2^-20).
 
-    An infinity or a NaN becomes some integer: the caller makes that row NaN, as `scale_up` does.
+    An infinity or a NaN becomes an arbitrary integer; the caller must make that row NaN, as `scale_up` does.
     """
     return (x * 17592186044416.0).to(tl.int64)  # 2^44: exact
 
@@ -33,7 +33,7 @@ def from_fixed(total):
 def row_exponent(x, axis: tl.constexpr):
     """float32 -> int32: the biased exponent of the largest magnitude along `axis`; 255 if an inf or NaN is there.
 
-    An integer maximum of the bits: order-free, and unlike a float maximum it does not drop NaN.
+    It is an integer maximum of the bits, which depends on no order and, unlike a float maximum, does not drop NaN.
     """
     return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis) >> 23
 

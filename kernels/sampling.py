@@ -24,7 +24,7 @@ from evalengine.kernels.launching.pinned import to_device
 _MASK32 = 0xFFFFFFFF
 _ROUNDS = 10
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57  # Philox4x32's multipliers
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85  # and its key increments
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85  # Philox4x32's key increments
 _FIXED_POINT_BITS = 44  # 2^44 * 2^19 tokens < 2^63
 
 
@@ -42,15 +42,15 @@ def top(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """float32 [n, V] -> int64 and float32 [n, k]: the ids and values of each row's k largest, the largest first, equals
     by id.
 
-    torch.topk promises no order among equals, and a stable sort of a whole vocabulary costs many times as much; so topk
-    is given keys that are all different: the value's bits in the order of the values, then the id, negated.
+    torch.topk promises no order among equals, and a stable sort of a whole vocabulary costs many times as much. So topk
+    gets keys that all differ: the value's bits, mapped to integers of the same order, then the negated id.
     """
     values = values + 0.0  # turns -0 into 0, which equals it
     bits = values.view(torch.int32)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
     ids = torch.arange(values.shape[-1], device=values.device)
-    found = _MASK32 - ((ordered << 32) | (_MASK32 - ids)).topk(k, dim=-1).values.bitwise_and_(_MASK32)
-    return found, values.gather(-1, found)
+    largest = _MASK32 - ((ordered << 32) | (_MASK32 - ids)).topk(k, dim=-1).values.bitwise_and_(_MASK32)
+    return largest, values.gather(-1, largest)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -58,7 +58,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # an int64 product wraps modulo 2^64, so the bits of the unsigned product are all there
+        # An int64 product wraps modulo 2^64, so it has all bits of the unsigned product.
         p0, p1 = c0 * _M0, c2 * _M1
         c0, c1, c2, c3 = ((p1 >> 32) & _MASK32) ^ c1 ^ k0, p1 & _MASK32, ((p0 >> 32) & _MASK32) ^ c3 ^ k1, p0 & _MASK32
         k0, k1 = (k0 + _W0) & _MASK32, (k1 + _W1) & _MASK32
@@ -68,10 +68,10 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 def gumbel_noise(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """int64 keys [n] (64 bits), int64 positions [n] below 2^32 -> float64 [n, V] of standard Gumbel noise.
 
-    The same bits on every device; on CUDA by one kernel instead of 200 passes over [n, V].
+    The bits are the same on every device; on CUDA one kernel computes them, instead of 200 passes over [n, V].
     """
     if keys.is_cuda:
-        from evalengine.kernels import gumbel  # Triton comes with torch's CUDA builds, not with the CPU's
+        from evalengine.kernels import gumbel  # Triton comes with torch's CUDA builds, not with its CPU builds.
 
         return gumbel.gumbel_noise(keys, positions, vocab_size)
     return _gumbel_noise_in_torch(keys, positions, vocab_size)
@@ -93,8 +93,8 @@ def sample(
 ) -> Tensor:
     """float32 [n, V]; float64 [n] > 0; int64 [n] (0: off); float64 [n]; int64 keys and positions [n] -> int64 [n].
 
-    Temperature, then top-k, then top-p (the smallest set of most probable tokens whose mass reaches top_p; a token is
-    in if the mass before it is less), then arg max of scaled logprob + noise.
+    Temperature is applied first, then top-k, then top-p (the smallest set of most probable tokens whose mass reaches
+    top_p; a token is in if the mass before it is less), then arg max of scaled logprob + noise.
 
     Temperatures, top-k and top-p are read on the host: given as CPU tensors they cost CUDA no synchronisation.
     """
@@ -105,7 +105,7 @@ def sample(
     noise = gumbel_noise(keys, positions, scaled.shape[-1])
     top_k, top_p = top_k.cpu(), top_p.cpu()
     if not ((top_k != 0) | (top_p < 1.0)).any():
-        return argmax_lowest(scaled.add_(noise))  # what follows, of a set that holds every token: no need to sort
+        return argmax_lowest(scaled.add_(noise))  # Every token is kept, so nothing must be sorted.
     top_k, top_p = (to_device(x, device)[:, None] for x in (top_k, top_p))
     order = scaled.sort(dim=-1, descending=True, stable=True)  # stable: equals stay in id order
     rank = torch.arange(scaled.shape[-1], device=device)[None, :]

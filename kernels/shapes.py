@@ -1,4 +1,4 @@
-"""The sizes of a model that the kernels' schedules depend on. Nothing is imported here: no schedule, no Triton."""
+"""The sizes of a model that the kernels' schedules depend on. This module imports no schedule and no Triton."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Softmax over rows, and how the rows of softmax and log_softmax meet programs.
+"""Softmax over rows, and how the rows of softmax and log_softmax are spread over programs.
 
     n rows, V columns (a vocabulary, or the keys of one attention row).
 
-The arithmetic is that of `softmax_parts`. Whether one program walks a row's chunks or each has its own is schedule.
+The arithmetic is that of `softmax_parts`. Whether one program walks a row's chunks or each chunk has its own program is
+schedule.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from evalengine.kernels.device_math import GLUON
 from evalengine.kernels.launching.launch import launch
 from evalengine.kernels.softmax_parts import CHUNK, chunk_sum, finish, load_chunk, merge, norm_term
 
-ASYNC_COPIES = (8, 0)  # compute capability
+ASYNC_COPIES = (8, 0)  # the least compute capability with asynchronous copies
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How rows meet programs. It changes no bit."""
+    """How rows are spread over programs. No choice here changes a bit."""
 
-    rows: int = 1  # of a program that walks its rows' chunks
+    rows: int = 1  # rows of a program that walks its rows' chunks
     warps: int = 4
-    resident: bool = False  # `softmax_resident`, which has a program per (row, chunk); what is above is then its own
+    resident: bool = False  # by `softmax_resident`, whose programs each hold chunks; it ignores the fields above
 
 
 REFERENCE = Schedule()
-excluded: set[Schedule] = set()  # what evalengine/verification found wrong on this GPU: never chosen in this process
+# Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.
+excluded: set[Schedule] = set()
 
 
 @triton.jit
@@ -46,7 +48,7 @@ def _store_chunk(out_ptr, value, row, rows, start, columns, BLOCK: tl.constexpr)
 def _walk_kernel(
     x_ptr, out_ptr, rows, stride, columns, BLOCK: tl.constexpr, ROWS: tl.constexpr, ONE: tl.constexpr, LOG: tl.constexpr
 ):
-    """A program holds ROWS rows: one chunk stays in registers, several are read again from the cache."""
+    """A program does ROWS rows. A single chunk stays in registers; several are read again from the cache."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     z = load_chunk(x_ptr, row, rows, stride, 0, columns, BLOCK)
     m, norm = chunk_sum(z)
@@ -70,7 +72,7 @@ def choose(x: Tensor) -> Schedule:
 
 
 def preferred(x: Tensor) -> Schedule:
-    """What `choose` names where nothing is excluded."""
+    """The schedule that `choose` returns where nothing is excluded."""
     n, columns = x.shape
     if _should_stay(n, columns, x.element_size()) and _resident_covers(x):
         return Schedule(resident=True)
@@ -82,7 +84,7 @@ def _resident_covers(x: Tensor) -> bool:
         return False
     try:
         from evalengine.kernels import softmax_resident
-    except (ImportError, AttributeError):  # a Triton whose Gluon has other names
+    except (ImportError, AttributeError):  # This Triton's Gluon has other names.
         return False
     return softmax_resident.covers(x)
 
@@ -91,8 +93,8 @@ def _should_stay(n: int, columns: int, element_size: int) -> bool:
     """Whether keeping rows on the chip is quicker than reading them twice, on an H200.
 
     Many rows of half precision are bound by arithmetic, not by memory (8192 x 151,936 bfloat16: 2.34 ms against 1.84
-    ms read twice); few rows leave SMs idle if each has one program (one row of 151,936: 10 us against 69 us). What lies
-    in the L2 cache is read again at no cost.
+    ms read twice); few rows leave SMs idle if each has one program (one row of 151,936: 10 us against 69 us). A row
+    that is in the L2 cache is read again at no cost.
     """
     if element_size < 4:
         return columns > 4 * CHUNK and n <= 256

@@ -1,4 +1,4 @@
-"""What softmax and log_softmax are made of: the arithmetic of a row's normaliser, which stands here once.
+"""The parts that softmax and log_softmax share: the arithmetic of a row's normaliser, written only here.
 
     n rows, V columns.
 
@@ -26,7 +26,7 @@ def finite(m):
 
 @triton.jit
 def fixed_terms(z, m):
-    """exp(z - m) as integers to add, m broadcast to z; where m is not finite, any numbers."""
+    """exp(z - m) as integers to add, m broadcast to z; the integers are arbitrary where m is not finite."""
     return row_sum.to_fixed(device_math.exp(z - finite(m)))
 
 
@@ -34,7 +34,7 @@ def fixed_terms(z, m):
 def chunk_sum(z):
     """float32 tile [rows, columns of one chunk] (masked columns -inf) -> its maxima m and sums of exp(z - m), [rows].
 
-    A maximum is not finite where the row holds a +inf or a NaN; its sum is then any number.
+    A maximum is not finite where the row holds a +inf or a NaN; its sum is then arbitrary.
     """
     m = device_math.row_max(z, 1)
     return m, row_sum.from_fixed(tl.sum(fixed_terms(z, m[:, None]), 1))
@@ -42,7 +42,7 @@ def chunk_sum(z):
 
 @triton.jit
 def merge_factors(m, top, chunk_m, chunk_norm):
-    """A row's M before a chunk and with it (top), and the chunk's -> (a, b) of l' = fma(l, a, b)."""
+    """A row's maximum before a chunk and with it (top), the chunk's maximum and sum -> (a, b) of l' = fma(l, a, b)."""
     shift = finite(top)
     return device_math.exp(m - shift), chunk_norm * device_math.exp(chunk_m - shift)
 

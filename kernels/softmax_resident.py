@@ -7,12 +7,12 @@ took 1.5 times as long as it need. Here each chunk stays in the shared memory of
 whole row's normaliser is known; the programs of a row tell each other their chunks' maxima and sums. Each program has
 two chunks: while one waits for the other programs, the next is loaded and summed.
 
-A program waits for others of its row, so all programs must run at once: the launch is cooperative, which the driver
-holds to that, and there are at least as many programs as chunks in a row. Nothing waits for a row after its own, so the
-waiting ends.
+A program waits for others of its row, so all programs must run at once: the launch is cooperative, which makes the
+driver guarantee it, and there are at least as many programs as chunks in a row. No program waits for a row after its
+own, so the waiting ends.
 
-Written in Gluon, as Triton's pipeliner does not load ahead in a loop that waits. On an H200, float32, 8192 rows of
-151,936 columns: 2.56 ms, where a copy takes 2.33 ms and two readings 3.48 ms.
+The kernel is written in Gluon, because Triton's pipeliner does not load ahead in a loop that waits. On an H200,
+float32, 8192 rows of 151,936 columns take 2.56 ms, where a copy takes 2.33 ms and two readings 3.48 ms.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from evalengine.kernels.launching.launch import launch
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # Triton 3.6; 3.7
 CHUNK = gl.constexpr(softmax_parts.CHUNK)
 WARPS = 4
-PER_SM = 6  # programs: with 4 of them, or with 8 warps, or a longer ring in fewer of them, it took 1 % to 100 % longer
-REGISTERS = 80  # a thread: as many as let PER_SM programs run (every GPU's SM has 65,536)
+# Programs of an SM. With 4, or 8 warps each, or fewer programs and a longer ring, the kernel took 1 % to 100 % longer.
+PER_SM = 6
+REGISTERS = 80  # of a thread: as many as PER_SM programs may have (every GPU's SM has 65,536)
 MAX_CHUNKS = 256
-ABSENT = gl.constexpr(-(1 << 63))  # no chunk's: it says that the maximum is -0 and the sum 0, where it is at least 1
+# No chunk publishes this pair: it means a maximum of -0 and a sum of 0, and a sum is at least 1.
+ABSENT = gl.constexpr(-(1 << 63))
 
 
 @gluon.jit
 def _pair(high, low):
-    """Two float32 as one int64, which is written and read as a whole."""
+    """Packs two float32 into one int64, which is written and read as a whole."""
     low_bits = low.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF
     return (high.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low_bits
 
@@ -57,13 +59,13 @@ def _low(pair):
 
 @gluon.jit
 def _maxima(before_1, top_1, before_2, top_2):
-    """For a scan: the maximum of what came before, and with this one."""
+    """Combines two elements of a scan: the maximum of all elements before, and the maximum with this one."""
     return device_math.max_or_nan(top_1, before_2), device_math.max_or_nan(top_1, top_2)
 
 
 @gluon.jit
 def _fetch(ring, slot, x_ptr, unit, units, stride, columns, offset, CHUNKS: gl.constexpr, ASYNC: gl.constexpr):
-    """Unit `unit`, a chunk of a row, on its way into a slot of the ring."""
+    """Starts loading unit `unit`, a chunk of a row, into a slot of the ring."""
     column = unit % CHUNKS * CHUNK + offset
     place = x_ptr + (unit // CHUNKS).to(gl.int64) * stride + column
     mask = (column < columns) & (unit < units)
@@ -94,7 +96,7 @@ def _publish(z, pairs_ptr, unit, units, CHUNKS: gl.constexpr, WIDTH: gl.constexp
 def _normaliser(pairs_ptr, factors, row, LOG: gl.constexpr, CHUNKS: gl.constexpr, WIDTH: gl.constexpr):
     """Waits for the row's chunks and merges them left to right -> M, the norm's term.
 
-    All maxima and factors at once, each warp for itself; only the chain of fma is walked.
+    Each warp computes all maxima and factors at once, for itself; only the chain of fma is sequential.
     """
     PER_THREAD: gl.constexpr = WIDTH // 32
     layout: gl.constexpr = gl.BlockedLayout([PER_THREAD], [32], [gl.num_warps()], [0])
@@ -109,7 +111,7 @@ def _normaliser(pairs_ptr, factors, row, LOG: gl.constexpr, CHUNKS: gl.constexpr
     a, b = softmax_parts.merge_factors(before, top, m, _low(pairs))
     factors.store(_pair(a, b))
     thread_barrier()
-    norm = _low(gl.max(factors.slice(0, 1).load(single), 0))  # of one number: the number
+    norm = _low(gl.max(factors.slice(0, 1).load(single), 0))  # the maximum of one number is that number
     for c in gl.static_range(1, CHUNKS):
         factor = gl.max(factors.slice(c, 1).load(single), 0)
         norm = gl.fma(norm, _high(factor), _low(factor))
@@ -131,7 +133,7 @@ def resident_kernel(
     WIDTH: gl.constexpr,
     ASYNC: gl.constexpr,
 ):
-    """Program p of P does the units p, p + P, p + 2P, ...: sums one, then finishes the one before."""
+    """Program p of P does the units p, p + P, p + 2P, ...: it sums the next unit, then finishes the current one."""
     wide: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ring = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [2, CHUNK], plain)
@@ -157,7 +159,7 @@ def resident_kernel(
 
 
 def covers(x: Tensor) -> bool:
-    """Whether [n, V] on a GPU can be done so: not rows of a million columns, nor on a slice of a GPU with few SMs."""
+    """Whether this module takes [n, V]: not rows of a million columns, nor on a slice of a GPU with few SMs."""
     return triton.cdiv(x.shape[1], softmax_parts.CHUNK) <= min(MAX_CHUNKS, _programs(x.device, x.element_size()))
 
 
@@ -168,7 +170,7 @@ def normalize_rows(x: Tensor, out: Tensor, *, log: bool) -> None:
     chunks = triton.cdiv(columns, softmax_parts.CHUNK)
     width = max(32, triton.next_power_of_2(chunks))
     pairs = torch.full((n, width), ABSENT.value, dtype=torch.int64, device=x.device)
-    # An asynchronous copy moves at least 4 bytes: of half precision, several numbers that lie aligned and end together.
+    # An asynchronous copy moves at least 4 bytes, so numbers of half precision must lie aligned, in whole groups.
     # Unaligned float32 is copied number by number (8192 x 50,257: 0.62 of a copy's speed; read twice 0.54, torch 0.52).
     can_copy = x.element_size() == 4 or (x.stride(0) | columns | x.data_ptr()) % 16 == 0
     launch(
@@ -184,13 +186,13 @@ def normalize_rows(x: Tensor, out: Tensor, *, log: bool) -> None:
 
 
 def most_shared_bytes(element_size: int) -> int:
-    """Of one program: the ring, the factors, and what the reductions and the driver may take."""
+    """The most shared memory of one program: the ring, the factors, and what the reductions and the driver may take."""
     return 2 * softmax_parts.CHUNK * element_size + 8 * MAX_CHUNKS + 2048
 
 
 @cache
 def _programs(device: torch.device, element_size: int) -> int:
-    """How many run at once, of any that this module launches."""
+    """The number of this module's programs that run at once, whatever their arguments."""
     sm = torch.cuda.get_device_properties(device)
     per_sm = min(
         PER_SM,

@@ -40,14 +40,14 @@ from evalengine.layers.metadata import AttentionMetadata
 Q_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # Qwen3-8B's and Llama-3.1-8B's: GQA 4
 SCALE = HEAD_DIM**-0.5
 DTYPE = torch.bfloat16
-# (sequences, KV tokens) -> the target, of a large copy's bandwidth
+# (sequences, KV tokens) -> the target, as a share of a large copy's bandwidth
 DECODES: dict[tuple[int, int], float | None] = {(256, 1024): 0.88, (1, 32768): 0.55, (64, 1024): None, (16, 8192): None}
 DECODE_PAGES = (64, 256)
 PREFILLS = ((16, 1024), (4, 4096), (1, 16384))
 PREFILL_PAGE = 64
-PREFILL_TARGET = 0.75  # of the speed of SDPA's quickest kernel
-CHECKED_ROWS = 16  # at the start and at the end of a sequence
-ROUNDING = 2**-6  # of p and of the output: see measure.check_close
+PREFILL_TARGET = 0.75  # share of the speed of SDPA's quickest kernel
+CHECKED_ROWS = 16  # rows checked at the start and at the end of a sequence
+ROUNDING = 2**-6  # the tolerance of measure.check_close for rounding p and the output
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Batch:
         return function(self.q, self.k_cache, self.v_cache, self.metadata, SCALE)
 
     def check(self, name: str, output: Tensor) -> None:
-        """Raises WrongResult unless the first and last rows of the first and last sequence are as float64 has them."""
+        """Raises WrongResult unless the first and last rows of the first and last sequence are close to float64's."""
         count = len(self.metadata.query_lens)
         for s in sorted({0, count - 1}):
             rows = self.metadata.query_lens[s]
@@ -95,13 +95,13 @@ class Batch:
         """float64 [count, Hq, D]: rows first ... first + count - 1 of sequence s."""
         rows, tokens = self.metadata.query_lens[s], self.metadata.kv_lens[s]
         q = self.q[s * rows + first : s * rows + first + count]
-        visible = tokens - rows + first + count  # tokens that the last of these rows sees
+        visible = tokens - rows + first + count  # KV tokens that the last of these rows sees
         pages = self.metadata.block_table[s : s + 1, : -(-visible // self.k_cache.shape[1])]
-        with torch.device(self.q.device):  # where the reference makes its masks
+        with torch.device(self.q.device):  # The reference makes its masks on this device.
             return reference.paged_attention(q, self.k_cache, self.v_cache, pages, [count], [visible], SCALE)
 
     def contiguous_kv(self) -> tuple[Tensor, Tensor]:
-        """[S * L, Hkv, D] each, without pages: what the dense kernels are given for nothing."""
+        """[S * L, Hkv, D] each, without pages; the dense kernels get them ready-made, untimed."""
         tokens = self.metadata.kv_lens[0]
         k, v = (cache[self.metadata.block_table].flatten(1, 2)[:, :tokens] for cache in (self.k_cache, self.v_cache))
         return k.flatten(0, 1), v.flatten(0, 1)
@@ -156,7 +156,7 @@ def _prefill(case: str, build: Callable[[], Batch], timer: Timer) -> list[Line]:
     sdpa = [name for name in others if name.startswith("SDPA")]
     if not sdpa:
         raise RuntimeError(f"SDPA's fused kernels, the comparison, do not run here: {not_run}")
-    judge = min(sdpa, key=lambda name: seconds[name])  # its quickest: cuDNN's on an H200
+    judge = min(sdpa, key=lambda name: seconds[name])  # On an H200 cuDNN's is the quickest.
     work = sum(4 * Q_HEADS * HEAD_DIM * tokens * (tokens + 1) / 2 for tokens in batch.metadata.kv_lens)
     line = partial(Comparison, "causal prefill attention", case, seconds["ours"], work=work, unit="TFLOP/s")
     first = line(judge, seconds[judge], target=PREFILL_TARGET, details={"not run": not_run})
@@ -164,7 +164,7 @@ def _prefill(case: str, build: Callable[[], Batch], timer: Timer) -> list[Line]:
 
 
 def _dense_kernels(batch: Batch) -> dict[str, Callable[[], Tensor]]:
-    """Others' kernels on the same numbers, without pages; each returns T * Hq * D numbers in our order."""
+    """Other libraries' kernels on the same numbers, without pages; each returns T * Hq * D numbers in our order."""
     k, v = batch.contiguous_kv()
     kernels: dict[str, Callable[[], Tensor]] = {}
     if not flash_attention.installation_problems():

@@ -36,9 +36,9 @@ def summarize(kernels: Sequence[tuple[str, float]], num_layers: int) -> dict[str
         "kernels_us": round(sum(totals.values()), 1),
         "by_kernel_us": {name: round(value, 1) for name, value in totals.most_common(MOST_NAMES)},
     }
-    found = find_repeats([name for name, _ in kernels], num_layers)
-    if found:
-        start, period = found
+    pattern = find_repeats([name for name, _ in kernels], num_layers)
+    if pattern:
+        start, period = pattern
         repeats = range(start, start + period * (num_layers - 2), period)
         result["one_layer_us"] = [
             (kernels[start + i][0], round(statistics.median(kernels[first + i][1] for first in repeats), 2))
@@ -50,7 +50,7 @@ def summarize(kernels: Sequence[tuple[str, float]], num_layers: int) -> dict[str
 def find_repeats(names: Sequence[str], num_layers: int) -> tuple[int, int] | None:
     """(start, period) of the shortest pattern that repeats at least `num_layers - 2` times in a row; None if none does.
 
-    Two fewer than the layers: the first and the last may differ from the others at their ends.
+    The first and the last layer may differ from the others at their ends, so two fewer repeats than layers suffice.
     """
     for period in range(1, len(names) // max(1, num_layers - 2) + 1):
         run, needed = 0, period * (num_layers - 3)

@@ -1,4 +1,4 @@
-"""The share of the clock's time in which the GPU runs a kernel, in steady decode: what the host costs."""
+"""The share of wall-clock time in which the GPU runs a kernel, in steady decode; the rest is the host's cost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from evalengine.engine.llm import LLM
 from evalengine.engine.request import Request
 from evalengine.engine.stats import EngineStats
 
-STEADY_STEPS = 10  # of decodes alone, before the profile begins
+STEADY_STEPS = 10  # consecutive steps of decodes alone before the profile begins
 PROFILED_STEPS = 60
-HEAD = 0.1  # of the profile's time that is left out: the profiler's own start holds the host up
+HEAD = 0.1  # first part of the profile's time, left out because the profiler's own start holds the host up
 
 
 class _Enough(Exception):
@@ -23,14 +23,14 @@ class _Enough(Exception):
 
 
 class _Window:
-    """Told of every step, it profiles `PROFILED_STEPS` of steady decode and then ends the run."""
+    """A callback for every step, which profiles `PROFILED_STEPS` of steady decode and then ends the run."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self.profiler = profile(activities=[ProfilerActivity.CUDA])
         self.computed = llm.stats.num_computed_tokens
         self.steady = 0
-        self.profiled: int | None = None  # steps; None: not begun
+        self.profiled: int | None = None  # steps profiled so far; None before the profile begins
 
     def __call__(self, stats: EngineStats) -> None:
         tokens, self.computed = stats.num_computed_tokens - self.computed, stats.num_computed_tokens
@@ -47,7 +47,7 @@ class _Window:
 
 
 def gpu_busy_share(llm: LLM, requests: Sequence[Request]) -> float | None:
-    """Of `PROFILED_STEPS` decode steps amid a run of the requests; None without CUDA, or if it has too few steps."""
+    """The busy share of `PROFILED_STEPS` decode steps amid a run of the requests; None without CUDA or enough steps."""
     if llm.settings.device.type != "cuda":
         return None
     window = _Window(llm)
@@ -58,14 +58,14 @@ def gpu_busy_share(llm: LLM, requests: Sequence[Request]) -> float | None:
         return None
     torch.cuda.synchronize()
     window.profiler.stop()
-    found = [event for event in window.profiler.events() or [] if event.device_type == DeviceType.CUDA]
-    kernels = [e for e in found if not e.name.startswith(("Memcpy", "Memset"))]
+    events = [event for event in window.profiler.events() or [] if event.device_type == DeviceType.CUDA]
+    kernels = [e for e in events if not e.name.startswith(("Memcpy", "Memset"))]
     return busy_share((e.time_range.start, e.time_range.end) for e in kernels)
 
 
 def busy_share(intervals: Iterable[tuple[float, float]]) -> float | None:
-    """The union of the intervals over the time from the first's start to the last's end, the first `HEAD` of that time
-    left out; None without intervals."""
+    """The length of the intervals' union over the time from the first start to the last end, without the first
+    `HEAD` of that time; None without intervals."""
     ordered = sorted(intervals)
     if not ordered:
         return None

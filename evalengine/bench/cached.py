@@ -1,4 +1,4 @@
-"""`python -m evalengine bench cache`: how long a run takes of which every answer is in the cache."""
+"""`python -m evalengine bench cache`: how long a run takes if every answer is in the cache."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def _fill(settings: Sequence[str]) -> int:
 
 def _timed(settings: Sequence[str], output: Path, requests: int) -> dict[str, Any]:
     """One run in a process of its own. Raises EvalEngineError if it fails, or computes anything."""
-    load, used, started = os.getloadavg()[0], _cpu_seconds(), time.time()
-    done = subprocess.run([sys.executable, "-m", "evalengine", *settings], capture_output=True, text=True)
+    load, cpu_before, started = os.getloadavg()[0], _cpu_seconds(), time.time()
+    process = subprocess.run([sys.executable, "-m", "evalengine", *settings], capture_output=True, text=True)
     seconds = time.time() - started
-    if done.returncode:
-        raise EvalEngineError(f"bench cache: the run failed: {done.stderr.strip()[-400:]}")
+    if process.returncode:
+        raise EvalEngineError(f"bench cache: the run failed: {process.stderr.strip()[-400:]}")
     (folder,) = output.glob("*-*")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     if manifest["cache"]["hits"] != requests:
@@ -87,14 +87,14 @@ def _timed(settings: Sequence[str], output: Path, requests: int) -> dict[str, An
     return {
         "to_digest_s": round((folder / "digest.txt").stat().st_mtime - started, 2),
         "whole_s": round(seconds, 2),
-        "cpu_s": round(_cpu_seconds() - used, 2),
+        "cpu_s": round(_cpu_seconds() - cpu_before, 2),
         "load_before": round(load, 2),
     }
 
 
 def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _without_places(settings: Sequence[str]) -> list[str]:
@@ -105,7 +105,7 @@ def _without_places(settings: Sequence[str]) -> list[str]:
 
 def _table(requests: int, rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     names = ("to_digest_s", "whole_s", "cpu_s", "load_before")
-    middle = [f"{median(one[name] for one in rounds):.1f}" for name in names]
+    middle = [f"{median(timed[name] for timed in rounds):.1f}" for name in names]
     lines = [list(COLUMNS), ["---:"] * len(COLUMNS), [f"{requests:,}", *middle]]
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
@@ -120,9 +120,9 @@ def _write(requests: int, rounds: Sequence[Mapping[str, Any]], about: Mapping[st
     text = json.dumps(content, indent=1) + "\n"
     write_whole(folder / f"{name}.json", lambda path: path.write_text(text, encoding="utf-8"))
     heading = f"# A run out of the cache, on {about['cpu']}, {os.cpu_count()} cores"
-    said = (
+    method = (
         f"`{about['command']}`, {about['date']}, commit {about['code']['commit']}. The answers are made up; timed is a "
         f"whole process, median of {len(rounds)} runs: imports, rows, prompts, the cache, results, digest, page."
     )
-    page = "\n".join([heading, "", said, "", *_table(requests, rounds), ""])
+    page = "\n".join([heading, "", method, "", *_table(requests, rounds), ""])
     write_whole(folder / f"{name}.md", lambda path: path.write_text(page, encoding="utf-8"))

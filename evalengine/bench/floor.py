@@ -35,7 +35,7 @@ from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.models.spec import ModelSpec
 
-GPU_PRODUCTS = ((8192, 8192, 8192), (8192, 4096, 24576))  # (rows, K, N): large ones, of which the quicker counts
+GPU_PRODUCTS = ((8192, 8192, 8192), (8192, 4096, 24576))  # (rows, K, N) of large products; the quicker one counts
 CPU_PRODUCT, CPU_COPY_BYTES = (512, 512, 512), 64 << 20
 
 
@@ -47,7 +47,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Work:
-    """What a workload asks for at least, whatever the model."""
+    """The least work that a workload asks of any model; the module's docstring defines the counts."""
 
     prompt_tokens: int
     pairs: int
@@ -62,7 +62,7 @@ def work_of(requests: Sequence[Request], max_num_seqs: int) -> Work:
     outputs = [r.params.max_tokens - 1 if isinstance(r, GenerateRequest) else 0 for r in requests]  # decode steps each
     read = 0
     for own, count in zip(new, outputs, strict=True):
-        read += count * own + count * (count + 1) // 2  # step j has the tokens of the steps before it, and its own
+        read += count * own + count * (count + 1) // 2  # Step j reads the tokens of the j steps up to its own.
     generations = sum(isinstance(r, GenerateRequest) for r in requests)
     scored = [r for r in requests if isinstance(r, ScoreRequest)]
     steps = max(max(outputs, default=0), -(-sum(outputs) // max_num_seqs))
@@ -70,7 +70,7 @@ def work_of(requests: Sequence[Request], max_num_seqs: int) -> Work:
 
 
 def floor_seconds(work: Work, spec: ModelSpec, itemsize: int, ceilings: Ceilings) -> float:
-    """itemsize: bytes of a weight and of a number in the KV cache."""
+    """The floor in seconds. itemsize: bytes of a weight and of a number in the KV cache."""
     table = spec.vocab_size * spec.hidden_size
     body = spec.num_parameters - table * (1 if spec.tie_word_embeddings else 2)
     flops = 2 * body * work.prompt_tokens
@@ -82,7 +82,7 @@ def floor_seconds(work: Work, spec: ModelSpec, itemsize: int, ceilings: Ceilings
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Of this machine, now. On a CPU a rough figure by the clock: there the floor shows little."""
+    """Measures this machine's ceilings. On a CPU they are rough figures by the clock, and the floor shows little."""
     free_memory()
     cuda = device.type == "cuda"
     copied = LARGE_COPY_BYTES if cuda else CPU_COPY_BYTES
@@ -90,7 +90,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     copy = quickest_copy(timer(copies_of(copied, device)))
     flops_per_s = 0.0
     for m, k, n in GPU_PRODUCTS if cuda else (CPU_PRODUCT,):
-        kept = dtype if cuda else torch.float32  # a CPU may have no bf16 products, and convert
+        kept = dtype if cuda else torch.float32  # A CPU may lack bf16 products and convert.
         a, b = (torch.randn(shape, device=device).to(kept) for shape in ((m, k), (k, n)))
         product: dict[str, Callable[[], Any]] = {"product": partial(torch.mm, a, b)}
         flops_per_s = max(flops_per_s, 2 * m * k * n / timer(product)["product"])
@@ -125,16 +125,16 @@ def _new_tokens(sequences: Sequence[list[int]]) -> tuple[list[int], int]:
 def _scored_prefixes(requests: Sequence[ScoreRequest]) -> int:
     """Distinct prefixes after which some token is scored."""
     contexts: dict[tuple[int, ...], int] = {}
-    found: set[tuple[int, tuple[int, ...]]] = set()
+    prefixes: set[tuple[int, tuple[int, ...]]] = set()
     for request in requests:
         context = contexts.setdefault(tuple(request.context_ids), len(contexts))
         continuation = tuple(request.continuation_ids)
-        found.update((context, continuation[:j]) for j in range(len(continuation)))
-    return len(found)
+        prefixes.update((context, continuation[:j]) for j in range(len(continuation)))
+    return len(prefixes)
 
 
 def _quickest(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Of three calls each, by the clock, after one to warm up."""
+    """The quickest of three calls of each function, by the clock, after one call to warm up."""
     seconds = {}
     for name, function in functions.items():
         times = []

@@ -2,9 +2,9 @@
 
     T tokens in the step, S sequences, n wanted rows (a decode's every row, a prefill's last), V vocabulary.
 
-A step is what the engine's is between the batch's tensors and the numbers it reads: embedding, layers, lm_head and
-`read_out` of the wanted rows. Its GPU time is that of a CUDA graph of it; the eager time is the clock's, synchronised.
-`fast` has its quickest attention backend and that backend's page size.
+A step is the part of the engine's step from the batch's tensors to the numbers that the host reads: embedding, layers,
+lm_head and `read_out` of the wanted rows. Its GPU time is that of a CUDA graph of it; the eager time is the clock's,
+synchronised. `fast` has its quickest attention backend and that backend's page size.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from evalengine.models import Qwen3ForCausalLM
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.spec import ModelSpec
 
-TARGET = 1.03  # of fast's time
+TARGET = 1.03  # native's time over fast's, at most
 WEIGHT_STD = 0.02
-LARGEST_ERROR = 0.1  # norm of the modes' logits' difference over their norm: unrelated logits have 1.4
+LARGEST_ERROR = 0.1  # norm of the difference of the modes' logits over their norm; 1.4 if unrelated
 EAGER_STEPS = 11
 
 
@@ -67,7 +67,8 @@ class Mode:
         self.model: DecoderForCausalLM = Qwen3ForCausalLM(spec, ops)
 
     def kv_caches(self, pool: Tensor, num_tokens: int) -> list[tuple[Tensor, Tensor]]:
-        """The front of a flat pool as this mode's pages: one slot is one place in memory, whatever the page size."""
+        """The front of a flat pool as this mode's pages; a slot lies at the same place in memory for every page
+        size."""
         spec = self.spec
         shape = (spec.num_layers, 2, num_tokens // self.block_size, self.block_size, spec.num_kv_heads, spec.head_dim)
         layers = pool[: torch.Size(shape).numel()].view(shape)
@@ -90,7 +91,7 @@ def make_modes(spec: ModelSpec, device: torch.device, max_model_len: int) -> tup
 
 
 def randomize(model: DecoderForCausalLM, seed: int) -> None:
-    """Normal weights, which sum to nothing in particular; a norm's are 1. Before `finalize`."""
+    """Fills the weights with normal numbers, a norm's with 1. It must be called before `finalize`."""
     generator = seeded(model.ops.device, seed)
     for name, weight in model.named_parameters():
         if "norm" in name:
@@ -114,7 +115,7 @@ class Step:
         self.positions = torch.arange(workload.tokens - rows, workload.tokens, device=device).repeat(count)
         self.last = torch.arange(1, count + 1, device=device) * rows - 1
         self.kv_caches = mode.kv_caches(pool, count * workload.tokens)
-        parts = PAGE_MULTIPLE // mode.block_size  # shuffled by 256 tokens in every mode: the same slots
+        parts = PAGE_MULTIPLE // mode.block_size  # Every mode shuffles by 256 tokens, so the slots are equal.
         order = torch.randperm(count * workload.tokens // PAGE_MULTIPLE, generator=generator).view(count, -1)
         pages = [[page * parts + i for page in row for i in range(parts)] for row in order.tolist()]
         lengths = [workload.tokens] * count
@@ -122,7 +123,7 @@ class Step:
         self.rows_per_slice = rows_per_slice(mode.spec.vocab_size, device)
 
     def hidden(self) -> Tensor:
-        """[n, H]: the wanted rows."""
+        """Hidden states [n, H] of the wanted rows."""
         return self.mode.model(self.ids, self.positions, self.kv_caches, self.metadata)[self.last]
 
     def logits(self) -> Tensor:
@@ -143,7 +144,7 @@ class Step:
 def measure(device: torch.device, explanations: dict[str, Any], models: Mapping[str, ModelSpec]) -> Iterator[Line]:
     """Yields two lines a model and workload: GPU time, then eager time. `explanations` gets each one's kernels.
 
-    Profiles come last, of models made anew: the profiler, once used, makes every later launch slower.
+    Profiles come last, of models made anew, because a profiler that was used once makes every later launch slower.
     """
     for case, steps, beside in _cases(device, models):
         yield from guarded("forward step", case, partial(_compare, case, steps, beside))
@@ -158,10 +159,10 @@ def measure(device: torch.device, explanations: dict[str, Any], models: Mapping[
 
 
 def _cases(device: torch.device, models: Mapping[str, ModelSpec]) -> Iterator[tuple[str, dict[str, Step], str]]:
-    """(case, a step of each mode, what fast is) by model and workload. Whoever takes the steps clears them."""
+    """(case, a step of each mode, what fast is) by model and workload. The caller clears the steps."""
     longest = max(w.sequences * w.tokens for w in WORKLOADS)
     for model, spec in models.items():
-        with torch.inference_mode(False):  # a tensor made in that mode may not be given another's data
+        with torch.inference_mode(False):  # A tensor made in that mode may not take another's data.
             modes, backend = make_modes(spec, device, max(w.tokens for w in WORKLOADS))
         kv_numbers = 2 * spec.num_layers * longest * spec.num_kv_heads * spec.head_dim
         pool = torch.empty(kv_numbers, dtype=spec.dtype, device=device)
@@ -188,7 +189,7 @@ def _compare(case: str, steps: Mapping[str, Step], beside: str) -> list[Line]:
         seconds = compare_gpu_seconds(replays, budget_s=0.5, repeats=(5, 20))
         lines.append(_line("forward step, GPU time", case, seconds, beside, error))
         replays.clear()
-    graphs.clear()  # with their memory
+    graphs.clear()  # This frees the graphs' memory.
     lines.append(_line("forward step, eager", case, wall_seconds(steps), beside, error))
     return lines
 
@@ -217,7 +218,7 @@ def captured(step: Step) -> Callable[[], None] | str:
     replay = capture(lambda: outputs.append(step()))
     if isinstance(replay, str):
         return replay
-    greedy, logprobs = outputs[-1]  # the capture's, which a replay fills
+    greedy, logprobs = outputs[-1]  # the outputs of the capture, which a replay fills
     logprobs.fill_(torch.nan)
     replay()
     expected = step()
@@ -237,6 +238,6 @@ def wall_seconds(functions: Mapping[str, Callable[[], Any]], repeats: int = EAGE
             start = time.perf_counter()
             function()
             torch.cuda.synchronize()
-            if turn >= 2:  # two to warm up
+            if turn >= 2:  # The first two turns warm up.
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}

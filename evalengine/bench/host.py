@@ -53,7 +53,7 @@ def measure(name: str, files: Mapping[str, Path], requests: int | None, rounds: 
     settings = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
     best: Row = {}
     with NullEngine(VOCAB_SIZE, MAX_MODEL_LEN, NUM_KV_BLOCKS, **settings) as engine:
-        for _ in range(rounds + 1):  # the first one is a warm-up: it meets every size of a graph
+        for _ in range(rounds + 1):  # The first round warms up: it meets every size of a graph.
             engine.reset_prefix_cache()
             gc.collect()
             before, started = asdict(engine.stats), time.process_time()
@@ -80,7 +80,7 @@ def _write(rows: Sequence[Row], about: Mapping[str, Any], folder: Path) -> None:
     content = {"environment": {**about, "gpu": None}, "rows": list(rows)}
     (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     heading = f"# The host's share of whole runs, on {about['cpu']}"
-    said = (
+    method = (
         f"`{about['command']}`, {about['date']}, commit {about['code']['commit']}; over a model that computes nothing."
     )
-    (folder / f"{name}.md").write_text("\n".join([heading, "", said, "", *_table(rows), ""]), encoding="utf-8")
+    (folder / f"{name}.md").write_text("\n".join([heading, "", method, "", *_table(rows), ""]), encoding="utf-8")

@@ -29,11 +29,11 @@ from evalengine.kernels.matmul import REFERENCE, Schedule, linear, matmul, sched
 from evalengine.kernels.matmul_schedules import BUCKETS, TABLE
 from evalengine.verification.verdict import count_differing
 
-MEDIAN_TARGET, WORST_TARGET = 1.02, 1.20  # our time over cuBLAS's
+MEDIAN_TARGET, WORST_TARGET = 1.02, 1.20  # our time over cuBLAS's, at most
 
 
 def measure_points(device: torch.device, chosen: Iterable[Shape], budget_s: float = 0.012) -> Iterator[Point]:
-    """What `choose` picks for each shape and M, checked byte by byte against the reference schedule and timed."""
+    """Checks the schedule that `choose` picks for each shape and M byte by byte against the reference, and times it."""
     for shape in chosen:
         free_memory()
         all_rows, weight = operands(shape, max(BUCKETS), device)
@@ -59,13 +59,13 @@ def measure(device: torch.device, explanations: dict[str, Any]) -> Iterator[Line
     points: list[Point] = []
     for shape in shapes():
         yield from guarded("matmul", str(shape), partial(_collect, points, device, shape))
-    explanations["matmul: every point"] = [found.as_json() for found in points]
+    explanations["matmul: every point"] = [point.as_json() for point in points]
     explanations["matmul: seconds until a call returns"] = launch_seconds(device)
     yield from summary_lines(points)
 
 
 def launch_seconds(device: torch.device) -> dict[str, float]:
-    """What one product costs the host, ours (a pointer and a descriptor schedule) and torch's."""
+    """The host's seconds for one product, by ours (a pointer and a descriptor schedule) and by torch."""
     x, weight = operands(Shape(1024, 1024, False, ()), 64, device)
     runs: dict[str, Callable[[], Tensor]] = {
         "linear, M = 1": partial(linear, x[:1], weight),
@@ -87,17 +87,17 @@ def summary_lines(points: list[Point]) -> list[Line]:
     ordered = sorted(points, key=lambda point: point.ratio)
     fixed = sorted(points, key=lambda point: point.fixed_seconds / point.cublas_seconds)
     middle, last = (len(points) - 1) // 2, len(points) - 1
-    found: list[Line] = []
+    lines: list[Line] = []
     for label, rank, target in (("median", middle, MEDIAN_TARGET), ("worst", last, WORST_TARGET)):
         for what, point, limit in (("matmul", ordered[rank], target), ("fixed 128x128x64 tile", fixed[rank], None)):
             seconds = point.seconds if what == "matmul" else point.fixed_seconds
             case = f"{label} of {len(points)}: N{point.n} K{point.k} M{point.m}"
-            found.append(Comparison(what, case, seconds, "cuBLAS", point.cublas_seconds, "time", limit))
-    return found
+            lines.append(Comparison(what, case, seconds, "cuBLAS", point.cublas_seconds, "time", limit))
+    return lines
 
 
 def print_points(points: list[Point]) -> None:
-    """A row a shape, a column an M: our time over cuBLAS's."""
+    """Prints our time over cuBLAS's: a row for each shape, a column for each M."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The matmul schedules worth a try for a shape: what the tuner times and tests prove equal."""
+"""The matmul schedules worth a try for a shape: the tuner times them, and tests prove them equal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from evalengine.kernels.matmul_schedules import POINTER, TMA, Schedule, bucket, heuristic
 
-SMS = 132  # of an H200; it only guides what is tried
-# (rows up to, columns up to) -> the winners for such shapes among 50 to 200 schedules each, on an H200
+SMS = 132  # the SMs of an H200, which only guide the choice of candidates
+# (most rows, most columns; 0: any) -> the quickest of 50 to 200 schedules for such shapes on an H200
 _TRIED = {
     (16, 2560): """
         pointer 16x8x64 w4 s8 g8
@@ -123,7 +123,7 @@ _TRIED = {
         tma 128x128x64 w4 s6 g8
         tma 128x128x64 w4 s6 g8 swap""",
 }
-# more than 128 rows: by the number of 128x128 tiles, up to
+# The same for more than 128 rows, by the largest number of 128x128 tiles (0: any).
 _TRIED_MANY_ROWS = {
     64: """
         pointer 64x64x128 w4 s5 g8 swap
@@ -218,7 +218,8 @@ def _with_stages(rows: int, columns: int, several: bool) -> Schedule:
     s = Schedule(TMA, rows, columns, block_k, warps, persistent=several)
     main, rest = s.columns
     subtiles = 4 if main >= 256 and rows >= 128 else 2  # 128 x 288: 29.7 us with four, 32.3 with two
-    # what is stored while the next tile is loaded, or (seen with float32 outputs) kept apart from the stages
+    # Shared memory beside the stages: the tile that is stored while the next one is loaded, or (seen with float32
+    # outputs) kept apart.
     beside = rows * (main // subtiles + rest) * 2 if several else rows * rest * 4
     stages = min(6, ((220 << 10) - beside) // ((rows + columns) * block_k * 2))
     return replace(s, num_stages=stages, subtiles=subtiles)

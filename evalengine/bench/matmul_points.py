@@ -1,4 +1,4 @@
-"""One product on one shape: its operands, what it is timed beside, and what comes of it.
+"""One product on one shape: its operands, the products that it is timed beside, and the result.
 
     M rows (tokens), K input features, N output features.
 
@@ -20,7 +20,8 @@ from evalengine.bench.models import PRODUCTS_OF, shapes_of
 from evalengine.kernels.matmul import Schedule
 
 FIXED = Schedule("tma", 128, 128, 64, num_warps=8, num_stages=3, persistent=True)
-BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12  # what an H200 copies and multiplies: the floor of a time
+# an H200's copies and products, from which the floor of a time follows
+BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
 
 
 @dataclass(frozen=True)

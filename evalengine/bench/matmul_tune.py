@@ -2,7 +2,7 @@
 
 A candidate whose bytes are not those of the reference schedule is dropped and reported: the table can only hold
 schedules that were equal on the GPU it is for. An M at which cuBLASLt without a split of K is the quickest gets
-no entry: it is what such an M takes. The table and the report are written after every shape.
+no entry, because such an M takes cuBLASLt then. The table and the report are written after every shape.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from evalengine.kernels.matmul import REFERENCE, Schedule, matmul
 from evalengine.kernels.matmul_schedules import BUCKETS, CUBLASLT, CUBLASLT_ROWS, by_cublaslt
 from evalengine.verification.verdict import count_differing
 
-FINALISTS = 4  # timed again, with more repeats, in turns with cuBLAS
-POINTER_BONUS = 1.02  # few rows: what "pointer" may be slower than "tma", which needs a tensor map for each weight
+FINALISTS = 4  # candidates that are timed again, with more repeats, in turns with cuBLAS
+# For few rows "pointer" may be this much slower than "tma", which needs a tensor map for each weight.
+POINTER_BONUS = 1.02
 FEW_ROWS = 64
 DTYPE = torch.bfloat16
-Job = tuple[Schedule, int, bool, torch.dtype]  # rows; whether K is a multiple of the block; output's
+Job = tuple[Schedule, int, bool, torch.dtype]  # schedule, rows, whether K is a multiple of the block, output dtype
 
 
 def tune(
@@ -50,7 +51,7 @@ def tune(
 ) -> tuple[list[Point], list[str]]:
     """Tunes the shapes within about `budget_s` seconds (the rest stays as it was).
 
-    Returns what was measured, and why a shape was not: one that breaks leaves the others' rows as they are.
+    Returns the points measured, and a sentence for each shape that failed, which leaves the others' rows as they are.
     """
     start = time.perf_counter()
     compile_all(chosen, workers)
@@ -63,16 +64,16 @@ def tune(
             print(f"out of time: {shape} and what follows were not tuned", file=sys.stderr)
             break
         try:
-            found = tune_shape(device, shape)
+            tuned = tune_shape(device, shape)
         except Exception as error:
             failed.append(f"{shape}: {reason(error)}")
             print(f"not tuned: {failed[-1]}", file=sys.stderr, flush=True)
             continue
-        points += found
-        write_table(out, name, shape, found)
+        points += tuned
+        write_table(out, name, shape, tuned)
         if report:
             write_report(points, report)
-        ratios = [point.ratio for point in found]
+        ratios = [point.ratio for point in tuned]
         print(f"[{elapsed:4.0f} s] {shape} {' '.join(f'{ratio:.2f}' for ratio in ratios)}", file=sys.stderr, flush=True)
     return points, failed
 
@@ -84,7 +85,7 @@ def tune_shape(device: torch.device, shape: Shape) -> list[Point]:
 
 
 def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
-    """All candidates roughly, the best few again beside cuBLAS and the fixed tile."""
+    """Times all candidates roughly, then the best few again beside cuBLAS and the fixed tile."""
     m, out_dtype = len(x), shape.out_dtype
 
     def product(schedule: Schedule) -> Tensor:
@@ -97,7 +98,7 @@ def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
     for schedule in (*own, by_cublaslt(m)) if m >= CUBLASLT_ROWS else own:
         try:
             same = not count_differing(poisoned(partial(product, schedule), expected), expected)
-        except Exception as error:  # too much shared memory or registers for this GPU: no candidate
+        except Exception as error:  # It needs more shared memory or registers than this GPU has.
             print(f"{shape} M{m}: {schedule}: {reason(error)}", file=sys.stderr)
             continue
         (equal if same else differing).append(schedule)
@@ -122,8 +123,8 @@ def compile_all(chosen: Iterable[Shape], workers: int) -> None:
     jobs: set[Job] = set()
     for shape in chosen:
         for m in BUCKETS:
-            found = candidates(DTYPE, m, shape.n, shape.k, True)
-            for s in (*found, REFERENCE, FIXED):
+            tried = candidates(DTYPE, m, shape.n, shape.k, True)
+            for s in (*tried, REFERENCE, FIXED):
                 rows = 1 if s.masks_rows(m) else s.block_m
                 jobs.add((s, rows, shape.k % s.block_k == 0, shape.out_dtype))
     ordered = sorted(
@@ -140,7 +141,7 @@ def _compile(job: Job) -> None:
     x, weight = (torch.zeros(rows, k, dtype=DTYPE, device="cuda") for rows in (m, n))
     try:
         matmul(x, weight.t(), out_dtype=out_dtype, schedule=schedule)
-    except Exception as error:  # said again, and left out, where the schedule is tried
+    except Exception as error:  # The schedule fails again, and is left out, where it is tried.
         print(f"{schedule}: {reason(error)}", file=sys.stderr)
 
 
@@ -167,7 +168,7 @@ def _nested(value: dict[str, Any], depth: int) -> str:
 
 
 def write_report(points: list[Point], path: Path) -> None:
-    """What was measured, on what, with the median and the worst ratio to cuBLAS."""
+    """Writes the points, the environment, and the median and the worst ratio to cuBLAS."""
     ratios = [point.ratio for point in points]
     fixed = [point.fixed_seconds / point.cublas_seconds for point in points]
     content = {
@@ -183,7 +184,7 @@ def write_report(points: list[Point], path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all: a run that is killed leaves the last shape's file."""
+    """Writes whole or not at all: a run that is killed leaves the last shape's file."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

@@ -1,4 +1,4 @@
-"""What every benchmark needs besides a clock: copies to compare with, poisoned outputs, and a check before a time."""
+"""Tools of every benchmark besides the clock: copies to compare with, poisoned outputs, and checks of results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WrongResult(EvalEngineError):
 
 
 def guarded(what: str, case: str, compare: Callable[[], Sequence[Line]]) -> Sequence[Line]:
-    """The lines, or why there are none: a case that breaks does not take the others' measurements with it."""
+    """The lines of a comparison, or a `Failure`: a case that breaks does not take the others' measurements with it."""
     try:
         return compare()
     except WrongResult as error:
@@ -38,7 +38,7 @@ def guarded(what: str, case: str, compare: Callable[[], Sequence[Line]]) -> Sequ
 
 
 def reason(error: Exception) -> str:
-    """One line of a table."""
+    """The error in one line, for a cell of a table."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}"[:300]
 
@@ -81,7 +81,7 @@ def copies_of(num_bytes: int, device: torch.device) -> dict[str, Callable[[], An
 
 
 def quickest_copy(seconds: Mapping[str, float]) -> float:
-    """Of the times of `copies_of`, among others."""
+    """The least time of the `copies_of`; `seconds` may hold other functions' times, too."""
     return min(value for name, value in seconds.items() if name.startswith("copy by"))
 
 

@@ -19,10 +19,10 @@ PRODUCTS_OF = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Llama-3.2-1B
 
 
 def published_spec(name: str) -> ModelSpec:
-    """Of a model whose config.json `verify` knows as `shape:<name>`."""
+    """The spec of a model whose config.json `verify` knows as `shape:<name>`."""
     return spec_from_json(SHAPES[name.lower()])
 
 
 def shapes_of(name: str) -> Shapes:
-    """Of any of `PRODUCTS_OF`."""
+    """The shapes of a model of `PRODUCTS_OF`."""
     return OTHERS[name] if name in OTHERS else published_spec(name).shapes

@@ -1,4 +1,4 @@
-"""An engine whose device takes no time: what is left of a run is the host's share.
+"""An engine whose device takes no time, so that a run's time is the host's share.
 
 Scheduling, page tables, uploads, the CUDA graphs' inputs, read-out and results are the engine's own; the model, the
 logits and the graphs are stand-ins that return at once. On a GPU that work is done while the device computes, so it
@@ -23,13 +23,13 @@ CHOSEN = 5  # the token that every row finds most probable
 
 
 class NullEngine(Engine):
-    """Token ids of any vocabulary, on a CPU, of as many tokens a sequence as asked for."""
+    """The engine on a CPU, for any size of vocabulary and as many tokens a sequence as asked for."""
 
     def __init__(self, vocab_size: int, max_model_len: int, num_kv_blocks: int, **settings: Any) -> None:
-        found = resolve_checkpoint(ModelConfig(name="null", path="asset:tinymath"))
-        spec = replace(found.spec, vocab_size=vocab_size, max_position_embeddings=max_model_len, num_layers=1)
+        checkpoint = resolve_checkpoint(ModelConfig(name="null", path="asset:tinymath"))
+        spec = replace(checkpoint.spec, vocab_size=vocab_size, max_position_embeddings=max_model_len, num_layers=1)
         config = EngineConfig(device="cpu", num_kv_blocks=num_kv_blocks, block_size=64, **settings)
-        super().__init__(replace(found, spec=spec, tokenizer=None), batch_invariant=False, engine=config)
+        super().__init__(replace(checkpoint, spec=spec, tokenizer=None), batch_invariant=False, engine=config)
 
     def _load(self) -> None:
         model: Any = _Model(self.spec)
@@ -69,12 +69,12 @@ class _Ops:
 
 class _Graph:
     def replay(self) -> None:
-        """What it would compute is there."""
+        """Does nothing: the outputs were filled at the capture."""
 
 
 class _Graphs(DecodeGraphs):
     def _capture(self, size: int, kv_len: int) -> _Captured:
         graph: Any = _Graph()
-        found = torch.empty(size, 1), torch.full((size,), CHOSEN), torch.full((size,), -1.0)
-        captured = self._captured[size, kv_len] = _Captured(graph, self._inputs.metadata(size, kv_len), *found)
+        outputs = torch.empty(size, 1), torch.full((size,), CHOSEN), torch.full((size,), -1.0)
+        captured = self._captured[size, kv_len] = _Captured(graph, self._inputs.metadata(size, kv_len), *outputs)
         return captured

@@ -1,4 +1,4 @@
-"""What a benchmark found: lines against their comparison and target, written as JSON and as a Markdown table."""
+"""A benchmark's results: lines with their comparison and target, written as JSON and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool | None:
-        """None without a target."""
+        """Whether the ratio reaches the target; None without a target."""
         if self.target is None:
             return None
         return self.ratio >= self.target if self.measure == "speed" else self.ratio <= self.target
@@ -91,7 +91,7 @@ class Report:
 
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
-    """What the numbers were measured on and with: no user, host or path."""
+    """The machine and the software of the measurement, without the names of a user, a host or a path."""
     import torch
 
     installed = library_versions()
@@ -121,7 +121,7 @@ def write(report: Report, about: Mapping[str, Any], folder: Path, stem: str) -> 
 
 
 def markdown(report: Report, about: Mapping[str, Any]) -> str:
-    """The table with what it was measured on above it, and the count of targets reached below."""
+    """The table, the environment above it, and the count of targets reached below."""
     libraries = ", ".join(f"{name} {version or 'absent'}" for name, version in about["libraries"].items())
     code = about["code"]
     commit = f"commit {code['commit'] or 'unknown'}{' (with changes)' if code['dirty'] else ''}"
@@ -137,7 +137,7 @@ def markdown(report: Report, about: Mapping[str, Any]) -> str:
 
 
 def table(lines: Iterable[Line]) -> list[str]:
-    """Markdown, a row a line."""
+    """A Markdown table with a row for each line."""
     rows = [list(COLUMNS), ["---", "---", "---:", "---", "---:", "---:", "---:", "---"]]
     rows += [_row(line) for line in lines]
     return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
@@ -183,10 +183,10 @@ def _gpu_name() -> str:
 def _driver_version() -> str | None:
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.split("\n")[0].strip() or None
+    return process.stdout.split("\n")[0].strip() or None
 
 
 def _imported_version(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The cases of `rows`: a kernel on its inputs, the check of what it gives, and the bytes that it must move.
+"""The cases of `rows`: a kernel on its inputs, the check of its outputs, and the bytes that it must move.
 
     T rows (tokens), Hq/Hkv heads, D head_dim.
 
@@ -27,8 +27,8 @@ from evalengine.kernels.sampling import sample
 
 EPS = 1e-6
 PAGE = 64
-CHECKED_ROWS = 32  # at each end
-CHECKED_NOISE = 64  # columns: the truth is Python's, 10 us a number
+CHECKED_ROWS = 32  # rows checked at each end
+CHECKED_NOISE = 64  # columns of noise checked: the reference is Python's, which takes 10 us a number
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RowCase:
 
 
 def _ends(*tensors: Tensor) -> list[Tensor]:
-    """The first and the last rows of each: what is compared with float64."""
+    """The first and the last rows of each tensor, which are compared with float64."""
     return [torch.cat((t[:CHECKED_ROWS], t[-CHECKED_ROWS:])) for t in tensors]
 
 
@@ -73,7 +73,7 @@ def of_add_rms_norm(rows: int, hidden: int, dtype: torch.dtype, device: torch.de
 
 
 def of_mean(rows: int, hidden: int, dtype: torch.dtype, device: torch.device) -> RowCase:
-    x = _normal(device, 15, rows, hidden, dtype=dtype).add_(1)  # so that a mean is no small rest of what cancels
+    x = _normal(device, 15, rows, hidden, dtype=dtype).add_(1)  # One is added so that a sum's terms do not cancel.
 
     def check(outputs: Sequence[Tensor]) -> None:
         inputs, result = _ends(x, outputs[0])
@@ -117,7 +117,7 @@ def of_gumbel_noise(rows: int, vocab: int, device: torch.device) -> RowCase:
 
     def check(outputs: Sequence[Tensor]) -> None:
         some_keys, some_positions, noise = _ends(keys, positions, outputs[0])
-        columns = min(vocab, CHECKED_NOISE)  # a token's noise does not know the size of the vocabulary
+        columns = min(vocab, CHECKED_NOISE)  # A token's noise does not depend on the vocabulary's size.
         truth = reference.gumbel_noise(some_keys, some_positions, columns)
         check_close("noise", noise[:, :columns], truth, tolerance=1e-13)
         assert outputs[0].isfinite().all()
@@ -133,7 +133,7 @@ def of_sample(rows: int, vocab: int, top_k: int, top_p: float, device: torch.dev
     """
     logprobs = _normal(device, 18, rows, vocab).log_softmax(-1)
     keys, positions = _requests(rows, device)
-    temperatures, top_ks, top_ps = (  # on the host, as the engine has them
+    temperatures, top_ks, top_ps = (  # They lie on the host, as in the engine.
         torch.full((rows,), value, dtype=dtype)
         for value, dtype in ((0.7, torch.float64), (top_k, torch.int64), (top_p, torch.float64))
     )
@@ -144,7 +144,7 @@ def of_sample(rows: int, vocab: int, top_k: int, top_p: float, device: torch.dev
     def check(outputs: Sequence[Tensor]) -> None:
         inputs, some_keys, some_positions, tokens = _ends(logprobs, keys, positions, outputs[0])
         temperature, k, p = _ends(temperatures, top_ks, top_ps)
-        noise = gumbel_noise(some_keys, some_positions, vocab)  # checked in a case of its own
+        noise = gumbel_noise(some_keys, some_positions, vocab)  # The noise is checked in a case of its own.
         check_equal("token", tokens, reference.sample(inputs, temperature, k, p, noise))
 
     return RowCase(run, check, nbytes(logprobs, keys, positions, positions))
@@ -171,7 +171,7 @@ def _qkv(
 
 
 def _tables(rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, D/2] of angles all round."""
+    """cos and sin [T, D/2] of angles from 0 to 2 pi."""
     angles = torch.rand(rows, dim // 2, generator=seeded(device, 13), device=device) * 6.2832
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -198,7 +198,7 @@ def of_rope(rows: int, heads: tuple[int, int, int], dtype: torch.dtype, device: 
 
 
 def of_store_kv(rows: int, heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> RowCase:
-    """The pools are the outputs: they hold NaN before, and after it wherever no slot was named."""
+    """The outputs are the pools, which hold NaN before the kernel and, in slots that it is not given, after it."""
     _, k, v = _qkv(rows, heads, dtype, device)
     k_cache, v_cache, slots = _pools(rows, *heads[1:], dtype, device)
 
@@ -217,7 +217,7 @@ def of_store_kv(rows: int, heads: tuple[int, int, int], dtype: torch.dtype, devi
 
 
 def of_qk_norm_rope_store(rows: int, heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> RowCase:
-    """Weights of a norm lie around 1."""
+    """The norms' weights are drawn around 1."""
     _, kv_heads, dim = heads
     q, k, v = _qkv(rows, heads, dtype, device)
     q_weight, k_weight = (1 + 0.1 * _normal(device, seed, dim, dtype=dtype) for seed in (11, 12))

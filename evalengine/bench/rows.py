@@ -2,7 +2,7 @@
 
     T rows (tokens), H hidden, I intermediate, V vocabulary, Hq/Hkv heads, D head_dim.
 
-Bytes are each input once and each output once. The copy moves as many, half read and half written.
+A kernel's bytes are those of each input and each output, once. The copy moves as many, half read and half written.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from evalengine.bench.row_cases import RowCase
 from evalengine.kernels.log_softmax import log_softmax
 from evalengine.kernels.softmax import softmax
 
-TARGET = 0.85  # of the copy's speed
-# Without a target: no step of the engine takes a softmax or a mean, nor RoPE or the KV write apart from what they are
-# fused with; and sampling is arithmetic and a sort (256 x 151936 on an H200: 1.3 ms, 12.9 ms with top-k and top-p), of
-# which reading the logprobs (0.04 ms) is only the floor.
+TARGET = 0.85  # share of the copy's speed, at least
+# These have no target: no step of the engine takes a softmax or a mean, nor RoPE or the KV write apart from what they
+# are fused with; and sampling is arithmetic and a sort (256 x 151936 on an H200: 1.3 ms, 12.9 ms with top-k and top-p),
+# of which reading the logprobs (0.04 ms) is only the floor.
 REPORTED = {"softmax", "mean", "RoPE", "KV write", "Gumbel noise", "sampling"}
 
 
@@ -32,7 +32,7 @@ class Sizes:
     """The shapes of one run. The defaults are Qwen3-0.6B's, 1.7B's and 8B's, and the vocabularies of three models."""
 
     rows: int = 8192
-    sampled: int = 256  # rows of a decode step: each table of float64 over them and the vocabulary is 311 MB
+    sampled: int = 256  # rows of a decode step; each table of float64 over them and the vocabulary is 311 MB
     hidden: tuple[int, ...] = (1024, 2048, 4096)
     intermediate: tuple[int, ...] = (3072, 12288)
     vocab: tuple[int, ...] = (4096, 49152, 151936)

@@ -1,7 +1,7 @@
-"""`python -m evalengine bench statistics`: how often the statistics of gate and compare are wrong, and what they see.
+"""`python -m evalengine bench statistics`: how often the statistics of gate and compare are wrong or right.
 
 Each line is a claim with its figure: false alarms of the tests, passes of losses that are as large as the margin,
-coverage of the intervals, and power. Beside the claims stand the figures of what was not chosen.
+coverage of the intervals, and power. Beside the claims stand the figures of methods that were not chosen.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Figure:
     what: str
     case: str
     share: float
-    draws: int | None  # None: counted over all outcomes
+    draws: int | None  # simulated outcomes; None: all outcomes are counted
     at_least: float | None = None
     at_most: float | None = None
 
@@ -52,7 +52,7 @@ class Figure:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the claim stands, but for chance; None without one."""
+        """Whether the claim holds within three standard errors; None without a claim."""
         if self.at_least is None and self.at_most is None:
             return None
         low = -math.inf if self.at_least is None else self.at_least
@@ -61,7 +61,7 @@ class Figure:
 
 
 def figures(draws: int, seed: int) -> Iterator[Figure]:
-    """All of them, in the report's order; `draws` of each simulated one. Every group has a generator of its own."""
+    """Yields all figures in the report's order, simulated with `draws` each. Every group has a generator of its own."""
     parts = (_tests, _margins, _related_margins, _averages, _perplexities, _coverage, _power)
     for number, part in enumerate(parts):
         yield from part(np.random.default_rng([seed, number]), draws)
@@ -126,10 +126,10 @@ def _related_margins(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
             rng: np.random.Generator, groups: int = groups, spread: tuple[float, float, float] = (hit, share, lost)
         ) -> tuple[bool, ...]:
             codes = unequal_groups(rng, groups, 9)
-            found = bounds_of(related_flips(rng, codes, *spread), codes)
-            return tuple(bound <= spread[0] * spread[1] * (2 * spread[2] - 1) for bound in found)
+            bounds = bounds_of(related_flips(rng, codes, *spread), codes)
+            return tuple(bound <= spread[0] * spread[1] * (2 * spread[2] - 1) for bound in bounds)
 
-        touched, flip, losses = (f"{each * 100:g} %" for each in (hit, share, lost))
+        touched, flip, losses = (f"{part * 100:g} %" for part in (hit, share, lost))
         case = f"{groups} clusters, {touched} touched, {flip} of those flip, {losses} of it losses"
         names = ("the gate's bound", "the gate's bound, clusters not known", "t over clusters, no correction")
         for name, figure in zip(names, _shares(rng, draws, draw), strict=True):
@@ -141,7 +141,7 @@ def _averages(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
 
     def draw(rng: np.random.Generator, loss: float) -> tuple[bool, ...]:
         losses = [flips(rng, 100, 0.04 + loss, 0.04) for _ in range(57)]
-        strata = [stratum(each, np.arange(100), 1 / 57) for each in losses]
+        strata = [stratum(task, np.arange(100), 1 / 57) for task in losses]
         return (loss_bound(strata, 1.0, ALPHA).bound <= 0.01,)
 
     (wrong,) = _shares(rng, draws, lambda rng: draw(rng, 0.01))
@@ -188,11 +188,12 @@ def _coverage(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
     def clustered(rng: np.random.Generator) -> tuple[bool, ...]:
         codes = unequal_groups(rng, 100, 9)
         drawn = related_flips(rng, codes, 0.3, 0.5, 0.8)
-        found = []
-        for each in (codes, np.arange(len(codes))):
-            low, high = t_interval(float(drawn.mean()), clustered_stderr(drawn, each), int(each.max()) + 1, 0.95)
-            found.append(low <= 0.09 <= high)
-        return tuple(found)
+        covered = []
+        for clusters in (codes, np.arange(len(codes))):
+            stderr = clustered_stderr(drawn, clusters)
+            low, high = t_interval(float(drawn.mean()), stderr, int(clusters.max()) + 1, 0.95)
+            covered.append(low <= 0.09 <= high)
+        return tuple(covered)
 
     known, unknown = _shares(rng, draws, clustered)
     case = "100 clusters of 1 to 9, 30 % touched"
@@ -203,8 +204,8 @@ def _coverage(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         shared = np.repeat(rng.random(100) < 0.7, 5)
         scores = np.where(rng.random(500) < 0.7, shared, rng.random(500) < 0.7).astype(float).tolist()
         names = [str(place // 5) for place in range(500)]
-        found = [mean_interval(scores, clusters=clusters) for clusters in (names, None)]
-        return tuple(bounds is not None and bounds[0] <= 0.7 <= bounds[1] for bounds in found)
+        intervals = [mean_interval(scores, clusters=clusters) for clusters in (names, None)]
+        return tuple(bounds is not None and bounds[0] <= 0.7 <= bounds[1] for bounds in intervals)
 
     known, unknown = _shares(rng, draws, single)
     yield Figure(group, "one run's accuracy, Wilson over clusters", "100 clusters of 5 alike", known, draws, 0.93)

@@ -15,17 +15,17 @@ from evalengine.report.stats.intervals import bonett_price, clustered_stderr
 from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
 
 Floats = NDArray[np.float64]
-Bound = Callable[[int, int, int], float]  # of losses, wins and documents
+Bound = Callable[[int, int, int], float]  # (losses, wins, documents) -> the bound
 ALPHA = 0.05
-TAIL = 1e-7  # of the wins that a count leaves out
+TAIL = 1e-7  # probability of the numbers of wins that `passing` leaves out
 
 
 def passing(bound: Bound, count: int, margin: float, loss: float, win: float) -> float:
     """Probability that `bound` lies within `margin`, if each of `count` documents is lost with probability `loss` and
-    won with `win`: counted. `bound` grows with losses."""
+    won with `win`. All outcomes are counted. `bound` must grow with losses."""
     total = 0.0
     for wins in range(int(stats.binom.isf(TAIL, count, win)) + 1):
-        low, high = -1, count - wins  # the most losses that pass, by bisection
+        low, high = -1, count - wins  # Bisection finds the most losses that pass.
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if bound(middle, wins, count) <= margin else (low, middle - 1)
@@ -50,7 +50,7 @@ def bonett_price_bound(losses: int, wins: int, count: int) -> float:
 def bounds_of(losses: Floats, codes: NDArray[np.intp]) -> tuple[float, float, float]:
     """(the gate's bound with clusters, without them, and a plain t bound with clusters)."""
     alone = np.arange(len(losses))
-    ours, unrelated = (loss_bound([stratum(losses, each)], 1.0, ALPHA).bound for each in (codes, alone))
+    ours, unrelated = (loss_bound([stratum(losses, clusters)], 1.0, ALPHA).bound for clusters in (codes, alone))
     groups = int(codes.max()) + 1
     plain = float(losses.mean() + _t_quantile(groups - 1) * clustered_stderr(losses, codes))
     return ours, unrelated, plain

@@ -18,7 +18,7 @@ from evalengine.records.manifest import code_version
 
 
 def main(arguments: Namespace) -> int:
-    """Runs it with its words; returns the exit code."""
+    """Runs `bench statistics` with its words; returns the exit code."""
     start, found = time.perf_counter(), []
     for figure in figures(arguments.draws, arguments.seed):
         found.append(figure)
@@ -38,7 +38,7 @@ def main(arguments: Namespace) -> int:
 
 
 def write(found: Sequence[Figure], about: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
-    """`statistics.md` and `statistics.json` in `folder`, which is made."""
+    """Writes `statistics.md` and `statistics.json` into `folder`, which is made; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [{**asdict(figure), "holds": figure.holds} for figure in found]
     content = json.dumps({"about": dict(about), "figures": lines}, indent=1, ensure_ascii=False) + "\n"
@@ -49,7 +49,7 @@ def write(found: Sequence[Figure], about: Mapping[str, Any], folder: Path) -> tu
 
 
 def markdown(found: Sequence[Figure], about: Mapping[str, Any]) -> str:
-    """A table a group, with what it was made by above it."""
+    """A table for each group, with the command and the environment above them."""
     commit = f"commit {about['code']['commit'] or 'unknown'}{' (with changes)' if about['code']['dirty'] else ''}"
     lines = [
         "# Statistics of gate and compare", "",

@@ -1,9 +1,10 @@
 """Whole runs of the engine at the token level, both modes in one process. `python -m evalengine bench throughput`.
 
-Before each timed run of an engine: a warm-up of up to 256 other requests, twice (once a workload), then an empty prefix
-cache. The GPU is synchronised before the clock starts and before it stops. Where memory holds both modes' engines at
-once they take turns, round by round, each first in every other one, so that a clock that drifts and memory that is
-taken for the first time are the same for both; else one comes after the other. Short runs have more rounds than asked.
+Before the timed runs of a workload an engine warms up, twice, with up to 256 other requests; each timed run starts from
+an empty prefix cache. The GPU is synchronised before the clock starts and before it stops. Where memory holds both
+modes' engines at once they take turns, round by round, each first in every other round, so that a drifting clock and
+memory taken for the first time affect both alike; else one mode comes after the other. Short runs have more rounds than
+asked.
 
 The JSON has `environment` (`bench.report.environment`), `settings`, `ceilings` (`floor.Ceilings`), `arrangement` (by
 preset: how the modes shared the GPU), `failures` (what could not be measured) and `rows`, one a timed run:
@@ -50,13 +51,14 @@ from evalengine.bench.workloads import Workload
 from evalengine.errors import ConfigError, EvalEngineError
 
 BY_TURNS, ONE_BY_ONE = "by turns, both engines in memory", "one mode after the other"
-SHORT_RUN_S, SHORT_ROUNDS = 3.0, 3  # runs shorter than this have at least so many rounds: a part of them is the host's
-RESERVE = 5 << 30  # bytes an engine beyond weights and KV: activations, CUDA graphs, what loading needs for a moment
+# Runs shorter than SHORT_RUN_S have at least SHORT_ROUNDS rounds, because a part of their time is the host's.
+SHORT_RUN_S, SHORT_ROUNDS = 3.0, 3
+RESERVE = 5 << 30  # bytes of an engine beyond weights and KV: activations, CUDA graphs, the temporaries of loading
 
 
 @dataclass
 class Measured:
-    """All that one run of the command found."""
+    """The results of one run of the command."""
 
     environment: dict[str, Any]
     settings: dict[str, Any]
@@ -78,7 +80,7 @@ def measure(plan: Plan, measured: Measured, on_row: Callable[[Row | None], None]
         for row in _preset_rows(preset, plan, ceilings, measured):
             measured.rows.append(row)
             on_row(row)
-    if plan.profile and settings.device.type == "cuda":  # at the end: a profiler, once used, slows every later launch
+    if plan.profile and settings.device.type == "cuda":  # A used profiler slows every later launch.
         _profile(plan, measured)
         on_row(None)
 
@@ -99,7 +101,7 @@ def _preset_rows(preset: Preset, plan: Plan, ceilings: Ceilings, measured: Measu
                 for mode in modes:
                     engines.append(stack.enter_context(_started(preset, mode, plan, pools.get(mode))))
             except Exception as error:
-                if len(modes) > 1:  # they fitted by the sums alone
+                if len(modes) > 1:  # Both fit by the estimate, but not in fact.
                     print(f"bench: {preset.name}: {reason(error)}; {ONE_BY_ONE}", file=sys.stderr, flush=True)
                     queue, pools = [(mode,) for mode in modes], {}
                 else:
@@ -129,8 +131,8 @@ def _workload_rows(
             return
         for engine in ready if number % 2 == 0 else reversed(ready):
             with _written_down(measured, preset.name, workload.name, engine.mode):
-                found = engine.timed(workload)
-                seconds.append(found["wall_s"])
+                timed = engine.timed(workload)
+                seconds.append(timed["wall_s"])
                 itemsize = engine.llm.settings.dtype.itemsize
                 yield {
                     "engine": "evalengine",
@@ -141,7 +143,7 @@ def _workload_rows(
                     "requests": len(workload.requests),
                     "cut_requests": workload.num_cut,
                     "prompt_tokens": workload.prompt_tokens,
-                    **found,
+                    **timed,
                     "floor_s": floor_seconds(work, preset.checkpoint.spec, itemsize, ceilings) / preset.ranks,
                     "work": asdict(work),
                     **engine.about(),
@@ -155,11 +157,11 @@ def _pools(preset: Preset, plan: Plan) -> dict[str, int]:
         return {}
     settings = {mode: preset_settings(preset, mode, plan) for mode in plan.modes}
     pools, spec, needed = {}, preset.checkpoint.spec, 0
-    for mode, its in settings.items():
-        needs = (w.blocks(its.block_size, plan.max_num_seqs) for w in preset.workloads)
-        pools[mode] = max(-(-preset.max_model_len // its.block_size), *needs)
-        numbers = 2 * spec.num_layers * its.block_size * spec.num_kv_heads * spec.head_dim * pools[mode]
-        needed += (numbers + spec.num_parameters) * its.dtype.itemsize // preset.ranks + RESERVE
+    for mode, resolved in settings.items():
+        needs = (w.blocks(resolved.block_size, plan.max_num_seqs) for w in preset.workloads)
+        pools[mode] = max(-(-preset.max_model_len // resolved.block_size), *needs)
+        numbers = 2 * spec.num_layers * resolved.block_size * spec.num_kv_heads * spec.head_dim * pools[mode]
+        needed += (numbers + spec.num_parameters) * resolved.dtype.itemsize // preset.ranks + RESERVE
     device = settings[plan.modes[0]].device
     if device.type == "cuda":
         free_memory()
@@ -171,7 +173,7 @@ def _pools(preset: Preset, plan: Plan) -> dict[str, int]:
 @contextmanager
 def _started(preset: Preset, mode: str, plan: Plan, num_kv_blocks: int | None) -> Iterator[Engine]:
     print(f"bench: starting {preset.name}, {mode}", file=sys.stderr, flush=True)
-    free_memory()  # of an engine that could not be started
+    free_memory()  # An engine that could not be started may have left some.
     engine = Engine(preset, mode, plan, num_kv_blocks)
     try:
         yield engine
@@ -182,7 +184,7 @@ def _started(preset: Preset, mode: str, plan: Plan, num_kv_blocks: int | None) -
 
 @contextmanager
 def _written_down(measured: Measured, preset: str, workload: str, mode: str) -> Iterator[None]:
-    """What goes wrong here costs this measurement, not those before and after it."""
+    """Writes an error down as a failure, so that it costs this measurement only."""
     try:
         yield
     except Exception as error:
@@ -190,9 +192,9 @@ def _written_down(measured: Measured, preset: str, workload: str, mode: str) -> 
 
 
 def _write_down(error: Exception, measured: Measured, preset: str, workload: str, mode: str) -> None:
-    said = str(error) if isinstance(error, EvalEngineError) else reason(error)
-    measured.failures.append({"preset": preset, "workload": workload, "mode": mode, "error": said})
-    print(f"bench: {preset}, {workload}, {mode}: {said}", file=sys.stderr, flush=True)
+    message = str(error) if isinstance(error, EvalEngineError) else reason(error)
+    measured.failures.append({"preset": preset, "workload": workload, "mode": mode, "error": message})
+    print(f"bench: {preset}, {workload}, {mode}: {message}", file=sys.stderr, flush=True)
 
 
 def _profile(plan: Plan, measured: Measured) -> None:
@@ -213,7 +215,7 @@ def _profile(plan: Plan, measured: Measured) -> None:
 
 
 def check_plan(preset: Preset, plan: Plan) -> None:
-    """Raises ConfigError now for what would be refused after minutes of other presets."""
+    """Raises ConfigError now for settings that would be refused only after minutes of other presets."""
     problems: list[str] = []
     for mode in plan.modes:
         try:

@@ -1,4 +1,4 @@
-"""`python -m evalengine bench throughput`: its words. Torch is imported once they are good."""
+"""`python -m evalengine bench throughput`: its arguments. Torch is imported once they are good."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from evalengine.bench.throughput_compare import Others
     from evalengine.bench.timed_engine import Plan, Preset, Row
 
-LEAST_MODEL_LEN = 4096  # tokens, where the model takes as many: what the engine is made for
-WIDTH = 180  # columns where there is no terminal: a line is not broken
+LEAST_MODEL_LEN = 4096  # tokens that the engine is set up for at least, if the model takes as many
+WIDTH = 180  # columns where there is no terminal, so that no line is broken
 PATH_OPTIONS = ("--files", "--output", "--compare")
 
 
@@ -36,18 +36,18 @@ def main(arguments: Namespace) -> int:
     plan = _plan(arguments)
     for preset in plan.presets:
         throughput.check_plan(preset, plan)
-    gc.freeze()  # the token lists of all workloads: the collector would walk them during each one's run
+    gc.freeze()  # The collector would otherwise walk all workloads' token lists during each run.
     about = environment(["python", "-m", "evalengine", "bench", "throughput", *_without_folders(arguments.argv)])
     measured = throughput.Measured(about, _settings(arguments))
-    # Anything but all models on one GPU each is a file of its own: it replaces no whole one.
+    # A run of anything but all models on one GPU each gets a file of its own, and never replaces that of a whole run.
     all_models = arguments.models == names(THROUGHPUT_MODELS) and arguments.tensor_parallel_sizes == [1]
     name = "throughput" if all_models else f"throughput-{slug('-'.join(p.name for p in plan.presets))}"
 
     def save(row: Row | None) -> None:
         if row is not None:
             seconds, rate = f"{row['wall_s']:.3f} s", throughput_report.rate(row, row["wall_s"])
-            said = (row["preset"], row["workload"], row["mode"], seconds, rate)
-            print(f"bench: {', '.join(said)}", file=sys.stderr, flush=True)
+            words = (row["preset"], row["workload"], row["mode"], seconds, rate)
+            print(f"bench: {', '.join(words)}", file=sys.stderr, flush=True)
         throughput_report.write(measured, others, arguments.output, name)
 
     throughput.measure(plan, measured, save)
@@ -109,7 +109,7 @@ def _settings(arguments: Namespace) -> dict[str, object]:
 
 
 def _without_folders(argv: Sequence[str]) -> list[str]:
-    """The words, every path shortened to its last part: what is published names no user's folders."""
+    """The arguments with every path cut to its last part, so that a published command names no user's folders."""
     words: list[str] = []
     for word in argv:
         option, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Runs from another file beside ours: an earlier one of this engine's, or another engine's.
+"""Reads runs from another file, to stand beside ours: earlier runs of this engine, or another engine's.
 
 The file is JSON with `rows`; each has `engine`, `mode`, `preset`, `workload` (texts), `requests` (a count) and `wall_s`
 (seconds); what else it has is not read. Two runs are compared where preset, workload and number of requests are the
@@ -30,7 +30,7 @@ class Others:
     """A column of the table: one engine's seconds."""
 
     label: str
-    seconds: Mapping[tuple[Key, str], float]  # (case, the mode of ours that it stands beside) -> seconds
+    seconds: Mapping[tuple[Key, str], float]  # (case, our mode beside which it stands) -> seconds
 
 
 def read_others(path: Path) -> list[Others]:
@@ -49,7 +49,7 @@ def read_others(path: Path) -> list[Others]:
 
 
 def case_of(row: Mapping[str, Any]) -> Key:
-    """What two rows must share to be compared."""
+    """The keys that two rows must share to be compared."""
     return row["preset"], row["workload"], row["requests"]
 
 

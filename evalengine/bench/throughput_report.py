@@ -1,6 +1,6 @@
-"""What `bench throughput` found as a table, on the terminal and as Markdown, and as JSON.
+"""The results of `bench throughput` as a table, on the terminal and as Markdown, and as JSON.
 
-A line a preset and workload; seconds are medians over the rounds.
+The table has a line for each preset and workload; seconds are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def notes(measured: Measured, others: Sequence[Others]) -> Iterator[str]:
 
 def differing_digests(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """(preset, workload) whose invariant runs did not all give the same bytes: there should be none."""
-    found: dict[Key, set[str]] = {}
+    digests_of: dict[Key, set[str]] = {}
     for row in rows:
         if row["mode"] == "invariant":
-            found.setdefault(case_of(row), set()).add(row["digest"])
-    return [case[:2] for case, digests in found.items() if len(digests) > 1]
+            digests_of.setdefault(case_of(row), set()).add(row["digest"])
+    return [case[:2] for case, digests in digests_of.items() if len(digests) > 1]
 
 
 def markdown(measured: Measured, others: Sequence[Others]) -> str:
@@ -104,7 +104,7 @@ def write(measured: Measured, others: Sequence[Others], folder: Path, name: str)
         ".md": markdown(measured, others),
     }
     for suffix, text in texts.items():
-        part = Path(f"{stem}{suffix}.part")  # whole or not at all: a run that is killed leaves the last row's file
+        part = Path(f"{stem}{suffix}.part")  # A run that is killed leaves the last row's file whole.
         part.write_text(text, encoding="utf-8")
         part.replace(f"{stem}{suffix}")
     return Path(f"{stem}.json"), Path(f"{stem}.md")

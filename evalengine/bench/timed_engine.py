@@ -25,13 +25,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Preset:
-    """A model, and what it is to run."""
+    """A model, and the workloads that it is to run."""
 
     name: str
     checkpoint: Checkpoint
     max_model_len: int
     workloads: list[Workload]
-    ranks: int = 1  # of tensor parallelism
+    ranks: int = 1  # the degree of tensor parallelism
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Plan:
 
 
 class Engine:
-    """One mode of one preset, loaded, with what it holds of the GPU's memory."""
+    """One mode of one preset, loaded; `held` is the GPU memory that it holds, in bytes."""
 
     def __init__(self, preset: Preset, mode: str, plan: Plan, num_kv_blocks: int | None) -> None:
         before, started = _allocated(), time.perf_counter()
@@ -63,9 +63,9 @@ class Engine:
             _check(outputs, workload.warm_up)
 
     def timed(self, workload: Workload) -> Row:
-        """One run from an empty prefix cache: what only the run itself can tell of a row."""
+        """Makes one run from an empty prefix cache; returns the part of a row that only the run can give."""
         self.llm.reset_prefix_cache()
-        gc.collect()  # torch keeps its cached memory: a run that must ask the driver for it anew is no later run
+        gc.collect()  # torch keeps its cached memory, for which a later run would not ask the driver again.
         before, others = _allocated(), _allocated() - self.held
         stats = self.llm.stats
         steps, graph_steps = stats.num_steps, stats.num_graph_steps
@@ -105,7 +105,7 @@ class Engine:
 
 
 def engine_config(preset: Preset, plan: Plan, num_kv_blocks: int | None) -> EngineConfig:
-    """num_kv_blocks None: as the engine plans it."""
+    """The engine's configuration. num_kv_blocks None: as the engine plans it."""
     return EngineConfig(
         max_model_len=preset.max_model_len,
         max_num_seqs=plan.max_num_seqs,
@@ -117,16 +117,16 @@ def engine_config(preset: Preset, plan: Plan, num_kv_blocks: int | None) -> Engi
 
 def digest(outputs: Sequence[RequestOutput]) -> str:
     """SHA-256 (hex) over number, ids (int64) and logprobs (float32) of every output, little-endian, by request id."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for output in sorted(outputs, key=lambda o: o.request_id):
         for number in (len(output.token_ids), *output.token_ids):
-            found.update(number.to_bytes(8, "little"))
-        found.update(output.logprobs.astype("<f4").tobytes())
-    return found.hexdigest()
+            sha256.update(number.to_bytes(8, "little"))
+        sha256.update(output.logprobs.astype("<f4").tobytes())
+    return sha256.hexdigest()
 
 
 def preset_settings(preset: Preset, mode: str, plan: Plan) -> Settings:
-    """What the mode's engine would run with."""
+    """The settings with which the mode's engine would run."""
     return resolve_settings(engine_config(preset, plan, None), mode == "invariant", "auto", preset.checkpoint.spec)
 
 

@@ -4,7 +4,7 @@ Every repeat first goes over a buffer larger than the cache: weights that an eng
 The buffer is read, not overwritten as `triton.testing.do_bench` does: lines that were written go back to memory while
 the function runs, and slow it down. Reading takes about 200 us on an H200, in which the host runs ahead; where a
 function's launches take it longer than half of that, the buffer is read more often, so that launch overhead enters no
-time. (It did once: products of 16 us "took" 97 us on a slow host.) A long function is better captured with `as_graph`.
+time. (Without this, products of 16 us "took" 97 us on a slow host.) A long function is better captured with `as_graph`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 CACHE_BYTES = 768 << 20  # read before each repeat; the L2 of an H200 holds 60 MB
-CLEAR_SECONDS = 2e-4  # about, on an H200; only the number of repeats follows from it
+CLEAR_SECONDS = 2e-4  # about the time of that read on an H200; it only sets the number of repeats
 Key = TypeVar("Key")
 
 
@@ -52,7 +52,7 @@ def host_seconds(function: Callable[[], Any], repeats: int = 200) -> float:
         function()
     times = []
     for _ in range(repeats):
-        torch.cuda.synchronize()  # an empty queue: a full one would make the launch wait
+        torch.cuda.synchronize()  # The queue must be empty: a full one would make the launch wait.
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)
@@ -65,7 +65,7 @@ def as_graph(function: Callable[[], Any]) -> Callable[[], None]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        function()  # whatever is compiled or allocated at first use must not be captured
+        function()  # Compilation and allocation at first use must not be captured.
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -74,7 +74,7 @@ def as_graph(function: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _host_seconds(function: Callable[[], Any]) -> float:
-    """The quickest of three calls: until one call returns, the GPU idle before."""
+    """The least time of three calls until the call returns, each begun with an idle GPU."""
     times = []
     for _ in range(3):
         torch.cuda.synchronize()

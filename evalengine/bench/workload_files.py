@@ -27,7 +27,7 @@ SUFFIX = ".jsonl.gz"
 LARGEST_TEXT = 1 << 30  # bytes of a file's text: a gzip of a megabyte can unpack to a thousand times as many
 LONGEST = 1 << 24  # tokens of a request: a line can name one segment a million times
 MOST_LISTED = 10
-KEYS = {  # by kind: those a line must have
+KEYS = {  # a line's kind -> the other keys that it must have
     "segment": {"ids"},
     "generate": {"prompt", "max_tokens"},
     "loglikelihood": {"context", "continuations"},
@@ -37,12 +37,12 @@ KEYS = {  # by kind: those a line must have
 def workload_files(folder: Path) -> dict[str, Path]:
     """The folder's workloads by name. Raises ConfigError for a folder that has none."""
     try:
-        found = {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+        paths = {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
     except OSError as error:
         raise ConfigError(f"--files {folder}: {error.strerror or error}") from error
-    if not found:
+    if not paths:
         raise ConfigError(f"--files {folder}: no *{SUFFIX} there; name the folder that holds the workloads' files")
-    return found
+    return paths
 
 
 def read_workload(path: Path, vocab_size: int) -> list[Request]:
@@ -75,7 +75,7 @@ def read_workload(path: Path, vocab_size: int) -> list[Request]:
 
 
 def generation(number: int, prompt: list[int], max_tokens: int) -> GenerateRequest:
-    """Greedy, with exactly `max_tokens` tokens: the end-of-sequence token is a token like any other."""
+    """A greedy request of exactly `max_tokens` tokens: the end-of-sequence token is a token like any other."""
     return GenerateRequest(number, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
 
 
@@ -92,7 +92,7 @@ def _texts(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _checked(line: Any, vocab_size: int) -> dict[str, Any]:
-    """The line, if it is one of the format. Raises ValueError with a sentence."""
+    """Returns the line if it follows the format. Raises ValueError with a sentence otherwise."""
     kind = line.get("kind") if isinstance(line, dict) else None
     if not isinstance(kind, str) or kind not in KEYS:
         raise ValueError(f"no object whose kind is {', '.join(KEYS)}")

@@ -1,4 +1,4 @@
-"""What `bench throughput` runs: lists of token-id requests, seeded, the same for every engine and mode.
+"""The workloads of `bench throughput`: lists of token-id requests, seeded, the same for every engine and mode.
 
     random      256 generations of 100 ... 1,024 tokens after as many, nothing shared (144,628 in, 133,292 out)
     batch1      one generation of 256 tokens after 1,024
@@ -6,11 +6,11 @@
     gsm8k_cot   512 generations of 256 tokens after about 80 of their own, behind the same 8 exemplars of about 100
     <name>      a file's (`workload_files`): gsm8k, mmlu, hellaswag, ...
 
-`random` draws as other engines' runs of it did, to the last id: `rng = random.Random(0)`; for each request
+`random` makes the very requests with which other engines were run: `rng = random.Random(0)`; for each request
 `n = rng.randint(100, 1024)`, n ids `rng.randrange(10, 151936)`, `max_tokens = min(rng.randint(100, 1024), 4096 - n)`.
 Ids are taken modulo a smaller vocabulary, and lengths cut to what the model takes; how many were cut is written down.
 
-The warm-up is other requests: those of another seed, or a file's last ones with every id one higher.
+The warm-up consists of other requests: those of another seed, or a file's last ones with every id one higher.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pathlib import Path
 from evalengine.bench.workload_files import generation, read_workload
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 
-VOCAB_SIZE = 151936  # what the seeded ids are drawn from
+VOCAB_SIZE = 151936  # the seeded ids are below this
 MOST_WARM_UP = 256  # requests
 SHORTEST, LONGEST, WINDOW = 100, 1024, 4096  # tokens of `random`
-CUTS: Mapping[tuple[str, str], int] = {("qwen3-8b", "gsm8k"): 256}  # (preset, workload): its first requests only
+# (preset, workload) -> how many of its first requests run
+CUTS: Mapping[tuple[str, str], int] = {("qwen3-8b", "gsm8k"): 256}
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> int:
-        """Prompts, contexts and continuations."""
+        """Tokens of all prompts, contexts and continuations."""
         return sum(len(r.prompt_ids) if isinstance(r, GenerateRequest) else _score_length(r) for r in self.requests)
 
     @property
     def output_tokens(self) -> int:
-        """To be generated."""
+        """Tokens to be generated."""
         return sum(r.params.max_tokens for r in self.requests if isinstance(r, GenerateRequest))
 
     def blocks(self, block_size: int, max_num_seqs: int) -> int:
@@ -84,8 +85,8 @@ def make_workload(
 def fitted(requests: Sequence[Request], limit: int) -> tuple[list[Request], int]:
     """Requests of at most `limit` tokens, and how many had to be cut: a prompt's end, then what is generated after it;
     a context's beginning, or all but one token of it and the continuation's end."""
-    found = [_fitted(r, limit) for r in requests]
-    return found, sum(new is not old for new, old in zip(found, requests, strict=True))
+    fitting = [_fitted(r, limit) for r in requests]
+    return fitting, sum(new is not old for new, old in zip(fitting, requests, strict=True))
 
 
 def _fitted(request: Request, limit: int) -> Request:
@@ -100,7 +101,7 @@ def _fitted(request: Request, limit: int) -> Request:
 
 
 def _mapped(request: Request, shift: int, vocab_size: int) -> Request:
-    """Every id higher by `shift`, modulo the vocabulary."""
+    """The request with every id raised by `shift`, modulo the vocabulary."""
 
     def ids(old: list[int]) -> list[int]:
         return [(i + shift) % vocab_size for i in old]

@@ -1,4 +1,4 @@
-"""The same requests in a new process: `python -m evalengine.certify.again SUBJECT OUT`.
+"""Runs the same requests in a new process: `python -m evalengine.certify.again SUBJECT OUT`.
 
 SUBJECT is a `Subject` as JSON, OUT an .npz file of every request's token ids and logprobs.
 """
@@ -24,13 +24,13 @@ from evalengine.errors import EvalEngineError
 
 
 def in_a_new_process(subject: Subject, cases: list[Case]) -> list[tuple[Case, Answer]]:
-    """The answers to all cases, computed by another Python. Raises `EvalEngineError` with its words if it fails."""
+    """The answers to all cases, computed by another Python. Raises `EvalEngineError` with its output if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answers.npz"
         command = own_command("again", json.dumps(asdict(subject)), str(out))
-        done = subprocess.run(command, env=own_environment(), capture_output=True, text=True)
-        if done.returncode:
-            raise EvalEngineError(f"the same requests in a new process failed: {done.stderr.strip()[-2000:]}")
+        process = subprocess.run(command, env=own_environment(), capture_output=True, text=True)
+        if process.returncode:
+            raise EvalEngineError(f"the same requests in a new process failed: {process.stderr.strip()[-2000:]}")
         answers = _load(out)
     return [(case, answers[case.key]) for case in cases if case.key is not None]
 

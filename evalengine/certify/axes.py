@@ -1,4 +1,5 @@
-"""What is varied. Each axis yields schedules for the same requests; their answers must be those of each one alone."""
+"""The axes of a proof. Each yields schedules of the same requests, whose answers must be those of each request
+alone."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def preemption(work: Workload) -> Iterator[Variant | Skip]:
     generations = sorted((case for case in work.cases if case.new_tokens > 1), key=lambda case: -len(case.prompt) % 16)
     pool = filled_pages(generations, 16)
     settings: dict[str, Any] = {"block_size": 16, "num_kv_blocks": pool}
-    at_once = {**settings, "max_num_seqs": 512, "max_num_batched_tokens": LARGE}  # the pool is full after one step
+    at_once = {**settings, "max_num_seqs": 512, "max_num_batched_tokens": LARGE}  # The pool is full after one step.
     yield Variant(
         f"generations in {pool} pages of 16",
         generations,
@@ -121,8 +122,8 @@ def decode(work: Workload) -> Iterator[Variant | Skip]:
     scores = []
     for case in work.cases:
         if case.key is not None and isinstance(case.request, GenerateRequest):
-            found = work.reference[case.key]
-            scores.append(replace(case, request=ScoreRequest(case.key, case.request.prompt_ids, found.token_ids)))
+            answer = work.reference[case.key]
+            scores.append(replace(case, request=ScoreRequest(case.key, case.request.prompt_ids, answer.token_ids)))
     yield Variant("score what was generated", scores, {"max_num_batched_tokens": 1000})
     one = {"max_num_batched_tokens": 1, "enable_prefix_caching": False}
     yield Variant("one token a step", work.some(one), one, **largest_step(1))
@@ -230,14 +231,16 @@ def control(work: Workload) -> Iterator[Variant | Skip]:
 
 
 def _inside_a_page(work: Workload) -> Variant:
-    """Before each case, alone in the batch, a request that shares its first tokens up to inside a page of 16."""
+    """Runs, before each case, a request that shares its first tokens up to inside a page of 16; each is alone in its
+    batch."""
     settings = {"max_num_seqs": 1, "block_size": 16, "max_num_batched_tokens": LARGE}
     contexts = Counter(tuple(context(case)) for case in work.cases)
     cases: list[Case] = []
     shared = 0
     for case in work.some({"max_num_seqs": 1}):
         given = context(case)
-        length = len(given) - 1 if len(cases) % 4 else 2 * len(given) // 3  # up to the last token, or well before
+        # The request shares all but the last token, or two thirds.
+        length = len(given) - 1 if len(cases) % 4 else 2 * len(given) // 3
         length -= length % 16 == 0
         if length > 0 and contexts[tuple(given)] == 1:
             prompt = [*given[:length], (given[length] + 1) % work.vocab_size]

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from evalengine.certify.process import own_command, own_environment
 from evalengine.errors import EvalEngineError
 
-SIZE = {"cuda": 8192, "cpu": 512}  # a millisecond or two a product
-AT_ONCE = 20
+SIZE = {"cuda": 8192, "cpu": 512}  # rows and columns of a matrix, whose product takes a millisecond or two
+AT_ONCE = 20  # products between two synchronisations
 
 
 class NoNeighbour(EvalEngineError):
@@ -23,7 +23,8 @@ class NoNeighbour(EvalEngineError):
 
 @contextmanager
 def busy_neighbour(device: str) -> Iterator[None]:
-    """Raises `NoNeighbour` with the process's last words if it cannot start."""
+    """Keeps the device busy with another process. Raises `NoNeighbour` with its last line of output if it cannot
+    start."""
     command, pipe = own_command("busy", device), subprocess.PIPE
     with subprocess.Popen(command, env=own_environment(), text=True, stdout=pipe, stderr=pipe) as process:
         try:

@@ -16,29 +16,29 @@ from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.text import encode
 
-TEXT = ("tinymath", "test.jsonl")  # of the package's assets
-CHOICES = (1, 2, 5, 9)  # tokens of the continuations that share a context
-SHORT_PROMPT = 64  # tokens at most
-SHORT_TOKENS = 3  # generated: one by prefill, two by decode
+TEXT = ("tinymath", "test.jsonl")  # a folder of the package's assets, and a file in it
+CHOICES = (1, 2, 5, 9)  # lengths of the continuations that share a context, in tokens
+SHORT_PROMPT = 64  # tokens of a short generation's prompt, at most
+SHORT_TOKENS = 3  # tokens of a short generation: one by prefill, two by decode
 MAX_POOL_TOKENS = 1 << 17
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is run. Lengths are tokens."""
+    """The number of requests and schedules of a proof. Lengths are in tokens."""
 
     max_model_len: int
-    scores: tuple[int, ...]  # scoring requests: context and continuation together
-    prompts: tuple[int, ...]  # of the long generations
-    long_tokens: int  # that each of those generates
+    scores: tuple[int, ...]  # lengths of scoring requests, context and continuation together
+    prompts: tuple[int, ...]  # prompt lengths of the long generations
+    long_tokens: int  # tokens that each long generation has
     short_generations: int
     neighbours: tuple[int, ...]
-    max_steps: int  # of one schedule; a slow one (one sequence, few tokens a step) takes fewer requests
+    max_steps: int  # steps of one schedule: a slow one (one sequence, few tokens a step) takes fewer requests
     orders: int
-    mixed: int  # random schedules, at least
-    logprobs: int  # compared in all, at least
-    documents: int  # of each task, if the caller sets no limit
-    answer_tokens: int  # generated for a document, if the caller sets no max_gen_toks
+    mixed: int  # the fewest random schedules
+    logprobs: int  # the fewest logprobs to compare in all
+    documents: int  # documents of each task, if the caller sets no limit
+    answer_tokens: int  # tokens generated for a document, if the caller sets no max_gen_toks
 
 
 BORDERS = (2, 16, 17, 18, 64, 65, 66, 128, 129, 257)  # page borders of 16, 64 and 256; one past the end is predicted
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def prompt(self) -> list[int]:
-        """The tokens that are given."""
+        """The tokens that the request brings along, all of which are fed."""
         request = self.request
         if isinstance(request, GenerateRequest):
             return request.prompt_ids
@@ -80,17 +80,17 @@ class Case:
 
     @property
     def new_tokens(self) -> int:
-        """Steps that a sequence of its own takes, its prompt in one."""
+        """Steps that the request takes as a sequence of its own whose prompt is computed in one step."""
         return self.request.params.max_tokens if isinstance(self.request, GenerateRequest) else 1
 
     @property
     def length(self) -> int:
-        """Tokens whose KV is in the pool at its end."""
+        """Tokens whose KV is in the pool when the request ends."""
         return len(self.prompt) + self.new_tokens - 1
 
     @property
     def room(self) -> int:
-        """The least `max_model_len` that takes it: a generation's last token is not fed, but counts."""
+        """The least `max_model_len` that takes the request: a generation's last token is not fed, but counts."""
         return self.length + isinstance(self.request, GenerateRequest)
 
     @property
@@ -111,7 +111,7 @@ def build_cases(effort: Effort, checkpoint: Checkpoint, room: int, more: Sequenc
 
 
 def pool_pages(cases: list[Case], block_size: int) -> int:
-    """Pages that hold every case at once, as far as that is sensible."""
+    """Pages that hold every case at once, up to about `MAX_POOL_TOKENS` tokens."""
     pages = [-(-case.length // block_size) for case in cases]
     return max(min(sum(pages), MAX_POOL_TOKENS // block_size), max(pages)) + 1
 
@@ -123,7 +123,7 @@ def affordable(
     max_num_batched_tokens: int,
     new_tokens: Callable[[Case], int] = lambda case: case.new_tokens,
 ) -> list[Case]:
-    """Those of the cases, in order, that such a schedule runs in about `max_steps` steps; one at least."""
+    """The cases, in order, that a schedule of these limits runs in about `max_steps` steps in all; at least one."""
     kept: list[Case] = []
     spent = 0.0
     for case in cases:
@@ -135,7 +135,7 @@ def affordable(
 
 
 class _Tokens:
-    """Token ids: by turns a window of real text and random ids."""
+    """A source of token ids: each call returns, by turns, a window of real text or random ids."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._random = random.Random(0)

@@ -1,4 +1,4 @@
-"""The certificate: what was varied, how many logprobs, and the first difference if there is one. Plain JSON values."""
+"""The certificate in plain JSON values: what was varied, how many logprobs were compared, the first difference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ VERSION = 3  # of the file's layout
 def certificate(
     subject: Subject, proof: Proof, weights_sha256: str, kernels: Mapping[str, Any] | None, seconds: float
 ) -> dict[str, Any]:
-    """`kernels`: of `kernels_verdict`, or None where the caller did not ask for them."""
+    """The certificate of a proof. `kernels`: the result of `kernels_verdict`; None where the caller did not ask for
+    it."""
     device = proof.facts["device"]
     return {
         "certificate_version": VERSION,
@@ -62,7 +63,7 @@ def certificate(
         "axes": {axis.name: {"varies": _about(axis.name), **_axis(axis)} for axis in proof.axes},
         "negative_control": {"attention_backend": proof.control.attention_backend, **_axis(proof.control)},
         "kernels": None if kernels is None else dict(kernels),
-        # the commit may be the word of EVALENGINE_COMMIT alone; the kernels are hashed as they lie here
+        # The commit may be only what EVALENGINE_COMMIT claims; the kernels' hash is that of the files used here.
         "code": {**code_version(), "kernels_sha256": sources_sha256()},
         "hardware": {"device": device, "cpu": cpu_name(), "cpu_count": os.cpu_count(), "gpus": gpu_names(device)},
         "python": platform.python_version(),
@@ -74,7 +75,7 @@ def certificate(
 
 
 def write_certificate(path: Path, content: Mapping[str, Any]) -> list[Path]:
-    """`path` (JSON) and the same for people beside it (.md), each whole or not at all; returns both.
+    """Writes `path` (JSON) and the same as Markdown beside it, each whole or not at all; returns both paths.
 
     Raises `EvalEngineError` if the disk refuses.
     """
@@ -89,7 +90,7 @@ def write_certificate(path: Path, content: Mapping[str, Any]) -> list[Path]:
 
 
 def default_path(content: Mapping[str, Any]) -> Path:
-    """Below results/, named by what was certified and when (UTC)."""
+    """The certificate's path below results/, named after what was certified and when (UTC)."""
     subject = content["subject"]
     time = "".join(c for c in content["finished"][:19] if c not in "-:")
     name = f"{'+'.join(subject['tasks']) or 'shape'}-{subject['model']}-{time}Z.json"
@@ -107,7 +108,7 @@ def answers_sha256(answers: Mapping[int, Answer]) -> str:
 
 
 def _whole_verdict(proof: Proof, kernels: Mapping[str, Any] | None) -> str:
-    """The proof's, or FAILED: the requests found no difference, but kernels that must give equal bytes do not."""
+    """The proof's verdict, or FAILED: no request differed, but kernels that must give equal bytes do not."""
     failed = proof.verdict != "DIFFERENT" and kernels is not None and failures(kernels)
     return "FAILED" if failed else proof.verdict
 

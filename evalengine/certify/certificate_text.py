@@ -24,7 +24,7 @@ Content = Mapping[str, Any]
 
 
 def axes_table(content: Content) -> Table:
-    """A row an axis, then the total and the control."""
+    """A row for each axis, then the total and the control."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(HEADINGS):
         table.add_column(name, justify="right" if 1 <= number <= 3 else "left", no_wrap=number < 4)

@@ -12,7 +12,7 @@ from evalengine.command import Namespace
 if TYPE_CHECKING:
     from rich.table import Table
 
-WIDTH = 120  # columns where there is no terminal: a cell that is cut cannot be searched
+WIDTH = 120  # columns where there is no terminal, so that no cell is cut and all can be searched
 
 
 def main(arguments: Namespace) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Namespace) -> int:
 
 
 def _engine(arguments: Namespace) -> int:
-    """Requests under many schedules and, unless only `engine` was asked for, the kernels."""
+    """Certifies requests under many schedules and, unless only `engine` was asked for, the kernels."""
     started = time.perf_counter()
     from evalengine.certify.certificate import certificate, default_path, write_certificate
     from evalengine.certify.certificate_text import axes_table, summary
@@ -60,7 +60,7 @@ def _kernels(arguments: Namespace) -> int:
 
 
 def _resolved(config: Any, checkpoint: Any) -> Any:
-    """What `auto` stands for here (`evalengine.engine.settings.Settings`)."""
+    """The settings with every `auto` resolved for this machine (`evalengine.engine.settings.Settings`)."""
     from evalengine.engine.settings import resolve_settings
 
     return resolve_settings(config.engine, True, config.numerics, checkpoint.spec)

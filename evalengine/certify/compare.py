@@ -1,4 +1,4 @@
-"""Answers compared by bytes."""
+"""Compares answers by bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request gave."""
+    """The result of a request."""
 
     token_ids: list[int]
     logprobs: np.ndarray  # float32 [len(token_ids)]
@@ -24,7 +24,7 @@ class Difference:
 
     schedule: str
     request: str
-    token: int  # its number in the answer
+    token: int  # the token's number in the answer, from 0
     expected: str
     found: str
 
@@ -39,7 +39,7 @@ class Comparison:
     logprobs: int = 0
     differing_logprobs: int = 0
     differing_bytes: int = 0
-    largest_difference: float = 0.0  # of two finite logprobs of the same token
+    largest_difference: float = 0.0  # between two finite logprobs of the same token
     first_difference: Difference | None = None
 
     def add(self, schedule: str, request: str, expected: Answer, found: Answer) -> None:

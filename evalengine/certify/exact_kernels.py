@@ -1,7 +1,7 @@
-"""`exact`'s kernels on this machine, against the bits that they give on every machine.
+"""Compares `exact`'s kernels on this machine with the bits that they give on every machine.
 
-A seeded workload with shapes on both sides of the kernels' block borders; one SHA-256 a kernel. The kernels have no
-schedule to choose: what could differ is the machine's float64, its BLAS, or a library that changes either.
+The workload is seeded, with shapes on both sides of the kernels' block borders; each kernel has one SHA-256. The
+kernels have no schedule to choose: only the machine's float64, its BLAS, or a library that changes either could differ.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from evalengine.kernels import exact, exact_attention
 
-# Contract version 2, the first 16 hex digits a kernel. Only a change of arithmetic, which raises the contract's
-# version, may replace them.
+# The first 16 hex digits of each kernel's SHA-256, for contract version 2. Only a change of arithmetic, which raises
+# the contract's version, may replace them.
 GOLDEN = {
     "linear": "9d80d345dc882922",
     "bmm": "8561a8f43cb87636",
@@ -42,11 +42,11 @@ def exact_kernels_verdict(device: torch.device) -> dict[str, Any]:
         exact.self_test(device)
     except RuntimeError as error:
         failed.append(str(error))
-    found = digests(workload(device))
+    actual = digests(workload(device))
     failed += [
-        f"{name}: its bits hash to {found[name][:16]}, on every other machine to {golden}"
+        f"{name}: its bits hash to {actual[name][:16]}, on every other machine to {golden}"
         for name, golden in GOLDEN.items()
-        if found[name][:16] != golden
+        if actual[name][:16] != golden
     ]
     return {"kernels": len(GOLDEN), "failed": failed, "seconds": time.perf_counter() - started}
 

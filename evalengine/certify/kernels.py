@@ -1,4 +1,4 @@
-"""`verify kernels`: `exact`'s against their known bits, `native`'s schedules against each other; and it in words."""
+"""`verify kernels`: compares `exact`'s kernels with known bits and `native`'s schedules with each other, in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evalengine.engine.settings import Settings
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.models.spec import ModelSpec
 
-PAGE_SIZES = (16, 64, 256)  # those of the engine's proof
+PAGE_SIZES = (16, 64, 256)  # the page sizes that the engine's proof varies
 NEEDS_CUDA = "native's kernels run on CUDA only, so none of them was verified"
 NOT_ASKED = "native's kernels were not verified: these settings use exact's"
 
@@ -21,7 +21,7 @@ NOT_ASKED = "native's kernels were not verified: these settings use exact's"
 def kernels_verdict(spec: ModelSpec, settings: Settings, use_cache: bool = True) -> dict[str, Any]:
     """{"exact": of `exact_kernels_verdict`, "native": of `verification.verify.verify` or None, "note": why None}.
 
-    `exact`'s run on every device; `native`'s where the settings choose them.
+    `exact`'s kernels run on every device, `native`'s where the settings choose them.
     """
     verdict: dict[str, Any] = {"exact": exact_kernels_verdict(settings.device), "native": None, "note": None}
     if settings.numerics == "native":
@@ -33,7 +33,7 @@ def kernels_verdict(spec: ModelSpec, settings: Settings, use_cache: bool = True)
 
 def schedules_verdict(spec: ModelSpec, dtype: torch.dtype, device: torch.device, use_cache: bool) -> dict[str, Any]:
     """The verdict of `verify.verify` for a model."""
-    from evalengine.verification import verify  # Triton: a CPU may have none, and its verdicts in words need none
+    from evalengine.verification import verify  # It needs Triton, which a CPU may lack.
 
     return verify.verify(
         spec.shapes,
@@ -47,7 +47,7 @@ def schedules_verdict(spec: ModelSpec, dtype: torch.dtype, device: torch.device,
 
 
 def failures(verdict: Mapping[str, Any]) -> list[str]:
-    """What must give equal bytes and does not, a sentence each."""
+    """A sentence for each kernel that must give equal bytes and does not."""
     native = verdict["native"] or {"failed": []}
     return [*verdict["exact"]["failed"], *native["failed"]]
 
@@ -57,8 +57,8 @@ def kernels_summary(verdict: Mapping[str, Any]) -> Iterator[str]:
     exact, native = verdict["exact"], verdict["native"]
     yield from (f"dropped: {dropped}" for dropped in dropped_schedules(verdict))
     yield from (f"failed: {failed}" for failed in failures(verdict))
-    said = f"{len(exact['failed'])} failed ({exact['seconds']:.1f} s)"
-    yield f"exact: {exact['kernels']} kernels against the bits of every other machine, {said}"
+    outcome = f"{len(exact['failed'])} failed ({exact['seconds']:.1f} s)"
+    yield f"exact: {exact['kernels']} kernels against the bits of every other machine, {outcome}"
     if native is None:
         yield verdict["note"]
         return
@@ -68,7 +68,7 @@ def kernels_summary(verdict: Mapping[str, Any]) -> Iterator[str]:
 
 
 def dropped_schedules(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """Schedules that this machine must not choose: another takes their place."""
+    """The schedules that this machine must not choose, in words; another takes their place."""
     for drop in (verdict["native"] or {"dropped": []})["dropped"]:
         values = " ".join(f"{name}={value}" for name, value in drop["schedule"].items())
         yield f"{drop['kernel']} ({values}) at {drop['where']}: {drop['reason']}"

@@ -1,4 +1,4 @@
-"""What is certified: a checkpoint, or the shape of a known model with seeded dummy weights."""
+"""The model that is certified: a checkpoint, or the shape of a known model with seeded dummy weights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SHAPES = {
 
 
 def open_checkpoint(model: ModelConfig, num_layers: int | None = None) -> Checkpoint:
-    """What a run's `model.path` may name, or `shape:<name>` (`SHAPES`), cut to `num_layers` if given.
+    """Opens a run's `model.path`, or `shape:<name>` (`SHAPES`) cut to `num_layers` if given.
 
     Raises: ConfigError for an unknown shape, a depth that is not the shape's to cut, or a model that is not found.
     """
@@ -73,6 +73,6 @@ def open_checkpoint(model: ModelConfig, num_layers: int | None = None) -> Checkp
     if num_layers is not None and not 1 <= num_layers <= int(str(depth)):
         raise ConfigError(f"--layers={num_layers}: must lie in 1 ... {depth} for {model.path}")
     config["num_hidden_layers"] = num_layers or depth
-    with tempfile.TemporaryDirectory() as folder:  # dummy weights: nothing is read from it once it is resolved
+    with tempfile.TemporaryDirectory() as folder:  # With dummy weights, nothing is read from the folder later.
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         return resolve_checkpoint(ModelConfig(name=name, path=folder, load_format="dummy"))

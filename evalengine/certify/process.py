@@ -15,7 +15,7 @@ def own_command(module: str, *arguments: str) -> list[str]:
 
 
 def own_environment() -> dict[str, str]:
-    """This process's, with the package's folder first on the path."""
+    """This process's environment, with the package's folder first in PYTHONPATH."""
     package = str(Path(evalengine.__file__).parents[1])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}

@@ -25,7 +25,7 @@ from evalengine.engine.settings import possible_ranks
 from evalengine.engine.stats import EngineStats
 from evalengine.tasks.base import Task
 
-MOST_CPU_RANKS = 4  # processes: each imports and loads for seconds
+MOST_CPU_RANKS = 4  # Each rank is a process, which imports and loads for seconds.
 NONE_FOUND = "the control found no difference on this device: it cannot show that the comparison would see one"
 
 
@@ -40,7 +40,7 @@ class Trial:
 
     @property
     def missed(self) -> str | None:
-        """What should have happened under this schedule and did not, so that it proves nothing."""
+        """Names the event that this schedule should have caused and did not, so that it proves nothing."""
         return None if self.variant.happened(self.stats) else f"{self.variant.label}: without {self.variant.wanted}"
 
 
@@ -52,7 +52,7 @@ class AxisResult:
 
     @property
     def comparison(self) -> Comparison:
-        """All trials together."""
+        """The comparisons of all trials, merged."""
         return _merged(trial.comparison for trial in self.trials)
 
     @property
@@ -69,14 +69,14 @@ class Control(AxisResult):
 
 @dataclass
 class Proof:
-    """What `prove` found."""
+    """The results of `Prover.prove`."""
 
-    facts: dict[str, Any]  # of the engine that ran
+    facts: dict[str, Any]  # about the engine that ran
     cases: list[Case]
     reference: dict[int, Answer]
     axes: list[AxisResult]
     control: Control
-    logprobs_asked: int = 0  # by the caller
+    logprobs_asked: int = 0  # the number of logprobs that the caller wants compared
 
     @property
     def total(self) -> Comparison:
@@ -91,11 +91,11 @@ class Proof:
 
     @property
     def incomplete(self) -> list[str]:
-        """What is lacking for a proof, a sentence each."""
-        found = self.total.logprobs
+        """The reasons why this is no proof, a sentence each."""
+        compared = self.total.logprobs
         lacking = [f"{axis.name}: not exercised: {missed}" for axis in self.axes for missed in axis.missed]
-        if found < max(1, self.logprobs_asked):
-            lacking.append(f"{found:,} logprobs compared, {max(1, self.logprobs_asked):,} wanted")
+        if compared < max(1, self.logprobs_asked):
+            lacking.append(f"{compared:,} logprobs compared, {max(1, self.logprobs_asked):,} wanted")
         if not self.control.comparison.differing_logprobs:
             lacking.append(NONE_FOUND)
         return lacking
@@ -107,14 +107,14 @@ class Prover:
     def __init__(
         self, subject: Subject, checkpoint: Checkpoint, tasks: Sequence[Task], logprobs: int | None = None
     ) -> None:
-        """logprobs: to compare at least, by random schedules at the end; None: the effort's own number."""
+        """logprobs: how many to compare at least, by random schedules at the end; None: the effort's own number."""
         self.subject, self.checkpoint = subject, checkpoint
         self.effort = EFFORTS[subject.effort]
         self.logprobs_asked = logprobs or 0
         self.logprobs_wanted = self.effort.logprobs if logprobs is None else logprobs
         self.cases = subject.cases(checkpoint, tasks)
         self.results: list[AxisResult] = []
-        self._other: LLM | None = None  # of another number of ranks
+        self._other: LLM | None = None  # an engine with another number of ranks
 
     def prove(self, axes: Collection[str]) -> Proof:
         """Runs the named axes (of `AXES`), then the negative control.
@@ -130,12 +130,12 @@ class Prover:
         return Proof(facts, self.cases, dict(work.reference), self.results, self._control(), self.logprobs_asked)
 
     def _control(self) -> Control:
-        """The same comparison in the ordinary mode: it must find differences, or it could not have found any."""
+        """Makes the same comparison in the ordinary mode, where it must find differences to show that it can."""
         _say("negative control: batch_invariant=false")
         with self.subject.engine(self.checkpoint, self.cases, batch_invariant=False) as llm:
             work = self._workload(llm)
-            found = self._axis("control", control(work), work, llm)
-            return Control(found.name, found.trials, found.skipped, attention_backend=llm.settings.attention_backend)
+            result = self._axis("control", control(work), work, llm)
+            return Control(result.name, result.trials, result.skipped, attention_backend=llm.settings.attention_backend)
 
     def _workload(self, llm: LLM) -> Workload:
         started = time.perf_counter()
@@ -166,8 +166,8 @@ class Prover:
         return result
 
     def _of_ranks(self, ranks: int | None, llm: LLM, others: ExitStack) -> LLM:
-        """The engine, or one more with that number of ranks, which `others` closes when the next is made or all are
-        done."""
+        """The engine `llm`, or another with that number of ranks. `others` closes it when the next one is made, and
+        at the end."""
         if ranks in (None, llm.settings.tensor_parallel_size):
             return llm
         if self._other is None or self._other.settings.tensor_parallel_size != ranks:

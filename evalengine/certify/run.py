@@ -23,9 +23,10 @@ DEFAULTS = {
 
 
 def alone(llm: LLM, cases: list[Case]) -> dict[int, Answer]:
-    """The reference: every case by itself, its prompt in one chunk, without a prefix cache, every kernel launched.
+    """Makes the reference: every case runs by itself, its prompt in one chunk, without a prefix cache, every kernel
+    launched.
 
-    Raises `EvalEngineError` if the model gives no finite numbers even so: there is nothing to compare with then.
+    Raises `EvalEngineError` if the model gives no finite numbers even so, because there is nothing to compare with.
     """
     longest = max(case.length for case in cases)
     settings = {"max_num_seqs": 1, "max_num_batched_tokens": longest, "enable_prefix_caching": False}
@@ -41,7 +42,7 @@ def alone(llm: LLM, cases: list[Case]) -> dict[int, Answer]:
 
 
 def together(llm: LLM, variant: Variant) -> list[tuple[Case, Answer]]:
-    """Every pass over the variant's cases, in one engine; neighbours' answers are left out."""
+    """Runs every pass over the variant's cases in one engine; the neighbours' answers are left out."""
     _reconfigure(llm, variant.cases, variant.settings)
     assert llm.runner is not None
     llm.runner.fill_pool(float("nan") if variant.nan_pool else 0.0)
@@ -51,11 +52,12 @@ def together(llm: LLM, variant: Variant) -> list[tuple[Case, Answer]]:
         for output in llm.run([case.request for case in variant.cases]):
             if (case := cases[output.request_id]).key is not None:
                 answers.append((case, _answer(output)))
-    return sorted(answers, key=lambda pair: pair[0].key or 0)  # the first difference is the same each time
+    # Sorted, so that the first difference is always the same.
+    return sorted(answers, key=lambda pair: pair[0].key or 0)
 
 
 def _reconfigure(llm: LLM, cases: list[Case], settings: Mapping[str, Any]) -> None:
-    # fast's attention may need its own page size, and no schedule of the control has another
+    # fast's attention may need its own page size, and no schedule of the control sets another.
     default_size = llm.settings.block_size if llm.settings.numerics == "fast" else BLOCK_SIZE
     settings = {**DEFAULTS, "block_size": default_size, **settings}
     llm.reconfigure(**{"num_kv_blocks": pool_pages(cases, settings["block_size"]), **settings})

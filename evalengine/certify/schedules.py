@@ -12,13 +12,13 @@ from evalengine.certify.compare import Answer
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.engine.stats import EngineStats
 
-LARGE = 1 << 16  # tokens in a step: never the limit
-ASKED = 5  # logprobs a position
+LARGE = 1 << 16  # a limit of tokens in a step that no step reaches
+ASKED = 5  # the logprobs reported for each position on the axis `asked`
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The requests, and what each gives alone."""
+    """The requests, and the answer of each one alone."""
 
     cases: list[Case]
     reference: Mapping[int, Answer]
@@ -30,12 +30,12 @@ class Workload:
     ranks: Sequence[int] = ()  # other degrees of tensor parallelism that this machine can have
 
     def some(self, settings: Mapping[str, Any]) -> list[Case]:
-        """As many of the cases as a slow schedule gets through."""
+        """As many of the cases as a schedule with these settings runs in `effort.max_steps` steps."""
         seqs, budget = settings.get("max_num_seqs", LARGE), settings.get("max_num_batched_tokens", LARGE)
         return affordable(self.cases, self.effort.max_steps, seqs, budget, self._steps)
 
     def _steps(self, case: Case) -> int:
-        """A generation may end long before its limit."""
+        """Steps of a case: those of its known answer, since a generation may end long before its limit."""
         known = case.key is not None and isinstance(case.request, GenerateRequest)
         return len(self.reference[case.key].token_ids) if known else case.new_tokens  # type: ignore[index]
 
@@ -46,14 +46,15 @@ class Variant:
 
     label: str
     cases: list[Case]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of EngineConfig; the pool holds all cases if not said
-    passes: int = 1  # over the same cases with one prefix cache
+    # of EngineConfig; the pool holds all cases unless these size it
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    passes: int = 1  # passes over the same cases with one prefix cache
     nan_pool: bool = False
     new_process: bool = False
     ranks: int | None = None  # processes that share the model; None: as many as the reference has
-    busy: bool = False  # beside a process that keeps the device busy
+    busy: bool = False  # runs beside a process that keeps the device busy
     happened: Callable[[EngineStats], bool] = lambda stats: True  # whether the axis was really exercised
-    wanted: str = ""  # what must have happened
+    wanted: str = ""  # in words, the event that `happened` looks for
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,22 @@ def largest_step(budget: int) -> dict[str, Any]:
 
 
 def warm(cases: list[Case]) -> dict[str, Any]:
-    """Of a second pass: more hits than the first one has among its own requests, half of all contexts at least."""
+    """The check that a second pass hit the cache: at least half of all context tokens, more than a first pass
+    shares."""
     half = sum(len(context(case)) for case in cases) // 2
     return {"happened": lambda stats: stats.num_cached_tokens >= half, "wanted": f"{half} cached tokens"}
 
 
 def num_sequences(cases: list[Case]) -> int:
-    """That can be in one step: scores of one context start as one sequence."""
+    """Sequences that can be in one step; scores of one context start as one sequence."""
     scores = {tuple(context(case)) for case in cases if isinstance(case.request, ScoreRequest)}
     return len(scores) + sum(isinstance(case.request, GenerateRequest) for case in cases)
 
 
 def filled_pages(cases: list[Case], size: int) -> int:
     """Pages of `size` tokens that the first half of the prompts fill to the last one, or more until the longest case
-    fits by itself: the next sequence that grows by a page takes it from another. Equal beginnings share their pages,
-    as in the cache."""
+    fits by itself. Then the next sequence that grows takes a page from another one. Equal beginnings share their
+    pages, as in the cache."""
     longest = max(-(-case.length // size) for case in cases)
     pages: set[tuple[int, ...]] = set()
     for number, case in enumerate(cases, 1):

@@ -1,4 +1,4 @@
-"""What is certified: a model and the tasks asked of it, in the run command's own words."""
+"""The subject of a certificate: a model and its tasks, in the words of the run command."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ VARIED = tuple(name for name in SCHEDULE_FIELDS if name not in ("device", "tenso
 
 @dataclass(frozen=True)
 class Subject:
-    """What is certified, by words that another process understands."""
+    """The subject of a certificate, in words from which another process makes the same one."""
 
     words: tuple[str, ...]  # settings of a run: task=, model=, limit=, engine.device=, numerics=, ...
     effort: str  # key of EFFORTS
-    layers: int | None = None  # a shape's depth, cut
+    layers: int | None = None  # the depth to which a shape is cut; None: its own
 
     @cached_property
     def config(self) -> Config:
@@ -36,7 +36,7 @@ class Subject:
 
     @property
     def task_names(self) -> list[str]:
-        """None for a shape, which has no tokenizer to ask anything with."""
+        """The tasks' names; a shape has none, since it has no tokenizer."""
         return [] if self.config.model.path.startswith(SHAPE) or self.layers is not None else list(self.config.tasks)
 
     @property
@@ -45,7 +45,7 @@ class Subject:
         return any(word.partition("=")[0].endswith("max_gen_toks") for word in self.words)
 
     def cases(self, checkpoint: Checkpoint, tasks: Sequence[Task]) -> list[Case]:
-        """Requests of lengths on both sides of every border, and those of the tasks' first documents, mixed."""
+        """Requests with lengths on both sides of every border, mixed with those of the tasks' first documents."""
         room = self.config.engine.max_model_len or checkpoint.spec.max_position_embeddings
         effort = EFFORTS[self.effort]
         return build_cases(effort, checkpoint, room, list(self._asked(effort, checkpoint, tasks, room)))
@@ -63,8 +63,11 @@ class Subject:
     def engine(
         self, checkpoint: Checkpoint, cases: Sequence[Case], batch_invariant: bool = True, ranks: int | None = None
     ) -> LLM:
-        """Loaded, with room for the longest case and a pool of one page: every schedule makes its own. ranks: of
-        tensor parallelism; None: as configured."""
+        """The loaded engine, with room for the longest case and a pool of one page, as every schedule makes its own
+        pool.
+
+        ranks: the degree of tensor parallelism; None: as configured.
+        """
         settings = replace(self.config.engine, max_model_len=max(case.room for case in cases), num_kv_blocks=1)
         settings = replace(settings, tensor_parallel_size=ranks or settings.tensor_parallel_size)
         numerics = self.config.numerics if batch_invariant else "auto"
@@ -74,7 +77,7 @@ class Subject:
 def read_settings(words: Sequence[str]) -> Config:
     """The configuration that the words describe.
 
-    Raises `ConfigError` for what no run accepts, and for what is not the caller's to set: verify varies the schedule.
+    Raises `ConfigError` for settings that no run accepts, and for those of the schedule, which verify varies itself.
     """
     if name := experiment_name(words):
         raise ConfigError(f"verify: experiment={name}: is several runs; name the settings of the one to certify")

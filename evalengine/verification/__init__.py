@@ -1,1 +1,1 @@
-"""Whether the kernels' free schedules agree on this machine: compared by bytes, and remembered. Above the kernels."""
+"""Compares the kernels' schedules by bytes on this machine, and remembers the verdict. It builds on the kernels."""

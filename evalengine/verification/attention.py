@@ -1,4 +1,4 @@
-"""The comparisons that `verify` is made of: attention in a model's own shapes, over pages as a step has them.
+"""The comparisons of attention: its schedules in a model's own shapes, over pages as a step has them.
 
 S sequences, B pages, Hq/Hkv heads, D head_dim.
 """
@@ -20,13 +20,14 @@ from evalengine.kernels.matmul_device import gpu_of
 from evalengine.verification import operands
 from evalengine.verification.verdict import Verdict
 
-# (new tokens, tokens): decodes first. Borders of blocks (64) and chunks (1024) on both sides.
+# (new tokens, tokens) of each sequence, decodes first. Lengths lie on both sides of the borders of blocks (64) and
+# chunks (1024).
 SEQUENCES = ((1, 1), (1, 65), (1, 1024), (1, 2100), (3, 3), (130, 130), (17, 1030), (67, 2111))
 
 
 @dataclass
 class _Batch:
-    """An `attention.RaggedBatch`."""
+    """A batch as `attention.RaggedBatch` describes it."""
 
     block_table: Tensor
     cu_seqlens_q: Tensor
@@ -48,8 +49,8 @@ def verify_attention(
     device: torch.device,
     sequences: Sequence[tuple[int, int]] = SEQUENCES,
 ) -> None:
-    """A batch of decodes and prefills over shuffled pages, slots past each end NaN; those of its decodes alone that
-    have one chunk, so that nothing is merged; and decode against prefill."""
+    """Compares every schedule on a batch of decodes and prefills over shuffled pages, whose slots past each end are
+    NaN, and on its decodes of one chunk alone, so that nothing is merged; then decode against prefill."""
     random = operands.Random(dtype, device)
     index = torch.empty(0, device=device).get_device()
     schedules = attention.schedules(head_dim, page_size, dtype, index)
@@ -61,7 +62,7 @@ def verify_attention(
 
     def run(schedule: Any, count: int, as_decodes: bool = True) -> Tensor:
         batch = _batch(sequences[:count], table, as_decodes)
-        # twice, as two layers would: the second repeats the launches of the first
+        # It runs twice, as two layers would: the second call repeats the launches of the first.
         own = (q[: sum(batch.query_lens)], *caches, batch, head_dim**-0.5, schedule)
         return torch.stack([attention.paged_attention(*own) for _ in range(2)])
 
@@ -82,7 +83,8 @@ def verify_attention(
 
 
 def _second_tiles(group: int, num_kv_heads: int, device: int) -> tuple[int, int]:
-    """(new tokens, tokens) of a sequence of which one of the Hopper form's programs, one for each SM, has two tiles."""
+    """(new tokens, tokens) of a sequence with so many tiles that one of the Hopper kernel's programs (one an SM) has
+    two."""
     from evalengine.kernels.attention_hopper import TILE
 
     tiles = gpu_of(device).multiprocessors // num_kv_heads + 1
@@ -108,7 +110,8 @@ def _paged(
 
 
 def _batch(sequences: Sequence[tuple[int, int]], table: Tensor, as_decodes: bool) -> _Batch:
-    """Of the table's first sequences; their leading single rows are decodes, or all are prefills."""
+    """A batch of the table's first sequences. With `as_decodes` its leading single rows are decodes, else all are
+    prefills."""
     query_lens, kv_lens = ([lens[i] for lens in sequences] for i in range(2))
     starts = torch.tensor([0, *query_lens], device=table.device).cumsum(0).int()
     lengths = torch.tensor(kv_lens, dtype=torch.int32, device=table.device)

@@ -1,4 +1,4 @@
-"""What the comparisons run on: random operands, and every kernel compiled beforehand, side by side."""
+"""Random operands for the comparisons, and compiling their kernels beforehand, side by side."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-COMPILE_THREADS = min(16, os.cpu_count() or 1)  # each holds one output
+COMPILE_THREADS = min(16, os.cpu_count() or 1)  # Each thread holds one output.
 
 
 class Random:
-    """Seeded normal numbers on the device; every call gives others."""
+    """Seeded normal numbers on the device; every call returns other numbers."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
@@ -25,9 +25,10 @@ class Random:
 
 
 def compile_all(runs: Sequence[Callable[[], Tensor]], device: torch.device) -> None:
-    """Runs them side by side, so that Triton compiles on every core: one after another, a model's kernels take minutes.
+    """Makes the runs side by side, so that Triton compiles on every core: one after another, a model's kernels take
+    minutes.
 
-    What fails here fails again, and is reported, when it is compared.
+    A run that fails here fails again when it is compared, and is reported then.
     """
     if device.type != "cuda":
         return

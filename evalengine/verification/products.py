@@ -1,4 +1,4 @@
-"""The comparisons that `verify` is made of: products, by every schedule that may be chosen for a model's shapes.
+"""The comparisons of products: every schedule that may be chosen for a model's shapes.
 
 M rows, N columns, K the reduced dimension.
 """
@@ -18,8 +18,8 @@ from evalengine.kernels.shapes import LinearShape
 from evalengine.verification import operands
 from evalengine.verification.verdict import Verdict
 
-# Rows that are compared at most, more than any tile has; a persistent schedule has more where one of its programs needs
-# them for a second tile.
+# The most rows that are compared: more than any tile has. For a persistent schedule there are more where one of its
+# programs needs them for a second tile.
 MAX_ROWS = 1031
 
 
@@ -34,8 +34,7 @@ def verify_matmul(
 ) -> None:
     """x [M, K] times W^T, W [N, K]: every schedule that `choose` names for a shape, at an odd M of its own bucket.
 
-    shapes: the weights; most_rows: the largest M that the engine has; max_rows: the largest that is
-    compared.
+    shapes: the weights; most_rows: the largest M that the engine has; max_rows: the largest M that is compared.
     """
     gpu = gpu_of(torch.empty(0, device=device).get_device())
     cases: list[tuple[str, Any, Callable[[], Tensor], Tensor]] = []
@@ -56,12 +55,13 @@ def verify_matmul(
 def _chosen(
     gpu: Gpu, n: int, k: int, dtype: torch.dtype, out_dtype: torch.dtype, biased: bool, most_rows: int, max_rows: int
 ) -> list[tuple[Any, int]]:
-    """(schedule, rows) for every schedule of [n, k] and way in which it goes: with masked rows or without, and a
-    persistent one with a second tile for a program, if it ever has one. The rows are odd, and those of the largest
-    bucket that it is chosen for, or `max_rows`.
+    """(schedule, rows) for every schedule of [n, k] and each way in which it runs: with masked rows or without, and, if
+    persistent, with a second tile for a program where that occurs. The rows are odd, and those of the largest bucket
+    for which the schedule is chosen, or `max_rows`.
 
-    As the engine's layers call it: with tensor descriptors wherever `matmul` makes them. What is excluded already is
-    compared, and dropped, again: this verdict must say so too, for the processes that read it from the cache.
+    Schedules are chosen as for the engine's layers: with tensor descriptors wherever `matmul` makes them. A schedule
+    that is excluded already is compared and dropped again, because this verdict must name it, too: other processes read
+    it from the cache.
     """
     aligned = dtype != torch.float32 and k % 8 == 0 and n * out_dtype.itemsize % 16 == 0
     chosen = {}

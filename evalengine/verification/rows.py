@@ -1,4 +1,4 @@
-"""The comparisons that `verify` is made of: row kernels in a model's own shapes.
+"""The comparisons of row kernels, in a model's own shapes.
 
 H hidden, V vocabulary, Hq/Hkv heads, D head_dim.
 """
@@ -29,22 +29,23 @@ def verify_rows(
     rows: int = 37,
     most_logits: int = 1 << 24,
 ) -> None:
-    """Fused kernels against their parts, many rows against one, and the schedules for rows of logits."""
+    """Compares fused kernels with their parts, many rows with one, and the schedules for rows of logits."""
     random = operands.Random(dtype, device)
     x, residual, weight = random(rows, hidden_size), random(rows, hidden_size), random(hidden_size)
     normed, total = rms_norm.add_rms_norm(x, residual, weight, EPS)
     parts = rms_norm.rms_norm(x + residual, weight, EPS)
     verdict.require_equal(f"add_rms_norm H{hidden_size}: the sum", total, x + residual)
     verdict.require_equal(f"add_rms_norm H{hidden_size} against rms_norm", normed, parts)
-    one = rms_norm.rms_norm((x + residual)[-1:], weight, EPS)
-    verdict.require_equal(f"rms_norm H{hidden_size}, {rows} rows against 1", parts[-1:], one)
+    single = rms_norm.rms_norm((x + residual)[-1:], weight, EPS)
+    verdict.require_equal(f"rms_norm H{hidden_size}, {rows} rows against 1", parts[-1:], single)
 
     _verify_log_softmax(verdict, random, vocab_size, most_logits)
     _verify_qkv(verdict, random, num_heads, num_kv_heads, head_dim, rows)
 
 
 def _verify_log_softmax(verdict: Verdict, random: operands.Random, vocab_size: int, most_logits: int) -> None:
-    """Of one row, and of so many that resident programs have several chunks each; and what is read out of logits."""
+    """Compares log_softmax of one row and of so many that resident programs have several chunks each, and
+    `read_out`."""
     logits = random(min(1024, max(2, most_logits // vocab_size)), vocab_size).float() * 4
     whole = log_softmax.log_softmax(logits, _schedule=softmax.REFERENCE)
     for x, expected in ((logits, whole), (logits[-1:], whole[-1:])):
@@ -56,30 +57,30 @@ def _verify_log_softmax(verdict: Verdict, random: operands.Random, vocab_size: i
     greedy = vocabulary.where(whole == whole.amax(1, keepdim=True), vocab_size).amin(1)
     for n in (len(logits), 1):
         for rows in (None, index[:n].flip(0)):
-            found, logprobs = log_softmax.read_out(logits[:n], rows, columns[:n])
+            tokens, logprobs = log_softmax.read_out(logits[:n], rows, columns[:n])
             expected = whole[index[:n] if rows is None else rows, columns[:n]]
             name = f"read_out V{vocab_size}, {n} rows, {'a column a row' if rows is None else 'any columns'}"
             verdict.require_equal(f"{name}, against log_softmax", logprobs, expected)
-            verdict.require_equal(f"{name}: the greedy token", found.int(), greedy[:n].int())
+            verdict.require_equal(f"{name}: the greedy token", tokens.int(), greedy[:n].int())
 
 
 def verify_parted_read_out(
     verdict: Verdict, vocabulary: Sequence[range], dtype: torch.dtype, device: torch.device, rows: int = 37
 ) -> None:
-    """What is read out of logits that lie on several ranks, whose token ids are `vocabulary`, against one device's."""
+    """Compares `read_out` of logits that lie on several ranks, whose token ids are `vocabulary`, with one device's."""
     ranks, vocab_size = len(vocabulary), vocabulary[-1].stop
     logits = operands.Random(dtype, device)(rows, vocab_size).float() * 4
     index = torch.arange(rows, device=device)
     columns = index * 7919 % (vocab_size + 1) - 1
     parts = [logits[:, ids.start : ids.stop] for ids in vocabulary]
     statistics = torch.cat([log_softmax_parts.statistics(part) for part in parts], dim=2)
-    found = [
+    results = [
         log_softmax_parts.read_out_part(part, statistics, ids.start, vocab_size, index, columns)
         for part, ids in zip(parts, vocabulary, strict=True)
     ]
     greedy, logprobs = log_softmax.read_out(logits, index, columns)
     name = f"read_out V{vocab_size} over {ranks} ranks, against one"
-    greedy_sum, logprobs_sum = (torch.stack(each).sum(0) for each in zip(*found, strict=True))
+    greedy_sum, logprobs_sum = (torch.stack(parts_of).sum(0) for parts_of in zip(*results, strict=True))
     verdict.require_equal(name, logprobs_sum, logprobs)
     verdict.require_equal(f"{name}: the greedy token", greedy_sum.int(), greedy.int())
 

@@ -1,4 +1,4 @@
-"""What comparing the kernels' schedules found, and its consequence: a schedule that differs is not chosen again."""
+"""The verdict on the kernels' schedules, and its consequence: a schedule that differs is not chosen again."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Verdict:
-    """What was compared, and what came of it."""
+    """The schedules that were compared, and the results."""
 
-    schedules: set[tuple[str, Any]] = field(default_factory=set)  # (kernel, schedule), each once
+    schedules: set[tuple[str, Any]] = field(default_factory=set)  # every (kernel, schedule) that was compared
     checked: int = 0  # comparisons
     dropped: list[dict[str, Any]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    lasting: bool = True  # another process would find the same
+    lasting: bool = True  # whether another process would reach the same verdict
 
     def drop(self, kernel: str, schedule: Any, where: str, reason: str) -> None:
-        """The schedule is not to be chosen again in this process."""
+        """Records a schedule that this process must not choose again."""
         self.dropped.append({"kernel": kernel, "schedule": asdict(schedule), "where": where, "reason": reason})
         exclude(self.dropped[-1])
 
     def compare(self, kernel: str, schedule: Any, where: str, run: Callable[[], Tensor], expected: Tensor) -> None:
         """Runs a schedule; drops it if a byte differs, or if it does not run at all (its tile may not fit this GPU).
 
-        The reference schedule cannot be dropped: it is what takes the others' place.
+        The reference schedule cannot be dropped, because it takes the others' place: the kernel fails instead.
         """
         self.schedules.add((kernel, schedule))
         self.checked += 1
         try:
             different = count_differing(run(), expected)
-        except torch.OutOfMemoryError:  # of the GPU, for the data: no fault of the schedule
+        except torch.OutOfMemoryError:  # The data did not fit, which is no fault of the schedule.
             raise
         except Exception as error:
             self.lasting &= isinstance(error, OutOfResources)
@@ -58,19 +58,19 @@ class Verdict:
             self.drop(kernel, schedule, where, reason)
 
     def require_equal(self, what: str, found: Tensor, expected: Tensor) -> None:
-        """Of two kernels that must give the same bytes."""
+        """Compares the results of two kernels that must give the same bytes."""
         self.checked += 1
         if different := count_differing(found, expected):
             self.fail(f"{what}: {different} of {expected.numel()} elements differ")
 
     def fail(self, why: str) -> None:
-        """`native` must not run on this machine."""
+        """Records a failure because of which `native` must not run on this machine."""
         self.failed.append(why)
         logger.error("%s", why)
 
 
 def exclude(drop: dict[str, Any]) -> None:
-    """In this process; says so the first time."""
+    """Excludes a dropped schedule in this process, with a warning the first time."""
     module = MODULES[drop["kernel"]]
     schedule = module.Schedule(**drop["schedule"])
     if schedule not in module.excluded:

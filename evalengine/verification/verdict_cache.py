@@ -16,8 +16,8 @@ from evalengine.kernels import cublaslt
 from evalengine.kernels.launching.driver import driver_version
 
 DRIVER = Path("/proc/driver/nvidia/version")
-SOURCES = (Path(cublaslt.__file__).parent, Path(__file__).parent)  # the kernels, and what compares them
-COMPILER = (  # variables that change what Triton makes of a kernel
+SOURCES = (Path(cublaslt.__file__).parent, Path(__file__).parent)  # the kernels, and the modules that compare them
+COMPILER = (  # environment variables that change how Triton compiles a kernel
     "TRITON_PTXAS_PATH",
     "TRITON_PTXAS_BLACKWELL_PATH",
     "PTXAS_OPTIONS",
@@ -33,23 +33,23 @@ COMPILER = (  # variables that change what Triton makes of a kernel
 
 def environment(device: torch.device, contract_version: int) -> dict[str, Any]:
     """GPU, driver, torch, Triton, its compiler, contract version, and the kernels' own sources and tables."""
-    import triton  # a CPU may have none, and `sources_sha256` needs none
+    import triton  # A CPU machine may lack Triton, and `sources_sha256` does not need it.
 
     gpu: dict[str, Any] = {"gpu": "cpu"}
-    if device.type == "cuda":  # one name is sold with different numbers of SMs
+    if device.type == "cuda":  # GPUs of one name are sold with different numbers of SMs.
         properties = torch.cuda.get_device_properties(device)
         gpu = {
             "gpu": torch.cuda.get_device_name(device),
             "capability": [properties.major, properties.minor],
             "sms": properties.multi_processor_count,
-            "cuda_driver": driver_version(),  # in a container that hides DRIVER, all that is known of the driver
+            "cuda_driver": driver_version(),  # all that is known of the driver in a container that hides DRIVER
         }
     return {
         **gpu,
         "driver": DRIVER.read_text().splitlines()[0] if DRIVER.exists() else None,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cublaslt": cublaslt.version() if device.type == "cuda" else None,  # it picks algorithms itself
+        "cublaslt": cublaslt.version() if device.type == "cuda" else None,  # cuBLASLt picks its algorithms itself.
         "triton": triton.__version__,
         "compiler": {name: _named(os.environ[name]) for name in COMPILER if name in os.environ},
         "contract_version": contract_version,
@@ -58,16 +58,17 @@ def environment(device: torch.device, contract_version: int) -> dict[str, Any]:
 
 
 def _named(value: str) -> list:
-    """A variable's value; of a file also what tells it from another one that is put in its place."""
+    """A variable's value and, if it names a file, the file's size and time, which tell it from a replacement."""
     try:
-        found = Path(value).stat()
+        status = Path(value).stat()
     except (OSError, ValueError):
         return [value]
-    return [value, found.st_size, found.st_mtime_ns]
+    return [value, status.st_size, status.st_mtime_ns]
 
 
 def sources_sha256() -> str:
-    """SHA-256 (hex) over the kernels' sources and tables, and what compares them: paths and contents, in order."""
+    """SHA-256 (hex) over the sources and tables of the kernels and of their comparison: paths and contents, in
+    order."""
     sources = hashlib.sha256()
     for folder in SOURCES:
         for file in sorted(folder.rglob("*")):
@@ -88,7 +89,8 @@ def load(key: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def save(key: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
-    """Writes it whole or not at all. A cache that cannot be written costs the next process a few seconds, no more."""
+    """Writes the verdict whole or not at all. A cache that cannot be written costs the next process a few seconds,
+    no more."""
     scratch = None
     try:
         path = _path(key)
@@ -103,14 +105,14 @@ def save(key: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
 
 
 def _path(key: Mapping[str, Any]) -> Path:
-    """Raises RuntimeError where the user has no home."""
+    """The file of the verdict under this key. Raises RuntimeError where the user has no home."""
     folder = os.environ.get("XDG_CACHE_HOME")
     root = Path(folder) if folder else Path.home() / ".cache"
     return root / "evalengine" / f"kernels-{_sha256(key)[:16]}.json"
 
 
 def _plain(value: Mapping[str, Any]) -> Any:
-    """As it comes back from a file."""
+    """The value as reading it back from a JSON file returns it."""
     return json.loads(json.dumps(value, sort_keys=True))
 
 

@@ -1,9 +1,10 @@
-"""Freedom is never assumed: every schedule that the kernels may choose for a model, by bytes against the reference.
+"""Compares every schedule that the kernels may choose for a model with the reference schedule, by bytes.
 
-On the live GPU, with random data, in the model's own shapes. A schedule that differs, or does not run, is dropped: it
-enters its module's `excluded`, and `choose` names the reference schedule instead. The verdict is cached, unless a
-schedule that may run next time was dropped for an error (any but Triton's OutOfResources). What has no other schedule
-to fall back on (a fused kernel against its parts, decode against prefill) is `failed`: `native` must not run there.
+The comparison runs on the live GPU, with random data, in the model's own shapes. A schedule that differs, or does not
+run, is dropped: it enters its module's `excluded`, and `choose` names the reference schedule instead. The verdict is
+cached, unless a schedule that may run next time was dropped for an error (any but Triton's OutOfResources). A
+difference for which there is no other schedule (a fused kernel against its parts, decode against prefill) is in
+`failed`: `native` must not run.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ def verify(
     rank: int = 0,
 ) -> dict[str, Any]:
     """The verdict for a model's shapes, plain JSON values: {"schedules": n, "checked": n, "dropped": [...],
-    "failed": [...], "cached": bool, "seconds": s}. What a cached verdict dropped is excluded in this process too.
+    "failed": [...], "cached": bool, "seconds": s}. Schedules that a cached verdict dropped are excluded in
+    this process, too.
 
-    It is made and kept in parts (products, rows, attention for each page size): another page size costs its own only.
+    The verdict is made and kept in parts (products, rows, attention for each page size), so that another page size
+    costs only its own part.
 
-    contract_version: a verdict is kept for one. lm_head_rows: the most rows that lm_head computes at once. vocabulary:
-    each rank's token ids, where several ranks share the model; each computes its own columns of every product, with the
-    whole of K. rank: this one's place among them.
+    contract_version: a cached verdict holds for this one only. lm_head_rows: the most rows that lm_head computes at
+    once. vocabulary: each rank's token ids, where several ranks share the model; each computes its own columns of every
+    product, with the whole of K. rank: this rank's place among them.
     """
     started = time.perf_counter()
     ids = list(vocabulary) or [range(shapes.vocab_size)]
@@ -75,16 +78,16 @@ def verify(
         **{f"attention, pages of {n}": ([num_heads, num_kv_heads, head_dim], attention_of(n)) for n in page_sizes},
     }
     environment = {**verdict_cache.environment(device, contract_version), "dtype": str(dtype)}
-    found = [
+    verdicts = [
         _part({**environment, "part": name, "shapes": sizes}, run, device, use_cache)
         for name, (sizes, run) in parts.items()
     ]
     return {
-        "schedules": sum(part["schedules"] for part in found),
-        "checked": sum(part["checked"] for part in found),
-        "dropped": [drop for part in found for drop in part["dropped"]],
-        "failed": [failed for part in found for failed in part["failed"]],
-        "cached": all(part["cached"] for part in found),
+        "schedules": sum(part["schedules"] for part in verdicts),
+        "checked": sum(part["checked"] for part in verdicts),
+        "dropped": [drop for part in verdicts for drop in part["dropped"]],
+        "failed": [failed for part in verdicts for failed in part["failed"]],
+        "cached": all(part["cached"] for part in verdicts),
         "seconds": time.perf_counter() - started,
     }
 
@@ -111,5 +114,5 @@ def _part(key: dict[str, Any], run: Callable[[Verdict], None], device: torch.dev
     if verdict.lasting:
         verdict_cache.save(key, result)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what follows is sized by the memory that is free
+        torch.cuda.empty_cache()  # The engine sizes its KV pool by the free memory.
     return {**result, "cached": False}

@@ -1,1 +1,1 @@
-"""How a kernel gets from Python to the GPU. Below the kernels, and without any arithmetic."""
+"""How a kernel gets from Python to the GPU. The kernels build on this package; it does no arithmetic."""

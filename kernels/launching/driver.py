@@ -1,8 +1,8 @@
 """Launching a compiled Triton kernel by the CUDA driver's own cuLaunchKernelEx.
 
 A forward step of a small model is bound by how fast the host issues its kernels. Triton's launcher parses every
-argument anew, asks the driver about each pointer and encodes each tensor map again; here all that stays the same from
-one launch to the next is laid out once, and a launch writes the pointers that vary and makes one call.
+argument anew, asks the driver about each pointer and encodes each tensor map again. Here everything that stays the
+same from one launch to the next is laid out once; a launch only writes the pointers that vary and makes one call.
 
 How Triton lays out a kernel's parameters is not its public interface, so nothing is assumed: the driver is asked for
 every parameter's size, and a kernel that is not as expected is launched by Triton (`Unsupported`).
@@ -20,26 +20,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-MAX_MAPS = 1 << 12  # tensor maps kept for one parameter: one a layer's weight, and a few a recycled activation
+# Tensor maps kept for one parameter: each layer's weight needs one, and each recycled activation a few.
+MAX_MAPS = 1 << 12
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_KEYS = {"swizzle", "elem_size", "elem_type", "block_size", "fp4_padded"}
-L2_PROMOTION_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B, what Triton's own launcher asks for
+L2_PROMOTION_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B: Triton's own launcher asks for it, too
 # Triton's numbers 0 to 7 of element types equal the driver's CUtensorMapDataType; 8, 9 and 10 must be mapped.
 ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
 SIZES = {"i1": 4, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "fp32": 4, "fp64": 8}
 WARP = 32
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 WAITS = "griddepcontrol.wait"  # the instruction of device_math.after_previous_kernel
-_lock = threading.Lock()  # a repeated launch's parameters are written in place
-_thread = threading.local()  # .has_context: whether the driver knows where this thread's launches go
+_lock = threading.Lock()  # held while a repeated launch's parameters are written in place and launched
+_thread = threading.local()  # .has_context: whether this thread has a current CUDA context
 
 
 class Unsupported(Exception):
-    """This kernel is launched by Triton."""
+    """This module cannot launch the kernel, so Triton's own launcher must."""
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The driver's struct CUlaunchConfig."""
 
     _fields_ = [
         ("grid", ctypes.c_uint * 3),
@@ -52,7 +53,7 @@ class _Config(ctypes.Structure):
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, of whose union only the int at its begin is used."""
+    """The driver's struct CUlaunchAttribute; of its union only the int at the beginning is used."""
 
     _fields_ = [
         ("id", ctypes.c_uint),
@@ -63,7 +64,7 @@ class _Attribute(ctypes.Structure):
 
 
 class Parameter(NamedTuple):
-    """One argument as the kernel takes it; a descriptor takes five parameters: the map, its shape, its strides."""
+    """One argument as the kernel takes it. A 2-D descriptor takes five parameters: its map, two sizes, two strides."""
 
     argument: int
     type: str  # "*bf16", "i32", "fp32", ...; "map"
@@ -74,7 +75,7 @@ class DriverKernel:
     """A compiled kernel's function and parameters. Raises Unsupported where Triton's launcher does more than launch."""
 
     def __init__(self, compiled: Any, device: int) -> None:
-        """`compiled`: what `kernel[grid](...)` returned on the current device, which is `device`."""
+        """`compiled`: the result of `kernel[grid](...)` on the current device, whose index is `device`."""
         try:
             launcher, metadata = compiled.run, compiled.metadata
             extras = (launcher.launch_cooperative_grid, launcher.launch_pdl, launcher.global_scratch_size)
@@ -99,7 +100,10 @@ class DriverKernel:
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        """After the arguments' parameters come at most two pointers, for the scratch memory that it does not use."""
+        """Raises Unsupported unless the driver reports the parameters expected.
+
+        After the arguments' own come at most two pointers to scratch memory, which such a kernel does not use.
+        """
         expected = [size for parameter in self.parameters for size in _sizes(parameter)]
         actual = self.cuda.parameter_sizes(self.function)
         self.num_scratch = len(actual) - len(expected)
@@ -110,8 +114,8 @@ class DriverKernel:
 class Repeat:
     """One launch, laid out: `repeat(*tensors)` makes it again with other tensors in the places `varying`.
 
-    They must be what the first ones were to Triton and to whoever chose the grid: dtype, shape, strides, address modulo
-    16, and on the same device. What does not vary is kept alive.
+    The compiled kernel and the grid were chosen for the first tensors, so the others must have their dtype, shape,
+    strides, device and address modulo 16. The arguments that do not vary are kept alive.
     """
 
     def __init__(self, kernel: DriverKernel, grid: tuple[int, int, int], args: tuple, varying: Sequence[int]) -> None:
@@ -127,7 +131,7 @@ class Repeat:
         for parameter in kernel.parameters:
             slot = self._lay_out(parameter, args[parameter.argument], slot, varying)
         self._config = _Config(grid, (kernel.threads, 1, 1), kernel.shared, None, None, 0)
-        if kernel.waits:  # by itself, so it may be on the GPU before the kernel in front of it has ended
+        if kernel.waits:  # The kernel itself waits for the one before it, so it may be on the GPU before that one ends.
             self._early = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
             self._config.attributes, self._config.num_attributes = ctypes.addressof(self._early), 1
         self._call = (ctypes.byref(self._config), kernel.function, self._params, None)
@@ -152,7 +156,7 @@ class Repeat:
         return slot + 1
 
     def __call__(self, *tensors: Tensor) -> None:
-        """On the current stream of the kernel's device. Raises RuntimeError if the driver refuses."""
+        """Launches on the current stream of the kernel's device. Raises RuntimeError if the driver refuses."""
         if torch.cuda.current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self(*tensors)
@@ -172,7 +176,7 @@ class Repeat:
 
 
 class _Maps:
-    """Tensor maps (CUtensorMap) of tensors that differ in their address alone, by that address."""
+    """The tensor maps (CUtensorMap) of tensors that differ in their address alone, looked up by that address."""
 
     def __init__(self, cuda: _Cuda, descriptor: Any, meta: dict[str, Any]) -> None:
         if meta["fp4_padded"] or descriptor.padding == "nan" or getattr(descriptor, "round_f32_to_tf32", False):
@@ -188,22 +192,22 @@ class _Maps:
         self._steps = (ctypes.c_uint32 * rank)(*[1] * rank)
 
     def address(self, tensor: Tensor) -> int:
-        """Where the tensor's map lies."""
-        at = tensor.data_ptr()
-        found = self._maps.get(at)
-        if found is None:
+        """The address of the tensor's map on the host, encoded the first time."""
+        data = tensor.data_ptr()
+        entry = self._maps.get(data)
+        if entry is None:
             if len(self._maps) >= MAX_MAPS:
                 self._maps.clear()
             memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
             address = -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
             status = self._cuda.encode(
-                address, self._type, self._rank, at, self._shape, self._strides, self._block, self._steps,
+                address, self._type, self._rank, data, self._shape, self._strides, self._block, self._steps,
                 0, self._swizzle, L2_PROMOTION_128B, 0,
             )  # fmt: skip
             if status:
                 raise RuntimeError(f"cuTensorMapEncodeTiled gives CUDA error {status}")
-            found = self._maps[at] = (address, memory)
-        return found[0]
+            entry = self._maps[data] = (address, memory)
+        return entry[0]
 
 
 class _Cuda:
@@ -223,10 +227,10 @@ class _Cuda:
         self._retain.argtypes = [pointer, ctypes.c_int]
 
     def give_context(self, device: int) -> None:
-        """Makes the device's primary context, which torch works in, this thread's, unless it has one.
+        """Makes the device's primary context, in which torch works, this thread's context, unless the thread has one.
 
-        A new thread gets one with its first call of the CUDA runtime, which need not come before its first launch:
-        torch hands out memory that it has, and knows the device and the stream itself.
+        A new thread gets a context with its first call of the CUDA runtime. That call need not come before the first
+        launch: torch hands out memory that it holds already, and knows the device and the stream itself.
         """
         context = ctypes.c_void_p()
         status = self._current(ctypes.byref(context))
@@ -246,7 +250,7 @@ class _Cuda:
 
 @cache
 def libcuda() -> _Cuda:
-    """Raises Unsupported without the library or one of the functions."""
+    """The loaded CUDA driver library. Raises Unsupported if it, or one of its functions, is missing."""
     try:
         return _Cuda(ctypes.CDLL("libcuda.so.1"))
     except (OSError, AttributeError) as error:
@@ -264,7 +268,7 @@ def driver_version() -> int | None:
 
 
 def _sizes(parameter: Parameter) -> list[int]:
-    """Bytes of one argument's parameters."""
+    """The sizes in bytes of the parameters that one argument takes."""
     if parameter.map is not None:
         rank = len(parameter.map["block_size"])
         return [MAP_BYTES, *[4] * rank, *[8] * rank]
@@ -276,7 +280,7 @@ def _sizes(parameter: Parameter) -> list[int]:
 
 
 def _bits(kind: str, value: Any) -> int:
-    """A parameter's value in the lowest bytes of 64 bits (the host is little-endian, as every host of a GPU is)."""
+    """A parameter's value in the lowest bytes of 64 bits. The host is little-endian, as every GPU's host is."""
     if isinstance(value, Tensor):
         return value.data_ptr()
     if kind in ("fp32", "fp64"):

@@ -2,8 +2,8 @@
 
 Triton's own `kernel[grid](...)` works out, on every call, which compiled variant the arguments ask for; with some 25
 parameters that took tens of microseconds (one sequence of 1,024 tokens: 36 us a call, of which the GPU worked 8).
-Here the variant is looked up by what can tell variants apart; and a wrapper that has seen operands of the same kinds
-before (`kind`) repeats its whole launch (`Launch.again`).
+Here the variant is looked up by the properties on which Triton specialises; and a wrapper that has seen operands of the
+same kinds before (`kind`) repeats its whole launch (`Launch.again`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from evalengine.kernels.launching.driver import DriverKernel, Repeat, Unsupported
 
 INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run on the CPU, in tests
-MAX_REMEMBERED = 1 << 12  # launches of one wrapper: operand shapes times numbers of rows; 30 kB each with their maps
+# Launches that one wrapper remembers: one for each operand shape and number of rows, 30 kB each with its tensor maps.
+MAX_REMEMBERED = 1 << 12
 Again = Callable[..., None]
 _variants: dict[tuple, _Variant] = {}
 
@@ -45,21 +46,22 @@ class _Variant:
             filled = list(places)
             for position, tensor in zip(varying, tensors, strict=True):
                 filled[position] = tensor if places[position] is None else _filled(places[position], tensor)
-            with torch.cuda.device(self.device):  # Triton asks for the current device's stream
+            with torch.cuda.device(self.device):  # Triton launches on the current device's stream.
                 run(*filled, *self.constants)
 
         return by_triton
 
 
 class Launch:
-    """A launch that was made."""
+    """A launch that has been made and can be repeated."""
 
     def __init__(self, variant: _Variant, grid: tuple[int, int, int], args: tuple) -> None:
         self.args = args
         self._variant, self._grid = variant, grid
 
     def again(self, *varying: int) -> Again:
-        """The same launch for other tensors in these places of `args` (a descriptor's: its base), of the same kinds."""
+        """Returns the same launch for other tensors of the same kinds in these places of `args` (in a descriptor's
+        place: its base)."""
         return self._variant.again(self._grid, self.args, varying)
 
 
@@ -75,8 +77,9 @@ def launch(
     """Runs `kernel`, whose parameters are `args` and then its constexprs, `constants`, on the current stream of the
     device that the tensors lie on.
 
-    Triton's specialisation is kept: an integer that is 1 or a multiple of 16, a pointer aligned to 16 bytes. Always
-    without FMA contraction, as the contract has it. None if nothing can be repeated (the interpreter, an empty grid).
+    Arguments are specialised as Triton does: an integer that is 1 or a multiple of 16, a pointer aligned to 16 bytes.
+    Kernels are compiled without FMA contraction, as the contract demands. Returns None if the launch cannot be
+    repeated (the interpreter, an empty grid).
     """
     if INTERPRETED or 0 in grid:
         if 0 not in grid:
@@ -97,26 +100,26 @@ def launch(
 
 
 def kind(x: Tensor | None) -> tuple | None:
-    """What a launch may rest on: where operands are alike in this, so are grid, variant and scalar parameters."""
+    """The properties of an operand on which a launch depends: equal kinds have equal grids, variants and scalars."""
     return None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.get_device())
 
 
 def remember(memory: dict[tuple, Again], key: tuple, again: Again) -> None:
-    """Into a wrapper's memory of its launches, which is emptied when it is full."""
+    """Puts a launch into a wrapper's memory, which is emptied when it is full."""
     if len(memory) >= MAX_REMEMBERED:
         memory.clear()
     memory[key] = again
 
 
 def _device(arg: Any) -> int | None:
-    """Where an argument lies, if it lies anywhere."""
+    """The device index of a tensor or a descriptor; None for other arguments."""
     if isinstance(arg, Tensor):
         return arg.get_device()
     return arg.base.get_device() if hasattr(arg, "base") else None
 
 
 def _specialization(arg: Any) -> object:
-    """What Triton specialises this argument on."""
+    """The properties of an argument on which Triton specialises a kernel."""
     if isinstance(arg, int):
         return arg == 1, arg & 15 == 0, -(1 << 31) <= arg < 1 << 31
     if isinstance(arg, Tensor):
@@ -127,12 +130,12 @@ def _specialization(arg: Any) -> object:
 
 
 def _emptied(arg: Any) -> Any:
-    """A place for another tensor: None, or for a descriptor's base a descriptor without one."""
+    """The place of a tensor to come: None, or a descriptor without a base in a descriptor's place."""
     return None if isinstance(arg, Tensor) else _filled(arg, None)
 
 
 def _filled(descriptor: Any, base: Tensor | None) -> Any:
-    """The descriptor of another tensor; `dataclasses.replace` would run its checks again, which cost 5 us."""
+    """A copy of the descriptor with another base; `dataclasses.replace` would repeat its checks, which cost 5 us."""
     kind_of: Any = type(descriptor)
     same = kind_of.__new__(kind_of)
     same.__dict__.update(descriptor.__dict__)

@@ -1,4 +1,4 @@
-"""Small tensors on their way to the device, without the host waiting for what the device was given before."""
+"""Copies small tensors to the device without making the host wait for the work queued there before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """The tensor, which lies on the host, on `device`: from pinned memory, which torch keeps until it has been copied.
+    """A copy on `device` of a tensor on the host, made from pinned memory, which torch keeps until the copy is done.
 
-    A copy from other memory may wait for the stream.
+    A copy from memory that is not pinned may wait for the stream.
     """
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
