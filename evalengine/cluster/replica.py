@@ -28,6 +28,7 @@ from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
 from evalengine.records.manifest import machine_facts
+from evalengine.records.manifest_parts import Hardware
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,14 @@ class ReplicaFacts:
     spec: ModelSpec
     tokenizer: str | None  # SHA-256
     gpu_architecture: str | None
-    hardware: dict[str, Any]
+    hardware: Hardware
 
     @property
     def where(self) -> str:
         """The host and the device, for people."""
         if not self.devices:
             return f"{self.host} (CPU, process {self.pid})"
-        return f"{self.host} GPU {','.join(self.devices)} ({', '.join(self.hardware['gpus'])})"
+        return f"{self.host} GPU {','.join(self.devices)} ({', '.join(self.hardware.gpus)})"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Replica:
             spec=llm.spec,
             tokenizer=tokenizer_sha256(llm.tokenizer),
             gpu_architecture="sm_{}{}".format(*torch.cuda.get_device_capability(device)) if cuda else None,
-            hardware=machine_facts(str(device))["hardware"],
+            hardware=machine_facts(str(device)).hardware,
         )
 
     def weights_sha256(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Protocol, cast
 
 import torch
@@ -93,4 +94,6 @@ def gpu_architecture(llm: Answering) -> str:
 
 def cluster_facts(llm: Answering) -> dict[str, Any]:
     """What the manifest says of replicas: who they are, and the first one's hardware; nothing without replicas."""
-    return {"cluster": llm.roster.facts(), "hardware": llm.first.hardware} if isinstance(llm, RayEngines) else {}
+    if not isinstance(llm, RayEngines):
+        return {}
+    return {"cluster": llm.roster.facts(), "hardware": asdict(llm.first.hardware)}

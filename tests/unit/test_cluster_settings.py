@@ -22,6 +22,7 @@ from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare
 from evalengine.records.manifest import run_identity
+from evalengine.records.manifest_parts import Hardware
 from tests.e2e.command import call
 
 CPU, GPU = {"CPU": 16.0}, {"CPU": 16.0, "GPU": 8.0}
@@ -144,7 +145,7 @@ def test_a_replica_unlike_the_first_is_named() -> None:
     like = ReplicaFacts(
         *("hosta", "node", 1, ("0",), native, limits, None, evalengine.CONTRACT_VERSION, checkpoint.spec, "abc"),
         gpu_architecture="sm_90",
-        hardware={"gpus": ["H100"]},
+        hardware=Hardware("cuda", "Xeon", 64, ["H100"]),
     )
     assert [*unlike(like, like, checkpoint.spec, "abc")] == []
     assert like.where == "hosta GPU 0 (H100)"
