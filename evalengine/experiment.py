@@ -25,9 +25,9 @@ from evalengine.compose import Job
 from evalengine.config import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
 from evalengine.harness.time_left import duration
-from evalengine.plain_files import read_json
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
 from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import glance_at_manifest
 
 SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they change neither model nor rows
 
@@ -82,8 +82,8 @@ def _seconds(place: Path) -> float | None:
     """The seconds that a job's finished run took, by its manifest; None without one."""
     folder = finished_run(place)
     try:
-        return float(read_json(folder / MANIFEST)["timings"]["total_seconds"]) if folder else None
-    except (OSError, ValueError, LookupError, TypeError):
+        return (glance_at_manifest(folder / MANIFEST).timings.total_seconds or None) if folder else None
+    except (OSError, ValueError):
         return None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.evidence import FILES, SHA256, bind
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
 
 ISO = "2026-01-02T03-04-05.678901"
@@ -55,9 +56,9 @@ def write_run(
     results = results_dict(tasks, model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
     digest = run_digest(records)
-    manifest = {"digest": digest, "task_digests": task_digests(records), "identity": {"weights": "w"}, "code": {}}
-    manifest = bind(manifest, path, digest) if bound else manifest
-    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    content = {"digest": digest, "task_digests": task_digests(records), "identity": {"weights": "w"}, "code": {}}
+    manifest = bind(Manifest(content), path, digest) if bound else Manifest(content)
+    (path / "manifest.json").write_text(manifest.file_text(), encoding="utf-8")
     (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")
     return path
 
@@ -68,7 +69,8 @@ def bind_again(path: Path, **changes: Any) -> None:
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     rest = {name: value for name, value in manifest.items() if name not in (FILES, SHA256)}
     digest = (path / "digest.txt").read_text(encoding="utf-8").strip()
-    (path / "manifest.json").write_text(json.dumps(bind({**rest, **changes}, path, digest)), encoding="utf-8")
+    bound = bind(Manifest({**rest, **changes}), path, digest)
+    (path / "manifest.json").write_text(bound.file_text(), encoding="utf-8")
 
 
 def _sample(task: str, doc: int, name: str, value: float) -> Sample:

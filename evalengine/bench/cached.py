@@ -16,6 +16,9 @@ from typing import Any
 
 from evalengine.command import Namespace
 from evalengine.errors import EvalEngineError
+from evalengine.records.evidence import AGAIN
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import load_manifest
 
 COLUMNS = ("requests", "to the digest, s", "whole command, s", "CPU, s", "load on the machine before")
 
@@ -81,9 +84,10 @@ def _timed(settings: Sequence[str], output: Path, requests: int) -> dict[str, An
     if process.returncode:
         raise EvalEngineError(f"bench cache: the run failed: {process.stderr.strip()[-400:]}")
     (folder,) = output.glob("*-*")
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    if manifest["cache"]["hits"] != requests:
-        raise EvalEngineError(f"bench cache: {manifest['cache']} of {requests} requests: not all were in the cache")
+    cache = load_manifest(folder / MANIFEST, AGAIN).cache
+    hits = 0 if cache is None else cache.hits
+    if hits != requests:
+        raise EvalEngineError(f"bench cache: {hits} hits of {requests} requests: not all were in the cache")
     return {
         "to_digest_s": round((folder / "digest.txt").stat().st_mtime - started, 2),
         "whole_s": round(seconds, 2),

@@ -98,7 +98,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
     return {
         "command": " ".join(command),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "code": code_version(),
+        "code": asdict(code_version()),
         "gpu": _gpu_name(),
         "driver": _driver_version(),
         "cuda": torch.version.cuda,

@@ -26,7 +26,7 @@ def main(arguments: Namespace) -> int:
     seconds = time.perf_counter() - start
     about = {
         "command": f"python -m evalengine bench statistics --draws {arguments.draws} --seed {arguments.seed}",
-        "code": code_version(), "python": platform.python_version(), **_versions(), "draws": arguments.draws,
+        "code": asdict(code_version()), "python": platform.python_version(), **_versions(), "draws": arguments.draws,
         "seed": arguments.seed, "seconds": round(seconds, 1),
     }  # fmt: skip
     for file in write(found, about, arguments.output):

@@ -8,6 +8,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def certificate(
         "negative_control": {"attention_backend": proof.control.attention_backend, **_axis(proof.control)},
         "kernels": None if kernels is None else dict(kernels),
         # The commit may be only what EVALENGINE_COMMIT claims; the kernels' hash is that of the files used here.
-        "code": {**code_version(), "kernels_sha256": sources_sha256()},
+        "code": {**asdict(code_version()), "kernels_sha256": sources_sha256()},
         "hardware": {"device": device, "cpu": cpu_name(), "cpu_count": os.cpu_count(), "gpus": gpu_names(device)},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

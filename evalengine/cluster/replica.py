@@ -29,6 +29,7 @@ from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
 from evalengine.records.libraries import installed_libraries
 from evalengine.records.manifest import machine_facts
+from evalengine.records.manifest_parts import Hardware
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class ReplicaFacts:
     tokenizer: str | None  # SHA-256
     gpu_architecture: str | None
     libraries: dict[str, str | None]  # `installed_libraries` there
-    hardware: dict[str, Any]
+    hardware: Hardware
 
     @property
     def where(self) -> str:
         """The host and the device, for people."""
         if not self.devices:
             return f"{self.host} (CPU, process {self.pid})"
-        return f"{self.host} GPU {','.join(self.devices)} ({', '.join(self.hardware['gpus'])})"
+        return f"{self.host} GPU {','.join(self.devices)} ({', '.join(self.hardware.gpus)})"
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Replica:
             tokenizer=tokenizer_sha256(llm.tokenizer),
             gpu_architecture="sm_{}{}".format(*torch.cuda.get_device_capability(device)) if cuda else None,
             libraries=installed_libraries(),
-            hardware=machine_facts(str(device))["hardware"],
+            hardware=machine_facts(str(device)).hardware,
         )
 
     def weights_sha256(self) -> str:

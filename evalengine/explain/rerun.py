@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,9 @@ def _configuration(side: Side) -> Config:
     """The run's configuration, with what the run resolved by itself pinned."""
     given = (*side.places, *side.instead)
     config = read_config(side.run.source / "config.yaml", (*COMPUTED_AGAIN, *given))
-    resolved = side.run.manifest["engine"]
+    resolved = side.run.manifest.engine_settings
     names = list(ALWAYS if side.instead else RESOLVED)
-    if not side.instead and resolved["numerics"] == "fast":
+    if not side.instead and side.run.manifest.engine.numerics == "fast":
         names.append("attention_backend")
     pinned = {name: resolved[name] for name in names if not _names(given, f"engine.{name}=")}
     if pinned.get("device", "cpu").startswith("cuda") and not torch.cuda.is_available():
@@ -99,7 +99,7 @@ def _configuration(side: Side) -> Config:
             f"explain: {side.run.name} ran on {pinned['device']}, which this machine does not have. Where it ran, "
             "write a file by `explain RUN --item ITEM --write FILE`, and compare that: `explain FILE FILE`"
         )
-    if resolved["numerics"] == "fast" and config.engine.tensor_parallel_size > 1:
+    if side.run.manifest.engine.numerics == "fast" and config.engine.tensor_parallel_size > 1:
         raise ConfigError(
             f"explain: {side.run.name} summed over {config.engine.tensor_parallel_size} ranks (numerics=fast), and one "
             "process, which is what can be listened to, gives other bits; explain a run with batch_invariant=true"
@@ -146,7 +146,7 @@ def _trace(
         ops={**in_order(recorder.ops), LOGPROB: "float32"},
         computations=computations,
         settings=settings,
-        machine=machine_facts(settings["device"]),
+        machine=asdict(machine_facts(settings["device"])),
         extent=_extent(side, num_requests),
         reproduced=None if side.instead else _equals_record(side.run, item.key, output),
     )
@@ -163,7 +163,7 @@ def _add_logprobs(computations: list[Computation], first: int, logprobs: np.ndar
 def _extent(side: Side, num_requests: int) -> str:
     if side.alone:
         return "the item alone, without the requests that the run had beside it"
-    resumed = side.run.manifest["counts"]["resumed_requests"]
+    resumed = side.run.manifest.counts.resumed_requests
     other = f"; the run was interrupted after {resumed} requests, so its own batches were others" if resumed else ""
     return f"the run's {num_requests} requests in their batches, until the item was done{other}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Protocol, cast
 
 import torch
@@ -99,4 +100,6 @@ def libraries(llm: Answering) -> dict[str, str | None]:
 
 def cluster_facts(llm: Answering) -> dict[str, Any]:
     """The manifest's facts about replicas: their roster, and the first one's hardware; {} without replicas."""
-    return {"cluster": llm.roster.facts(), "hardware": llm.first.hardware} if isinstance(llm, RayEngines) else {}
+    if not isinstance(llm, RayEngines):
+        return {}
+    return {"cluster": llm.roster.facts(), "hardware": asdict(llm.first.hardware)}

@@ -38,13 +38,9 @@ from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_lm_eval
 from evalengine.records.lm_eval_file import read_results, results_files
-from evalengine.records.manifest import (
-    MANIFEST,
-    RunCounts,
-    RunTimings,
-    build_manifest,
-    code_version,
-)
+from evalengine.records.manifest import MANIFEST, build_manifest, code_version
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 
@@ -141,10 +137,10 @@ def _run(
             leave(folder.path)
             folder.tidy()
             written = read_results(results_files(folder.path)[-1])["results"]
-            return RunResult(folder.path, manifest["digest"], {task: _metrics(written[task]) for task in written})
+            return RunResult(folder.path, manifest.digest, {task: _metrics(written[task]) for task in written})
 
 
-def _own_manifest(folder: RunFolder) -> dict[str, Any]:
+def _own_manifest(folder: RunFolder) -> Manifest:
     """The manifest of a folder that this command finished, now or before it was killed. Raises ConfigError."""
     try:
         return open_run(folder.path, page=False)
@@ -205,24 +201,24 @@ def _write(
         bound = bind(manifest, folder.path, digest)
     except OSError as error:
         raise bind_failed(folder.path, error) from error
-    folder.write_json(MANIFEST, bound)
+    folder.write_text(MANIFEST, bound.file_text())
     folder.finish(digest)
 
 
-def model_facts(config: Config, llm: Answering, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest's `model`, as plain JSON values."""
-    return {
-        "name": config.model.name,
-        "source": llm.checkpoint.source,
-        "revision": llm.checkpoint.revision,
-        "format": llm.checkpoint.format,
-        "architecture": llm.spec.architecture,
-        "num_parameters": llm.spec.num_parameters,
-        "weights_sha256": identity["weights"],
-        "eos_token_ids": list(llm.spec.eos_token_ids),
-        "prefix_token_id": find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
-        "processors": llm.spec.processors.in_force(),
-    }
+def model_facts(config: Config, llm: Answering, identity: Mapping[str, Any]) -> Model:
+    """The manifest's `model`."""
+    return Model(
+        name=config.model.name,
+        source=llm.checkpoint.source,
+        revision=llm.checkpoint.revision,
+        format=llm.checkpoint.format,
+        architecture=llm.spec.architecture,
+        num_parameters=llm.spec.num_parameters,
+        weights_sha256=identity["weights"],
+        eos_token_ids=list(llm.spec.eos_token_ids),
+        prefix_token_id=find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
+        processors=llm.spec.processors.in_force(),
+    )
 
 
 def engine_settings(llm: Answering) -> dict[str, Any]:
@@ -287,7 +283,7 @@ def _invocation(config: Config, clock: _Clock, timings: RunTimings) -> Invocatio
         total_seconds=timings.total_seconds,
         evalengine_version=evalengine.__version__,
         transformers_version=transformers.__version__,
-        git_hash=code_version()["commit"],
+        git_hash=code_version().commit,
         system_instruction=config.system_instruction,
         fewshot_as_multiturn=config.fewshot_as_multiturn if config.apply_chat_template else None,
         model_args={"numerics": config.numerics, "batch_invariant": config.batch_invariant},

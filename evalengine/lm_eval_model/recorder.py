@@ -34,7 +34,9 @@ from evalengine.lm_eval_model.requests import Asked
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.evidence import bind
 from evalengine.records.folder import DIGEST, RECORDS, write_whole
-from evalengine.records.manifest import MANIFEST, RunCounts, RunTimings, build_manifest, identity_sha256, run_identity
+from evalengine.records.manifest import MANIFEST, build_manifest, identity_sha256, run_identity
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_parts import RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 
@@ -119,13 +121,14 @@ class Recorder:
         write_whole(folder / RECORDS, lambda path: write_records(path, rows))
         pieces = token_bytes(self.llm.tokenizer, used_ids(row.output_ids for row in rows))
         _write_json(folder / TOKENS, tokens_json(pieces))
-        _write_json(folder / MANIFEST, bind(self._manifest(rows, digest), folder, digest))
+        bound = bind(self._manifest(rows, digest), folder, digest)
+        write_whole(folder / MANIFEST, lambda path: path.write_text(bound.file_text(), encoding="utf-8"))
         write_whole(folder / DIGEST, lambda path: path.write_text(f"{digest}\n", encoding="utf-8"))
 
-    def _manifest(self, rows: Sequence[RequestRecord], digest: str) -> dict[str, Any]:
+    def _manifest(self, rows: Sequence[RequestRecord], digest: str) -> Manifest:
         llm, config = self.llm, self.arguments.config
         identity = self._run_identity()
-        manifest = build_manifest(
+        return build_manifest(
             run_id=identity_sha256(identity)[:8],
             identity=identity,
             model=model_facts(config, llm, identity),
@@ -139,9 +142,8 @@ class Recorder:
             task_digests=task_digests(rows),
             started=self.started,
             cache=None if self.cache is None else asdict(self.cache),
+            more_libraries={"lm-eval": str(getattr(lm_eval, "__version__", "unknown"))},
         )
-        manifest["libraries"]["lm-eval"] = str(getattr(lm_eval, "__version__", "unknown"))
-        return manifest
 
     def _run_identity(self) -> dict[str, Any]:
         """The run's identity: the engine's, and every prompt. Settings that lm-eval decides stand in its results."""

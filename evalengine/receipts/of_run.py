@@ -49,18 +49,18 @@ def _engine(config: Config, checkpoint: Checkpoint) -> DeferredLLM:
 def _configuration(run: Run, places: Sequence[str]) -> Config:
     """The run's configuration, with the settings that concern only its machine decided anew."""
     config = read_config(run.source / "config.yaml", (*COMPUTED_AGAIN, *places))
-    resolved = run.manifest["engine"]
-    level = resolved["numerics"]
+    resolved = run.manifest.engine
+    level = resolved.numerics
     has_gpu = torch.cuda.is_available()
     device = config.engine.device if any(place.startswith("engine.device=") for place in places) else None
     ranks_given = any(place.startswith("engine.tensor_parallel_size=") for place in places)
     if device is None:
-        device = "cuda" if has_gpu and str(resolved["device"]).startswith("cuda") else "cpu"
+        device = "cuda" if has_gpu and resolved.device.startswith("cuda") else "cpu"
     engine = replace(
         config.engine,
         device=device,
-        dtype=resolved["dtype"],
-        max_model_len=resolved["max_model_len"],
+        dtype=resolved.dtype,
+        max_model_len=resolved.max_model_len,
         num_kv_blocks=None,
         num_threads=None,
         gpu_memory_utilization=None,

@@ -21,7 +21,8 @@ from typing import Any
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.records.folder import DIGEST, RECORDS
 from evalengine.records.manifest import MANIFEST
-from evalengine.records.manifest_file import read_manifest
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_file import load_manifest
 from evalengine.records.sealed import content_sha256, sha256_of
 from evalengine.records.tokens import TOKENS
 
@@ -36,24 +37,24 @@ _PAGE_SEAL = re.compile(rb"<!-- evalengine manifest ([0-9a-f]{64}|none), page ([
 _PAGE_SEAL_SIZE = 200  # bytes, more than a seal has
 
 
-def bind(manifest: Mapping[str, Any], folder: Path, digest: str) -> dict[str, Any]:
+def bind(manifest: Manifest, folder: Path, digest: str) -> Manifest:
     """The manifest with the hashes of the files that now lie in `folder`, and of the digest file to come.
 
     Raises `OSError` if one cannot be read.
     """
-    assert FILES not in manifest and SHA256 not in manifest, "a manifest is bound once"
+    assert not {FILES, SHA256} & {*manifest.content}, "a manifest is bound once"
     files = {name: file_sha256(folder / name) for name in _ours(folder)}
     files[DIGEST] = hashlib.sha256(f"{digest}\n".encode()).hexdigest()
-    bound = {**manifest, FILES: dict(sorted(files.items()))}
-    return {**bound, SHA256: content_sha256(bound)}
+    bound = {**manifest.content, FILES: dict(sorted(files.items()))}
+    return Manifest({**bound, SHA256: content_sha256(bound)})
 
 
-def is_bound(manifest: Mapping[str, Any]) -> bool:
+def is_bound(manifest: Manifest) -> bool:
     """Whether the manifest lists the run's files."""
-    return FILES in manifest
+    return FILES in manifest.content
 
 
-def open_run(folder: Path, page: bool = True) -> dict[str, Any]:
+def open_run(folder: Path, page: bool = True) -> Manifest:
     """The manifest of a finished run whose files are those that it was finished with. Every reader of runs begins here.
 
     page: whether `report.html` is checked, too; a command that writes it anew need not.
@@ -63,23 +64,23 @@ def open_run(folder: Path, page: bool = True) -> dict[str, Any]:
         raise ConfigError(
             f"{folder}: this run is not finished ({DIGEST} is missing); run its command again: it resumes"
         )
-    manifest = read_manifest(folder / MANIFEST, AGAIN)
-    if not is_bound(manifest) and SHA256 not in manifest and not _page_of_a_bound_run(folder / PAGE):
-        if SINCE_BOUND in manifest["identity"]:
+    manifest = load_manifest(folder / MANIFEST, AGAIN)
+    if not is_bound(manifest) and SHA256 not in manifest.content and not _page_of_a_bound_run(folder / PAGE):
+        if SINCE_BOUND in manifest.identity:
             raise ConfigError(f"{folder / MANIFEST}: the hashes of the run's files were taken out of it; {AGAIN}")
         return manifest
-    problems = _manifest_problem(folder, manifest) or [*_problems(folder, manifest[FILES])]
+    problems = _manifest_problem(folder, manifest) or [*_problems(folder, manifest.content[FILES])]
     if not problems and page:
-        problems = _page_problem(folder, manifest[SHA256])
+        problems = _page_problem(folder, manifest.content[SHA256])
     if problems:
         raise ConfigError(problems)
     return manifest
 
 
-def sealed_page(text: str, manifest: Mapping[str, Any]) -> bytes:
+def sealed_page(text: str, manifest: Manifest) -> bytes:
     """A page's file: its text, and a last line that binds it to the run whose manifest this is."""
     content = text.encode("utf-8")
-    whose = str(manifest.get(SHA256, "none"))
+    whose = manifest.sha256 or "none"
     return content + f"<!-- evalengine manifest {whose}, page {_page_sha256(content, whose)} -->\n".encode()
 
 
@@ -97,13 +98,12 @@ def _ours(folder: Path) -> Iterator[str]:
     return (name for name in names if any(fnmatch(name, pattern) for pattern in OURS))
 
 
-def _manifest_problem(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+def _manifest_problem(folder: Path, manifest: Manifest) -> list[str]:
     """What is wrong with the manifest itself."""
-    where, said = folder / MANIFEST, str(manifest.get(SHA256))
-    rest = {name: value for name, value in manifest.items() if name != SHA256}
-    if said != (found := sha256_of(rest)):
+    where, said = folder / MANIFEST, str(manifest.content.get(SHA256))
+    if said != (found := sha256_of(manifest.unsealed)):
         return [f"{where}: its content gives sha256 {found}, not {said[:64]}: it was edited or damaged; {AGAIN}"]
-    files = manifest.get(FILES)
+    files = manifest.content.get(FILES)
     if not isinstance(files, dict) or any(Path(name).name != name for name in files):
         return [f"{where}: its list of files is none: it was edited; {AGAIN}"]
     if missing := [name for name in NEEDED if name not in files]:

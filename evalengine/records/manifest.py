@@ -9,7 +9,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from evalengine.config import (
     template_date,
     think_end_token,
 )
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical
 
 MANIFEST = "manifest.json"
@@ -38,30 +40,6 @@ LIBRARIES = (
     *("torch", "triton", "transformers", "tokenizers", "datasets", "safetensors", "gguf", "flash-attn", "hydra-core"),
     *("numpy", "scipy", "pandas", "pyarrow", "jinja2"),
 )
-
-
-@dataclass(frozen=True)
-class RunCounts:
-    """What a run did."""
-
-    documents: int
-    requests: int
-    resumed_requests: int  # taken from the journal, not run again
-    truncated_prompts: int  # cut from the left to fit max_model_len
-    prompt_tokens: int  # of the requests that ran
-    output_tokens: int  # generated or scored, of the requests that ran
-    truncated_thinking: int = 0  # generations that reached max_gen_toks before the end of their thinking
-    cached_requests: int = 0  # read from the cache, not run
-    special_token_documents: int = 0  # whose own text holds a special token's string: it was read as the token
-
-
-@dataclass(frozen=True)
-class RunTimings:
-    """Seconds of wall-clock time."""
-
-    load_seconds: float  # weights and tokenizer
-    run_seconds: float  # requests
-    total_seconds: float
 
 
 def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,27 +89,25 @@ def identity_sha256(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(identity).encode()).hexdigest()
 
 
-def not_run(counts: Mapping[str, Any]) -> int:
+def not_run(counts: RunCounts) -> int:
     """How many of a manifest's requests its run did not compute: kept from an interrupted run, or read from a cache."""
-    return int(counts["resumed_requests"]) + int(counts.get("cached_requests") or 0)
+    return counts.resumed_requests + counts.cached_requests
 
 
-def resumed_fast(manifest: Mapping[str, Any]) -> int:
+def resumed_fast(manifest: Manifest) -> int:
     """Of a run whose numerics are fast: how many requests it kept from an interrupted one; 0 for any other run.
 
     The rest ran in other batches than an unbroken run's, and fast numerics' bits depend on the batch: the same command
     gives these bits never again.
     """
-    if manifest.get("numerics") != "fast":
-        return 0
-    return int((manifest.get("counts") or {}).get("resumed_requests") or 0)
+    return manifest.counts.resumed_requests if manifest.numerics == "fast" else 0
 
 
 def build_manifest(
     *,
     run_id: str,
     identity: Mapping[str, Any],
-    model: Mapping[str, Any],
+    model: Model,
     tokenizer: Mapping[str, Any],
     datasets: Mapping[str, Any],
     engine: Mapping[str, Any],
@@ -145,7 +121,8 @@ def build_manifest(
     programs: Mapping[str, Any] | None = None,
     cluster: Mapping[str, Any] | None = None,
     cache: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    more_libraries: Mapping[str, str] | None = None,
+) -> Manifest:
     """`manifest.json`. The mappings are plain JSON values; `engine` holds the resolved settings. No environment
     variables and user names go in, and no host names but those of replicas, by which a bad machine is found.
 
@@ -153,8 +130,11 @@ def build_manifest(
     started: UNIX seconds. command: the words after `python -m evalengine`; None for a run that Python code started.
     programs: how those that the model wrote were run and ended; None where no task runs any.
     cluster: of a run on replicas, `cluster` (who they are) and `hardware` (theirs); this machine computed nothing then.
+    more_libraries: versions of what this run depends on besides `LIBRARIES`.
     """
-    return {
+    machine = machine_facts("cpu" if cluster else device)
+    libraries = {**machine.libraries, **(more_libraries or {})}
+    content = {
         "run_id": run_id,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "command": None if command is None else list(command),
@@ -163,7 +143,7 @@ def build_manifest(
         "contract_version": contract.CONTRACT_VERSION,
         "numerics": identity["numerics"],
         "identity": dict(identity),
-        "model": dict(model),
+        "model": asdict(model),
         "tokenizer": dict(tokenizer),
         "datasets": dict(datasets),
         "engine": dict(engine),
@@ -173,22 +153,24 @@ def build_manifest(
         "timings": asdict(timings),
         **({} if programs is None else {"programs": dict(programs)}),
         **({} if cache is None else {"cache": dict(cache)}),
-        **({**machine_facts("cpu"), **cluster} if cluster else machine_facts(device)),
+        **asdict(replace(machine, libraries=libraries)),
+        **(cluster or {}),
     }
+    return Manifest(content)
 
 
-def machine_facts(device: str) -> dict[str, Any]:
-    """What a computation on `device` runs on here: code, hardware, versions; as plain JSON values."""
-    return {
-        "code": code_version(),
-        "hardware": {"device": device, "cpu": cpu_name(), "cpu_count": os.cpu_count(), "gpus": gpu_names(device)},
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "libraries": library_versions(),
-    }
+def machine_facts(device: str) -> Machine:
+    """What a computation on `device` runs on here: code, hardware, versions."""
+    return Machine(
+        code=code_version(),
+        hardware=Hardware(device, cpu_name(), os.cpu_count(), gpu_names(device)),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        libraries=library_versions(),
+    )
 
 
-def code_version() -> dict[str, Any]:
+def code_version() -> Code:
     """The package's version; and in a git checkout of it, the commit, and whether the tree differs from it.
 
     Where the code runs from a copy without its git folder, `EVALENGINE_COMMIT` says which commit it is a copy of.
@@ -196,9 +178,9 @@ def code_version() -> dict[str, Any]:
     package = Path(evalengine.__file__).parent
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     if not tracked:
-        return {"version": evalengine.__version__, "commit": os.environ.get("EVALENGINE_COMMIT"), "dirty": None}
+        return Code(evalengine.__version__, os.environ.get("EVALENGINE_COMMIT"), None)
     commit, status = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
-    return {"version": evalengine.__version__, "commit": commit, "dirty": None if status is None else bool(status)}
+    return Code(evalengine.__version__, commit, None if status is None else bool(status))
 
 
 def library_versions() -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_json
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.shapes import Each, anything, count, number, sha256, text, truth, wrong
 
 _IDENTITY = {
@@ -52,15 +52,24 @@ PAGE = {
 }
 
 
-def read_manifest(path: Path, cure: str) -> dict[str, Any]:
+def load_manifest(path: Path, cure: str) -> Manifest:
     """`manifest.json`. Raises `ConfigError` if it is missing or is no manifest."""
     try:
-        manifest = read_json(path)
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: missing or damaged ({error}); {cure}") from error
-    if problem := wrong(manifest, _MANIFEST):
+    if problem := wrong(content, _MANIFEST):
         raise ConfigError(f"{path}: not the manifest of a run ({problem}); {cure}")
-    return dict(manifest)
+    return Manifest(content)
+
+
+def glance_at_manifest(path: Path) -> Manifest:
+    """`manifest.json` before anybody has checked it, for who chooses among many runs. Raises OSError if it cannot be
+    read, ValueError if it is no JSON object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    return Manifest(content)
 
 
 def read_identity(path: Path) -> dict[str, Any]:
@@ -71,6 +80,6 @@ def read_identity(path: Path) -> dict[str, Any]:
     return dict(identity)
 
 
-def missing_for_page(manifest: Mapping[str, Any]) -> str:
+def missing_for_page(manifest: Manifest) -> str:
     """What a page needs of a run's manifest and this one lacks, in words; "" if nothing."""
-    return wrong(manifest, PAGE)
+    return wrong(manifest.content, PAGE)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from evalengine.records.digest import leaf_hash, run_digest, task_digests
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256
 from evalengine.report.read.run import Item, Run
 
@@ -64,7 +65,7 @@ def run(
         digest=run_digest(records),
         task_digests=task_digests(records),
         identity={**IDENTITY, **identity},
-        manifest={"engine": {"max_num_seqs": 8, "stats": {"seconds": 1.0}}, "files": {}},
+        manifest=Manifest({"engine": {"max_num_seqs": 8, "stats": {"seconds": 1.0}}, "files": {}}),
         items={r.key: item(r) for r in records},
         scores={KEY: values},
         results={KEY: (float(np.mean(list(values.values()))), None)},

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.records.digest import merkle_root
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.read.run import Item, Key, Run
 
 METRIC = ("exact_match", "strict-match")
@@ -33,7 +34,7 @@ def make_run(scores: Mapping[str, Sequence[float]], items: Sequence[Item] = (), 
         digest=merkle_root([leaf for task in sorted(scores) for leaf in leaves[task]]).hex(),
         task_digests={task: merkle_root(leaves[task]).hex() for task in sorted(scores)},
         identity={"weights": "w", "tokenizer": "t", "numerics": "exact", "dtype": "float32", "seed": 0, **identity},
-        manifest={},
+        manifest=Manifest({}),
         items=dict(sorted(held.items())),
         scores={(task, *METRIC): dict(enumerate(values)) for task, values in scores.items()},
         results={(task, *METRIC): (sum(values) / len(values), None) for task, values in scores.items()},

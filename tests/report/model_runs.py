@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.read.run import Item, Key, Run
 
 ScoresOfTasks = Mapping[str, Sequence[float]]
@@ -29,7 +30,7 @@ def model(
         digest=f"{abs(hash(name)):064x}"[:64],
         task_digests={},
         identity={"weights": name.ljust(64, "w"), "tasks": {task: {"version": 1.0} for task in scores}, **identity},
-        manifest={"model": {"name": name, "source": f"models/{name}"}, "run_id": name[:8], "files": {}},
+        manifest=Manifest({"model": {"name": name, "source": f"models/{name}"}, "run_id": name[:8], "files": {}}),
         items={key: item for task, values in scores.items() for key, item in _items(task, len(values))},
         scores={(task, metric, "none"): dict(enumerate(values)) for task, values in scores.items()},
         results={(task, metric, "none"): (sum(values) / len(values), None) for task, values in scores.items()},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.report import report
@@ -102,7 +103,7 @@ def as_lm_eval(r: Run, **identity: Any) -> Run:
     """What an lm-eval folder tells: no hash of a local model's weights."""
     lean: dict[str, Any] = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
     items = {key: replace(i, **lean) for key, i in r.items.items()}
-    more = {"kind": "lm-eval", "digest": None, "task_digests": {}, "manifest": {}, "identity": identity}
+    more = {"kind": "lm-eval", "digest": None, "task_digests": {}, "manifest": Manifest({}), "identity": identity}
     return replace(r, items=items, **more)  # type: ignore[arg-type]
 
 
@@ -122,7 +123,7 @@ def test_weights_that_no_one_hashed_are_unknown() -> None:
 
 def around(outputs: Any, numerics: str, **manifest: Any) -> Run:
     base = run(outputs, numerics=numerics)
-    return replace(base, manifest={**base.manifest, "numerics": numerics, **manifest})
+    return replace(base, manifest=Manifest({**base.manifest.content, "numerics": numerics, **manifest}))
 
 
 def test_equal_settings_leave_what_surrounds_the_runs() -> None:

@@ -12,6 +12,7 @@ from scipy import stats
 
 from evalengine.errors import ConfigError
 from evalengine.estimators import pass_at_k
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.history import history_picture, is_history
 from evalengine.report.leaderboard.models import are_models, labels, steps
@@ -54,7 +55,7 @@ def test_lm_evals_models_are_told_by_name_and_commit() -> None:
 
 def test_names_differ_whatever_the_models_are_called() -> None:
     def named(source: str, run_id: str) -> Run:
-        return replace(run(BASE), manifest={"model": {"name": "m", "source": source}, "run_id": run_id})
+        return replace(run(BASE), manifest=Manifest({"model": {"name": "m", "source": source}, "run_id": run_id}))
 
     assert labels([named("out/step-1/m", "x"), named("out/step-2/m", "y")]) == ["m (step-1)", "m (step-2)"]
     assert labels([named("m", "x"), named("m", "y")]) == ["m (x)", "m (y)"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.compare.unchecked import unchecked
 from evalengine.report.gate.baseline_cli import write_baseline
@@ -75,7 +76,7 @@ def test_prompts_documents_and_task_sets_are_refused() -> None:
 def test_a_baseline_of_lm_evals_folder_is_still_lm_evals(tmp_path: Path) -> None:
     ours = run(BASE)
     settings = {"model_sha": "e" * 40, "tasks": {TASK: {"version": 1.0, "cls": None}}}
-    folder = replace(ours, kind="lm-eval", digest=None, identity=settings, manifest={})
+    folder = replace(ours, kind="lm-eval", digest=None, identity=settings, manifest=Manifest({}))
     kept = replace(folder, kind="baseline")
     assert incomparable(kept, ours) == incomparable(folder, ours) == []
     assert [f.text for f in findings(kept, ours)] == ["A was run by lm-eval and B by evalengine"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.as_json import comparison_json, matrix_json
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.divergence import logprob_change, ulps
@@ -177,7 +178,7 @@ def as_lm_eval(r: Run) -> Run:
     """What an lm-eval folder tells of the same run."""
     lean = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
     items = {key: replace(i, sum_logprob=None, **lean) for key, i in r.items.items()}  # type: ignore[arg-type]
-    return replace(r, kind="lm-eval", digest=None, task_digests={}, manifest={}, identity={}, items=items)
+    return replace(r, kind="lm-eval", digest=None, task_digests={}, manifest=Manifest({}), identity={}, items=items)
 
 
 def test_lm_eval_folders_are_compared_by_text_and_never_called_identical() -> None:
@@ -237,9 +238,11 @@ def test_a_matrix_of_unlike_runs_says_what_was_left_out() -> None:
 
 
 def resumed(kept: int, outputs: Any = BIT) -> Run:
-    found = run(outputs, numerics="fast")
-    found.manifest.update(numerics="fast", counts={"resumed_requests": kept})
-    return found
+    return _recorded(run(outputs, numerics="fast"), numerics="fast", counts={"resumed_requests": kept})
+
+
+def _recorded(found: Run, **changes: Any) -> Run:
+    return replace(found, manifest=Manifest({**found.manifest.content, **changes}))
 
 
 def test_a_fast_run_that_was_resumed_is_named_as_the_cause() -> None:
@@ -249,8 +252,7 @@ def test_a_fast_run_that_was_resumed_is_named_as_the_cause() -> None:
     assert any(line.startswith(said) for line in c.settings) and c.causes == {"resumed": 1}
     assert any(said in line for line in report(c) if isinstance(line, str))
     assert not compare(whole, resumed(0)).settings and compare(whole, resumed(0)).causes == {"batches": 1}
-    exact = run(BIT)
-    exact.manifest.update(numerics="exact", counts={"resumed_requests": 2})
+    exact = _recorded(run(BIT), numerics="exact", counts={"resumed_requests": 2})
     assert not compare(run(BASE), exact).settings, "exact numerics do not depend on the batch"
     lines = [line for line in matrix_report(matrix([whole, resumed(2)])) if isinstance(line, str)]
     assert any("Run 2 was interrupted and resumed under fast numerics" in line for line in lines)
@@ -258,8 +260,8 @@ def test_a_fast_run_that_was_resumed_is_named_as_the_cause() -> None:
 
 
 def test_a_run_whose_files_are_not_bound_says_so() -> None:
-    old = run(BASE)
-    del old.manifest["files"]
+    unlisted = {name: value for name, value in run(BASE).manifest.content.items() if name != "files"}
+    old = replace(run(BASE), manifest=Manifest(unlisted))
     c = compare(run(BASE), old)
     assert any(note.startswith("B: its files are not bound") and "pass unseen" in note for note in c.unchecked)
     assert comparison_json(c)["runs"]["b"]["bound"] is False and comparison_json(c)["runs"]["a"]["bound"] is True

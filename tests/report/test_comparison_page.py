@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from evalengine.__main__ import main
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare import cli as compare_cli
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.matrix import matrix
@@ -92,7 +93,7 @@ def test_findings_and_causes_are_said() -> None:
     assert "numerics is &quot;exact&quot; in A and &quot;fast&quot; in B" in said
     assert "weights or numerics level 1 0 1 The model weights differ (weights is aaaaaaaaaaaa... in A and" in said
     assert "engine.max_num_seqs" not in said
-    other = replace(run(BIT), manifest={"engine": {"max_num_seqs": None}})
+    other = replace(run(BIT), manifest=Manifest({"engine": {"max_num_seqs": None}}))
     assert "engine.max_num_seqs is 8 in A and none in B" in words(comparison_page(compare(run(BASE), other)))
 
 
@@ -183,6 +184,10 @@ def test_a_matrix_colours_by_what_a_difference_means() -> None:
     assert "Yellow: results differ" in words(few) and "Red: a metric differs" in words(many)
 
 
+def _commanded(found: Run, *words: str) -> Run:
+    return replace(found, manifest=Manifest({**found.manifest.content, "command": [*words]}))
+
+
 def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> None:
     page = matrix_page(matrix([scored(50), scored(48, numerics="fast")]))
     text = page.render()
@@ -190,10 +195,10 @@ def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> No
     assert "<span>−3.3 points</span>" in text and "<span>+3.3 points</span>" in text, "a row against a column"
     assert '<span class="setting">exact</span>' in text and '<span class="setting">fast</span>' in text
     assert "numerics exact → fast" in words(page), "the pair names what differs"
-    named = [replace(run_, manifest={**run_.manifest, "command": ["limit=60"]}) for run_ in (scored(50), scored(48))]
+    named = [_commanded(run_, "limit=60") for run_ in (scored(50), scored(48))]
     said = words(matrix_page(matrix(named)))
     assert said.count("python -m evalengine limit=60") == 1, "a sweep's command is said once"
-    named[1].manifest["command"] = ["limit=61"]
+    named[1] = _commanded(named[1], "limit=61")
     said = words(matrix_page(matrix(named)))
     assert said.count("python -m evalengine limit=60") == said.count("python -m evalengine limit=61") == 1
     odd = [replace(scored(50), results={}), scored(48)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.table import Table
 
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import LEVELS, Comparison, compare
 from evalengine.report.compare.distance import Distance
@@ -63,7 +64,7 @@ def test_a_likely_token_has_no_rival_nearby(a: float, b: float, possible: bool) 
 def test_a_token_that_processors_chose_is_not_judged() -> None:
     """A repetition penalty chooses by other numbers than the logprobs of the records."""
     runs = [run({0: ([1, token], [-0.5, -1.0])}) for token in (2, 3)]
-    penalised = [replace(r, manifest={"model": {"processors": {"repetition_penalty": 1.1}}}) for r in runs]
+    penalised = [replace(r, manifest=Manifest({"model": {"processors": {"repetition_penalty": 1.1}}})) for r in runs]
     assert compare(*runs).divergences[0].near_tie is True
     assert compare(*penalised).divergences[0].near_tie is None
 

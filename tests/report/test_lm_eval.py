@@ -13,6 +13,7 @@ import pytest
 
 from evalengine.commands.baseline import main
 from evalengine.errors import ConfigError
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.read.lm_eval_samples import answer, number
 from evalengine.report.read.load import load_run
@@ -76,7 +77,7 @@ def lm_eval_folder(tmp_path: Path) -> Path:
 
 def test_lm_evals_own_files(lm_eval_folder: Path) -> None:
     run = load_run(lm_eval_folder)  # the results lie in out/m/
-    assert (run.kind, run.name, run.digest, run.manifest) == ("lm-eval", "m", None, {})
+    assert (run.kind, run.name, run.digest, run.manifest) == ("lm-eval", "m", None, Manifest({}))
     assert run.scores == {
         ("gen_task", "exact_match", "strict"): {0: 0.0, 1: 1.0},
         ("gen_task", "exact_match", "flexible"): {0: 0.0, 1: 1.0},

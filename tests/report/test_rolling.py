@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.comparability import incomparable
 from evalengine.report.compare.compare import compare
@@ -44,7 +45,7 @@ def lm_eval(pages: Mapping[int, Sequence[Sequence[float]]], kind: str = "lm-eval
     whole = rolling({doc: [[sum(map(sum, windows))]] for doc, windows in pages.items()})
     bare = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
     items = {key: replace(i, **bare) for key, i in whole.items.items()}  # type: ignore[arg-type]
-    return replace(whole, kind=kind, digest=None, identity={}, manifest={}, items=items)  # type: ignore[arg-type]
+    return replace(whole, kind=kind, digest=None, identity={}, manifest=Manifest({}), items=items)  # type: ignore[arg-type]
 
 
 def moved(pages: Mapping[int, Sequence[Sequence[float]]], by: Mapping[int, float]) -> dict[int, list[list[float]]]:

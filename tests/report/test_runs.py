@@ -51,7 +51,7 @@ def test_a_run_folder(folder: Path, records: list[RequestRecord]) -> None:
     run = load_run(folder)
     assert (run.kind, run.name, run.source) == ("run", "run", folder)
     assert run.digest == (folder / "digest.txt").read_text().strip()
-    assert run.task_digests == run.manifest["task_digests"] and run.identity == {"weights": "w"}
+    assert run.task_digests == run.manifest.task_digests and run.identity == {"weights": "w"}
     assert list(run.items) == [record.key for record in records]
     for record, item in zip(records, run.items.values(), strict=True):
         assert item.key == record.key and item.leaf == leaf_hash(record).hex() and item.text == record.text

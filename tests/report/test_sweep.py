@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from evalengine.errors import EvalEngineError
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import content_sha256
 from evalengine.report.sweep.picture import picture
 from evalengine.report.sweep.sweep import Cell, Sweep, sweep
@@ -27,7 +28,7 @@ Outputs = Mapping[int, Any]
 def cell(outputs: Outputs, fast: bool, size: int, model: str = "tiny", **more: Any) -> Cell:
     numerics = "fast" if fast else "exact"
     found = run(outputs, numerics=numerics, **more)
-    manifest = {**found.manifest, "numerics": numerics, "model": {"name": model}}
+    manifest = Manifest({**found.manifest.content, "numerics": numerics, "model": {"name": model}})
     settings = {"batch_invariant": str(not fast), "max_num_seqs": str(size)}
     return Cell(settings, replace(found, manifest=manifest))
 

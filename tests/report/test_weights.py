@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from evalengine.plain_files import fingerprint
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare import cli as compare_cli
 from evalengine.report.compare import weight_tensors
 from evalengine.report.compare.as_json import comparison_json
@@ -137,7 +138,7 @@ def of(file: Path, outputs: Any = BASE, **model: Any) -> Run:
     """A run that recorded these weights, and where they lay."""
     found = run(outputs, weights=fingerprint([file]))
     about = {"source": str(file.parent), "format": "safetensors", **model}
-    return replace(found, manifest={**found.manifest, "model": about})
+    return replace(found, manifest=Manifest({**found.manifest.content, "model": about}))
 
 
 def test_a_comparison_names_the_tensors(tmp_path: Path) -> None:
@@ -163,7 +164,8 @@ def test_why_weights_cannot_be_read_is_said(tmp_path: Path) -> None:
     b = of(saved(tmp_path / "b", {"b.weight": one_bit()}))
 
     def why(**model: Any) -> str:
-        return " ".join(differing_weights(a, replace(b, manifest={"model": {**b.manifest["model"], **model}})))
+        changed = Manifest({"model": {**b.manifest.content["model"], **model}})
+        return " ".join(differing_weights(a, replace(b, manifest=changed)))
 
     assert why(source="some/hub-id").endswith("B's weights are not at some/hub-id on this machine")
     assert why(source=None).endswith("B's weights are not named in its manifest")

@@ -14,7 +14,9 @@ import numpy as np
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.evidence import bind
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
-from evalengine.records.manifest import RunCounts, RunTimings, build_manifest
+from evalengine.records.manifest import build_manifest
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
 from evalengine.records.tokens import tokens_json
 
@@ -129,24 +131,28 @@ def _write(
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
     digest = run_digest(records)
     manifest = bind(_manifest(task, records, digest, numerics, named, weights), path, digest)
-    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (path / "manifest.json").write_text(manifest.file_text(), encoding="utf-8")
     (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")
     return path
 
 
 def _manifest(
     task: str, records: list[RequestRecord], digest: str, numerics: str, named: str, weights: str
-) -> dict[str, Any]:
+) -> Manifest:
     stats = {"num_steps": 3, "num_computed_tokens": 10, "num_cached_tokens": 2, "num_preemptions": 0}
     stats |= {"largest_batch": 2, "largest_step": 8}
-    model = {
-        "name": named,
-        "source": f"models/{named}",
-        "architecture": "Tiny",
-        "num_parameters": 1,
-        "format": "safetensors",
-        "weights_sha256": "a",
-    }
+    model = Model(
+        name=named,
+        source=f"models/{named}",
+        revision=None,
+        format="safetensors",
+        architecture="Tiny",
+        num_parameters=1,
+        weights_sha256="a",
+        eos_token_ids=[0],
+        prefix_token_id=None,
+        processors={},
+    )
     return build_manifest(
         run_id="0" * 8,
         identity={**IDENTITY, "numerics": numerics, "weights": weights},

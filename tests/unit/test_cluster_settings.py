@@ -25,6 +25,7 @@ from evalengine.errors import ConfigError
 from evalengine.harness.answering import libraries
 from evalengine.harness.plan import prepare
 from evalengine.records.manifest import run_identity
+from evalengine.records.manifest_parts import Hardware
 from tests.e2e.command import call
 
 CPU, GPU = {"CPU": 16.0}, {"CPU": 16.0, "GPU": 8.0}
@@ -153,7 +154,7 @@ def test_a_replica_unlike_the_first_is_named() -> None:
         *("hosta", "node", 1, ("0",), native, limits, None, evalengine.CONTRACT_VERSION, checkpoint.spec, "abc"),
         gpu_architecture="sm_90",
         libraries=LIBRARIES,
-        hardware={"gpus": ["H100"]},
+        hardware=Hardware("cuda", "Xeon", 64, ["H100"]),
     )
     assert [*unlike(like, like, checkpoint.spec, "abc")] == []
     assert like.where == "hosta GPU 0 (H100)"

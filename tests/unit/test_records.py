@@ -19,7 +19,9 @@ from evalengine.errors import EvalEngineError
 from evalengine.records.digest import run_digest, task_digests
 from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, sample_row, write_lm_eval
-from evalengine.records.manifest import RunCounts, RunTimings, build_manifest, code_version, run_id, run_identity
+from evalengine.records.manifest import build_manifest, code_version, run_id, run_identity
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_parts import Code, Model, RunCounts, RunTimings, read_part
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
 from evalengine.report.terminal.run_table import print_report
 from tests.run_double import bind_again
@@ -183,11 +185,11 @@ def test_sample_row_is_lm_evals() -> None:
     }
 
 
-def manifest(resumed: int = 0, truncated: int = 0) -> dict[str, Any]:
+def manifest(resumed: int = 0, truncated: int = 0) -> Manifest:
     return build_manifest(
         run_id="01234567",
         identity=run_identity(config(), EXTRA),
-        model={"name": "m"},
+        model=read_part(Model, {"name": "m"}),
         tokenizer={},
         datasets={},
         engine={"max_num_seqs": 1},
@@ -203,12 +205,12 @@ def manifest(resumed: int = 0, truncated: int = 0) -> dict[str, Any]:
 
 def test_manifest_tells_what_ran_and_keeps_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_sEcReT")
-    data = manifest()
+    data = manifest().content
     text = json.dumps(data)
     assert "hf_sEcReT" not in text and "HF_TOKEN" not in text
     assert data["libraries"]["torch"] and data["hardware"]["cpu"] and data["hardware"]["gpus"] == []
     assert data["identity"]["contract_version"] == data["contract_version"]
-    assert set(data["code"]) == {"version", "commit", "dirty"}
+    assert set(data["code"]) == {"version", "commit", "dirty"} and manifest().code == Code(**data["code"])
     assert (data["started"], data["command"]) == ("2026-01-02T03:04:05Z", ["limit=2"])
 
 
@@ -217,14 +219,14 @@ def test_code_version_ignores_a_checkout_that_is_not_ours(tmp_path: Path, monkey
     monkeypatch.setattr("evalengine.__file__", str(tmp_path / "site" / "evalengine" / "__init__.py"))
     (tmp_path / "site" / "evalengine").mkdir(parents=True)
     monkeypatch.delenv("EVALENGINE_COMMIT", raising=False)
-    assert code_version()["commit"] is None
+    assert code_version().commit is None
     monkeypatch.setenv("EVALENGINE_COMMIT", "abc")  # a copy without its git folder
-    assert code_version()["commit"] == "abc"
+    assert code_version().commit == "abc"
 
 
 def test_a_checkout_knows_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVALENGINE_COMMIT", "abc")
-    commit = code_version()["commit"]
+    commit = code_version().commit
     in_checkout = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
     )
@@ -235,7 +237,7 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
     with open_folder(tmp_path) as folder:
         (folder.path / "results_old.json").write_text("{}")  # of an attempt that died between results and digest
         write_lm_eval(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2, 3, 4, 5))
-        folder.write_json("manifest.json", manifest(resumed=1, truncated=1))
+        folder.write_text("manifest.json", manifest(resumed=1, truncated=1).file_text())
         with pytest.raises(EvalEngineError, match="not finished"):
             print_report(folder.path)
         folder.write_with("records.parquet", lambda path: write_records(path, []))

@@ -109,7 +109,7 @@ class Attribution:
         """What to blame where no setting differs. The schedule changes no bit unless both runs' numerics are fast."""
         if lacking := unrecorded_weights(self.a, self.b):
             return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
-        fast = [run.manifest.get("numerics", run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
+        fast = [(run.manifest.numerics or run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
         found = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
         name = "batches" if all(fast) else "unknown"
         return [(_place(path), text) for path, text in found] or [(name, SAID[name])]
@@ -119,7 +119,7 @@ def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
     """(path in the manifest, sentence): machine, schedule and versions that differ, outside the identity."""
     if a.manifest and b.manifest:
         for name in SURROUNDINGS:
-            for path, old, new in differing(a.manifest.get(name), b.manifest.get(name), (name,)):
+            for path, old, new in differing(a.manifest.content.get(name), b.manifest.content.get(name), (name,)):
                 if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # those are findings
                     yield path, said(path, old, new)
 

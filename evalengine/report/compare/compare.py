@@ -205,5 +205,4 @@ def _rescored(a: Run, b: Run, moved: set[str]) -> bool:
 def _greedy(run: Run, task: str) -> bool:
     """Whether the likeliest token by the recorded logprobs was taken; processors choose by other logprobs."""
     settings = run.identity.get("tasks", {}).get(task) or {}
-    processors = (run.manifest.get("model") or {}).get("processors")
-    return not processors and not (settings.get("generation") or {}).get("temperature")
+    return not run.manifest.model.processors and not (settings.get("generation") or {}).get("temperature")

@@ -159,8 +159,7 @@ def _cell(m: Matrix, i: int, j: int) -> str:
 
 def _chosen(run: Run) -> dict[str, Any]:
     """A run's engine settings and its numerics, by name."""
-    engine = run.manifest.get("engine")
-    settings = dict(engine) if isinstance(engine, Mapping) else {}
+    settings = run.manifest.engine_settings
     for name in ("numerics", "dtype", "attention_backend", "seed", "limit"):
         if name in run.identity:
             settings[name] = run.identity[name]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_json
 from evalengine.records.folder import DIGEST
 from evalengine.records.manifest import MANIFEST
-from evalengine.records.manifest_file import missing_for_page
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_file import glance_at_manifest, missing_for_page
 from evalengine.report.compare.comparability import incomparable
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.distance import Distance
@@ -23,7 +23,7 @@ SCHEDULE = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "
 
 def is_pair(a: Run, b: Run) -> bool:
     """Whether one of two comparable runs of ours is fast and the other is not."""
-    levels = [run.manifest.get("numerics") for run in (a, b)]
+    levels = [run.manifest.numerics for run in (a, b)]
     if any(missing_for_page(run.manifest) for run in (a, b)):
         return False
     return None not in levels and (levels[0] == "fast") != (levels[1] == "fast") and not incomparable(a, b)
@@ -31,7 +31,7 @@ def is_pair(a: Run, b: Run) -> bool:
 
 def noise_floor(a: Run, b: Run) -> Distance:
     """How far the runs of a pair (`is_pair`) lie apart, given in either order: A is the invariant one, B the fast."""
-    invariant, fast = (b, a) if a.manifest["numerics"] == "fast" else (a, b)
+    invariant, fast = (b, a) if a.manifest.numerics == "fast" else (a, b)
     return Distance(compare(invariant, fast))
 
 
@@ -41,7 +41,7 @@ def sibling(run: Run) -> Run | None:
     Of several, a run with the same engine settings (an experiment sweeps them) comes first, and of those the newest.
     Damaged runs are passed over.
     """
-    if run.kind != "run" or run.manifest.get("numerics") is None:
+    if run.kind != "run" or run.manifest.numerics is None:
         return None
     here = run.source.resolve()
     newest = sorted(_neighbours(here), key=lambda path: (path / DIGEST).stat().st_mtime_ns, reverse=True)[:SIBLINGS]
@@ -65,18 +65,18 @@ def _neighbours(here: Path) -> set[Path]:
     return {file.parent for file in files} - {here}
 
 
-def _alike(folder: Path, run: Run) -> dict[str, Any] | None:
+def _alike(folder: Path, run: Run) -> Manifest | None:
     """A folder's manifest if it promises a pair; a look at a few kB saves reading the run."""
     try:
-        manifest: dict[str, Any] = read_json(folder / MANIFEST)
-        other = manifest["identity"]
+        manifest = glance_at_manifest(folder / MANIFEST)
+        other = manifest.identity
         same = all(other.get(name) == run.identity.get(name) for name in ("weights", "tokenizer", "prompts", "tasks"))
-        return manifest if same and (manifest["numerics"] == "fast") != (run.manifest["numerics"] == "fast") else None
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return manifest if same and (manifest.numerics == "fast") != (run.manifest.numerics == "fast") else None
+    except (OSError, ValueError):
         return None
 
 
-def _schedule(manifest: dict[str, Any]) -> list[Any]:
+def _schedule(manifest: Manifest) -> list[Any]:
     """The settings that an experiment sweeps, and that a fast run's bits hang on."""
-    engine = manifest.get("engine")
-    return [engine.get(name) for name in SCHEDULE] if isinstance(engine, dict) else []
+    engine = manifest.engine_settings
+    return [engine.get(name) for name in SCHEDULE]

@@ -37,11 +37,11 @@ def differing_weights(a: Run, b: Run, at_most: int = AT_MOST) -> list[str]:
 
 def _weights_of(run: Run, at_most: int) -> list[Path]:
     """The files with the recorded hash. Raises `ValueError` (after "A's weights"), or OSError."""
-    model, wanted = run.manifest.get("model") or {}, str(run.identity["weights"])
-    source = model.get("source")
-    if not isinstance(source, str):
+    model, wanted = run.manifest.model, str(run.identity["weights"])
+    source = model.source
+    if source is None:
         raise ValueError("are not named in its manifest")
-    if model.get("format") == "dummy":
+    if model.format == "dummy":
         raise ValueError("are made up (dummy), and lie in no file")
     place = Path(str(files("evalengine"))) / "assets" / source[6:] if source.startswith("asset:") else Path(source)
     sets = list(_sets(place.expanduser()))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.folder import write_text_file
+from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
@@ -73,14 +74,14 @@ def eval_results(run: Run) -> Iterator[EvalResult]:
 
 def _dataset(run: Run, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Which rows: the Hub's id where they have one, else the task's name. A path of this machine is nobody's."""
-    mine = (run.manifest.get("datasets") or {}).get(task) or {}
-    path = mine.get("dataset") or config.get("dataset_path")
+    mine = run.manifest.datasets.get(task) or read_part(Dataset, None)
+    path = mine.dataset or config.get("dataset_path")
     on_hub = isinstance(path, str) and HUB_ID.fullmatch(path) is not None
-    name = mine.get("name") or config.get("dataset_name")
+    name = mine.name or config.get("dataset_name")
     return {
         "dataset_name": task,
         "dataset_type": path if on_hub else task,
         "dataset_config": name if on_hub else None,
-        "dataset_split": mine.get("split") or config.get("test_split") or config.get("validation_split"),
-        "dataset_revision": mine.get("revision") if on_hub else None,
+        "dataset_split": mine.split or config.get("test_split") or config.get("validation_split"),
+        "dataset_revision": mine.revision if on_hub else None,
     }

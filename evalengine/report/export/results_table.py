@@ -49,7 +49,7 @@ def _cell(run: Run, key: ScoreKey) -> str:
 
 def _made(run: Run) -> str:
     """`exact numerics, digest 28bdce46b423, 200 requests`."""
-    level = run.manifest.get("numerics") or run.identity.get("numerics")
+    level = run.manifest.numerics or run.identity.get("numerics")
     how = f"{level} numerics" if level else run.kind
     digest = f"digest {run.digest[:12]}" if run.digest else "no digest"
     return f"{how}, {digest}, {len(run.items):,} request{'' if len(run.items) == 1 else 's'}"

@@ -71,9 +71,9 @@ def settings_of(run: Run) -> dict[str, Any]:
     tasks = run.identity.get("tasks")
     for task, settings in tasks.items() if isinstance(tasks, Mapping) else ():
         whole[f"tasks.{task}"] = {name: settings.get(name) for name in ("version", "num_fewshot")}
-    engine = {name: value for name, value in (manifest.get("engine") or {}).items() if name not in ("stats", "kernels")}
-    parts = {"model": manifest.get("model"), "engine": engine, "code": manifest.get("code")}
-    names = {"run_id": manifest.get("run_id"), "numerics": manifest.get("numerics"), "digest": run.digest}
+    model, code = manifest.content.get("model"), manifest.content.get("code")
+    parts = {"model": model, "engine": manifest.engine_settings, "code": code}
+    names = {"run_id": manifest.run_id, "numerics": manifest.numerics, "digest": run.digest}
     return dict(_flat({**names, **whole, **parts}))
 
 

@@ -21,7 +21,7 @@ def noise_floor_section(page: Page, floor: Distance) -> None:
     """Flips, metric deltas, the largest logprob change, and both runs' time. floor: as `noise_floor` gives it."""
     invariant, fast, metrics = floor.comparison.a, floor.comparison.b, floor.comparison.metrics
     several = len({metric.key[0] for metric in metrics}) > 1
-    head = ["Task"] * several + ["Metric", str(invariant.manifest["numerics"]), "fast", "Delta"]
+    head = ["Task"] * several + ["Metric", str(invariant.manifest.numerics), "fast", "Delta"]
     head += ["Better in fast", "Worse in fast", "Filter"]
     drawn = table(head, [list(_row(m, several)) for m in metrics], numbers=range(1 + several, 6 + several))
     sources = facts((f"{_level(run)}, {_seconds(run)}", tag("code", run.source.name)) for run in (invariant, fast))
@@ -61,9 +61,9 @@ def _row(metric: MetricDelta, several: bool) -> Iterator[Child]:
 
 
 def _level(run: Run) -> str:
-    return str(run.manifest["numerics"])
+    return str(run.manifest.numerics)
 
 
 def _seconds(run: Run) -> str:
-    seconds, kept = run.manifest["timings"]["run_seconds"], run.manifest["counts"]["resumed_requests"]
+    seconds, kept = run.manifest.timings.run_seconds, run.manifest.counts.resumed_requests
     return f"{seconds:,.1f} s" + (" (resumed)" if kept else "")

@@ -38,4 +38,4 @@ def _no_command(run: Run) -> str:
         return "lm-eval records no command"
     if run.program == "evalengine in lm-eval":
         return "run by lm-eval, which records no command"
-    return "started from Python" if run.manifest.get("started") else "command not recorded (an older run)"
+    return "started from Python" if run.manifest.started else "command not recorded (an older run)"

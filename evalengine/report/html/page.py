@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from evalengine import __version__
 from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import sealed_page
 from evalengine.records.folder import write_whole
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.html.markup import Child, Markup, data_script, join, json_text, tag
 
 BLOCK = 64  # items in a compressed block, all of which are unpacked to open one
@@ -89,12 +90,12 @@ class Page:
         )
         return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
-    def write(self, path: Path, manifest: Mapping[str, Any] | None = None) -> int:
+    def write(self, path: Path, manifest: Manifest | None = None) -> int:
         """Writes the file, whole or not at all; returns its size in bytes. Raises `EvalEngineError`.
 
         manifest: that of the page's run, to which the page's last line then binds it (`records.evidence`).
         """
-        content = sealed_page(self.render(), manifest or {})
+        content = sealed_page(self.render(), manifest or Manifest({}))
         try:
             write_whole(path, lambda scratch: scratch.write_bytes(content))
         except OSError as error:

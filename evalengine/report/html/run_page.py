@@ -46,6 +46,6 @@ def run_page(data: RunData, other: Run | None = None) -> Page:
 
 
 def _title(data: RunData) -> str:
-    model = data.run.manifest.get("model", {}).get("name") or data.results.get("model_name") or data.run.name
+    model = data.run.manifest.model.name or data.results.get("model_name") or data.run.name
     what = ", ".join(data.tasks) if len(data.tasks) <= TASKS else f"{len(data.tasks)} tasks"
     return f"{what} on {model}"

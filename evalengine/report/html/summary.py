@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from evalengine.records.manifest import not_run, resumed_fast
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.markup import Child, Markup, tag
 from evalengine.report.html.origin import origin_facts
@@ -73,21 +74,21 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
     manifest = data.run.manifest
     if not manifest:
         return
-    counts, timings, engine = manifest["counts"], manifest["timings"], manifest["engine"]
-    seconds, stats = timings["run_seconds"], engine.get("stats", {})
-    ran = counts["requests"] - not_run(counts)
+    counts, timings = manifest.counts, manifest.timings
+    seconds = timings.run_seconds
+    ran = counts.requests - not_run(counts)
     whose = "of the requests that ran" if not_run(counts) else "in all"  # the counts are of those
     speed: list[tuple[str, Child, Child]] = [
-        ("Time", f"{timings['total_seconds']:,.1f} s", f"{seconds:,.1f} s of it running")
+        ("Time", f"{timings.total_seconds:,.1f} s", f"{seconds:,.1f} s of it running")
     ]
     if ran and seconds > 0:
         speed += [
-            ("Requests", f"{ran / seconds:,.1f}/s", f"{ran:,} of {counts['requests']:,} ran"),
-            ("Prompt tokens", f"{counts['prompt_tokens'] / seconds:,.0f}/s", f"{counts['prompt_tokens']:,} {whose}"),
-            ("Output tokens", f"{counts['output_tokens'] / seconds:,.0f}/s", f"{counts['output_tokens']:,} {whose}"),
+            ("Requests", f"{ran / seconds:,.1f}/s", f"{ran:,} of {counts.requests:,} ran"),
+            ("Prompt tokens", f"{counts.prompt_tokens / seconds:,.0f}/s", f"{counts.prompt_tokens:,} {whose}"),
+            ("Output tokens", f"{counts.output_tokens / seconds:,.0f}/s", f"{counts.output_tokens:,} {whose}"),
         ]
     speed += list(_against(data.run, other)) if other else []
-    page.section("cost", f"What {manifest['numerics']} numerics cost", tiles(speed), facts(_schedule(manifest, stats)))
+    page.section("cost", f"What {manifest.numerics} numerics cost", tiles(speed), facts(_schedule(manifest)))
 
 
 def manifest_section(page: Page, data: RunData) -> None:
@@ -99,7 +100,7 @@ def manifest_section(page: Page, data: RunData) -> None:
 
 
 def _verdict(data: RunData) -> tuple[str, str, bool | None]:
-    level = data.run.manifest.get("numerics")
+    level = data.run.manifest.numerics
     documents = sum(len(docs) for docs in data.samples.values())
     what = f"{counted(documents, 'document')}, {counted(len(data.run.items), 'request')}. "
     if level == "exact":
@@ -137,17 +138,17 @@ def _warnings(data: RunData) -> Iterator[Markup]:
     if short := sum(cut for _, cut in data.thinking.values()):
         said.append(f"{short:,} of {counted(len(data.thinking), 'generation')} reached the length limit while "
                     "thinking: what was scored of them is no answer.")  # fmt: skip
-    for task, counts in (manifest.get("programs") or {}).get("outcomes", {}).items():
+    for task, counts in manifest.programs.outcomes.items() if manifest.programs else ():
         total = sum(counts.values())
         said.append(f"{task} ran {counted(total, 'generated program')}: {outcome_words(counts)}. Each sample says how "
                     "its program ended; one that ran out of time might pass on a faster machine.")  # fmt: skip
-    if not (manifest.get("programs") or {"isolated": True})["isolated"]:
+    if manifest.programs and not manifest.programs.isolated:
         said.append("Generated programs ran without isolation: they could reach the network, files and processes.")
-    if manifest.get("code", {}).get("dirty"):
-        said.append(f"The code had uncommitted changes (commit {str(manifest['code'].get('commit'))[:12]}).")
-    if resumed := manifest.get("counts", {}).get("resumed_requests"):
+    if manifest.code.dirty:
+        said.append(f"The code had uncommitted changes (commit {str(manifest.code.commit)[:12]}).")
+    if resumed := manifest.counts.resumed_requests:
         said.append(f"The run was interrupted and resumed: {resumed:,} requests were kept; times are of the rest.")
-    if cached := manifest.get("counts", {}).get("cached_requests"):
+    if cached := manifest.counts.cached_requests:
         said.append(f"{cached:,} answers were read from a cache, not computed; times are of the rest.")
     if resumed_fast(manifest):
         said.append("Fast numerics and an interrupted run: its batches were others than those of an unbroken run, so "
@@ -187,53 +188,52 @@ def _interval_words(data: RunData, key: ScoreKey, error: float | None) -> str | 
     return f"95 %: {bounds[0]:.4g} to {bounds[1]:.4g}"
 
 
-def _schedule(manifest: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[tuple[str, Child]]:
-    engine = manifest["engine"]
-    yield "Device", f"{', '.join(manifest['hardware']['gpus']) or manifest['hardware']['cpu']} ({engine['device']})"
-    yield "dtype", engine["dtype"]
-    yield "Loading", f"{manifest['timings']['load_seconds']:,.1f} s"
-    if stats:
-        most = f"{stats['largest_batch']:,} requests and {stats['largest_step']:,} tokens"
-        yield "Steps", f"{stats['num_steps']:,}, at most {most} at once"
-        total = stats["num_computed_tokens"] + stats["num_cached_tokens"]
-        yield "Prefix cache", f"{stats['num_cached_tokens']:,} of {total:,} prompt and output tokens came from it"
-        yield "Preemptions", f"{stats['num_preemptions']:,}"
+def _schedule(manifest: Manifest) -> Iterator[tuple[str, Child]]:
+    engine, hardware = manifest.engine, manifest.hardware
+    yield "Device", f"{', '.join(hardware.gpus) or hardware.cpu} ({engine.device})"
+    yield "dtype", engine.dtype
+    yield "Loading", f"{manifest.timings.load_seconds:,.1f} s"
+    if stats := engine.stats:
+        most = f"{stats.largest_batch:,} requests and {stats.largest_step:,} tokens"
+        yield "Steps", f"{stats.num_steps:,}, at most {most} at once"
+        total = stats.num_computed_tokens + stats.num_cached_tokens
+        yield "Prefix cache", f"{stats.num_cached_tokens:,} of {total:,} prompt and output tokens came from it"
+        yield "Preemptions", f"{stats.num_preemptions:,}"
 
 
 def _against(run: Run, other: Run) -> Iterator[tuple[str, Child, Child]]:
     """How many times as long as the other run's requests took; only for whole runs of equal work on one machine."""
     runs = (run.manifest, other.manifest)
-    done = [(m["hardware"], m["counts"]["requests"], not_run(m["counts"])) for m in runs]
-    times = [m["timings"]["run_seconds"] for m in runs]
+    done = [(m.hardware, m.counts.requests, not_run(m.counts)) for m in runs]
+    times = [m.timings.run_seconds for m in runs]
     if done[0] == done[1] and not done[0][2] and min(times) > 0:
-        level = other.manifest["numerics"]
+        level = other.manifest.numerics
         yield f"Time over {level}'s", f"{times[0] / times[1]:.2f}", f"{level} ran for {times[1]:,.1f} s"
 
 
-def _short(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Child]]:
-    model, code, hardware = manifest["model"], manifest["code"], manifest["hardware"]
+def _short(manifest: Manifest) -> Iterator[tuple[str, Child]]:
+    model, code, hardware = manifest.model, manifest.code, manifest.hardware
     yield (
         "Model",
-        f"{model['name']} ({model['architecture']}, {model['num_parameters']:,} parameters, {model['format']})",
+        f"{model.name} ({model.architecture}, {model.num_parameters:,} parameters, {model.format})",
     )
-    yield "Weights", tag("code", model["weights_sha256"])
-    for task, dataset in manifest["datasets"].items():
-        where = " ".join(str(dataset[k]) for k in ("dataset", "name", "split") if dataset.get(k))
-        rows, sha256 = dataset.get("rows") or 0, str(dataset.get("sha256"))
-        yield f"Rows of {task}", f"{where}, {rows:,} rows, sha256 {sha256[:12]}…"
-    dirty = ", with uncommitted changes" if code.get("dirty") else ""
-    commit = f"commit {str(code.get('commit'))[:12]}{dirty}"
-    yield "Code", f"evalengine {code['version']}, contract {manifest['contract_version']}, {commit}"
-    yield "Machine", f"{hardware['cpu']}, {hardware['cpu_count']} cores; {', '.join(hardware['gpus']) or 'no GPU used'}"
-    versions = manifest["libraries"]
-    yield "Python", f"{manifest['python']}; torch {versions.get('torch')}, transformers {versions.get('transformers')}"
+    yield "Weights", tag("code", model.weights_sha256)
+    for task, dataset in manifest.datasets.items():
+        where = " ".join(part for part in (dataset.dataset, dataset.name, dataset.split) if part)
+        yield f"Rows of {task}", f"{where}, {dataset.rows:,} rows, sha256 {str(dataset.sha256)[:12]}…"
+    dirty = ", with uncommitted changes" if code.dirty else ""
+    commit = f"commit {str(code.commit)[:12]}{dirty}"
+    yield "Code", f"evalengine {code.version}, contract {manifest.contract_version}, {commit}"
+    yield "Machine", f"{hardware.cpu}, {hardware.cpu_count} cores; {', '.join(hardware.gpus) or 'no GPU used'}"
+    versions = manifest.libraries
+    yield "Python", f"{manifest.python}; torch {versions.get('torch')}, transformers {versions.get('transformers')}"
 
 
 def _wholes(data: RunData) -> Iterator[tuple[str, Any]]:
     if data.run.manifest:
         for name in ("identity", "engine", "datasets", "libraries"):
-            yield name, data.run.manifest[name]
-        yield "manifest.json, whole", data.run.manifest
+            yield name, data.run.manifest.content[name]
+        yield "manifest.json, whole", data.run.manifest.content
     else:
         yield "what the results say", data.run.identity
 

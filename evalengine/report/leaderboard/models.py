@@ -26,7 +26,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     """What each model is called, all of them different: its name, and what else it takes to tell it from the others
     (the parts of its path that differ, the run's id)."""
     found = [_name(run) for run in runs]
-    for more in (_path_parts(runs, found), [str(run.manifest.get("run_id") or "") for run in runs]):
+    for more in (_path_parts(runs, found), [(run.manifest.run_id or "") for run in runs]):
         counts = Counter(found)
         found = [f"{name} ({part})" if counts[name] > 1 and part else name
                  for name, part in zip(found, more, strict=True)]  # fmt: skip
@@ -81,16 +81,14 @@ def _name(run: Run) -> str:
         arguments = _model_arguments(run)
         path = arguments.get("pretrained") or arguments.get("model") or run.name
         return path.rstrip("/").rpartition("/")[2] or run.name
-    model = run.manifest.get("model")
-    return str(model.get("name") or run.name) if isinstance(model, Mapping) else run.name
+    return run.manifest.model.name or run.name
 
 
 def _source(run: Run) -> str:
     """Where the model's weights lay."""
     if run.by_lm_eval:
         return _model_arguments(run).get("pretrained", "")
-    model = run.manifest.get("model")
-    return str(model.get("source") or "") if isinstance(model, Mapping) else ""
+    return run.manifest.model.source or ""
 
 
 def _path_parts(runs: Sequence[Run], names: Sequence[str]) -> list[str]:

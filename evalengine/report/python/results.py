@@ -44,7 +44,7 @@ class Results(Shown):
     @property
     def manifest(self) -> dict[str, Any]:
         """`manifest.json`: what the run ran on, and how it went; empty where there is none."""
-        return self.run.manifest
+        return self.run.manifest.content
 
     @cached_property
     def metrics(self) -> DataFrame:
@@ -86,7 +86,7 @@ class Results(Shown):
         else:
             yield results_table(self._texts[0])
         if self.run.kind == "run" and "counts" in self.manifest:
-            yield from summary_lines(self.manifest)
+            yield from summary_lines(self.run.manifest)
         yield str(self.path)
         if self.digest is not None:
             yield f"digest: {self.digest}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.records.digest import merkle_root
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.sealed import SealedFormat
 from evalengine.report.read.packing import (
     fold,
@@ -73,7 +74,7 @@ def _content(run: Run) -> dict[str, Any]:
         "digest": run.digest,
         "task_digests": run.task_digests,
         "identity": run.identity,
-        "manifest": {key: value for key, value in run.manifest.items() if key != "identity"},
+        "manifest": {key: value for key, value in run.manifest.content.items() if key != "identity"},
         "items": {
             task: _columns(list(group)) for task, group in groupby(run.items.values(), key=lambda item: item.task)
         },
@@ -126,7 +127,7 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
         digest=content["digest"],
         task_digests=content["task_digests"],
         identity=content["identity"],
-        manifest={**manifest, "identity": content["identity"]} if manifest else {},
+        manifest=Manifest({**manifest, "identity": content["identity"]} if manifest else {}),
         items=dict(sorted(items.items())),
         scores={
             (task, metric, name): dict(zip(unfold(docs, count), map(float, unfold(values, count)), strict=True))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.records.evidence import AGAIN, FILES, SHA256, file_sha256, is_bound
+from evalengine.records.evidence import AGAIN, SHA256, file_sha256, is_bound
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import MANIFEST
-from evalengine.records.manifest_file import read_manifest
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_file import load_manifest
 from evalengine.records.sealed import sha256_of
 from evalengine.report.numbers import same_number
 from evalengine.report.read.baseline import is_baseline, load_baseline
@@ -93,7 +94,7 @@ def _entries(folder: Path, ours: bool, known: Sequence[Run]) -> Iterator[Entry]:
         if ours and not (folder / DIGEST).is_file():
             yield Entry(folder, UNFINISHED, problem="its command, given again, takes it up")
             return
-        manifest = _manifest(folder) if ours else {}
+        manifest = _manifest(folder) if ours else Manifest({})
         file = results_files(folder)[-1]
         results = read_results(file)
         _check(file, manifest)
@@ -104,21 +105,19 @@ def _entries(folder: Path, ours: bool, known: Sequence[Run]) -> Iterator[Entry]:
         yield Entry(folder, DAMAGED, problem=str(error))
 
 
-def _tasks(
-    folder: Path, manifest: Mapping[str, Any], results: Mapping[str, Any], known: Sequence[Run]
-) -> Iterator[Entry]:
-    started = parsed(manifest.get("started")) or parsed(results.get("date"))
-    model = str((manifest.get("model") or {}).get("name") or results.get("model_name") or "")
+def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], known: Sequence[Run]) -> Iterator[Entry]:
+    started = parsed(manifest.started) or parsed(results.get("date"))
+    model = str(manifest.model.name or results.get("model_name") or "")
     for task, values in results["results"].items():
-        digest = str((manifest.get("task_digests") or {}).get(task, ""))
+        digest = manifest.task_digests.get(task, "")
         metrics = tuple(_metrics(values))
         baseline, verdict = against(task, digest, metrics, manifest, known)
         yield Entry(
             folder=folder,
             state=FINISHED,
             started=started,
-            run_id=str(manifest.get("run_id") or ""),
-            command=command_line(manifest.get("command")),
+            run_id=manifest.run_id or "",
+            command=command_line(manifest.command),
             model=model,
             task=task,
             metrics=metrics,
@@ -129,13 +128,13 @@ def _tasks(
 
 
 def against(
-    task: str, digest: str, metrics: Sequence[Metric], manifest: Mapping[str, Any], known: Sequence[Run]
+    task: str, digest: str, metrics: Sequence[Metric], manifest: Manifest, known: Sequence[Run]
 ) -> tuple[str, str]:
     """(the latest baseline of the task, of the same model if there is one; what sets the run apart from it); empty
     where no baseline holds the task."""
     holding = [one for one in known if any(key[0] == task for key in one.results)]
-    name, identity = _model(manifest), manifest.get("identity") or {}
-    one = next((one for one in holding if _model(one.manifest) == name), holding[0] if holding else None)
+    name, identity = manifest.model.name, manifest.identity
+    one = next((one for one in holding if one.manifest.model.name == name), holding[0] if holding else None)
     if one is None:
         return "", ""
     moved = _moved(task, metrics, one)
@@ -166,32 +165,26 @@ def _metrics(values: Mapping[str, Any]) -> Iterator[Metric]:
             yield Metric(name, filter_name, value, number(values.get(f"{name}_stderr,{filter_name}")))
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> Manifest:
     """The manifest, whose own hash and digest hold. Raises `ConfigError`."""
-    manifest = read_manifest(folder / MANIFEST, AGAIN)
-    said = manifest.get(SHA256)
-    if said is not None and said != sha256_of({name: value for name, value in manifest.items() if name != SHA256}):
+    manifest = load_manifest(folder / MANIFEST, AGAIN)
+    said = manifest.content.get(SHA256)
+    if said is not None and said != sha256_of(manifest.unsealed):
         raise ConfigError(f"{folder / MANIFEST}: it was edited or damaged; {AGAIN}")
-    if (folder / DIGEST).read_bytes().strip() != manifest["digest"].encode():
+    if (folder / DIGEST).read_bytes().strip() != manifest.digest.encode():
         raise ConfigError(f"{folder / DIGEST}: not the digest of {MANIFEST}: one of them was edited; {AGAIN}")
     return manifest
 
 
-def _check(file: Path, manifest: Mapping[str, Any]) -> None:
+def _check(file: Path, manifest: Manifest) -> None:
     """Of a run of ours: that the results are the file that it wrote."""
-    files = manifest.get(FILES)
-    if is_bound(manifest) and (not isinstance(files, Mapping) or files.get(file.name) != file_sha256(file)):
+    if is_bound(manifest) and (manifest.files or {}).get(file.name) != file_sha256(file):
         raise ConfigError(f"{file}: not the file that the run wrote; {AGAIN}")
 
 
 def _age(entry: Entry) -> float:
     """A sort key by which the run that began last comes first; a run of unknown start goes by its files."""
     return -(entry.started.timestamp() if entry.started else _written(entry.folder)[0] / 1e9)
-
-
-def _model(manifest: Mapping[str, Any]) -> str:
-    model = manifest.get("model")
-    return str(model.get("name")) if isinstance(model, Mapping) else ""
 
 
 def _written(folder: Path) -> tuple[int, str]:

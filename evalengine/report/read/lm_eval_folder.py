@@ -17,6 +17,7 @@ from typing import Any
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_bytes
 from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
+from evalengine.records.manifest_data import Manifest
 from evalengine.report.read.chosen import choice_texts, choices_of
 from evalengine.report.read.lm_eval_samples import ROLLING, answer, number, responses, weighted_pair
 from evalengine.report.read.run import Item, Key, Run, ScoreKey
@@ -50,7 +51,7 @@ def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, lis
         digest=None,
         task_digests={},
         identity=_identity(results),
-        manifest={},
+        manifest=Manifest({}),
         items=dict(sorted(items.items())),
         **_outcome(results, samples, kinds),
     )

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_json
 from evalengine.records.folder import DIGEST
 from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_file import glance_at_manifest
 from evalengine.records.shapes import sha256, text, wrong
 from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.identities import MODEL_NAMES
@@ -66,8 +67,8 @@ def _begun_while(where: Path, results: Mapping[str, Any]) -> Iterator[Path]:
     for folder in sorted(where.glob("records-*")):
         if (folder / DIGEST).is_file():
             try:
-                begun = parsed(read_json(folder / MANIFEST).get("started"))
-            except (OSError, ValueError, AttributeError):
+                begun = parsed(glance_at_manifest(folder / MANIFEST).started)
+            except (OSError, ValueError):
                 continue
             if begun is not None and start - 1 <= begun.timestamp() <= end:
                 yield folder
@@ -95,14 +96,14 @@ def _joined(
     )
 
 
-def _identity(run: Run, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(run: Run, manifest: Manifest) -> dict[str, Any]:
     """The engine's part from the manifest, the tasks' from lm-eval's results."""
     arguments = run.identity.get("model_args")
     if isinstance(arguments, str):
         arguments = {name: value for name, _, value in (part.partition("=") for part in arguments.split(","))}
     names = {name: value for name, value in (arguments or {}).items() if name in MODEL_NAMES}
     decided = {name: run.identity.get(name) for name in LM_EVAL_KEYS}
-    return {**manifest["identity"], **decided, "model_args": names}
+    return {**manifest.identity, **decided, "model_args": names}
 
 
 def _numbered_from_zero(path: Path, samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -33,9 +33,9 @@ def provenance(run: Run) -> Provenance:
     """The provenance of a run folder, an lm-eval folder or a baseline. Runs from before manifests held the date have it
     in their results file, as lm-eval's runs do."""
     manifest = run.manifest
-    started = parsed(manifest.get("started")) or (None if run.kind == "baseline" else parsed(_results_date(run)))
-    run_id, words = manifest.get("run_id"), manifest.get("command")
-    return Provenance(started, str(run_id)[:40] if run_id else None, command_line(words))
+    started = parsed(manifest.started) or (None if run.kind == "baseline" else parsed(_results_date(run)))
+    run_id, words = manifest.run_id, manifest.command
+    return Provenance(started, run_id[:40] if run_id else None, command_line(words))
 
 
 def parsed(value: Any) -> datetime | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from evalengine.records.evidence import is_bound
+from evalengine.records.manifest_data import Manifest
 
 Key = tuple[str, int, int, int]  # task, document, request index, repeat
 ScoreKey = tuple[str, str, str]  # task, metric, filter
@@ -49,8 +50,8 @@ class Run:
     name: str  # short label for tables
     digest: str | None
     task_digests: dict[str, str]
-    identity: dict[str, Any]  # manifest["identity"]; of lm-eval: what its results say about model, tasks and prompts
-    manifest: dict[str, Any]  # {} where there is none
+    identity: dict[str, Any]  # `manifest.identity`; of lm-eval: what its results say about model, tasks and prompts
+    manifest: Manifest  # an empty one where there is none
     items: dict[Key, Item]  # in key order
     scores: dict[ScoreKey, dict[int, float]]  # doc_id -> value
     results: dict[ScoreKey, tuple[float, float | None]]  # aggregated value, standard error

@@ -15,6 +15,7 @@ from evalengine.records.digest import leaf_hash, merkle_root
 from evalengine.records.evidence import AGAIN, open_run
 from evalengine.records.folder import DIGEST, RECORDS
 from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records
 from evalengine.records.shapes import sha256
 from evalengine.report.numbers import exact_sum, same_number
@@ -31,7 +32,7 @@ def load_folder(path: Path, page: bool = True) -> Run:
     page: whether `report.html` is checked, too.
     """
     evidence = read_evidence(path, page)
-    if evidence.manifest["identity"].get("harness") == "lm-eval":
+    if evidence.manifest.identity.get("harness") == "lm-eval":
         raise ConfigError(f"{path}: the records of a run by lm-eval; give the folder of its results: {path.parent}")
     items = evidence.items
     outcome = read_outcome(path, {item.task: item.kind for item in items.values()})
@@ -43,7 +44,7 @@ def load_folder(path: Path, page: bool = True) -> Run:
         name=path.resolve().name,
         digest=evidence.digest,
         task_digests=evidence.task_digests,
-        identity=evidence.manifest["identity"],
+        identity=evidence.manifest.identity,
         manifest=evidence.manifest,
         items=items,
         **outcome,
@@ -54,7 +55,7 @@ def load_folder(path: Path, page: bool = True) -> Run:
 class Evidence:
     """What the engine left of a run: everything but metrics."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     digest: str
     task_digests: dict[str, str]
     items: dict[Key, Item]  # in key order
@@ -76,7 +77,7 @@ def read_evidence(path: Path, page: bool = True) -> Evidence:
         )
     items = {record.key: _item(record, leaf) for record, leaf in zip(records, leaves, strict=True)}
     tasks = tree_digests(items)
-    if (manifest["digest"], manifest["task_digests"]) != (digest, tasks):
+    if (manifest.digest, manifest.task_digests) != (digest, tasks):
         raise ConfigError(f"{path / MANIFEST}: its digests are not those of {RECORDS}: it was edited; {AGAIN}")
     return Evidence(manifest, digest, tasks, items)
 

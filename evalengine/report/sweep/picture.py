@@ -31,7 +31,7 @@ def picture(found: Sweep) -> str:
     about = found.cells[0].run
     lines = [f"{verdict(found).partition('; fast flips')[0]}.", f"{most(found)}." if found.floors else ""]
     height = TOP + size * (HEIGHT + GAP) + 76
-    model = about.manifest.get("model", {}).get("name", about.name)
+    model = about.manifest.model.name or about.name
     heading = f"{'+'.join(found.tasks)}, {model}: {len(about.items)} requests a run"
     letters = max(len(heading) * 1.2, *(len(line) * 0.9 for line in (LEGEND, *lines)))
     width = max(left + size * (WIDTH + GAP) + 16, 32 + int(letters * LETTER))

@@ -22,7 +22,7 @@ class Cell:
 
     @property
     def fast(self) -> bool:
-        return self.run.manifest.get("numerics") == "fast"
+        return self.run.manifest.numerics == "fast"
 
     @property
     def beside_mode(self) -> dict[str, str]:
@@ -32,7 +32,7 @@ class Cell:
     @property
     def label(self) -> str:
         """`exact, max_num_seqs 8`."""
-        return ", ".join([str(self.run.manifest.get("numerics")), *(f"{k} {v}" for k, v in self.beside_mode.items())])
+        return ", ".join([str(self.run.manifest.numerics), *(f"{k} {v}" for k, v in self.beside_mode.items())])
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ def cells_table(sweep: Sweep) -> Table:
     table = house_table(("Run", "Folder", "numerics", *names, "Digest"), left=(1, 2, len(names) + 3))
     for number, cell in enumerate(sweep.cells, 1):
         values = [cell.beside_mode.get(name, "") for name in names]
-        numerics, digest = str(cell.run.manifest.get("numerics")), cell.run.digest or "none"
+        numerics, digest = str(cell.run.manifest.numerics), cell.run.digest or "none"
         add(table, [str(number), cell.run.source.name, numerics, *values, digest[:12]])
     return table
 

@@ -59,8 +59,8 @@ def sweep_json(sweep: Sweep, folder: Path) -> dict[str, Any]:
                 **run_json(cell.run),
                 "source": os.path.relpath(cell.run.source, folder),
                 "settings": dict(cell.settings),
-                "numerics": cell.run.manifest.get("numerics"),
-                **{name: cell.run.manifest.get(name) for name in ("model", "hardware", "libraries", "code")},
+                "numerics": cell.run.manifest.numerics,
+                **{name: cell.run.manifest.content.get(name) for name in ("model", "hardware", "libraries", "code")},
             }
             for cell in sweep.cells
         ],

@@ -16,6 +16,8 @@ from evalengine.records.evidence import open_run
 from evalengine.records.lm_eval import THINKING_TRUNCATED
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import not_run, resumed_fast
+from evalengine.records.manifest_data import Manifest
+from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import outcome_words, shown
 from evalengine.report.read.groups import in_groups
 
@@ -37,10 +39,10 @@ def print_report(folder: Path) -> None:
     console.print(Text(f"digest: {digest}"))
 
 
-def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+def read_run(folder: Path) -> tuple[dict[str, Any], Manifest, str]:
     """(lm-eval's results, manifest, digest) of a finished run. Raises `ConfigError` if it is unfinished or edited."""
     manifest = open_run(folder)
-    return read_results(results_files(folder)[-1]), manifest, manifest["digest"]
+    return read_results(results_files(folder)[-1]), manifest, manifest.digest
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
@@ -66,77 +68,77 @@ def results_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def summary_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
+def summary_lines(manifest: Manifest) -> Iterator[str]:
     """What ran, how fast, and what a reader must know before trusting the numbers."""
-    counts, seconds = manifest["counts"], manifest["timings"]["run_seconds"]
-    level, device = manifest["numerics"], manifest["hardware"]["device"]
-    resumed = counts["resumed_requests"]
+    counts, seconds = manifest.counts, manifest.timings.run_seconds
+    level, device = manifest.numerics, manifest.hardware.device
+    resumed = counts.resumed_requests
     kept = f", {resumed} of them kept from the interrupted run" if resumed else ""
-    if cached := counts.get("cached_requests"):
+    if cached := counts.cached_requests:
         kept += f", {cached} {'' if resumed else 'of them '}read from the cache"
-    yield f"{counts['requests']} requests of {counts['documents']} documents{kept}; numerics {level} on {device}"
+    yield f"{counts.requests} requests of {counts.documents} documents{kept}; numerics {level} on {device}"
     if resumed_fast(manifest):
         yield (
             "fast numerics and an interrupted run: bits depend on the batches, so the same command may not give these "
             "again (resume=never runs all requests in one go; batch_invariant=true makes the question go away)"
         )
-    ran, prompt, output = counts["requests"] - not_run(counts), counts["prompt_tokens"], counts["output_tokens"]
+    ran, prompt, output = counts.requests - not_run(counts), counts.prompt_tokens, counts.output_tokens
     if ran and seconds > 0:
         yield (
             f"{seconds:.1f} s: {ran / seconds:.2f} requests/s, {prompt / seconds:.1f} prompt tokens/s, "
             f"{output / seconds:.1f} output tokens/s"
         )
-    if cluster := manifest.get("cluster"):
+    if cluster := manifest.cluster:
         yield _replicas_line(cluster)
-    yield from _cache_lines(manifest.get("cache") or {})
-    if processors := manifest["model"].get("processors"):  # none in the manifests of older versions
+    if cache := manifest.cache:
+        yield from _cache_lines(cache)
+    if processors := manifest.model.processors:  # none in the manifests of older versions
         yield (
             f"generated tokens are chosen under the checkpoint's {', '.join(sorted(processors))} "
             "(generation_config.json; model.generation_config=none ignores it)"
         )
-    if counts["truncated_prompts"]:
-        cut = counts["truncated_prompts"]
+    if cut := counts.truncated_prompts:
         yield f"{cut} prompts were cut from the left to fit max_model_len (long_prompts=error refuses them)"
-    if cut := counts.get("truncated_thinking"):
+    if cut := counts.truncated_thinking:
         yield (
             f"{cut} generations reached max_gen_toks while they thought, so what is scored is no answer; raise "
             "task.generation.max_gen_toks"
         )
-    for task, outcomes in (manifest.get("programs") or {}).get("outcomes", {}).items():
+    for task, outcomes in manifest.programs.outcomes.items() if manifest.programs else ():
         yield f"{task}: {sum(outcomes.values())} generated programs, {outcome_words(outcomes)}"
-    if special := counts.get("special_token_documents"):
+    if special := counts.special_token_documents:
         yield (
             f"{special} documents hold a special token's string in their own text, as <|endoftext|>: it was read as "
             "the token, as lm-eval does"
         )
 
 
-def _replicas_line(cluster: Mapping[str, Any]) -> str:
+def _replicas_line(cluster: Cluster) -> str:
     """Who answered, and what became of them."""
-    replicas = cluster["replicas"]
-    hosts = len({replica["host"] for replica in replicas})
+    replicas = cluster.replicas
+    hosts = len({replica.host for replica in replicas})
     said = f"{len(replicas)} replicas on {hosts} host{'s' * (hosts > 1)}"
-    if lost := sum(replica["lost"] is not None for replica in replicas):
+    if lost := sum(replica.lost is not None for replica in replicas):
         said += f", {lost} of them lost in mid-run"
-    if refused := len(cluster["refused"]):
+    if refused := len(cluster.refused):
         said += f", {refused} refused"
-    if audited := cluster["audited"]:
+    if audited := cluster.audited:
         said += f"; {audited} requests were answered by two of them, in equal bits"
-    if cluster["unaudited"]:
-        said += f"; {cluster['unaudited']} were to be audited and are not, for want of a second one"
-    if suspect := [f"{replica['host']} {replica['device']}" for replica in replicas if replica["suspect"]]:
+    if cluster.unaudited:
+        said += f"; {cluster.unaudited} were to be audited and are not, for want of a second one"
+    if suspect := [f"{replica.host} {replica.device}" for replica in replicas if replica.suspect]:
         said += f"; suspect: {', '.join(suspect)}"
     return said
 
 
-def _cache_lines(cache: Mapping[str, Any]) -> Iterator[str]:
+def _cache_lines(cache: CacheUse) -> Iterator[str]:
     """What a reader must know of the answers that were not computed."""
-    if cache.get("audited"):
-        yield f"{cache['audited']} of the answers read from the cache were computed again: equal in every bit"
-    if cache.get("corrupt"):
-        yield f"{cache['corrupt']} entries of the cache were damaged; their requests were computed again"
-    if cache.get("failed"):
-        yield f"the run went on without its cache: {cache['failed']}"
+    if cache.audited:
+        yield f"{cache.audited} of the answers read from the cache were computed again: equal in every bit"
+    if cache.corrupt:
+        yield f"{cache.corrupt} entries of the cache were damaged; their requests were computed again"
+    if cache.failed:
+        yield f"the run went on without its cache: {cache.failed}"
 
 
 def _metrics(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:

@@ -1,0 +1,75 @@
+"""A run's `manifest.json` as readers have it: attributes over the file's own JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evalengine.records.manifest_parts import (
+    CacheUse,
+    Cluster,
+    Code,
+    Dataset,
+    Engine,
+    Hardware,
+    Model,
+    Programs,
+    RunCounts,
+    RunTimings,
+    read_fields,
+)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a run ran on, and how it went. Of what is not recorded, `manifest_parts` says how it reads."""
+
+    content: dict[str, Any]  # the JSON object, with what newer versions add; empty where a run has no manifest
+    run_id: str | None = field(init=False)
+    started: str | None = field(init=False)  # "2026-01-02T03:04:05Z"; older versions recorded no start and no command
+    command: list[str] | None = field(init=False)  # the words after `python -m evalengine`; None if Python started it
+    digest: str = field(init=False)
+    task_digests: dict[str, str] = field(init=False)
+    contract_version: float | None = field(init=False)
+    numerics: str | None = field(init=False)  # exact | native | fast
+    identity: dict[str, Any] = field(init=False)  # of `run_identity`: plain JSON values, which are compared one by one
+    model: Model = field(init=False)
+    datasets: dict[str, Dataset] = field(init=False)  # task -> its rows; lm-eval loads its own, and records none
+    engine: Engine = field(init=False)
+    counts: RunCounts = field(init=False)
+    timings: RunTimings = field(init=False)
+    programs: Programs | None = field(init=False)  # None where no task runs what the model wrote
+    cache: CacheUse | None = field(init=False)  # None where the run had no cache of answers
+    cluster: Cluster | None = field(init=False)  # None where one engine answered
+    code: Code = field(init=False)
+    hardware: Hardware = field(init=False)  # of a run on replicas, the first one's
+    python: str = field(init=False)
+    libraries: dict[str, str] = field(init=False)  # package -> version
+    files: dict[str, str] | None = field(init=False)  # name -> SHA-256 of every other file of the run (`evidence`)
+    sha256: str | None = field(init=False)  # of the content without it
+
+    def __post_init__(self) -> None:
+        for name, value in read_fields(Manifest, {**self.content, "content": self.content}).items():
+            object.__setattr__(self, name, value)  # the fields are frozen for everybody else
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return bool(self.content)
+
+    @property
+    def unsealed(self) -> dict[str, Any]:
+        """What `sha256` is the hash of."""
+        return {name: value for name, value in self.content.items() if name != "sha256"}
+
+    @property
+    def engine_settings(self) -> dict[str, Any]:
+        """All settings of the engine by name, as they were resolved."""
+        part = self.content.get("engine")
+        known = part.items() if isinstance(part, Mapping) else ()
+        return {name: value for name, value in known if name not in ("stats", "kernels")}
+
+    def file_text(self) -> str:
+        """`manifest.json`: every run's is written so."""
+        return json.dumps(self.content, indent=2, ensure_ascii=False) + "\n"

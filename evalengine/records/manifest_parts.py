@@ -1,0 +1,196 @@
+"""The parts of a run's manifest, typed: what a run writes of itself, and what a reader may ask of it by name.
+
+A part that is read has every field. What an older version did not record, or what is no value of the field's type, is
+the type's neutral value: None where the type allows it, else "", 0, False or nothing. A reader that must know the
+difference asks `missing_for_page` first. What no field names stays in `Manifest.content`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from evalengine.records.shapes import count, number, text, truth
+
+
+@dataclass(frozen=True)
+class Code:
+    """The package that ran."""
+
+    version: str
+    commit: str | None  # of its git checkout
+    dirty: bool | None  # whether the checkout differed from the commit
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a computation ran on."""
+
+    device: str  # as torch names it: "cpu", "cuda:0"
+    cpu: str
+    cpu_count: int | None
+    gpus: list[str]  # with their architecture and CUDA version; empty on CPU
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Code, hardware and versions of one machine."""
+
+    code: Code
+    hardware: Hardware
+    python: str
+    platform: str
+    libraries: dict[str, str]  # package name -> version
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which model it was."""
+
+    name: str
+    source: str | None  # a folder, a file, a Hub id, or `asset:NAME`
+    revision: str | None  # the Hub's commit
+    format: str  # safetensors | gguf | dummy
+    architecture: str
+    num_parameters: int
+    weights_sha256: str
+    eos_token_ids: list[int]
+    prefix_token_id: int | None  # what scores of a text without context begin with
+    processors: dict[str, Any]  # of generation_config.json, those in force; none in the manifests of older versions
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The rows of one task."""
+
+    dataset: str | None  # a Hub id or a path
+    name: str | None  # the dataset's configuration
+    revision: str | None
+    split: str | None
+    rows: int  # that were evaluated
+    sha256: str | None  # of those rows, in their order
+
+
+@dataclass(frozen=True)
+class SchedulerStats:
+    """What the scheduler did, of all that the engine counts (`EngineStats`)."""
+
+    num_steps: int
+    num_computed_tokens: int
+    num_cached_tokens: int  # not computed thanks to the prefix cache
+    num_preemptions: int
+    largest_batch: int  # sequences in one step
+    largest_step: int  # tokens in one step
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the engine was set, as it was resolved; `Manifest.engine_settings` has all settings by name."""
+
+    numerics: str
+    dtype: str
+    device: str
+    max_model_len: int | None
+    stats: SchedulerStats | None  # None where none were recorded
+
+
+@dataclass(frozen=True)
+class RunCounts:
+    """What a run did."""
+
+    documents: int
+    requests: int
+    resumed_requests: int  # taken from the journal, not run again
+    truncated_prompts: int  # cut from the left to fit max_model_len
+    prompt_tokens: int  # of the requests that ran
+    output_tokens: int  # generated or scored, of the requests that ran
+    truncated_thinking: int = 0  # generations that reached max_gen_toks before the end of their thinking
+    cached_requests: int = 0  # read from the cache, not run
+    special_token_documents: int = 0  # whose own text holds a special token's string: it was read as the token
+
+
+@dataclass(frozen=True)
+class RunTimings:
+    """Seconds of wall-clock time."""
+
+    load_seconds: float  # weights and tokenizer
+    run_seconds: float  # requests
+    total_seconds: float
+
+
+@dataclass(frozen=True)
+class Programs:
+    """How the programs that a model wrote were run, and ended."""
+
+    isolated: bool  # from network, files and other processes
+    outcomes: dict[str, dict[str, int]]  # task -> outcome -> programs
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What the cache of answers did for the run, as far as a reader must know it."""
+
+    hits: int  # answers that were read
+    audited: int  # answers that were computed again and compared: equal, or the run has failed
+    corrupt: int  # entries that failed their own hash
+    failed: str | None  # why the run went on without the cache, if it did
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One engine of a run on a cluster."""
+
+    host: str
+    device: str
+    lost: str | None  # why it left in mid-run
+    suspect: str | None  # why its answers are doubted
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The replicas of a run, and what became of them."""
+
+    replicas: list[Replica]
+    refused: list[str]  # why each one that was not let in was not
+    audited: int  # requests that two of them answered, in equal bits
+    unaudited: int  # that were to be, and were not
+
+
+PartType = TypeVar("PartType")
+_PLAIN: dict[Any, Callable[[Any], bool]] = {str: text, int: count, float: number, bool: truth}
+
+
+def read_part(kind: type[PartType], value: Any) -> PartType:
+    """A part from the file's JSON value; one that is no object holds nothing."""
+    return kind(**read_fields(kind, value))
+
+
+def read_fields(kind: type, value: Any) -> dict[str, Any]:
+    """Field name -> what the JSON object says of it, for the fields that the constructor or the class itself sets."""
+    known = value if isinstance(value, Mapping) else {}
+    return {name: _read(wanted, known.get(name)) for name, wanted in _types(kind).items()}
+
+
+def _read(wanted: Any, value: Any) -> Any:
+    """The value if it is of the wanted type, else the type's neutral value."""
+    inner = get_args(wanted)
+    if wanted is Any:
+        return value
+    if is_dataclass(wanted):
+        return read_part(wanted, value)  # type: ignore[arg-type]
+    if type(None) in inner:
+        absent = value in (None, {}) or (inner[0] in _PLAIN and not _PLAIN[inner[0]](value))
+        return None if absent else _read(inner[0], value)
+    if get_origin(wanted) is list:
+        return [_read(inner[0], one) for one in value] if isinstance(value, list) else []
+    if get_origin(wanted) is dict:
+        return {name: _read(inner[1], one) for name, one in value.items()} if isinstance(value, Mapping) else {}
+    return value if _PLAIN[wanted](value) else wanted()
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    types = get_type_hints(kind)
+    return {item.name: types[item.name] for item in fields(kind)}
