@@ -25,7 +25,7 @@ from evalengine.engine.model_runner import Launched
 from evalengine.engine.prefix_order import in_prefix_order
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.scheduler import Schedule
+from evalengine.engine.scheduler import SchedulerOutput
 from evalengine.engine.settings import engine_config
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests, generating_sequence, to_sequences
@@ -192,13 +192,13 @@ class Engine(LoadedModel):
             self._count(schedule, time.perf_counter() - started)
             return outputs
 
-    def _schedule_ahead(self) -> Schedule | None:
+    def _schedule_ahead(self) -> SchedulerOutput | None:
         """The step after the one in flight, or None if it cannot be scheduled without the results of that one."""
         if self._in_flight is None or self._in_flight.needs_the_host:
             return None
         return self.scheduler.schedule_ahead()
 
-    def _launch(self, schedule: Schedule) -> Launched:
+    def _launch(self, schedule: SchedulerOutput) -> Launched:
         assert self.runner is not None
         launched = self.runner.launch(schedule)
         for chunk in schedule.chunks:
@@ -235,7 +235,7 @@ class Engine(LoadedModel):
             self.scheduler.finish(seq)
         return complete
 
-    def _count(self, schedule: Schedule, seconds: float) -> None:
+    def _count(self, schedule: SchedulerOutput, seconds: float) -> None:
         self.stats.num_steps += bool(schedule.chunks)  # a schedule without chunks only takes the last step's results
         self.stats.num_graph_steps = self.runner.num_graph_steps if self.runner is not None else 0
         self.stats.largest_batch = max(self.stats.largest_batch, len(schedule.chunks))
@@ -248,7 +248,7 @@ class Engine(LoadedModel):
     # -- a step that failed --------------------------------------------------------------------------------------------
 
     def _after_failure(
-        self, schedule: Schedule, error: BaseException, outputs: list[RequestOutput]
+        self, schedule: SchedulerOutput, error: BaseException, outputs: list[RequestOutput]
     ) -> list[RequestOutput]:
         """Handles a launch that failed; returns the outputs that had finished before it.
 
@@ -279,7 +279,7 @@ class Engine(LoadedModel):
             self._failure = error
         return outputs
 
-    def _shrink(self, schedule: Schedule) -> None:
+    def _shrink(self, schedule: SchedulerOutput) -> None:
         """Halves the largest step after one that did not fit the memory. The tokens of that step are scheduled anew:
         nothing is known of what it has done. No bit of a batch-invariant level changes."""
         self._copies = schedule.copies

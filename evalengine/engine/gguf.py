@@ -178,18 +178,18 @@ class GGUFFile:
                 if shape != expected.get(name, shape)
             ],
         }
-        listed = [f"{kind}: {listing(names)}" for kind, names in problems.items() if names]
+        faults = [f"{kind}: {listing(names)}" for kind, names in problems.items() if names]
         tokens = self.fields.count("tokenizer.ggml.tokens")
         if tokens not in (None, spec.vocab_size):
-            listed.append(f"{tokens} tokens for the {spec.vocab_size} rows of {EMBEDDING}")
+            faults.append(f"{tokens} tokens for the {spec.vocab_size} rows of {EMBEDDING}")
         version = self.fields.integer("general.quantization_version", QUANTIZATION_VERSION)
         blocks = any(GGML_QUANT_SIZES[info.kind][0] > 1 for info in self._tensors.values())
         if blocks and version != QUANTIZATION_VERSION:
-            listed.append(f"general.quantization_version={version}, only {QUANTIZATION_VERSION} is known")
-        if listed:
+            faults.append(f"general.quantization_version={version}, only {QUANTIZATION_VERSION} is known")
+        if faults:
             raise EvalEngineError(
                 f"{self.path}: the tensors do not fit {spec.architecture} as the metadata describe it; "
-                f"{'; '.join(listed)}. Download or copy it again, or set model.path to another file"
+                f"{'; '.join(faults)}. Download or copy it again, or set model.path to another file"
             )
 
     def _log(self, spec: ModelSpec, eot: int | None) -> None:

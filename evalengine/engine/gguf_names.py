@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from evalengine.errors import listed
 from evalengine.models.spec import ModelSpec
 
 _TOP_NAMES = {
@@ -67,5 +68,4 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def listing(names: Sequence[str]) -> str:
     """Names from a file for a message: the first eight, shortened, and how many more there are."""
-    shown = ", ".join(name[:100] for name in names[:8])
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+    return listed([name[:100] for name in names], 8)

@@ -21,10 +21,10 @@ from evalengine.engine.gguf_tokenizer import gguf_tokenizer
 from evalengine.engine.hf_folder import folder_spec, model_tensors
 from evalengine.engine.locate import CONFIG_FILES, Absent, locate, locate_model
 from evalengine.engine.memory import check_weights_fit
-from evalengine.engine.shards import DTYPES, StoredTensor, listing, read_tensors, weight_files
+from evalengine.engine.shards import DTYPES, MAX_NAMES, StoredTensor, read_tensors, weight_files
 from evalengine.engine.tokenizer import load_tokenizer
 from evalengine.engine.weights import dummy_tensors
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
 from evalengine.models.decoder import DecoderForCausalLM
@@ -83,7 +83,7 @@ class _Fit:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raises EvalEngineError that lists every tensor that is missing, unexpected or does not fit."""
         misfits = {"missing": sorted(self._missing), "unexpected": self._unexpected, "wrong shape or type": self._wrong}
-        if problems := [f"{kind}: {listing(names)}" for kind, names in misfits.items() if names]:
+        if problems := [f"{kind}: {listed(names, MAX_NAMES)}" for kind, names in misfits.items() if names]:
             raise EvalEngineError(
                 f"{checkpoint.path}: the tensors do not fit {checkpoint.spec.architecture} as configured; "
                 f"{'; '.join(problems)}. Download or copy it again, or set model.path to another checkpoint"

@@ -22,7 +22,7 @@ from evalengine.engine.generating import Generating
 from evalengine.engine.parallel.ranks import Ranks
 from evalengine.engine.rank_runner import Culprits, RankRunner
 from evalengine.engine.read_out import DeviceResults
-from evalengine.engine.scheduler import Chunk, Schedule
+from evalengine.engine.scheduler import Chunk, SchedulerOutput
 from evalengine.engine.sequence import Status
 from evalengine.layers.upload import Download
 
@@ -55,7 +55,7 @@ class ModelRunner(RankRunner):
         self._last_step: torch.cuda.Event | None = None
         # Called with every step before it runs, the chunks in the order of the batch's rows, so that the user of an
         # `op_hook` can tell which rows belong to which sequence.
-        self.on_batch: Callable[[Schedule], None] | None = None
+        self.on_batch: Callable[[SchedulerOutput], None] | None = None
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
@@ -79,7 +79,7 @@ class ModelRunner(RankRunner):
         return self.is_asynchronous and self.on_batch is None
 
     @torch.inference_mode()
-    def launch(self, schedule: Schedule) -> Launched:
+    def launch(self, schedule: SchedulerOutput) -> Launched:
         """Starts a step. The host waits only for the tokens that logits processors must know."""
         try:
             with self._after_the_last_step():
@@ -103,12 +103,12 @@ class ModelRunner(RankRunner):
         finally:  # recorded for a step that fails, too: its kernels may still be writing to pages
             self._last_step = stream.record_event(self._last_step)
 
-    def _launch(self, schedule: Schedule) -> Launched:
+    def _launch(self, schedule: SchedulerOutput) -> Launched:
         chunks = sorted(schedule.chunks, key=lambda c: c.end - c.start > 1)  # decodes first: see AttentionMetadata
         copies = schedule.copies
         heard = self.on_batch is not None  # a listener wants every op's output, and a replayed graph runs no hooks
         if self.on_batch is not None:
-            self.on_batch(Schedule(chunks, schedule.copies))
+            self.on_batch(SchedulerOutput(chunks, schedule.copies))
         if self.graphs is not None and not heard and (step := self.graphs.plan(chunks)) is not None:
             asked = None if all(_wants_argmax(c) for c in chunks) else Asked(chunks)
             wanted = None if asked is None else asked.wanted

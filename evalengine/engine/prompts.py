@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, TypeVar
 
 from evalengine.arguments import integer, is_unicode, shown, token_ids
-from evalengine.engine.submission import listed
+from evalengine.engine.submission import refused
 from evalengine.errors import ConfigError
 
 Prompt = str | list[int]
@@ -85,5 +85,5 @@ def each(values: Iterable[Any], what: str, make: Callable[[int, Any], T]) -> lis
         except ConfigError as error:
             problems.extend(f"{what} {i}: {problem}" for problem in error.problems)
     if problems:
-        raise listed(problems)
+        raise refused(problems)
     return made

@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass
-class Schedule:
+class SchedulerOutput:
     """One step: the chunks to compute, and the pages to copy before."""
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -63,9 +63,9 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> SchedulerOutput:
         """The next step; every token of the steps before it is known."""
-        schedule = Schedule()
+        schedule = SchedulerOutput()
         preempted = self._schedule_running(schedule)
         if not preempted:
             self._admit_waiting(schedule)
@@ -74,7 +74,7 @@ class Scheduler:
         )
         return schedule
 
-    def schedule_ahead(self) -> Schedule | None:
+    def schedule_ahead(self) -> SchedulerOutput | None:
         """The step after one whose tokens are still being computed on the device, where the new step takes them.
 
         None if a sequence might have to be preempted (the step's results may free pages), or if there is nothing to do
@@ -83,7 +83,7 @@ class Scheduler:
         free, most = self.block_manager.num_free_blocks, self.block_manager.blocks_for(self.max_num_batched_tokens)
         if free < most + len(self.running) and free < sum(self._missing_blocks(seq) for seq in self.running):
             return None
-        schedule = Schedule()
+        schedule = SchedulerOutput()
         preempted = self._schedule_running(schedule)
         assert not preempted, "there are pages for everything that runs"
         self._admit_waiting(schedule)
@@ -123,7 +123,7 @@ class Scheduler:
         num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, self.max_num_batched_tokens)
         return self.block_manager.blocks_for(seq.num_computed_tokens + num_new) - len(seq.block_table)
 
-    def _schedule_running(self, schedule: Schedule) -> bool:
+    def _schedule_running(self, schedule: SchedulerOutput) -> bool:
         """Adds chunks for the sequences that already hold pages; True if one had to be preempted."""
         budget = self.max_num_batched_tokens
         preempted = False
@@ -144,7 +144,7 @@ class Scheduler:
                 index += 1
         return preempted
 
-    def _admit_waiting(self, schedule: Schedule) -> None:
+    def _admit_waiting(self, schedule: SchedulerOutput) -> None:
         """Adds chunks for waiting sequences, as long as pages, places and the token budget last."""
         budget = self.max_num_batched_tokens - schedule.num_tokens
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import ConfigError, EvalEngineError, listed
 from evalengine.models.file_values import one_line, plain, shown
 from evalengine.plain_files import read_json
 
@@ -31,6 +31,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 COMPARED_AT_ONCE = 1 << 12  # rows of two tensors that are compared in one go
+MAX_NAMES = 8  # of tensors or files that a message lists
 CURE = "download or copy the folder again"
 # The names of the files that transformers writes for a model spread over ranks, and reads before any other file.
 _OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
@@ -76,7 +77,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     lacking = [] if index is None else [name for name in index if name not in tensors]
     problems += [f"{plain(name)} is not in {index[name]}, where {INDEX} has it" for name in lacking if index]
     if problems:
-        raise EvalEngineError(f"{folder}: {listing(problems, '; ')}; {CURE}")
+        raise EvalEngineError(f"{folder}: {listed(problems, MAX_NAMES, '; ')}; {CURE}")
     return tensors
 
 
@@ -107,12 +108,6 @@ def stored_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
     return next((DTYPES[tensor.dtype] for tensor in stored.values() if tensor.dtype in DTYPES), torch.float32)
 
 
-def listing(names: list[str], separator: str = ", ") -> str:
-    """Names for a message: the first eight, and how many more there are."""
-    shown_names = separator.join(names[:8])
-    return shown_names if len(names) <= 8 else f"{shown_names} and {len(names) - 8} more"
-
-
 def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     if of_ranks := sorted(file.name for file in folder.glob("*.safetensors") if _OF_A_RANK.fullmatch(file.name)):
         raise ConfigError(
@@ -129,7 +124,7 @@ def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
         files = [folder / name for name in sorted(set(index.values()))]
         if absent := [file.name for file in files if not file.exists()]:
             raise EvalEngineError(
-                f"{folder}: {len(absent)} of {len(files)} shards are missing: {listing(absent)}; {CURE}"
+                f"{folder}: {len(absent)} of {len(files)} shards are missing: {listed(absent, MAX_NAMES)}; {CURE}"
             )
     else:
         files, index = sorted(folder.glob("*.safetensors")), None
@@ -183,7 +178,7 @@ def _header(file: Path) -> list[StoredTensor]:
         text = stream.read(int.from_bytes(stream.read(8), "little"))
     entries = Counter(name for name, _ in json.loads(text, object_pairs_hook=list))
     if twice := [plain(name) for name, count in entries.items() if count > 1]:
-        raise EvalEngineError(f"{file}: {listing(twice)}: twice in its header; download or copy it again")
+        raise EvalEngineError(f"{file}: {listed(twice, MAX_NAMES)}: twice in its header; download or copy it again")
     return stored
 
 

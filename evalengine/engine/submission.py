@@ -16,7 +16,7 @@ from evalengine.engine.processing import Processing
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.scoring import PendingScore, Scoring
 from evalengine.engine.sequence import Sequence
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, first_of
 from evalengine.models.spec import ModelSpec
 
 MAX_LISTED = 10
@@ -39,7 +39,7 @@ def check_requests(
     """Raises ConfigError that names every request that can never run, before any request does."""
     strangers = [r for r in requests if not isinstance(r, GenerateRequest | ScoreRequest)]
     if strangers:
-        raise listed([f"requests: {shown(r)} is neither a GenerateRequest nor a ScoreRequest" for r in strangers])
+        raise refused([f"requests: {shown(r)} is neither a GenerateRequest nor a ScoreRequest" for r in strangers])
     problems = []
     if len({r.request_id for r in requests}) != len(requests):
         problems.append("request_id: two requests have the same one")
@@ -52,13 +52,12 @@ def check_requests(
         elif isinstance(request, ScoreRequest):
             known = request.context_ids
     if problems:
-        raise listed(problems)
+        raise refused(problems)
 
 
-def listed(problems: list[str]) -> ConfigError:
+def refused(problems: list[str]) -> ConfigError:
     """An error with all problems, or with the first few and how many more there are."""
-    more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
-    return ConfigError([*problems[:MAX_LISTED], *more])
+    return ConfigError(first_of(problems, MAX_LISTED))
 
 
 def _problem(request: Request, limits: Limits, known_context: bool) -> str | None:

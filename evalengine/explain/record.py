@@ -19,7 +19,7 @@ from torch import Tensor
 from evalengine.engine.llm import LLM
 from evalengine.engine.model_runner import ModelRunner
 from evalengine.engine.request import GenerateRequest, Request
-from evalengine.engine.scheduler import Chunk, Schedule
+from evalengine.engine.scheduler import Chunk, SchedulerOutput
 from evalengine.engine.sequence import Sequence as EngineSequence
 from evalengine.explain.trace import LOGITS, Computation
 from evalengine.layers.hooks import op_hook
@@ -73,7 +73,7 @@ class Recorder:
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, schedule: Schedule, runner: ModelRunner) -> None:
+    def _begin(self, schedule: SchedulerOutput, runner: ModelRunner) -> None:
         """Chooses which rows of the step are heard."""
         self._copy_pages(schedule.copies, runner.block_size)
         self._rows, self._wanted, self._batch, self._read = [], [], 0, 0
@@ -94,7 +94,7 @@ class Recorder:
             if chunk.start == chunk.seq.num_cached_tokens:  # just admitted
                 self._take_reused(chunk, runner.block_size)
 
-    def _heard(self, chunk: Chunk, own: bool, schedule: Schedule, block_size: int) -> list[_Row]:
+    def _heard(self, chunk: Chunk, own: bool, schedule: SchedulerOutput, block_size: int) -> list[_Row]:
         end = chunk.end if own else min(chunk.end, self._shared(chunk.seq))
         size = len(schedule.chunks), schedule.num_tokens
         return [

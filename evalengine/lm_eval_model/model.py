@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from evalengine.contract import CONTRACT_VERSION
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.submission import check_requests, listed
+from evalengine.engine.submission import check_requests, refused
 from evalengine.errors import ConfigError
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.kept import through_cache
@@ -131,7 +131,7 @@ class EvalEngineLM(LoadedModel):
                 continue
             stops.append(generation.until)
         if problems:
-            raise listed([*problems])
+            raise refused([*problems])
         texts: dict[int, str] = {}
 
         def finished(place: int, output: RequestOutput) -> None:

@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = {
 
 
 def tiny_llama(path: Path) -> Path:
-    """A tiny Llama with an untied head.; returns `path`."""
+    """A tiny Llama with an untied head; returns `path`."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(path)
     tokenizer().save_pretrained(path)

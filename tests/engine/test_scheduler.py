@@ -19,7 +19,7 @@ from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.generating import Generating
 from evalengine.engine.prefix_order import in_prefix_order
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.engine.scheduler import Schedule, Scheduler
+from evalengine.engine.scheduler import Scheduler, SchedulerOutput
 from evalengine.engine.scoring import Scoring
 from evalengine.engine.sequence import Sequence, Status
 from evalengine.engine.submission import to_sequences
@@ -40,7 +40,7 @@ class RememberingModel:
     def __post_init__(self) -> None:
         self.slots = [[None] * self.block_size for _ in range(self.num_blocks)]
 
-    def execute(self, schedule: Schedule) -> None:
+    def execute(self, schedule: SchedulerOutput) -> None:
         before = [list(page) for page in self.slots]
         for source, destination in schedule.copies:
             self.slots[destination] = list(before[source])

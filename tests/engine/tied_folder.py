@@ -26,7 +26,7 @@ def tokenizer(vocab: int = 20) -> PreTrainedTokenizerFast:
 
 
 def tied_qwen3(path: Path) -> Path:
-    """A tiny tied Qwen3 with a tokenizer, saved by transformers.; returns `path`."""
+    """A tiny tied Qwen3 with a tokenizer, saved by transformers; returns `path`."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=23,
