@@ -307,7 +307,7 @@ def test_another_contract_is_named(receipt: Path, greedy: Run, monkeypatch: pyte
 
 def test_a_run_that_says_what_was_not_computed_differs(greedy: Run, tmp_path: Path) -> None:
     """A whole run whose every hash is right, with one logprob made up."""
-    from tests.e2e.test_cache import forge
+    from tests.e2e.test_cache_damage import forge
 
     first = run(tmp_path / "first", f"cache={tmp_path / 'cache'}")
     assert first.digest == greedy.digest
