@@ -46,7 +46,7 @@ ATTACKS = {  # program -> how its verdict begins
     "sleeps": ("import time\ntime.sleep(100)", "timeout: 6 s of time"),
     "writes without end": ("while True: print('x' * 10_000)", "timeout: "),
     "takes memory": ("x = bytearray(8 << 30)", "memory"),
-    "takes memory bit by bit": ("x = []\nwhile True: x.append(bytearray(50 << 20))", "memory"),
+    "takes memory bit by bit": ("x = []\nwhile True: x.append(bytes(50 << 20))", "memory"),
     "a huge file": ("open('x', 'wb').write(b'x' * (17 << 20))", "failed: OSError: [Errno 27]"),
     "open files": ("x = []\nwhile True: x.append(open('/dev/null'))", "failed: OSError: [Errno 24]"),
     "a fork bomb": (
