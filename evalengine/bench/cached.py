@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -115,18 +114,12 @@ def _table(requests: int, rounds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _write(requests: int, rounds: Sequence[Mapping[str, Any]], about: Mapping[str, Any], folder: Path) -> None:
-    from evalengine.bench.report import slug
-    from evalengine.records.folder import write_whole
+    from evalengine.bench.report import slug, write_page
 
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"cache-{slug(about['cpu'])}"
     content = {"environment": {**about, "gpu": None}, "requests": requests, "rounds": list(rounds)}
-    text = json.dumps(content, indent=1) + "\n"
-    write_whole(folder / f"{name}.json", lambda path: path.write_text(text, encoding="utf-8"))
-    heading = f"# A run out of the cache, on {about['cpu']}, {os.cpu_count()} cores"
+    title = f"A run out of the cache, on {about['cpu']}, {os.cpu_count()} cores"
     method = (
         f"`{about['command']}`, {about['date']}, commit {about['code']['commit']}. The answers are made up; timed is a "
         f"whole process, median of {len(rounds)} runs: imports, rows, prompts, the cache, results, digest, page."
     )
-    page = "\n".join([heading, "", method, "", *_table(requests, rounds), ""])
-    write_whole(folder / f"{name}.md", lambda path: path.write_text(page, encoding="utf-8"))
+    write_page(folder, f"cache-{slug(about['cpu'])}", content, title, method, _table(requests, rounds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -74,13 +73,11 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _write(rows: Sequence[Row], about: Mapping[str, Any], folder: Path) -> None:
-    from evalengine.bench.report import slug
+    from evalengine.bench.report import slug, write_page
 
-    name = f"host-{slug(about['cpu'])}"
     content = {"environment": {**about, "gpu": None}, "rows": list(rows)}
-    (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    heading = f"# The host's share of whole runs, on {about['cpu']}"
     method = (
         f"`{about['command']}`, {about['date']}, commit {about['code']['commit']}; over a model that computes nothing."
     )
-    (folder / f"{name}.md").write_text("\n".join([heading, "", method, "", *_table(rows), ""]), encoding="utf-8")
+    title = f"The host's share of whole runs, on {about['cpu']}"
+    write_page(folder, f"host-{slug(about['cpu'])}", content, title, method, _table(rows))

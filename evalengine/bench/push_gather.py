@@ -125,16 +125,13 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _write(rows: Sequence[Row], about: Mapping[str, Any], arguments: Namespace) -> None:
-    from evalengine.bench.report import slug
-    from evalengine.records.folder import write_whole
+    from evalengine.bench.report import slug, write_page
 
-    name = f"push-gather-{arguments.ranks}-{slug(str(about['gpu']))}"
+    stem = f"push-gather-{arguments.ranks}-{slug(str(about['gpu']))}"
     content = {"environment": about, "model": arguments.model, "ranks": arguments.ranks, "rows": rows}
-    text = json.dumps(content, indent=1) + "\n"
-    write_whole(arguments.output / f"{name}.json", lambda path: path.write_text(text, encoding="utf-8"))
-    said = (
+    method = (
         f"`{about['command']}`, {about['date']}, commit {about['code']['commit']}. GPU time of what a layer of "
         f"{arguments.model} exchanges over {arguments.ranks} GPUs; the pushes' bytes were NCCL's."
     )
-    page = "\n".join([f"# What a layer's ranks exchange, on {about['gpu']}", "", said, "", *_table(rows), ""])
-    write_whole(arguments.output / f"{name}.md", lambda path: path.write_text(page, encoding="utf-8"))
+    title = f"What a layer's ranks exchange, on {about['gpu']}"
+    write_page(arguments.output, stem, content, title, method, _table(rows))

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from evalengine.records.folder import write_text_file
 from evalengine.records.manifest import code_version, cpu_name, library_versions
 
 COLUMNS = ("what", "case", "ours", "beside", "theirs", "ratio", "target", "verdict")
@@ -118,6 +119,15 @@ def write(report: Report, about: Mapping[str, Any], folder: Path, stem: str) -> 
     json_file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     table_file.write_text(markdown(report, about), encoding="utf-8")
     return json_file, table_file
+
+
+def write_page(
+    folder: Path, stem: str, content: Mapping[str, Any], title: str, method: str, table: Sequence[str]
+) -> None:
+    """Writes figures that have no comparison: `<stem>.json`, and `<stem>.md`, which says how they were found. Each is
+    written whole or not at all; raises `EvalEngineError` if the disk refuses."""
+    write_text_file(folder / f"{stem}.json", json.dumps(content, indent=1) + "\n")
+    write_text_file(folder / f"{stem}.md", "\n".join([f"# {title}", "", method, "", *table, ""]))
 
 
 def markdown(report: Report, about: Mapping[str, Any]) -> str:

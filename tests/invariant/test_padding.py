@@ -11,20 +11,10 @@ from torch import Tensor
 
 from evalengine.invariant import CoverageAudit, set_batch_invariant_mode
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.invariant.small_models import small_model
 
 NEW_TOKENS = 16
 LENGTHS = (3, 9, 17, 60, 1, 100, 31)
-
-
-def small_model(architecture: str, attention: str, dtype: torch.dtype) -> torch.nn.Module:
-    import transformers
-
-    config = getattr(transformers, f"{architecture}Config")(
-        hidden_size=60, intermediate_size=116, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-        head_dim=20, vocab_size=211, max_position_embeddings=128, attn_implementation=attention,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return getattr(transformers, f"{architecture}ForCausalLM")(config).to(dtype).eval()
 
 
 def prompts_of(lengths: Sequence[int]) -> list[Tensor]:
