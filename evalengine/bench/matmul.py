@@ -122,7 +122,8 @@ def main(arguments: Namespace) -> int:
 
     Raises ConfigError for unknown shapes or without a GPU.
     """
-    chosen = [shape for shape in shapes() if not arguments.shapes or _selected(shape, arguments.shapes.split(";"))]
+    all_shapes = shapes(arguments.ranks)
+    chosen = [shape for shape in all_shapes if not arguments.shapes or _selected(shape, arguments.shapes.split(";"))]
     if not chosen:
         raise ConfigError(f"--shapes {arguments.shapes}: no shape of {', '.join(PRODUCTS_OF)} is meant")
     if not torch.cuda.is_available():

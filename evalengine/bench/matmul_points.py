@@ -66,14 +66,20 @@ class Point:
         return {**asdict(self), "ratio": round(self.ratio, 4)}
 
 
-def shapes() -> list[Shape]:
-    """Every distinct weight of the models, the smallest first."""
+def shapes(ranks: int = 1) -> list[Shape]:
+    """Every distinct weight of the models, the smallest first.
+
+    ranks: the part of each that one of so many tensor-parallel ranks has, of the models whose heads they can share.
+    """
     names: dict[tuple[int, int, bool], list[str]] = {}
     for model in PRODUCTS_OF:
         sizes = shapes_of(model)
-        for layer, (n, k, _) in sizes.linear_layers().items():
-            names.setdefault((n, k, False), []).append(f"{model} {layer}")
-        names.setdefault((sizes.vocab_size, sizes.hidden_size, True), []).append(f"{model} lm_head")
+        if sizes.num_heads % ranks or sizes.vocab_size % ranks:
+            continue
+        of_rank = model if ranks == 1 else f"{model} of {ranks} ranks"
+        for layer, (n, k, _) in sizes.linear_layers(ranks).items():
+            names.setdefault((n, k, False), []).append(f"{of_rank} {layer}")
+        names.setdefault((sizes.vocab_size // ranks, sizes.hidden_size, True), []).append(f"{of_rank} lm_head")
     return [Shape(*key, tuple(names[key])) for key in sorted(names, key=lambda key: key[0] * key[1])]
 
 

@@ -23,6 +23,7 @@ from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint
 from evalengine.engine.settings import possible_ranks
 from evalengine.engine.stats import EngineStats
+from evalengine.layers.attention_backends import possible_backends
 from evalengine.tasks.base import Task
 
 MOST_CPU_RANKS = 4  # Each rank is a process, which imports and loads for seconds.
@@ -130,12 +131,27 @@ class Prover:
         return Proof(facts, self.cases, dict(work.reference), self.results, self._control(), self.logprobs_asked)
 
     def _control(self) -> Control:
-        """Makes the same comparison in the ordinary mode, where it must find differences to show that it can."""
-        _say("negative control: batch_invariant=false")
-        with self.subject.engine(self.checkpoint, self.cases, batch_invariant=False) as llm:
+        """Makes the same comparison in the ordinary mode, where it must find differences to show that it can.
+
+        Our own attention depends on no neighbour in the ordinary mode either, and cuBLAS multiplies a small model's
+        rows alike in every batch (the bundled model's on an H200). Then other attentions are tried, until one differs.
+        """
+        control, others = self._control_with("auto")
+        for backend in others:
+            if not control.comparison.differing_logprobs:
+                control, _ = self._control_with(backend)
+        return control
+
+    def _control_with(self, attention_backend: str) -> tuple[Control, list[str]]:
+        """The control with that attention, and the other attentions that could serve the model here."""
+        _say(f"negative control: batch_invariant=false engine.attention_backend={attention_backend}")
+        with self.subject.engine(self.checkpoint, self.cases, False, attention_backend=attention_backend) as llm:
             work = self._workload(llm)
             result = self._axis("control", control(work), work, llm)
-            return Control(result.name, result.trials, result.skipped, attention_backend=llm.settings.attention_backend)
+            settings, taken = llm.settings, llm.settings.attention_backend
+            served = possible_backends(settings.device, settings.dtype, llm.spec.head_dim, block_size=None)
+            others = [name for name in served if name != taken]
+            return Control(result.name, result.trials, result.skipped, attention_backend=taken), others
 
     def _workload(self, llm: LLM) -> Workload:
         started = time.perf_counter()

@@ -61,7 +61,12 @@ class Subject:
             yield Case(None, request, f"{item.key[0]}, document {item.key[1]}: ")
 
     def engine(
-        self, checkpoint: Checkpoint, cases: Sequence[Case], batch_invariant: bool = True, ranks: int | None = None
+        self,
+        checkpoint: Checkpoint,
+        cases: Sequence[Case],
+        batch_invariant: bool = True,
+        ranks: int | None = None,
+        attention_backend: str = "auto",
     ) -> LLM:
         """The loaded engine, with room for the longest case and a pool of one page, as every schedule makes its own
         pool.
@@ -70,6 +75,7 @@ class Subject:
         """
         settings = replace(self.config.engine, max_model_len=max(case.room for case in cases), num_kv_blocks=1)
         settings = replace(settings, tensor_parallel_size=ranks or settings.tensor_parallel_size)
+        settings = replace(settings, attention_backend=attention_backend)
         numerics = self.config.numerics if batch_invariant else "auto"
         return LLM(checkpoint, batch_invariant=batch_invariant, numerics=numerics, engine=settings)
 

@@ -54,6 +54,8 @@ def _matmul(
     tune: Annotated[bool, Option("--tune", help="make the table of schedules")] = False,
     shapes: Annotated[str | None, Option(metavar="SHAPE;...", help="only these, as N,K or a part of a layer's name; "
                       "several with ';'")] = None,
+    ranks: Annotated[int, Option(metavar="N", parser=count, help="the shapes that one of N tensor-parallel ranks "
+                     "has")] = 1,
     out: Annotated[Path | None, Option(metavar="FILE", help="the table, which is extended (default: the "
                    "package's)")] = None,
     report: Annotated[Path | None, Option(metavar="FILE", help="write every point's times here as JSON")] = None,

@@ -35,8 +35,15 @@ def choose_backend(
     device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
 ) -> str:
     """The fastest backend that can serve. None: not known; for block_size, free to suit the backend."""
+    return possible_backends(device, dtype, head_dim, block_size)[0]
+
+
+def possible_backends(
+    device: torch.device, dtype: torch.dtype | None, head_dim: int | None, block_size: int | None
+) -> list[str]:
+    """The backends that can serve, the fastest first (`sdpa` always can); arguments as for `choose_backend`."""
     names = fastest_first(device)
-    return next(name for name in names if not backend_problems(name, device, dtype, head_dim, block_size))
+    return [name for name in names if not backend_problems(name, device, dtype, head_dim, block_size)]
 
 
 def fastest_first(device: torch.device) -> tuple[str, ...]:

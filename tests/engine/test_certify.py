@@ -164,6 +164,25 @@ def test_a_control_that_finds_nothing_is_no_proof(prove: Callable[..., Proof], m
     assert found.verdict == "INCOMPLETE" and found.incomplete == [proof.NONE_FOUND]
 
 
+def test_a_silent_control_is_followed_by_one_with_another_attention(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU our own attention leaves a small model's ordinary mode without a difference; here every `auto` does."""
+    asked: list[str] = []
+    real = Prover._control_with
+
+    def control_with(self: Prover, attention_backend: str) -> tuple[proof.Control, list[str]]:
+        asked.append(attention_backend)
+        if attention_backend == "sdpa":
+            return real(self, attention_backend)
+        return proof.Control("control", attention_backend="triton"), ["sdpa", "never asked"]
+
+    monkeypatch.setattr(Prover, "_control_with", control_with)
+    proved = prove("ids")
+    assert proved.verdict == "IDENTICAL" and asked == ["auto", "sdpa"]
+    assert proved.control.attention_backend == "sdpa" and proved.control.comparison.differing_logprobs
+
+
 def test_fewer_logprobs_than_asked_for_are_no_proof(prove: Callable[..., Proof]) -> None:
     found = prove("ids", logprobs=10**6)
     assert found.verdict == "INCOMPLETE"
