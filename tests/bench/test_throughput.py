@@ -34,8 +34,8 @@ def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert main(["bench", "throughput", *words]) == 0
     out = capsys.readouterr().out
     assert "time / vllm, fast's" in out and "the invariant mode gave the same bytes in all 3 rounds" in out
-    own = tmp_path / "out" / "throughput-asset-tinymath-no-gpu.json"
-    written = json.loads(own.read_text())
+    report_file = tmp_path / "out" / "throughput-asset-tinymath-no-gpu.json"
+    written = json.loads(report_file.read_text())
     assert str(tmp_path) not in json.dumps(written), "no path of this machine's"
     assert written["arrangement"] == {"asset:tinymath": throughput.BY_TURNS} and not written["failures"]
     rows = written["rows"]
@@ -47,9 +47,9 @@ def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         assert row["floor_s"] > 0 and row["gpu_busy_share"] is None and row["peak_memory_bytes"] is None
         assert row["output_tokens"] == (36 if row["workload"] == "random" else 0)
     assert rows[0]["digest"] == rows[3]["digest"] and rows[0]["cut_requests"] == 3
-    assert own.with_suffix(".md").read_text().startswith("# Throughput on no GPU\n")
-    again = ["--compare", str(own), "--one-by-one", "--workloads", "choices"]
-    assert main(["bench", "throughput", *words[:-2], *again]) == 0
+    assert report_file.with_suffix(".md").read_text().startswith("# Throughput on no GPU\n")
+    second_words = ["--compare", str(report_file), "--one-by-one", "--workloads", "choices"]
+    assert main(["bench", "throughput", *words[:-2], *second_words]) == 0
     assert "time / evalengine, earlier's" in capsys.readouterr().out
 
 
@@ -143,7 +143,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--workloads", "gsm8k"], "--workloads gsm8k: there is no such workload; there are random, batch1, long, "),
         (["--workloads", "random,"], "give names with commas between them"),
@@ -156,11 +156,11 @@ class Recorder:
     ],
 )
 def test_bad_usage_exits_2_with_one_line(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "throughput", "--output", str(tmp_path), *words]) == 2
     captured = capsys.readouterr()
-    assert said in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
 
 
 def test_help_and_published_words(capsys: pytest.CaptureFixture[str]) -> None:

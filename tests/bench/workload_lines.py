@@ -23,10 +23,10 @@ def workload(name: str, files: dict[str, Path] | None = None, most: int | None =
     return make_workload(name, files or {}, "qwen3-8b", sizes["vocab_size"], sizes["max_model_len"], most)
 
 
-def a_row(mode: str, wall: float, **other: Any) -> dict[str, Any]:
+def a_row(mode: str, wall: float, **changes: Any) -> dict[str, Any]:
     row = {"engine": "evalengine", "mode": mode, "preset": "qwen3-8b", "workload": "random", "round": 0,
            "requests": 256, "output_tokens": 1000, "wall_s": wall, "floor_s": 1.0, "digest": mode}  # fmt: skip
-    return {**row, **other}
+    return {**row, **changes}
 
 
 def write_rows(path: Path, *rows: Any) -> Path:
