@@ -50,7 +50,7 @@ def test_the_newest_unfinished_one_is_taken(tmp_path: Path) -> None:
         with open_folder(tmp_path, "never") as folder:
             os.utime(folder.path / "identity.json", ns=(number, number))
             paths.append(folder.path)
-    assert len(set(paths)) == 3  # the same second, the same name: still three folders
+    assert len(set(paths)) == 3  # names of the same second still differ
     with open_folder(tmp_path) as again:
         assert again.path == paths[-1]
 
@@ -70,15 +70,15 @@ def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        theirs = process.stdout.readline().strip()
+        locked = process.stdout.readline().strip()
         with open_folder(tmp_path) as mine:
-            assert str(mine.path) != theirs and not mine.resumed
+            assert str(mine.path) != locked and not mine.resumed
         with pytest.raises(ConfigError, match="another process"):
-            open_folder(tmp_path, theirs)
+            open_folder(tmp_path, locked)
         process.kill()
         process.wait()
-    with open_folder(tmp_path, theirs) as taken:  # the lock went with the process
-        assert str(taken.path) == theirs and taken.resumed
+    with open_folder(tmp_path, locked) as taken:  # the lock went with the process
+        assert str(taken.path) == locked and taken.resumed
 
 
 def test_resume_names_what_differs(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_damaged_identity_is_a_sentence(tmp_path: Path, capsys: pytest.Capture
         (folder.path / "identity.json").write_text(text)
         with pytest.raises(ConfigError, match=r"resume=.*its identity\.json is damaged .*; set resume=never"):
             open_folder(tmp_path, str(folder.path))
-        with open_folder(tmp_path) as other:  # resume=auto goes on without it, and says so
+        with open_folder(tmp_path) as other:  # resume=auto passes the folder over, and says so
             assert other.path != folder.path
         assert "identity.json is damaged" in capsys.readouterr().err
 
