@@ -85,7 +85,7 @@ def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--show", "3"], "tasks: --show needs a task"),
         (["gsm8k", "--show", "0"], "tasks: --show 0: must lie in 1 .. 1000 documents"),
@@ -97,7 +97,7 @@ def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["./nowhere.yaml"], "task=./nowhere.yaml: no such file"),
     ],
 )
-def test_bad_usage_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_is_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", *words]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith(f"evalengine: {said}") and captured.err.count("\n") == 1
+    assert captured.out == "" and captured.err.startswith(f"evalengine: {message}") and captured.err.count("\n") == 1
