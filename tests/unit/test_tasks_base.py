@@ -35,6 +35,7 @@ def loaded(config: TaskConfig, **arguments: Any) -> Task:
 
 
 def test_prompts(config: TaskConfig) -> None:
+    """A prompt is the description, the exemplars, and the document's question without its answer."""
     config = dataclasses.replace(config, description="Solve.\n\n", num_fewshot=1)
     (instance,) = loaded(config).instances()[3]
     assert instance.context.startswith("Solve.\n\nQuestion: t")
@@ -43,6 +44,8 @@ def test_prompts(config: TaskConfig) -> None:
 
 
 def test_chat_prompts(config: TaskConfig) -> None:
+    """The exemplars are turns of the chat, or all of the plain prompt is one turn of the user."""
+
     def chat(messages: list[dict[str, str]]) -> str:
         return json.dumps(messages)
 
@@ -94,9 +97,10 @@ def test_exemplars_are_not_read_when_none_are_used(config: TaskConfig, tmp_path:
 
 
 def test_generation_settings(config: TaskConfig) -> None:
+    """Settings reach the requests; each repeat is a request of its own, and a score is the mean over them."""
     assert loaded(config).instances(1)[0][0].generation == Generation(until=("\n\n",))
-    given = GenerationConfig(max_gen_toks=7, until=["x"], temperature=0.5, top_k=3, top_p=0.9, repeats=3)
-    task = loaded(dataclasses.replace(config, generation=given))
+    settings = GenerationConfig(max_gen_toks=7, until=["x"], temperature=0.5, top_k=3, top_p=0.9, repeats=3)
+    task = loaded(dataclasses.replace(config, generation=settings))
     instances = task.instances(2)[1]
     assert [(i.index, i.repeat, i.doc_id) for i in instances] == [(0, 0, 1), (0, 1, 1), (0, 2, 1)]
     assert instances[0].generation == Generation(("x",), 7, 0.5, 3, 0.9)
@@ -180,7 +184,7 @@ def test_rows_without_a_column(row: dict[str, Any], problem: str, config: TaskCo
     ("cls", "split", "fewshot_split", "spare"),
     [
         ("gsm8k:GSM8K", "test", "train", False),
-        ("gsm8k:GSM8K", "validation", "train", False),  # lm-eval would call it the test split
+        ("gsm8k:GSM8K", "validation", "train", False),  # lm-eval would call validation the test split
         ("gsm8k:GSM8K", "test", "test", True),
         ("multiple_choice:HellaSwag", "validation", "train", True),
         ("multiple_choice:ARC", "validation", "train", False),
@@ -203,6 +207,7 @@ def test_a_new_task_without_a_test_split_draws_one_more_by_itself(split: str, sp
 
 
 def test_several_contexts_of_one_text(tmp_path: Path) -> None:
+    """WinoGrande's two requests differ in the context and score one continuation."""
     row = {"sentence": "Ann gave Bob a coat as _ was cold.", "option1": "Ann", "option2": "Bob", "answer": "2"}
     (tmp_path / "validation.jsonl").write_text(json.dumps(row))
     config = TaskConfig(cls="winogrande:WinoGrande", dataset=DatasetConfig(path=str(tmp_path)), split="validation")
