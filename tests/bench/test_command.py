@@ -71,6 +71,7 @@ def test_names_of_benchmarks(argv: list[str], names: tuple[str, ...]) -> None:
 
 
 def run_with(lines: list[Any], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+    """Runs `bench rows` with these lines in the place of measured ones; returns the exit code."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("evalengine.bench.report._gpu_name", lambda: "Some GPU")
     monkeypatch.setattr(cli, "_lines", lambda name, models, collected: iter(lines))

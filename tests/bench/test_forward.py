@@ -23,6 +23,7 @@ SMALL = replace(
 
 
 def small_step(block_size: int, seed: int, workload: forward.Workload) -> forward.Step:
+    """A step of a small Qwen3, with pages of `block_size` tokens and weights drawn from `seed`."""
     mode = forward.Mode("fast", SMALL, create_ops("fast", SMALL.dtype, CPU), block_size)
     forward.randomize(mode.model, seed)
     mode.model.finalize(workload.tokens)

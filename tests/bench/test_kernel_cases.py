@@ -91,6 +91,7 @@ def test_one_wrong_row_is_seen(build: Callable[[], row_cases.RowCase]) -> None:
 
 @pytest.fixture
 def small_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bench attention` with shapes that Triton's interpreter can compute."""
     sizes = {"Q_HEADS": 2, "KV_HEADS": 1, "HEAD_DIM": 16, "DTYPE": torch.float16, "LARGE_COPY_BYTES": 1 << 20}
     for name, value in sizes.items():
         monkeypatch.setattr(attention, name, value)
@@ -124,6 +125,7 @@ def test_prefill_is_judged_by_sdpas_quickest_kernel() -> None:
 @pytest.mark.usefixtures("small_attention")
 @pytest.mark.parametrize("rows_of_each", [1, 33])
 def test_attention_is_checked_at_both_ends(rows_of_each: int) -> None:
+    """A wrong first row and a wrong last row are seen."""
     batch = attention.Batch.random(2, rows_of_each, 33, 64, DEVICE, seed=1)
     output = batch.attend()
     batch.check("attention", output)

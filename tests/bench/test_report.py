@@ -39,6 +39,7 @@ ABOUT: dict[str, Any] = {
 def test_ratio_and_verdict(
     kind: Any, ours: float, beside: float, target: float | None, ratio: float, passed: bool | None, verdict: str
 ) -> None:
+    """A speed must reach a ratio and a time must stay within one; a line without a target is reported only."""
     line = Comparison("what", "case", ours, "beside", beside, kind, target)
     assert line.ratio == pytest.approx(ratio)
     assert (line.passed, line.verdict) == (passed, verdict)

@@ -104,6 +104,7 @@ def test_the_command_writes_both_files(
 
 
 def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Too few draws and unknown words exit with 2."""
     assert main(["bench", "statistics", "--draws", "0"]) == 2 and "--draws 0" in capsys.readouterr().err
     assert main(["bench", "statistics", "more"]) == 2
 

@@ -23,6 +23,7 @@ from tests.bench.workload_lines import SCORE, a_row, write_lines, write_rows
 
 
 def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two modes and two workloads: the rows hold all times, rounds alternate, and files of rows are compared with."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     write_lines(tmp_path / "choices.jsonl.gz", *[{**SCORE, "segments": [], "context": [i, 1]} for i in range(1, 4)])
     compare = write_rows(
@@ -81,6 +82,7 @@ def test_a_long_run_has_as_many_rounds_as_asked(monkeypatch: pytest.MonkeyPatch)
 
 
 def a_plan(**options: Any) -> timed_engine.Plan:
+    """A plan of one preset, tinymath, with one batch of three requests."""
     checkpoint = open_checkpoint(ModelConfig(name="tinymath", path="asset:tinymath"))
     batch = Workload("random", [generation(i, [1 + i, 2], 2) for i in range(3)], [generation(0, [9], 2)])
     return timed_engine.Plan([timed_engine.Preset("tinymath", checkpoint, 16, [batch])], **options)
@@ -164,6 +166,7 @@ def test_bad_usage_exits_2_with_one_line(
 
 
 def test_help_and_published_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """The words that are published with the results name no folder of this machine."""
     assert main(["bench", "throughput", "--help"]) == 0
     assert "--workloads NAME,..." in capsys.readouterr().out
     words = ["--files", "/home/x/w", "--output=/home/x/o", "--models", "/home/x/m,shape:qwen3-8b", "--rounds", "2"]

@@ -36,6 +36,7 @@ def test_a_warm_up_has_other_requests_as_many_at_most() -> None:
 
 
 def test_shapes_of_the_workloads_in_code() -> None:
+    """Every workload has the numbers of requests, prompt tokens and output tokens that it is known by."""
     shapes = {name: [(len(r.prompt_ids), r.params.max_tokens) for r in workload(name).requests] for name in IN_CODE}  # type: ignore[union-attr]
     assert shapes["batch1"] == [(1024, 256)] and shapes["long"] == [(16384, 128)] * 16
     rows = workload("gsm8k_cot").requests

@@ -17,6 +17,7 @@ from evalengine.errors import ConfigError
 
 
 def composed(**args: object) -> Config:
+    """The configuration that arguments from Python become."""
     problems: list[str] = []
     (job,) = compose_jobs(words(args, problems))
     assert not problems
@@ -24,6 +25,7 @@ def composed(**args: object) -> Config:
 
 
 def test_settings_of_every_kind() -> None:
+    """NumPy numbers, None, paths, and texts with signs of Hydra's grammar arrive as they are."""
     config = composed(
         limit=np.int64(3), seed=0, batch_invariant=False, system_instruction=None, data_dir=Path("."),
         engine={"max_num_seqs": 4, "kv_cache_memory_fraction": np.float64(0.25)},

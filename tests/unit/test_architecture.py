@@ -90,11 +90,13 @@ HEAVY = {"torch", "transformers", "datasets", "triton", "pandas"}
 
 
 def package_of(file: Path) -> str:
+    """The package of evalengine to which the file belongs, or the name of a file beside the packages."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     return parts[1] if parts[0] == "evalengine" else parts[0]
 
 
 def sources() -> Iterator[Path]:
+    """Every source file once: linked folders are read where they stand."""
     for top in ("evalengine", "kernels", "tasks"):
         for file in sorted((ROOT / top).rglob("*.py")):
             if top != "evalengine" or file.relative_to(ROOT).parts[1] not in ("kernels", "tasks", "conf"):
@@ -102,7 +104,7 @@ def sources() -> Iterator[Path]:
 
 
 def module_of(file: Path) -> str:
-    """`evalengine.report.read.run`; `kernels/` and `tasks/` are links inside the package."""
+    """The file's module, as `evalengine.report.read.run`; `kernels/` and `tasks/` are links inside the package."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     parts = parts if parts[0] == "evalengine" else ("evalengine", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -177,6 +179,7 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """The modules that `start` imports, itself or through others."""
     seen, waiting = set(), [start]
     while waiting:
         for name in graph[waiting.pop()] - seen:

@@ -91,10 +91,12 @@ def test_what_is_scored_is_in_the_key(spec: ModelSpec) -> None:
 
 
 def drawn(**changes: Any) -> GenerateRequest:
+    """DRAWN with other parameters."""
     return replace(DRAWN, params=replace(DRAWN.params, **changes))
 
 
 def greedy(**changes: Any) -> GenerateRequest:
+    """GREEDY with other parameters."""
     return replace(GREEDY, params=replace(GREEDY.params, **changes))
 
 

@@ -35,6 +35,7 @@ def key(number: int) -> bytes:
 
 
 def fill(folder: Path, count: int, start: int = 0) -> None:
+    """Writes `count` answers under the keys from `start` on."""
     with Store.open(folder) as store:
         store.put(FACTS, [(key(start + i), ENTRY) for i in range(count)])
 
@@ -42,6 +43,7 @@ def fill(folder: Path, count: int, start: int = 0) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(entries, max_size=6))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, drawn: list[Entry]) -> None:
+    """The entries that a store takes are read from it, and from the file when it is opened again."""
     folder = tmp_path_factory.mktemp("cache")
     kept = {key(i): entry for i, entry in enumerate(drawn)}
     with Store.open(folder) as store:
@@ -117,6 +119,7 @@ with Store.open(sys.argv[1]) as store:
 
 
 def writer(folder: Path, number: int, batches: int) -> subprocess.Popen[str]:
+    """A process that writes so many batches of 16 answers."""
     return subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(number), str(batches)],
                             stdout=subprocess.PIPE, text=True)  # fmt: skip
 

@@ -81,6 +81,7 @@ TEMPLATES = {"dated": DATED, "im": IM, "alternating": ALTERNATING, "json": JSON}
 
 
 def tokenizer(template: Any, **tokens: str) -> Any:
+    """A double of a tokenizer that has this template."""
     special = {"bos_token": "<s>", "eos_token": "</s>", **tokens}
     return SimpleNamespace(chat_template=template, special_tokens_map=special, get_chat_template=lambda: template)
 

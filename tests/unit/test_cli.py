@@ -243,6 +243,8 @@ def test_a_run_prints_its_digest_last(capsys: pytest.CaptureFixture[str], monkey
 
 
 def failing(error: BaseException) -> Callable[[Config], Any]:
+    """A runner that raises the error."""
+
     def run(config: Config) -> Any:
         raise error
 
@@ -300,6 +302,7 @@ def test_an_interrupt_ends_a_sweep(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
+    """The command runs where the sources are not, and leaves nothing there."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "evalengine", "task=gsm9k"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -308,6 +311,7 @@ def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
 
 
 def test_a_terminal_without_the_signs_fails_no_finished_run() -> None:
+    """A sign that the terminal's encoding lacks is written as a question mark."""
     program = (
         "import evalengine.__main__ as m; import evalengine.commands.run as run; run._help = lambda: 'value ± ↑'; "
         "raise SystemExit(m.main(['--help']))"

@@ -79,6 +79,7 @@ def test_what_is_refused_all_at_once(words: tuple[str, ...], messages: list[str]
 
 
 def test_without_ray_one_sentence_beside_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's absence is one problem among the others, and cluster=local does not need Ray."""
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else real(name))
     done = call("cluster=ray", "engine.device=cpu", "engine.max_model_len=999999")
@@ -107,6 +108,7 @@ def test_more_replicas_than_gpus_are_refused(gpus: Any) -> None:
 
 
 def test_a_replica_of_several_gpus(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica of four GPUs is placed only where one machine has four."""
     gpus(8)
     monkeypatch.setattr(settings, "gpus_each", lambda engine: 4)
     config = compose("cluster=ray")
@@ -117,6 +119,7 @@ def test_a_replica_of_several_gpus(gpus: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_processors_are_shared_out() -> None:
+    """Replicas share a machine's cores, at least one each, or take `engine.num_threads` of them."""
     config = compose("cluster=ray", "engine.device=cpu")
     assert local_share(config, 2, 16) == Share(0, 8) and local_share(config, 32, 16) == Share(0, 1)
     assert cluster_share(config, [CPU, CPU]) == (Share(0, 16), 2)

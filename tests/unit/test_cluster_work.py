@@ -19,11 +19,13 @@ def generate(number: int, prompt: list[int], most: int = 8) -> GenerateRequest:
 
 
 def answer(number: int, logprobs: tuple[float, ...] = (-1.0, -2.0), error: str | None = None) -> RequestOutput:
+    """A replica's answer with these logprobs, or with this error."""
     ids = list(range(len(logprobs)))
     return RequestOutput(number, [], ids, np.array(logprobs, dtype=np.float32), "length", error=error)
 
 
 def work_of(count: int, *replicas: str, audited: tuple[int, ...] = ()) -> Work:
+    """Work of `count` requests, joined by these replicas."""
     work = Work([generate(number, [number]) for number in range(count)], PAGE, audited)
     for name in replicas:
         work.join(name, f"host {name}")

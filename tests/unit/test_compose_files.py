@@ -20,6 +20,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 def jobs(folder: Path, *overrides: str, multirun: bool = False) -> list[Job]:
+    """Composes with the folder's files beside the shipped ones."""
     return compose_jobs([f"hydra.searchpath=[file://{folder}]", *overrides], multirun)
 
 
@@ -32,6 +33,7 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
 
 @pytest.mark.parametrize("header", ["# @package tasks.mine\n", "#@package tasks.mine\n", "# @package tasks.other\n#\n"])
 def test_a_task_of_ones_own(header: str, tmp_path: Path) -> None:
+    """The package line names the task, and a suite of one's own can list it."""
     written(tmp_path, "task/mine", header + TASK)
     (job,) = jobs(tmp_path, "task=[mine,gsm8k]")
     assert [*job.config.tasks] == ["other" if "other" in header else "mine", "gsm8k"]
@@ -51,6 +53,7 @@ def test_a_task_of_ones_own(header: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("chosen", ["task=mine", "task=[gsm8k,mine]", "task=suite", "experiment=both"])
 def test_a_task_without_its_package_line(header: str, message: str, chosen: str, tmp_path: Path) -> None:
+    """The problem is the same however the task is chosen, and has the file and the cure."""
     file = written(tmp_path, "task/mine", header + TASK)
     written(tmp_path, "task/suite", "defaults: [mine, arc_easy]\n")
     written(tmp_path, "experiment/both", "# @package _global_\ndefaults: [override /task: [gsm8k, mine]]\n")
@@ -88,6 +91,7 @@ def test_a_task_without_its_package_line(header: str, message: str, chosen: str,
     ],
 )
 def test_mistakes_in_a_task_of_ones_own(text: str | bytes, message: str, tmp_path: Path) -> None:
+    """Each mistake is one line, and a bomb is refused before it expands."""
     written(tmp_path, "task/mine", b"# @package tasks.mine\n" + (text if isinstance(text, bytes) else text.encode()))
     begin = time.perf_counter()
     with pytest.raises(ConfigError) as error:

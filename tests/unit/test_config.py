@@ -31,6 +31,7 @@ def problems(*overrides: str, multirun: bool = False) -> list[str]:
 
 
 def test_defaults() -> None:
+    """The default run is arithmetic with tinymath, invariant, on whatever device there is."""
     config = compose()
     assert list(config.tasks) == ["arithmetic"] and config.model.path == "asset:tinymath"
     assert config.model.name == "tinymath"
@@ -71,6 +72,7 @@ def test_every_model_of_the_hub_is_pinned_to_a_commit() -> None:
 
 
 def test_several_tasks_in_one_run() -> None:
+    """A setting of `task` reaches every task and leaves the task's other settings."""
     config = compose("task=[gsm8k,arc_easy]", "task.num_fewshot=3", "task.generation.max_gen_toks=9")
     assert list(config.tasks) == ["gsm8k", "arc_easy"]
     assert [task.num_fewshot for task in config.tasks.values()] == [3, 3]
@@ -210,6 +212,7 @@ def test_a_bad_value_in_a_sweep_stops_it_before_it_starts() -> None:
 
 
 def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composing writes no file."""
     monkeypatch.chdir(tmp_path)
     compose_jobs(["engine.max_num_seqs=1,8"], multirun=True)
     assert not list(tmp_path.iterdir())
@@ -221,6 +224,7 @@ def test_known_keys_cover_the_schema() -> None:
 
 
 def test_a_users_own_folder_of_tasks(tmp_path: Path) -> None:
+    """Its tasks are composed as shipped ones are, and a wrong key is named."""
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "mine.yaml").write_text("# @package tasks.mine\ncls: gsm8k:GSM8K\nsplit: test\n")
     config = compose("task=mine", f"hydra.searchpath=[file://{tmp_path}]")
@@ -248,6 +252,7 @@ def test_yaml_holds_every_setting() -> None:
     ],
 )
 def test_numerics_levels(invariant: bool, numerics: str, device: str, level: str) -> None:
+    """The level in force, by batch_invariant, the level asked for, and the device."""
     assert resolve_numerics(invariant, numerics, device) == level
 
 

@@ -30,6 +30,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
+    """The page's links that lead nowhere."""
     links = []
     for link in LINK.findall(prose(page)):
         path, _, anchor = link.partition("#")

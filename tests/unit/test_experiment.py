@@ -18,6 +18,7 @@ SMALL = ("limit=2", "engine.device=cpu", "engine.max_num_seqs=1,4")
 
 
 def jobs(output_dir: Path, *overrides: str) -> list[Job]:
+    """The shipped experiment's jobs, made small: two modes and two batch sizes."""
     return compose_jobs([f"experiment={NAME}", f"output_dir={output_dir}", *SMALL, *overrides])
 
 

@@ -63,10 +63,10 @@ def test_tokens_after_the_outputs_part_are_not_compared() -> None:
 
 
 def test_a_token_that_was_computed_again_is_compared_again() -> None:
-    same = explain(trace(), trace(again=[computation(1, {})]))
-    assert same.first is None and same.ops[0].compared == 6
-    for sides in ((trace(), trace(again=[computation(1, moved(OPS[3], 1))])),
-                  (trace(again=[computation(1, moved(OPS[3], 1))]), trace())):  # fmt: skip
+    equal = explain(trace(), trace(recomputed=[computation(1, {})]))
+    assert equal.first is None and equal.ops[0].compared == 6
+    for sides in ((trace(), trace(recomputed=[computation(1, moved(OPS[3], 1))])),
+                  (trace(recomputed=[computation(1, moved(OPS[3], 1))]), trace())):  # fmt: skip
         explanation = explain(*sides)
         assert explanation.first is not None and (explanation.first.op, explanation.first.position) == (OPS[3], 1)
         assert [row.differing for row in explanation.ops if row.op == OPS[3]] == [1]
@@ -94,6 +94,7 @@ def test_what_is_not_the_same_item_is_refused(other: object, words: str) -> None
 
 
 def test_sizes() -> None:
+    """A size has the elements that differ in value or in bits, and the greatest distances."""
     a = np.array([1.0, -2.0, 0.0, 0.5], np.float32)
     b = np.array([1.0, -2.0 - 2**-21, -0.0, 0.5], np.float32)
     size = size_of(a, b, "float32")

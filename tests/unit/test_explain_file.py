@@ -20,25 +20,26 @@ from tests.unit.traces import OPS, computation, moved, trace
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    again = computation(1, {}, reused=True)
-    write_trace(tmp_path / "a.json", trace(again=[again]), [2])
+    """The file of a trace with the values of token 2; token 1 was computed again."""
+    recomputed = computation(1, {}, reused=True)
+    write_trace(tmp_path / "a.json", trace(recomputed=[recomputed]), [2])
     return tmp_path / "a.json"
 
 
 def test_everything_comes_back(file: Path) -> None:
-    whole = trace(again=[computation(1, {}, reused=True)])
-    back = read_trace(file)
+    whole = trace(recomputed=[computation(1, {}, reused=True)])
+    reread = read_trace(file)
     for name in ("label", "key", "prompt_sha256", "token_ids", "ops", "settings", "machine", "extent", "reproduced"):
-        assert getattr(back, name) == getattr(whole, name), name
-    assert [item.digests for item in back.computations] == [item.digests for item in whole.computations]
-    assert [(item.position, item.reused) for item in back.computations] == [
+        assert getattr(reread, name) == getattr(whole, name), name
+    assert [item.digests for item in reread.computations] == [item.digests for item in whole.computations]
+    assert [(item.position, item.reused) for item in reread.computations] == [
         (0, False), (1, False), (1, True), (2, False), (3, False), (4, False)
     ]  # fmt: skip
-    kept = [set(item.values) for item in back.computations]
+    kept = [set(item.values) for item in reread.computations]
     assert kept == [set(), set(), set(), set(OPS), {"logprob"}, {"logprob"}]  # token 2 and the logprobs have values
     for op in OPS:
-        np.testing.assert_array_equal(back.computations[3].values[op], whole.computations[3].values[op])
-    assert explain(back, whole).first is None
+        np.testing.assert_array_equal(reread.computations[3].values[op], whole.computations[3].values[op])
+    assert explain(reread, whole).first is None
 
 
 def test_a_difference_is_found_through_files(tmp_path: Path, file: Path) -> None:

@@ -57,6 +57,7 @@ def batch(
 
 
 def truth(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """The attention in float64."""
     tensors = (x.cpu() for x in (q, k_cache, v_cache, metadata.block_table))
     return reference.paged_attention(*tensors, metadata.query_lens, metadata.kv_lens, scale)
 

@@ -31,6 +31,7 @@ def entry(doc: int, text: str = "a\r\n\u2028\u0085 ü 🙂") -> JournalEntry:
 
 
 def asked(count: int) -> dict[RecordKey, Asked]:
+    """What the run asked of its first `count` documents."""
     return {("task/x", doc, 1, 2): ASKED for doc in range(count)}
 
 
@@ -39,12 +40,14 @@ def opened(path: Path, run: str = RUN) -> Journal:
 
 
 def fill(path: Path, count: int) -> None:
+    """A journal with answers for the first `count` documents."""
     with opened(path) as journal:
         for doc in range(count):
             journal.append(entry(doc))
 
 
 def same(first: JournalEntry, second: JournalEntry) -> bool:
+    """Whether two entries are equal, their logprobs byte by byte."""
     left, right = vars(first).copy(), vars(second).copy()
     return left.pop("logprobs").tobytes() == right.pop("logprobs").tobytes() and left == right
 
@@ -167,6 +170,7 @@ def line(**changes: Any) -> bytes:
 
 
 def packed(*values: float) -> str:
+    """float32 numbers in the journal's base64."""
     return base64.b64encode(np.float32(values).tobytes()).decode()
 
 

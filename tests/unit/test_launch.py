@@ -16,6 +16,7 @@ SLURM = "hydra/launcher=submitit_slurm"
 
 
 def swept(*words: str) -> list[Job]:
+    """The jobs of a sweep over two seeds."""
     return compose_jobs([*words, "seed=0,1", "output_dir=out"], multirun=True)
 
 

@@ -56,6 +56,7 @@ def fill(layer: Layer, whole: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def random_checkpoint(layer: Layer) -> dict[str, Tensor]:
+    """Random tensors for all shards of the layer."""
     tensors = {}
     for shard, shape in layer.checkpoint_shards("proj").items():
         tensors |= {f"{shard}.weight": torch.randn(shape), f"{shard}.bias": torch.randn(shape[:1])}
@@ -205,6 +206,7 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 @pytest.mark.parametrize("small_groups", [False, True])
 @pytest.mark.parametrize("block_size", [1, 7, 64])
 def test_fast_attention(block_size: int, small_groups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is float64's within rounding, whatever stale pages hold."""
     if small_groups:
         monkeypatch.setattr(fast_attention, "GROUP_TOKENS", 100)
     torch.manual_seed(block_size)

@@ -18,6 +18,7 @@ LEAST: dict[str, Any] = {"digest": "0" * 64, "task_digests": {}, "identity": {}}
 
 
 def loaded(folder: Path, **parts: Any) -> Manifest:
+    """A manifest of LEAST and these parts, as it is read from its file."""
     (folder / "manifest.json").write_text(json.dumps({**LEAST, **parts}), encoding="utf-8")
     return load_manifest(folder / "manifest.json", "cure")
 

@@ -19,6 +19,7 @@ from tests.unit.hostile_programs import ATTACKS, HARMLESS, ISOLATED_ATTACKS, QUI
 
 
 def run_one(program: str, isolated: bool = True, limits: Limits = QUICK) -> Verdict:
+    """The verdict on one program."""
     (verdict,) = run_programs({program: limits}, isolated).values()
     return verdict
 

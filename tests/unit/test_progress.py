@@ -67,6 +67,7 @@ def test_the_first_line_of_a_log_says_how_long(
 
 
 def jobs() -> list[Job]:
+    """Four jobs: invariant with batches of 1 and 8, then not invariant."""
     config = Config()
     return [Job((f"batch_invariant={mode}", f"engine.max_num_seqs={size}"), config)
             for mode in ("true", "false") for size in (1, 8)]  # fmt: skip

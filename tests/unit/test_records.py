@@ -60,9 +60,9 @@ def test_parquet_round_trip_is_bitwise(tmp_path: Path, count: int) -> None:
         logprobs = np.roll(BITS, doc)[: doc % 8].view(np.float32)
         rows.append(record(doc, list(range(len(logprobs))), logprobs))
     write_records(tmp_path / "r", rows[::-1])
-    back = read_records(tmp_path / "r")
-    assert run_digest(back) == run_digest(rows)
-    for written, read in zip(rows, back, strict=True):
+    read_rows = read_records(tmp_path / "r")
+    assert run_digest(read_rows) == run_digest(rows)
+    for written, read in zip(rows, read_rows, strict=True):
         expected, fields = vars(written).copy(), vars(read).copy()
         assert expected.pop("logprobs").tobytes() == fields.pop("logprobs").tobytes()
         assert fields == expected

@@ -15,6 +15,7 @@ MANIFESTS = sorted((REFERENCE / "exact-across-machines").glob("*.json"))
 
 
 def load(stem: str) -> list[dict]:
+    """The manifests whose names begin with the stem."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in MANIFESTS if path.name.startswith(stem)]
 
 

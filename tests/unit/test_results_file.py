@@ -33,6 +33,7 @@ def test_three(broken):
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_outcomes_by_file(workers: str, tmp_path: Path) -> None:
+    """Outcomes are counted by file and skips by reason, in one process and with two workers."""
     (tmp_path / "test_a.py").write_text(TESTS)
     (tmp_path / "test_b.py").write_text("def test_b():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.results_file", "-n", workers]

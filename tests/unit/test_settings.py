@@ -140,10 +140,10 @@ def test_an_absent_device_is_named_once(machine: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("asked", ["auto", "triton"])
-def test_native_runs_on_cuda(asked: str, dtype: str, machine: Any) -> None:
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+def test_native_runs_on_cuda(backend: str, dtype: str, machine: Any) -> None:
     machine(flash=False)
-    settings = resolve_settings(EngineConfig(attention_backend=asked, dtype=dtype), True, "auto", SPEC)
+    settings = resolve_settings(EngineConfig(attention_backend=backend, dtype=dtype), True, "auto", SPEC)
     assert (settings.numerics, settings.attention_backend, settings.block_size) == ("native", "triton", 64)
 
 
@@ -155,7 +155,7 @@ def test_exact_has_its_own_attention(device: str, machine: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numerics", "device", "asked"),
+    ("numerics", "device", "backend"),
     [
         ("auto", "cuda", "flash_attn"),
         ("auto", "cuda", "sdpa"),
@@ -165,10 +165,10 @@ def test_exact_has_its_own_attention(device: str, machine: Any) -> None:
         ("exact", "cpu", "sdpa"),
     ],
 )
-def test_an_invariant_run_has_no_choice_of_attention(numerics: str, device: str, asked: str, machine: Any) -> None:
+def test_an_invariant_run_has_no_choice_of_attention(numerics: str, device: str, backend: str, machine: Any) -> None:
     machine()
-    (problem,) = problems(True, numerics=numerics, device=device, attention_backend=asked)
-    assert problem.startswith(f"engine.attention_backend={asked}: batch_invariant=true")
+    (problem,) = problems(True, numerics=numerics, device=device, attention_backend=backend)
+    assert problem.startswith(f"engine.attention_backend={backend}: batch_invariant=true")
     assert "leave engine.attention_backend at auto, or set batch_invariant=false" in problem
 
 

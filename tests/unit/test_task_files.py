@@ -24,6 +24,7 @@ BASE: dict[str, Any] = {
 
 
 def written(folder: Path, name: str = "mine.yaml", **changes: Any) -> Path:
+    """Writes the file of a task, BASE with `changes` (None takes a key out), beside one row."""
     (folder / "rows.jsonl").write_text(json.dumps({"question": "Why?", "answer": "So."}) + "\n")
     content = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
     (folder / name).write_text(yaml.safe_dump(content), encoding="utf-8")

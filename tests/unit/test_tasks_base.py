@@ -22,6 +22,7 @@ TRAIN = [{"question": f"t{i}?", "answer": f"s{i}\n#### {i}"} for i in range(9)]
 
 @pytest.fixture
 def config(tmp_path: Path) -> TaskConfig:
+    """gsm8k with five rows to evaluate and nine to draw exemplars from."""
     for split, rows in {"test": TEST, "train": TRAIN}.items():
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset = DatasetConfig(path=str(tmp_path))
@@ -145,6 +146,7 @@ def test_fingerprint_sees_every_change(config: TaskConfig, tmp_path: Path) -> No
     ],
 )
 def test_settings_that_cannot_be_honoured(changes: dict[str, Any], problem: str, config: TaskConfig) -> None:
+    """Each is refused with one problem."""
     with pytest.raises(ConfigError) as error:
         load_task("mine", dataclasses.replace(config, **changes))
     assert problem in str(error.value)
@@ -174,6 +176,7 @@ def test_unknown_task_lists_the_known_ones() -> None:
     ],
 )
 def test_rows_without_a_column(row: dict[str, Any], problem: str, config: TaskConfig, tmp_path: Path) -> None:
+    """The row, the missing columns and those that it has are named."""
     with (tmp_path / "test.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     with pytest.raises(ConfigError, match=problem):

@@ -25,6 +25,7 @@ DOC = {"prompt": "def f():\n", "test": "def check(g):\n    assert g()", "entry_p
 
 
 def task_of(name: str, *settings: str) -> CodeTask:
+    """The shipped task, without its rows."""
     (job,) = compose_jobs([f"task={name}", *settings])
     config = replace(job.config.tasks[name], dataset=DatasetConfig(path="none"))
     task = load_task(name, config)
@@ -93,6 +94,7 @@ def test_the_list_of_tasks_says_what_it_needs() -> None:
 
 
 def test_settings_that_a_code_task_does_not_take() -> None:
+    """Each is refused by its name."""
     (job,) = compose_jobs(["task=humaneval"])
     config = job.config.tasks["humaneval"]
     template = replace(config.template, metric_list=[{"metric": "exact_match"}], output_type="loglikelihood")

@@ -111,6 +111,7 @@ def test_precedence(tmp_path: Path, offline: Path) -> None:
 
 
 def test_few_shot_rows_beside_a_single_file(tmp_path: Path) -> None:
+    """The exemplars come from data_dir; without it, the error says where they can come from."""
     path = jsonl(tmp_path / "mine.jsonl", ROWS)
     config = DatasetConfig(str(path), folder="gsm8k")
     jsonl(tmp_path / "data/gsm8k/train.jsonl", ROWS[:2])

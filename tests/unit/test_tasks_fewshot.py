@@ -98,10 +98,12 @@ def test_chat_keeps_turns_or_makes_one_user_message() -> None:
     ],
 )
 def test_system_instruction_and_description(instruction: str | None, description: str | None, joined: str) -> None:
+    """A blank line joins the two where neither brings white space to the border."""
     assert join_system(instruction, description, "\n\n") == joined
 
 
 def test_exemplar_files(tmp_path: Path) -> None:
+    """YAML and JSON Lines give the same rows."""
     rows = [{"question": "1 + 1?", "target": "The answer is 2."}, {"question": "é", "target": "x: y"}]
     (tmp_path / "e.yaml").write_text(
         '- {question: "1 + 1?", target: The answer is 2.}\n- {question: é, target: "x: y"}\n'

@@ -33,6 +33,7 @@ GOLD = "She pays 3 * 600 = <<3*600=1800>>1800.\n#### 1800"
     ],
 )
 def test_gsm8k_extraction(text: str, strict: str, flexible: str) -> None:
+    """The strict filter takes the first number behind `#### `, the flexible one the last number of the text."""
     assert STRICT(text) == strict
     assert FLEXIBLE(text) == flexible
 
@@ -65,6 +66,7 @@ def test_gsm8k_cot_extraction(text: str, answer: str) -> None:
     ],
 )
 def test_gsm8k_match(prediction: str, right: float) -> None:
+    """Commas, dollar signs and one last dot do not count."""
     assert GSM8K.match(prediction, GOLD) == right
 
 

@@ -61,6 +61,7 @@ def responses(*loglikelihoods: float) -> list[Response]:
     ],
 )
 def test_wikihow_markup(text: str, clean: str) -> None:
+    """Marks in brackets are taken out, and a title's mark becomes a full stop."""
     assert clean_wikihow(text) == clean
 
 
@@ -131,6 +132,7 @@ def test_chat_mode_drops_the_delimiter(tmp_path: Path) -> None:
 
 
 def arc(choices: dict[str, Any]) -> dict[str, Any]:
+    """An ARC row in which `choices` replace members."""
     return {**ARC_ROW, "choices": {**ARC_ROW["choices"], **choices}}
 
 
@@ -157,6 +159,7 @@ def arc(choices: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_rows_that_cannot_be_scored(name: str, split: str, row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """The file, the row and what is wrong with it are named."""
     write(tmp_path, name, split, [row])
     with pytest.raises(ConfigError, match=rf"{split}\.jsonl:1: row 0 .*{problem}"):
         shipped(name, tmp_path)

@@ -54,6 +54,7 @@ def test_pages_start_at_titles() -> None:
     ],
 )
 def test_detokenisation(tokens: str, text: str) -> None:
+    """The tokenised text's spaces and marks are undone, as in lm-eval."""
     assert detokenise(tokens) == text
 
 
@@ -79,6 +80,7 @@ def test_perplexities_by_hand(tmp_path: Path) -> None:
 
 
 def test_real_pages(data_dir: Path) -> None:
+    """The test split has its known pages and words, and no mark of tokenisation is left."""
     task = wikitext(data_dir)
     assert len(task.docs) == 62
     assert task.docs[0]["page"].startswith(" = Robert Boulter = \n \n Robert Boulter is an English film , television")

@@ -77,6 +77,7 @@ def test_context_and_continuation_tokenise_apart(tokenizer) -> None:
 
 
 def test_special_tokens_and_chat(tokenizer) -> None:
+    """The special tokens have the first ids, and the chat template writes turns with them."""
     assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 0, None)
     messages = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]

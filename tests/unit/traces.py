@@ -41,9 +41,9 @@ def computation(position: int, planted: Planted, keep: bool = True, **facts: Any
 
 
 def trace(
-    planted: Planted | None = None, fed: Sequence[int] = FED, again: Sequence[Computation] = (), **changed: Any
+    planted: Planted | None = None, fed: Sequence[int] = FED, recomputed: Sequence[Computation] = (), **changed: Any
 ) -> Trace:
-    """A trace that fed the tokens `fed`; `again` are further computations, after the first of their position."""
+    """A trace that fed the tokens `fed`; `recomputed` are further computations, after the first of their position."""
     keep = changed.pop("keep", True)
     computations = [computation(position, planted or {}, keep) for position in range(len(fed))]
     facts: dict[str, Any] = {
@@ -53,7 +53,7 @@ def trace(
         "prompt_tokens": len(PROMPT),
         "token_ids": [*fed, 10],
         "ops": dict.fromkeys(OPS, "float32"),
-        "computations": sorted([*computations, *again], key=lambda item: item.position),
+        "computations": sorted([*computations, *recomputed], key=lambda item: item.position),
         "settings": {"numerics": "fast", "max_num_seqs": 1},
         "machine": {"hardware": {"cpu": "one"}},
         "extent": "the run's 4 requests",
