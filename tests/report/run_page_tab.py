@@ -19,8 +19,8 @@ def opened(browser: Browser, folder: Path, **screen: Any) -> Tab:
 
 def docs(tab: Tab) -> list[str]:
     """The first cell of each row in sight, from the top."""
-    found: list[str] = tab.evaluate(f"{ROWS}.map(row => row.children[0].textContent)")
-    return found
+    names: list[str] = tab.evaluate(f"{ROWS}.map(row => row.children[0].textContent)")
+    return names
 
 
 def search(tab: Tab, text: str, expected: str) -> None:

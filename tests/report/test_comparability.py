@@ -22,7 +22,7 @@ def with_task(**settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("identity", "said"),
+    ("identity", "message"),
     [
         ({"weights": "e" * 64}, "The model weights differ (weights is aaaaaaaaaaaa... in A and eeeeeeeeeeee... in B)"),
         ({"tokenizer": {"sha256": "e" * 64}}, "The tokenizers differ (tokenizer.sha256 is bbbbbbbbbbbb... in A and"),
@@ -34,8 +34,8 @@ def with_task(**settings: Any) -> dict[str, Any]:
         ({"invented_later": True}, "The settings differ (invented_later is none in A and true in B)"),
     ],
 )
-def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], said: str) -> None:
-    assert any(said in line for line in incomparable(run(BASE), run(BASE, **identity)))
+def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], message: str) -> None:
+    assert any(message in line for line in incomparable(run(BASE), run(BASE, **identity)))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], said: str) ->
         {"numerics": "native", "gpu_architecture": "sm_90"},
         {"dtype": "float32"},
         {"engine": {"max_model_len": 64}},
-        {"seed": 1},  # greedy: nothing is drawn
+        {"seed": 1},  # decoding is greedy: nothing is drawn
         {"apply_chat_template": True},  # the prompts are equal all the same
         with_task(num_fewshot=5),
         {"prompts": "e" * 64, "limit": 3},
@@ -61,7 +61,7 @@ def test_numerics_are_findings() -> None:
     ]
 
 
-def test_prompts_documents_and_task_sets_are_refused() -> None:
+def test_other_prompts_documents_and_task_sets_are_refused() -> None:
     a, shots = run(BASE), run(BASE, asks={1: [7]}, **with_task(num_fewshot=5))
     assert incomparable(a, shots) == [
         "sums: 1 of 3 prompts differ (the first is of doc 1): tasks.sums.num_fewshot is 0 in A and 5 in B"
@@ -89,9 +89,9 @@ def test_a_baseline_of_lm_evals_folder_is_still_lm_evals(tmp_path: Path) -> None
 
 
 def test_requests_that_no_hash_covers_are_named() -> None:
-    """A baseline of ours holds hashes of prompt ids, an lm-eval folder those of documents and texts."""
+    """A baseline of evalengine's holds hashes of prompt ids, an lm-eval folder those of documents and texts."""
     ours = replace(run(BASE), kind="baseline", hashes={})
-    theirs = replace(run(BASE), kind="lm-eval", digest=None)
-    theirs = replace(theirs, items={key: replace(i, prompt_sha256="") for key, i in theirs.items.items()})
+    foreign = replace(run(BASE), kind="lm-eval", digest=None)
+    foreign = replace(foreign, items={key: replace(i, prompt_sha256="") for key, i in foreign.items.items()})
     note = "sums: no hashes of documents or prompts that both hold: equality was not checked"
-    assert note in unchecked(ours, theirs) and note not in unchecked(run(BASE), theirs)
+    assert note in unchecked(ours, foreign) and note not in unchecked(run(BASE), foreign)

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def index_of(file: Path) -> ModelCardData:
-    """Read by the Hub's own library, as the front matter of a card."""
+    """What the Hub's own library reads from the file, as the front matter of a card."""
     return ModelCard(f"---\n{file.read_text(encoding='utf-8')}---\n").data
 
 
@@ -94,7 +94,7 @@ def test_nothing_finite_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--table", "html"], "--table"),
         (["--table", "md", "--model-index", "i.yaml"], "give one of them"),
@@ -105,8 +105,8 @@ def test_nothing_finite_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_bad_usage_is_said(
-    folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
     assert main(["report", str(folder), *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
