@@ -172,7 +172,7 @@ def test_the_interval_of_related_answers_covers() -> None:
 def test_false_alarms_of_related_documents(size: int, alone: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that flip together, and no difference: the test without clusters cries wolf, the clustered one does not.
     3 sigma of 500 draws at 5 % are 2.9 points."""
-    monkeypatch.setattr(permutation, "FLIPS", 0)  # 999 flips a test
+    monkeypatch.setattr(permutation, "FLIPS", 0)  # each test draws 999 flips
     rng, draws, wrong = np.random.default_rng(size), 500, np.zeros(2)
     for _ in range(draws):
         groups = rng.choice([-1.0, 0.0, 1.0], 40, p=[0.15, 0.7, 0.15])

@@ -66,7 +66,7 @@ def test_runs_of_an_experiment_are_numbered_as_in_its_report(results: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("noise_floor:3", "has runs 1 to 2"),
         ("noise_floor:0", "has runs 1 to 2"),
@@ -75,8 +75,8 @@ def test_runs_of_an_experiment_are_numbered_as_in_its_report(results: Path) -> N
         ("nowhere:latest", "no finished run in nowhere/"),
     ],
 )
-def test_names_that_stand_for_nothing(name: str, said: str, results: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_names_that_stand_for_nothing_are_refused(name: str, message: str, results: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_run(name)
 
 
@@ -92,7 +92,7 @@ def test_a_path_that_is_really_called_so_goes_first(results: Path) -> None:
     assert stands_for("noise_floor:1") == "noise_floor:1"
 
 
-def test_the_index_among_runs_is_none(results: Path) -> None:
+def test_the_index_among_runs_is_no_run(results: Path) -> None:
     (results / "index.html").write_text("<!doctype html>")
     assert named_runs([str(results / "new"), str(results / "index.html")]) == [str(results / "new")]
     assert named_runs([str(results / "index.html")]) == [str(results / "index.html")], "alone it is an error to come"
@@ -112,7 +112,7 @@ def test_what_a_run_says_of_its_making(results: Path) -> None:
     assert command_line([]) == "python -m evalengine" and command_line(None) is None and command_line([1]) is None
 
 
-def test_every_command_takes_them(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_takes_such_names(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "latest", "noise_floor:1"]) == 0
     assert f"A: {results / 'new'}" in capsys.readouterr().out
     assert main(["baseline", "latest", "-o", "baseline.json"]) == 0

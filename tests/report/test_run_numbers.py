@@ -52,16 +52,16 @@ def test_the_interval_of_a_mean() -> None:
 def test_choices_by_hand(tmp_path: Path) -> None:
     sums = [[-1.0, -3.0], [-2.0, -2.0], [-9.0, -1.0], [-math.inf, -1.0]]
     data = load_run_data(write_choices(tmp_path / "run", sums, targets=[0, 1, 0, 1]))
-    found = choices(data, "pick")
-    assert [(c.doc_id, c.chosen, c.correct, c.margin) for c in found] == [
+    taken = choices(data, "pick")
+    assert [(c.doc_id, c.chosen, c.correct, c.margin) for c in taken] == [
         (0, 0, True, 2.0),
         (1, 0, False, 0.0),
         (2, 1, False, -8.0),
     ]
-    assert [c.confidence for c in found] == pytest.approx([1 / (1 + math.exp(-2)), 0.5, 1 / (1 + math.exp(-8))])
-    bins = reliability(found)
+    assert [c.confidence for c in taken] == pytest.approx([1 / (1 + math.exp(-2)), 0.5, 1 / (1 + math.exp(-8))])
+    bins = reliability(taken)
     assert [(b.correct, b.count) for b in bins] == [(0, 1), (1, 1), (0, 1)]
-    assert expected_calibration_error(bins) == pytest.approx(sum(abs(c.correct - c.confidence) for c in found) / 3)
+    assert expected_calibration_error(bins) == pytest.approx(sum(abs(c.correct - c.confidence) for c in taken) / 3)
     assert expected_calibration_error([Bin(0.75, 3, 4), Bin(0.5, 1, 2)]) == 0
     assert expected_calibration_error([Bin(0.75, 1, 4)]) == 0.5
 
@@ -122,8 +122,8 @@ def test_the_noise_floor_counts_what_was_planted(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "digest.txt").write_text("x")
     invariant = load_run(exact)
-    found = sibling(invariant)
-    assert found is not None and found.source.name == "fast" and is_pair(invariant, fast)
+    neighbour = sibling(invariant)
+    assert neighbour is not None and neighbour.source.name == "fast" and is_pair(invariant, fast)
     for floor in (noise_floor(invariant, fast), noise_floor(fast, invariant)):
         assert (floor.requests, floor.differing, floor.outputs, floor.answers, floor.documents) == (6, 1, 1, 1, 6)
         (metric,) = floor.comparison.metrics
@@ -148,7 +148,7 @@ def test_the_noise_floor_counts_choices_that_flip(tmp_path: Path) -> None:
     assert (noise_floor(exact, same).answers, noise_floor(exact, same).logprobs) == (0, (0, 4))
 
 
-def test_a_sibling_in_another_folder_of_the_experiment(tmp_path: Path) -> None:
+def test_the_sibling_of_equal_settings_is_found_in_the_experiment(tmp_path: Path) -> None:
     made = [Doc("a"), Doc("b")]
     folders = {}
     for place, (numerics, seqs) in enumerate([("exact", 1), ("exact", 8), ("fast", 1), ("fast", 8)], 1):
@@ -157,12 +157,12 @@ def test_a_sibling_in_another_folder_of_the_experiment(tmp_path: Path) -> None:
         engine = json.loads((folder / "manifest.json").read_text())["engine"]
         bind_again(folder, engine={**engine, "max_num_seqs": seqs})
     for (numerics, seqs), folder in folders.items():
-        found = sibling(load_run(folder))
-        assert found is not None
-        assert found.source == folders["exact" if numerics == "fast" else "fast", seqs], "the one of equal settings"
+        neighbour = sibling(load_run(folder))
+        assert neighbour is not None
+        assert neighbour.source == folders["exact" if numerics == "fast" else "fast", seqs], "the one of equal settings"
     (folders["fast", 8] / "records.parquet").write_bytes(b"PAR1 no more")
-    found = sibling(load_run(folders["exact", 8]))
-    assert found is not None and found.source == folders["fast", 1], "a damaged one is passed over"
+    neighbour = sibling(load_run(folders["exact", 8]))
+    assert neighbour is not None and neighbour.source == folders["fast", 1], "a damaged one is passed over"
     (tmp_path / "sweep" / "1-seqs_1").rename(tmp_path / "sweep" / "mine")
     assert sibling(load_run(tmp_path / "sweep" / "mine" / "run")) is None, "no folder of an experiment"
 
@@ -192,7 +192,7 @@ def test_a_manifest_that_lacks_a_part_is_said_and_makes_no_pair(tmp_path: Path) 
 
 
 def test_what_has_no_interval_says_why(tmp_path: Path) -> None:
-    """One document, scores that are all alike, and a metric that is no mean; nothing where all have one."""
+    """One document, equal scores and a metric that is no mean have no interval; where all have one, no note stands."""
     alone = _page(write_generations(tmp_path / "alone", [Doc("a")]))
     assert "No interval for exact_match: one document says nothing of others." in alone
     assert "Intervals are over documents" not in alone
@@ -202,11 +202,11 @@ def test_what_has_no_interval_says_why(tmp_path: Path) -> None:
     assert "Intervals are over documents" in both and "No interval" not in both
     data = load_run_data(tmp_path / "both")
     unrecorded = "the run does not record what each document adds"
-    for kind, said in ("loglikelihood_rolling", unrecorded), ("generate_until", "it is no mean of"):
+    for kind, reason in ("loglikelihood_rolling", unrecorded), ("generate_until", "it is no mean of"):
         key = ("sums", "word_perplexity", "none")
         items = {k: replace(item, kind=kind) for k, item in data.run.items.items()}
         odd = replace(data, run=replace(data.run, items=items, scores={}, results={key: (20.0, None)}))
-        assert f"No interval for word_perplexity: {said}" in interval_note(odd, {key: False}, "about")
+        assert f"No interval for word_perplexity: {reason}" in interval_note(odd, {key: False}, "about")
 
 
 def test_pass_at_k_stands_beside_its_metric_with_its_own_interval(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def _page(folder: Path) -> str:
 def test_bins_are_whole_for_whole_numbers() -> None:
     assert edges([3, 3, 3], whole=True) == [2.5, 3.5]
     assert edges([0, 59], whole=True) == [-0.5 + 2 * i for i in range(31)]
-    at = edges([0, 1000], whole=True)
-    assert len(at) <= 31 and at[-1] > 1000 and {b - a for a, b in pairwise(at)} == {34}
+    bounds = edges([0, 1000], whole=True)
+    assert len(bounds) <= 31 and bounds[-1] > 1000 and {b - a for a, b in pairwise(bounds)} == {34}
     assert edges([2.5, 2.5], whole=False)[0] == 2.0
 
 
