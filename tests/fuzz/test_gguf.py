@@ -68,7 +68,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Parts, bytes]:
 def check(
     subject: str, count: int, mutate: Any, whole: bytes, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> Counter[str]:
-    """`mutate(case)` gives what was done and the file."""
+    """How the readings of mutated files end, counted. mutate: case -> (what was done, the file's bytes)."""
     path = folder / "m.gguf"
     path.write_bytes(whole)
     caplog.set_level(logging.WARNING)
@@ -91,7 +91,7 @@ def check(
 
 
 def compare(right: Reading, now: Reading, what: str) -> str:
-    """Which way of being read it is; fails for a difference that nothing shows."""
+    """How the mutated file was read, in words; fails for a difference that nothing shows."""
     if now.weights != right.weights:
         # Nothing in a file tells one type from another of the same size; the roles of q and k's rows are in the spec.
         assert now.kinds != right.kinds or now.spec != right.spec, "other weights, silently"
@@ -105,7 +105,7 @@ def compare(right: Reading, now: Reading, what: str) -> str:
 
 
 def flipped(case: Case, whole: bytes, header: int) -> tuple[str, bytes]:
-    """Bytes of the header replaced, inserted or removed, or the file cut."""
+    """The file with bytes of its header replaced, inserted or removed, or the file cut short."""
     mutated, done = bytearray(whole), []
     for _ in range(case.choice([1, 1, 1, 2, 4])):
         at, how = case.randrange(max(header - 8, 1)), case.randrange(12)
@@ -126,7 +126,7 @@ def flipped(case: Case, whole: bytes, header: int) -> tuple[str, bytes]:
 
 
 def rewritten(case: Case, parts: Parts) -> tuple[str, bytes]:
-    """One value or one description replaced by something that the format can hold."""
+    """The file with one value or one entry replaced by something that the format can hold."""
     parts = copy.deepcopy(parts)
     ways = [other_value] * 4 + [other_list] * 2 + [other_key, other_entries, other_head] + [other_tensor] * 5
     what = case.choice(ways)(case, parts)
@@ -208,10 +208,12 @@ def other_head(case: Case, parts: Parts) -> str:
 
 
 def test_mutated_bytes(parts: tuple[Parts, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each file is refused, read as the same model, or read as one whose difference shows."""
     whole = parts[1]
     _, header = parts[0].written()
     check("gguf_bytes", 300, lambda case: flipped(case, whole, header), whole, tmp_path, caplog)
 
 
 def test_mutated_values(parts: tuple[Parts, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each file is refused, read as the same model, or read as one whose difference shows."""
     check("gguf_values", 250, lambda case: rewritten(case, parts[0]), parts[1], tmp_path, caplog)

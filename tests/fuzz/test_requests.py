@@ -27,7 +27,7 @@ PARAMS = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=1)
 
 
 class Odd:
-    """It cannot even be shown."""
+    """An object that cannot even be shown."""
 
     def __repr__(self) -> str:
         raise RuntimeError("repr")
@@ -54,7 +54,7 @@ def odd(case: Case) -> Any:
 
 
 def odd_json(case: Case) -> Any:
-    """Of what a JSON file can hold."""
+    """An odd value that a JSON file can hold."""
     while True:
         try:
             return parse_json(json.dumps(odd(case)))
@@ -94,7 +94,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_malformed_calls_are_refused_and_change_nothing(llm: LLM) -> None:
-    """`fast`, whose bits show a schedule that is not the same: nothing may be left in queue or cache."""
+    """In `fast` mode the bits show another schedule: nothing may be left in queue or cache."""
     llm.reconfigure(enable_prefix_caching=False)
     expected, refused, total = answers(llm), 0, 0
     for case in cases("requests", 15):
@@ -131,6 +131,6 @@ def test_generation_configs_of_any_kind_are_applied_or_refused() -> None:
             except ConfigError as error:
                 assert all(len(problem) < 400 for problem in error.problems)
             else:
-                asked = {n: v for n, v in some.items() if n in processors.in_force()}
-                assert LogitsProcessors(**asked) == processors
+                applied = {n: v for n, v in some.items() if n in processors.in_force()}
+                assert LogitsProcessors(**applied) == processors
                 assert not any(REFUSED[n](v) for n, v in some.items() if n in REFUSED and v is not None)
