@@ -39,6 +39,7 @@ MESSAGES = (
 
 
 def mutated(case: Case) -> str:
+    """A seed template with up to four pieces put in, cut out or doubled."""
     text = case.choice(SEEDS)
     for _ in range(case.randint(0, 4)):
         start, stop = sorted(case.randint(0, len(text)) for _ in range(2))
@@ -53,6 +54,7 @@ def mutated(case: Case) -> str:
 
 
 def our_text(template: str, messages: list[dict[str, str]]) -> str:
+    """The text that evalengine's ChatTemplate gives."""
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     tokenizer: Any = SimpleNamespace(
         chat_template=template, special_tokens_map=special, get_chat_template=lambda: template

@@ -48,6 +48,7 @@ class Reading:
 
 
 def read(path: Path, caplog: pytest.LogCaptureFixture) -> Reading:
+    """What the file is read as."""
     caplog.clear()
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(path)))
     warned = bool(caplog.records)
@@ -72,34 +73,34 @@ def check(
     path = folder / "m.gguf"
     path.write_bytes(whole)
     caplog.set_level(logging.WARNING)
-    right = read(path, caplog)
-    assert not right.warned
+    unmutated = read(path, caplog)
+    assert not unmutated.warned
     outcomes: Counter[str] = Counter()
     for case in cases(subject, count):
         what, mutated = mutate(case)
         path.write_bytes(mutated)
         with case.named(what):
             try:
-                now = read(path, caplog)
+                reading = read(path, caplog)
             except EvalEngineError as error:
                 assert len(str(error)) < 5000 and all(line.isprintable() for line in str(error).split("\n"))
                 outcomes[f"refused ({type(error).__name__})"] += 1
                 continue
-            outcomes[compare(right, now, what)] += 1
+            outcomes[compare(unmutated, reading, what)] += 1
     print(subject, dict(outcomes))
     return outcomes
 
 
-def compare(right: Reading, now: Reading, what: str) -> str:
+def compare(expected: Reading, reading: Reading, what: str) -> str:
     """How the mutated file was read, in words; fails for a difference that nothing shows."""
-    if now.weights != right.weights:
+    if reading.weights != expected.weights:
         # Nothing in a file tells one type from another of the same size; the roles of q and k's rows are in the spec.
-        assert now.kinds != right.kinds or now.spec != right.spec, "other weights, silently"
-        return "other types of the same size" if now.kinds != right.kinds else "another spec"
-    if now.spec != right.spec:
+        assert reading.kinds != expected.kinds or reading.spec != expected.spec, "other weights, silently"
+        return "other types of the same size" if reading.kinds != expected.kinds else "another spec"
+    if reading.spec != expected.spec:
         return "another spec"
-    if now.tokenizer != right.tokenizer:
-        assert now.warned or "key" not in what.split(), "a setting of the tokenizer was lost, silently"
+    if reading.tokenizer != expected.tokenizer:
+        assert reading.warned or "key" not in what.split(), "a setting of the tokenizer was lost, silently"
         return "another tokenizer"
     return "the same"
 
@@ -134,6 +135,7 @@ def rewritten(case: Case, parts: Parts) -> tuple[str, bytes]:
 
 
 def other_value(case: Case, parts: Parts) -> str:
+    """Gives one metadata value another type and content; says what was done."""
     value = case.choice(parts.values)
     before = f"{value.key} {value.type.name}"
     value.type, choices = case.choice(SCALAR_VALUES)
@@ -143,6 +145,7 @@ def other_value(case: Case, parts: Parts) -> str:
 
 
 def other_list(case: Case, parts: Parts) -> str:
+    """Changes one item or the order of a list, or empties it; says what was done."""
     value = case.choice([value for value in parts.values if value.is_list])
     at, how = case.randrange(len(value.items)), case.choice(["remove", "repeat", "replace", "reverse", "empty"])
     if how == "remove":
@@ -160,6 +163,7 @@ def other_list(case: Case, parts: Parts) -> str:
 
 
 def other_key(case: Case, parts: Parts) -> str:
+    """Renames one metadata key; says what was done."""
     value = case.choice(parts.values)
     before, at = value.key, case.randrange(len(value.key))
     value.key = value.key[:at] + case.choice("abcxyz._") + value.key[at + 1 :]
@@ -167,6 +171,7 @@ def other_key(case: Case, parts: Parts) -> str:
 
 
 def other_entries(case: Case, parts: Parts) -> str:
+    """Removes or repeats an entry of the header; says what was done."""
     entries: list[Any] = case.choice([parts.values, parts.tensors])
     at = case.randrange(len(entries))
     if case.random() < 0.5:
@@ -176,6 +181,7 @@ def other_entries(case: Case, parts: Parts) -> str:
 
 
 def other_tensor(case: Case, parts: Parts) -> str:
+    """Changes one field of a tensor's entry; says what was done."""
     tensor: Described = case.choice(parts.tensors)
     before, how = copy.copy(tensor), case.randrange(6)
     other: Described = case.choice(parts.tensors)
@@ -195,6 +201,7 @@ def other_tensor(case: Case, parts: Parts) -> str:
 
 
 def other_head(case: Case, parts: Parts) -> str:
+    """Changes the version, the alignment or the counts; says what was done."""
     if case.random() < 0.3:
         parts.version = case.choice([0, 1, 2, 4, 3 << 24])
         return f"version {parts.version}"

@@ -103,6 +103,7 @@ def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 def mutated(text: str, place: tuple[Any, ...], value: Any) -> str:
+    """The JSON text with the value at the place replaced or removed."""
     content = json.loads(text)
     parent = functools.reduce(lambda inner, key: inner[key], place[:-1], content)
     if value is REMOVED:
@@ -200,6 +201,7 @@ def check(path: Path, file: str, text: str, unmutated: tuple[Any, ...]) -> bool:
 
 
 def fields(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """File -> the places of its values."""
     return {file.name: list(places_in(json.loads(file.read_text()))) for file in sorted(folder.glob("*.json"))}
 
 
@@ -243,6 +245,7 @@ def test_damaged_headers_are_refused_or_give_the_same_weights(folder: Path, tmp_
 
 
 def damaged_header(case: Case, content: bytes) -> bytes:
+    """The shard cut short, or with a wrong size, value or character in its header."""
     (size,) = struct.unpack("<Q", content[:8])
     header, data = content[8 : 8 + size].decode(), content[8 + size :]
     kind = case.randrange(4)

@@ -33,6 +33,7 @@ def text_of(ids: list[int]) -> str:
 
 
 def answer(doc: int) -> JournalEntry:
+    """The unbroken run's answer to the document's request."""
     draw = np.random.default_rng(doc)
     ids = draw.integers(0, VOCABULARY, 1 + doc % ROOM).tolist()
     scored = doc % 3 == 0
@@ -42,6 +43,7 @@ def answer(doc: int) -> JournalEntry:
 
 
 def asked(doc: int) -> Asked:
+    """What the run's plan says of the document's request; every third one is scored."""
     if doc % 3 == 0:
         return Asked(ids_sha256([doc]), VOCABULARY, scored=answer(doc).output_ids)
     return Asked(ids_sha256([doc]), VOCABULARY, room=ROOM, said=text_of)
@@ -53,6 +55,7 @@ UNBROKEN = {key: answer(key[1]) for key in PLAN}
 
 
 def same(entry: JournalEntry, other: JournalEntry) -> bool:
+    """Whether two entries are equal, logprobs to the bit."""
     fields, other_fields = vars(entry).copy(), vars(other).copy()
     return bool(fields.pop("logprobs").tobytes() == other_fields.pop("logprobs").tobytes() and fields == other_fields)
 
@@ -79,6 +82,7 @@ def lines(tmp_path: Path) -> list[bytes]:
 
 
 def with_crc(start: bytes) -> bytes:
+    """The journal's line that begins so, with its CRC."""
     return start + b',"crc":"%08x"}\n' % zlib.crc32(start)
 
 

@@ -129,6 +129,7 @@ def tokenizer() -> Any:
 
 
 def engine() -> Any:
+    """The parts of an engine that a plan reads."""
     limits = Limits(
         max_model_len=1024, vocab_size=len(tokenizer()), block_size=64, num_kv_blocks=10_000, has_tokenizer=True
     )
@@ -156,6 +157,7 @@ def mutated(case: Case, value: Any) -> Any:
 
 
 def nested(levels: int) -> Any:
+    """Lists in lists, so many levels deep."""
     value: Any = "x"
     for _ in range(levels):
         value = [value]

@@ -149,6 +149,7 @@ def _swap(file: Path, case: Case) -> str:
 
 
 def _gone(file: Path, case: Case) -> str:
+    """Deletes the file."""
     file.unlink()
     return f"{file.name}: deleted"
 
@@ -184,6 +185,7 @@ def _exit(work: Callable[[], int]) -> tuple[int, str]:
 
 
 def _same_value(file: Path, other: Path) -> bool:
+    """Whether two files hold the same JSON value."""
     try:
         return bool(json.loads(file.read_bytes()) == json.loads(other.read_bytes()))
     except (OSError, ValueError):
@@ -236,13 +238,13 @@ def test_a_manifest_without_its_hashes_is_told_by_the_page(whole: Path, tmp_path
 
 def test_unbound_runs_are_read_or_refused_with_a_sentence(tmp_path: Path) -> None:
     """Of an older run not every edit can be seen; what is seen is a sentence, and what is read is used without harm."""
-    made = write_run(tmp_path / "made", [generated(doc) for doc in range(3)], bound=False)
+    generations = write_run(tmp_path / "made", [generated(doc) for doc in range(3)], bound=False)
     choices = write_choices(tmp_path / "choices", [[-1.0, -2.0], [-3.0, -1.5]], targets=[0, 1])
     manifest = json.loads((choices / MANIFEST).read_text())
     del manifest["files"], manifest["sha256"]
     (choices / MANIFEST).write_text(json.dumps(manifest))
     for case in cases("unbound_run", 150):
-        source = case.choice([made, choices])
+        source = case.choice([generations, choices])
         folder = Path(shutil.copytree(source, tmp_path / case.name.replace("/", "-")))
         if lm_eval := case.random() < 0.4:  # lm-eval leaves none of these files
             for name in ("digest.txt", "records.parquet", MANIFEST):

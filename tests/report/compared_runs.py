@@ -33,6 +33,7 @@ IDENTITY: dict[str, Any] = {
 
 
 def record(doc: int, ids: Sequence[int], logprobs: Sequence[float], kind: str, prompt: Sequence[int]) -> RequestRecord:
+    """The record of the document's only request."""
     values = np.asarray(logprobs, dtype=np.float32)
     text = " ".join(f"t{i}" for i in ids)
     rest = ("stop", 0, text, True)
@@ -40,6 +41,7 @@ def record(doc: int, ids: Sequence[int], logprobs: Sequence[float], kind: str, p
 
 
 def item(r: RequestRecord) -> Item:
+    """The item that a report reads from the record."""
     hashes = (leaf_hash(r).hex(), r.prompt_sha256, ids_sha256(r.output_ids))
     total = float(r.logprobs.sum())
     return Item(*r.key, r.kind, *hashes, list(r.output_ids), r.logprobs, total, r.text, 0)

@@ -15,6 +15,7 @@ METRIC = ("exact_match", "strict-match")
 
 
 def item(task: str, doc: int, output: str = "same", total: float | None = -1.5) -> Item:
+    """A generation of the document, whose hashes follow from the arguments."""
     leaf = hashlib.sha256(f"{task}{doc}{output}{total}".encode()).hexdigest()
     ids = hashlib.sha256(f"{task}{doc}{output}".encode()).hexdigest()
     prompt = hashlib.sha256(f"{task}{doc}".encode()).hexdigest()

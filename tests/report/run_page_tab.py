@@ -13,6 +13,7 @@ ROWS = "[...document.querySelectorAll('.grid-row')]"
 
 
 def opened(browser: Browser, folder: Path, **screen: Any) -> Tab:
+    """The run's page, written anew, in a tab of its own."""
     path, _ = write_run_report(folder)
     return browser.open(path, **screen)
 
@@ -24,6 +25,7 @@ def docs(tab: Tab) -> list[str]:
 
 
 def search(tab: Tab, text: str, expected: str) -> None:
+    """Types the text into the search field, and waits until the count reads `expected`."""
     tab.click(".search")
     tab.evaluate("document.querySelector('.search').select()")
     tab.type(text) if text else tab.press("Backspace")

@@ -101,10 +101,10 @@ def test_rows_that_no_hash_of_documents_tells_apart_are_told_by_the_datasets() -
 
 def as_lm_eval(r: Run, **identity: Any) -> Run:
     """The run as an lm-eval folder tells it: without digests, token ids and the hash of a local model's weights."""
-    lean: dict[str, Any] = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
-    items = {key: replace(i, **lean) for key, i in r.items.items()}
-    more = {"kind": "lm-eval", "digest": None, "task_digests": {}, "manifest": Manifest({}), "identity": identity}
-    return replace(r, items=items, **more)  # type: ignore[arg-type]
+    bare: dict[str, Any] = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
+    items = {key: replace(i, **bare) for key, i in r.items.items()}
+    changes = {"kind": "lm-eval", "digest": None, "task_digests": {}, "manifest": Manifest({}), "identity": identity}
+    return replace(r, items=items, **changes)  # type: ignore[arg-type]
 
 
 def test_weights_that_no_one_hashed_are_unknown() -> None:

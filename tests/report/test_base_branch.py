@@ -20,6 +20,7 @@ from tests.run_double import generated, write_run
 
 
 def git(folder: Path, *words: str) -> None:
+    """Runs git in the folder, with an author and main as the first branch."""
     settings = ("-c", "user.name=x", "-c", "user.email=x@y", "-c", "init.defaultBranch=main")
     subprocess.run(["git", *settings, *words], cwd=folder, check=True, capture_output=True)
 
@@ -27,12 +28,12 @@ def git(folder: Path, *words: str) -> None:
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     """Two runs of the same prompts that differ in their second generation."""
-    made = []
+    paths = []
     for name, seed in (("old", 0), ("new", 1)):
         records = [generated(doc) for doc in range(6)]
         records[1].output_ids[0] += seed
-        made.append(write_run(tmp_path / name, records))
-    return made[0], made[1]
+        paths.append(write_run(tmp_path / name, records))
+    return paths[0], paths[1]
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def project(tmp_path: Path, runs: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unsets GitHub's variables, which CI itself may set."""
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
 

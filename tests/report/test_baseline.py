@@ -35,6 +35,7 @@ def file(tmp_path: Path, run: Path) -> Path:
 
 
 def evidence(run: Run) -> list[Any]:
+    """All that a run says, without its name and place."""
     items = [
         (i.key, i.kind, i.leaf, i.prompt_sha256, i.output_sha256, i.sum_logprob, i.truncated)
         for i in run.items.values()
@@ -80,6 +81,7 @@ def test_a_truncated_file_is_found(file: Path, part: float) -> None:
 
 
 def edit(file: Path, change: Any, rehash: bool) -> None:
+    """Changes the content of the file; rehash: whether its sha256 is made anew."""
     content = json.loads(file.read_text(encoding="utf-8"))
     change(content)
     if rehash:
@@ -126,7 +128,7 @@ def test_edits_that_renew_the_hash_still_meet_the_leaves(file: Path, change: Any
 
 
 def test_a_baseline_of_gsm8k_has_150_to_205_kb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    draw = np.random.default_rng(0).random(1319)  # scores that nothing compresses, as a real run's
+    draw = np.random.default_rng(0).random(1319)  # like a real run's scores, these do not compress
     run = write_run(tmp_path / "run", [generated(doc) for doc in range(1319)], lambda doc: float(draw[doc] < 0.5))
     assert main(["baseline", str(run), "-o", str(tmp_path / "gsm8k.json")]) == 0
     assert 150_000 < (tmp_path / "gsm8k.json").stat().st_size < 205_000

@@ -28,6 +28,7 @@ GOOD, MIDDLE, BAD = [1.0] * 18 + [0.0] * 2, [1.0] * 9 + [0.0] * 11, [0.0] * 20
 
 
 def three(**more: object) -> Board:
+    """The board of a bad, a good and a middling model."""
     return board([model(name, {"sums": values}) for name, values in (("bad", BAD), ("good", GOOD), ("mid", MIDDLE))])
 
 
@@ -293,8 +294,8 @@ def test_pass_at_k_has_values_and_an_interval_of_its_own() -> None:
 
 
 def test_a_history_is_drawn_in_the_order_of_its_steps() -> None:
-    made = [("step-3000", GOOD), ("step-1000", BAD), ("step-2000", MIDDLE)]
-    table = board([model(name, {"sums": values}) for name, values in made])
+    models = [("step-3000", GOOD), ("step-1000", BAD), ("step-2000", MIDDLE)]
+    table = board([model(name, {"sums": values}) for name, values in models])
     assert is_history(table) and table.steps == [3000, 1000, 2000]
     text = history_picture(table)
     places = [text.index(f"<title>{name}: ") for name in ("step-1000", "step-2000", "step-3000")]

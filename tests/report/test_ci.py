@@ -25,11 +25,13 @@ HOSTILE = (
 
 
 def report(*checks: Check, verdict: str = "fail", problems: tuple[str, ...] = ()) -> Report:
+    """A report of these checks, with hostile names."""
     names = (HOSTILE, HOSTILE, HOSTILE, HOSTILE)
     return Report(verdict, *names, None, "ab" * 32, checks, problems, (HOSTILE,))  # type: ignore[arg-type]
 
 
 def hostile_checks() -> list[Check]:
+    """One check per status, with hostile text in every field."""
     statuses = ("fail", "pass", "skip", "excused", "blind")
     return [Check("tokens", HOSTILE, HOSTILE, status, HOSTILE, (HOSTILE,), HOSTILE) for status in statuses]  # type: ignore[arg-type]
 
@@ -101,6 +103,7 @@ def test_the_headline_says_policy_verdict_and_count() -> None:
 
 @pytest.fixture
 def hostile_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the command `gate` report hostile checks, outside of GitHub."""
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
     hostile_report = report(*hostile_checks(), problems=(HOSTILE,))

@@ -38,14 +38,15 @@ KEY = ("sums", *METRIC)
 
 
 def task(folder: Path, rows: list[dict[str, Any]], cluster: str | None) -> Task:
+    """A loaded GSM8K task over the rows, with this column of clusters."""
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = TaskConfig(
         "gsm8k:GSM8K", dataset=DatasetConfig(path=str(file)), split="test", num_fewshot=0, cluster=cluster
     )
-    made = load_task("sums", config)
-    made.load()
-    return made
+    loaded = load_task("sums", config)
+    loaded.load()
+    return loaded
 
 
 def test_a_column_names_the_clusters(tmp_path: Path) -> None:

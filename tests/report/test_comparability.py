@@ -18,6 +18,7 @@ from tests.run_double import generated, write_run
 
 
 def with_task(**settings: Any) -> dict[str, Any]:
+    """An identity whose task has these settings."""
     return {"tasks": {TASK: {**IDENTITY["tasks"][TASK], **settings}}}
 
 

@@ -179,8 +179,8 @@ def test_runs_of_other_length_compare_on_what_they_share() -> None:
 
 def as_lm_eval(r: Run) -> Run:
     """What an lm-eval folder tells of the same run."""
-    lean = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
-    items = {key: replace(i, sum_logprob=None, **lean) for key, i in r.items.items()}  # type: ignore[arg-type]
+    bare = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
+    items = {key: replace(i, sum_logprob=None, **bare) for key, i in r.items.items()}  # type: ignore[arg-type]
     return replace(r, kind="lm-eval", digest=None, task_digests={}, manifest=Manifest({}), identity={}, items=items)
 
 
@@ -241,10 +241,12 @@ def test_a_matrix_of_unlike_runs_says_what_was_left_out() -> None:
 
 
 def resumed(kept: int, outputs: Any = BIT) -> Run:
+    """A fast run that was resumed and kept so many requests."""
     return _recorded(run(outputs, numerics="fast"), numerics="fast", counts={"resumed_requests": kept})
 
 
 def _recorded(base: Run, **changes: Any) -> Run:
+    """The run with these changes of its manifest."""
     return replace(base, manifest=Manifest({**base.manifest.content, **changes}))
 
 

@@ -43,6 +43,7 @@ STATES = """(() => {
 
 
 def states(tab: Tab, items: int) -> Any:
+    """Per item, the states of its tokens that the map's pixels show."""
     return tab.evaluate(STATES.replace("ITEMS", str(items)).replace("TOKENS", str(TOKENS)))
 
 

@@ -32,6 +32,7 @@ def with_texts(base: Run, **texts: str | None) -> Run:
 
 
 def embedded(page: Page, name: str) -> Any:
+    """The data that the page embeds under this name."""
     match = re.search(rf'<script type="application/json" id="data-{name}">(.*?)</script>', page.render())
     assert match is not None, name
     return json.loads(match[1])
@@ -186,6 +187,7 @@ def test_a_matrix_colours_by_what_a_difference_means() -> None:
 
 
 def _commanded(base: Run, *words: str) -> Run:
+    """The run as if this command had started it."""
     return replace(base, manifest=Manifest({**base.manifest.content, "command": [*words]}))
 
 

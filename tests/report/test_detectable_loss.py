@@ -21,6 +21,7 @@ from tests.report.paired_counts import exact_mcnemar
 def detectable(
     a: Any, b: Any, higher_is_better: bool = True, alpha: float = 0.05, power: float = 0.8, metrics: int = 1
 ) -> Detectable:
+    """The least detectable loss, or why there is none."""
     result = paired(a, b, higher_is_better=higher_is_better, alpha=alpha, power=power, metrics=metrics)
     return Detectable(result.minimum_detectable_loss, result.undetectable)
 

@@ -105,6 +105,7 @@ def test_another_text_for_the_same_tokens_is_a_difference() -> None:
 
 
 def nan_runs(*values: float) -> list[Run]:
+    """Runs of one document, with each of the values as its second logprob."""
     return [run({0: ([1, 2], [-1.0, value])}) for value in values]
 
 
@@ -167,6 +168,7 @@ def test_values_are_short_whatever_their_size(number: float, sign: str, text: st
 
 
 def _printed(c: Comparison) -> str:
+    """The report's text, its tables cell by cell."""
     lines = [line if isinstance(line, str) else " ".join(map(str, _cells(line))) for line in report(c)]
     return "\n".join(lines)
 

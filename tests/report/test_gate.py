@@ -27,6 +27,7 @@ KEY = ("sums", *METRIC)
 
 
 def judge(monkeypatch: pytest.MonkeyPatch, a: Run, b: Run, policy: str) -> Report:
+    """The gate's report on run B against baseline A, under a policy by name or file."""
     monkeypatch.setattr(gate_module, "load_run", {"a": a, "b": b}.__getitem__)
     return gate("a", "b", policy)
 

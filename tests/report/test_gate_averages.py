@@ -21,6 +21,7 @@ TASKS = [f"mmlu_{number:02}" for number in range(20)]
 
 
 def average(a: Run, b: Run, rule: dict[str, Any] | None = None, **settings: Any) -> Check:
+    """The check of one average over the tasks mmlu_*; rule: other entries of the policy's accuracy."""
     definition = {"tasks": ["mmlu_*"], "metric": "exact_match", **settings}
     policy = {"accuracy": {"skip": True, "averages": {"mmlu": definition}, **(rule or {})}}
     checks = evaluate(parse_policy(policy, "test").rule, a, b)
@@ -71,7 +72,7 @@ def test_related_documents_widen_the_limit_of_an_average() -> None:
     assert limits[1] > limits[0] > 2.0
 
 
-def test_the_tasks_limits_are_the_averages_too_unless_it_says_its_own() -> None:
+def test_the_tasks_limits_hold_for_an_average_without_its_own() -> None:
     a, b = answers(lost=3, won=3)
     assert average(a, b, {"margin": 0.8}).status == "pass"
     assert average(a, b, {"margin": 0.8}, margin=0.1).status == "blind"

@@ -31,6 +31,7 @@ def checked(rule: dict[str, Any], **tasks: tuple[int, int, int]) -> dict[str, Ch
 
 
 def report(*statuses: str, inconclusive: str = "report") -> Report:
+    """A report with one accuracy check per status."""
     verdict = "fail" if "fail" in statuses else "inconclusive" if "blind" in statuses else "pass"
     checks = tuple(Check("accuracy", f"t{i}", "acc", status, "said") for i, status in enumerate(statuses))  # type: ignore[arg-type]
     return Report(verdict, "own", "", "a", "b", checks=checks, inconclusive=inconclusive)  # type: ignore[arg-type]
@@ -100,6 +101,7 @@ def test_a_margin_needs_no_claim_about_the_rate_of_flips() -> None:
 
 
 def _counts(drawn: np.ndarray) -> tuple[int, int]:
+    """(wins, losses) of the draws of `flips`: a win is -1, a loss 1."""
     return int(np.sum(drawn == -1)), int(np.sum(drawn == 1))
 
 

@@ -40,6 +40,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def rows(page: Path) -> list[list[Any]]:
+    """The rows of the page's list of runs."""
     match = re.search(r'id="data-grid-runs">(.*?)</script>', page.read_text(encoding="utf-8"))
     assert match is not None
     listed: list[list[Any]] = json.loads(match[1])["rows"]

@@ -91,18 +91,18 @@ def test_groups_that_lm_eval_names_have_their_means(
     for name in ("good", "poor"):
         folder = tmp_path / f"lm-{name}"
         folder.mkdir()
-        whole: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for task in ("x", "y"):
             source = Path(made(f"{name}-{task}", right=RIGHT[name], task=task))
             (samples,) = source.glob("samples_*.jsonl")
             (folder / samples.name).write_bytes(samples.read_bytes())
             (results_file,) = source.glob("results_*.json")
             for key, value in json.loads(results_file.read_text()).items():
-                whole[key] = {**whole.get(key, {}), **value} if isinstance(value, dict) else value
-        whole["config"]["model_args"] = {"pretrained": name}
-        whole["group_subtasks"] = {"all": ["inner"], "inner": ["x", "y"]}
-        whole["results"]["inner"] = {"exact_match,strict-match": 0.5}
-        (folder / results_file.name).write_text(json.dumps(whole))
+                merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+        merged["config"]["model_args"] = {"pretrained": name}
+        merged["group_subtasks"] = {"all": ["inner"], "inner": ["x", "y"]}
+        merged["results"]["inner"] = {"exact_match,strict-match": 0.5}
+        (folder / results_file.name).write_text(json.dumps(merged))
         folders.append(str(folder))
     assert main(["compare", *folders, "--json", "-"]) == 1
     content = json.loads(capsys.readouterr().out)

@@ -16,6 +16,7 @@ ALPHA = 0.05
 
 
 def bound_of(losses: np.ndarray, codes: np.ndarray | None = None, alpha: float = ALPHA) -> LossBound:
+    """The bound of these documents' losses; each is a cluster of its own where `codes` are not given."""
     codes = np.arange(len(losses)) if codes is None else codes
     return loss_bound([stratum(losses.astype(float), codes)], 1.0, alpha)
 
@@ -33,7 +34,7 @@ def test_the_bound_by_hand() -> None:
 
 @pytest.mark.parametrize("count", [30, 200, 1319])
 def test_no_flip_is_a_little_more_than_the_rule_of_three(count: int) -> None:
-    exact = 1 - ALPHA ** (1 / count)  # what n documents without a loss leave possible
+    exact = 1 - ALPHA ** (1 / count)  # n documents without a loss leave this one possible
     assert exact < bound_of(np.zeros(count)).bound < 1.15 * exact
 
 

@@ -37,12 +37,13 @@ def pages(rise: float, noise: float, seed: int = 0) -> tuple[Run, Run]:
 
 
 def run_of(totals: np.ndarray, words: np.ndarray) -> Run:
+    """A run of pages with these log-likelihoods and numbers of words; five bytes are a word."""
     sizes, nats = words * 5, -totals.sum() / words.sum()
-    made = [replace(item("text", doc, total=float(total)), kind=ROLLING) for doc, total in enumerate(totals)]
+    items = [replace(item("text", doc, total=float(total)), kind=ROLLING) for doc, total in enumerate(totals)]
     pairs = [{doc: (float(t), float(w)) for doc, (t, w) in enumerate(zip(totals, weights, strict=True))}
              for weights in (words, sizes)]  # fmt: skip
     return replace(
-        make_run({"text": [0.0] * len(totals)}, made),
+        make_run({"text": [0.0] * len(totals)}, items),
         scores={}, answers={}, weighted=dict(zip((WORD, BITS), pairs, strict=True)),
         results={WORD: (math.exp(nats), None), BITS: (nats / 5 / math.log(2), None)},
         higher_is_better={WORD: False, BITS: False},
@@ -50,6 +51,7 @@ def run_of(totals: np.ndarray, words: np.ndarray) -> Run:
 
 
 def checks(rule: dict[str, Any], a: Run, b: Run) -> dict[str, Check]:
+    """Metric -> its check under the rule."""
     results = evaluate(parse_policy({"accuracy": rule}, "test").rule, a, b)
     return {check.name.partition(",")[0]: check for check in results}
 
@@ -87,7 +89,7 @@ def test_bits_per_byte_is_the_same_in_percent_of_its_value() -> None:
     assert {check.status for check in by_metric.values()} == {"fail"}
 
 
-def test_a_baseline_from_before_it_held_weights_is_tested_too(tmp_path: Path) -> None:
+def test_a_baseline_from_before_files_held_weights_is_tested_too(tmp_path: Path) -> None:
     a, b = pages(math.log(1.009), noise=0.018)
     old, new = (tmp_path / name for name in ("old.json", "new.json"))
     new.write_text(to_text(replace(a, kind="run", weighted=a.weighted)))

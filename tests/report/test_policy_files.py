@@ -12,6 +12,7 @@ from evalengine.report.gate.policy_files import load_policy, merged
 
 
 def write(folder: Path, **files: str) -> Path:
+    """Writes the policies, name -> text, and returns the path of the first."""
     for name, text in files.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder / f"{next(iter(files))}.yaml"

@@ -42,10 +42,10 @@ def rolling(pages: Mapping[int, Sequence[Sequence[float]]]) -> Run:
 
 def lm_eval(pages: Mapping[int, Sequence[Sequence[float]]], kind: str = "lm-eval") -> Run:
     """A run of lm-eval: it has one sum per document."""
-    whole = rolling({doc: [[sum(map(sum, windows))]] for doc, windows in pages.items()})
+    summed = rolling({doc: [[sum(map(sum, windows))]] for doc, windows in pages.items()})
     bare = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
-    items = {key: replace(i, **bare) for key, i in whole.items.items()}  # type: ignore[arg-type]
-    return replace(whole, kind=kind, digest=None, identity={}, manifest=Manifest({}), items=items)  # type: ignore[arg-type]
+    items = {key: replace(i, **bare) for key, i in summed.items.items()}  # type: ignore[arg-type]
+    return replace(summed, kind=kind, digest=None, identity={}, manifest=Manifest({}), items=items)  # type: ignore[arg-type]
 
 
 def moved(pages: Mapping[int, Sequence[Sequence[float]]], by: Mapping[int, float]) -> dict[int, list[list[float]]]:

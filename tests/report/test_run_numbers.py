@@ -72,8 +72,8 @@ def test_choices_asked_twice_are_no_further_choices(tmp_path: Path) -> None:
     assert len(list(samples._requests(data, "pick", 0, samples.Scissors(9, 99)))) == 4
     data.samples["pick"][0][0]["metrics"].append("acc_mutual_info")
     assert [r[2] for r in samples._requests(data, "pick", 0, samples.Scissors(9, 99))] == [-1.0, -3.0]
-    asked = data.documents["pick", 0]
-    data.documents["pick", 0] = [replace(item, repeat=n) for item in asked for n in (0, 1)]
+    requests = data.documents["pick", 0]
+    data.documents["pick", 0] = [replace(item, repeat=n) for item in requests for n in (0, 1)]
     assert [(c.margin, c.confidence) for c in choices(data, "pick")] == [(-2.0, pytest.approx(1 / (1 + math.exp(-2))))]
     assert [r[2] for r in samples._requests(data, "pick", 0, samples.Scissors(9, 99))] == [-1.0, -3.0]
 
@@ -112,12 +112,12 @@ def test_tokens_keep_every_byte(tmp_path: Path) -> None:
 
 
 def test_the_noise_floor_counts_what_was_planted(tmp_path: Path) -> None:
-    made = [Doc(f"out {n}", answer=str(n)) for n in range(6)]
-    exact = write_generations(tmp_path / "exact", made)
+    documents = [Doc(f"out {n}", answer=str(n)) for n in range(6)]
+    exact = write_generations(tmp_path / "exact", documents)
     assert sibling(load_run(exact)) is None
-    write_generations(tmp_path / "exact2", made)
+    write_generations(tmp_path / "exact2", documents)
     assert sibling(load_run(exact)) is None, "two invariant runs are no pair"
-    changed = [*made[:4], Doc("out 4", answer="x", score=0.0), Doc("other", answer="5")]
+    changed = [*documents[:4], Doc("out 4", answer="x", score=0.0), Doc("other", answer="5")]
     fast = load_run(write_generations(tmp_path / "fast", changed, numerics="fast"))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "digest.txt").write_text("x")
@@ -130,7 +130,7 @@ def test_the_noise_floor_counts_what_was_planted(tmp_path: Path) -> None:
         assert metric.paired is not None and (metric.paired.wins, metric.paired.losses, metric.paired.n) == (0, 1, 6)
         assert metric.difference == pytest.approx(-1 / 6), "fast less invariant, in whichever order they are given"
         assert floor.logprobs == (0, 5 * 5 + 1), "of equal requests too; the sixth shares its first token, o"
-    moved = load_run(write_generations(tmp_path / "moved", made, numerics="fast", shift=-0.5))
+    moved = load_run(write_generations(tmp_path / "moved", documents, numerics="fast", shift=-0.5))
     assert (change := noise_floor(invariant, moved).change) is not None
     assert change.max_abs == pytest.approx(0.5) and change.differing == change.compared == 30
 
@@ -149,11 +149,11 @@ def test_the_noise_floor_counts_choices_that_flip(tmp_path: Path) -> None:
 
 
 def test_the_sibling_of_equal_settings_is_found_in_the_experiment(tmp_path: Path) -> None:
-    made = [Doc("a"), Doc("b")]
+    documents = [Doc("a"), Doc("b")]
     folders = {}
     for place, (numerics, seqs) in enumerate([("exact", 1), ("exact", 8), ("fast", 1), ("fast", 8)], 1):
         folder = tmp_path / "sweep" / f"{place}-seqs_{seqs}" / "run"
-        folders[numerics, seqs] = write_generations(folder, made, numerics=numerics, shift=0.0)
+        folders[numerics, seqs] = write_generations(folder, documents, numerics=numerics, shift=0.0)
         engine = json.loads((folder / "manifest.json").read_text())["engine"]
         bind_again(folder, engine={**engine, "max_num_seqs": seqs})
     for (numerics, seqs), folder in folders.items():
@@ -223,6 +223,7 @@ def test_pass_at_k_stands_beside_its_metric_with_its_own_interval(tmp_path: Path
 
 
 def _page(folder: Path) -> str:
+    """The text of the run's page."""
     return write_run_report(folder)[0].read_text(encoding="utf-8")
 
 

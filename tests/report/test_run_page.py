@@ -19,6 +19,7 @@ from tests.run_double import bind_again
 
 
 def choose(tab: Tab, label: str, value: str) -> None:
+    """Chooses an option, by its text, in the select with this label."""
     tab.evaluate(
         f"(() => {{ const s = document.querySelector('select[aria-label={json.dumps(label)}]');"
         f" s.value = [...s.options].find(o => o.text === {json.dumps(value)}).value;"
@@ -28,10 +29,10 @@ def choose(tab: Tab, label: str, value: str) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = [Doc(f"the answer is {n}\n", f"Question: what is {n}?\nAnswer:", f"#### {n}", str(n), float(n % 4 != 0))
+    documents = [Doc(f"the answer is {n}\n", f"Question: what is {n}?\nAnswer:", f"#### {n}", str(n), float(n % 4 != 0))
             for n in range(60)]  # fmt: skip
-    made[7] = Doc("pale blue needle", "Question: a haystack", "#### 7", "7", 0.0, finish="length", truncated=5)
-    return write_generations(tmp_path_factory.mktemp("runs") / "exact", made)
+    documents[7] = Doc("pale blue needle", "Question: a haystack", "#### 7", "7", 0.0, finish="length", truncated=5)
+    return write_generations(tmp_path_factory.mktemp("runs") / "exact", documents)
 
 
 def test_the_page_says_what_the_run_says(browser: Browser, run: Path) -> None:

@@ -23,8 +23,8 @@ from tests.report.written_run import Doc, write_choices, write_generations
 
 def test_hostile_outputs_are_inert(browser: Browser, tmp_path: Path) -> None:
     texts = [*HOSTILE.values(), "x" * 1_000_000, "<b>" * 100_000]
-    made = [Doc(t, t, t, t, 0.0, [t], fields={t: t, "__proto__": t, "constructor": [t]}) for t in texts]
-    folder = write_generations(tmp_path / HOSTILE["entity"].replace("/", ""), made)
+    documents = [Doc(t, t, t, t, 0.0, [t], fields={t: t, "__proto__": t, "constructor": [t]}) for t in texts]
+    folder = write_generations(tmp_path / HOSTILE["entity"].replace("/", ""), documents)
     started = time.monotonic()
     tab = opened(browser, folder)
     assert len((folder / "report.html").read_bytes()) < 1_000_000, "long texts are cut"
@@ -114,10 +114,10 @@ def test_logprobs_that_are_not_finite_give_no_share_and_sort_last(browser: Brows
 
 
 def test_fast_beside_exact_shows_the_noise_floor(browser: Browser, tmp_path: Path) -> None:
-    made = [Doc(f"out {n}", answer=str(n)) for n in range(5)]
-    exact = write_generations(tmp_path / "exact", made)
-    other = [*made[:4], Doc("elsewhere", answer="9", score=0.0)]
-    write_generations(tmp_path / "fast", other, numerics="fast", shift=-0.25)
+    documents = [Doc(f"out {n}", answer=str(n)) for n in range(5)]
+    exact = write_generations(tmp_path / "exact", documents)
+    changed = [*documents[:4], Doc("elsewhere", answer="9", score=0.0)]
+    write_generations(tmp_path / "fast", changed, numerics="fast", shift=-0.25)
     tab = opened(browser, exact)
     text = tab.evaluate("document.querySelector('#noise').innerText")
     assert re.search(r"Requests whose bits differ\s+5\s+of 5", text) and re.search(r"Outputs that part\s+1\s", text)

@@ -186,10 +186,12 @@ MIRRORED = ("p_value", "stderr", "ties", "minimum_detectable_effect")
 
 
 def close(x: float, y: float) -> bool:
+    """Whether two numbers are equal up to rounding, or both NaN."""
     return x == y or (math.isnan(x) and math.isnan(y)) or math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def compared(rows: list[tuple[float, float, int]], grouped: bool, **arguments: bool) -> PairedResult:
+    """The paired result of rows (a, b, group); grouped: whether groups are clusters."""
     a, b, groups = zip(*rows, strict=True)
     return paired(a, b, groups if grouped else None, **arguments)  # type: ignore[arg-type]
 

@@ -26,6 +26,7 @@ Outputs = Mapping[int, Any]
 
 
 def cell(outputs: Outputs, fast: bool, size: int, model: str = "tiny", **more: Any) -> Cell:
+    """A cell of a sweep: a run with these outputs and the settings `fast` and `size`."""
     numerics = "fast" if fast else "exact"
     base = run(outputs, numerics=numerics, **more)
     manifest = Manifest({**base.manifest.content, "numerics": numerics, "model": {"name": model}})
@@ -34,6 +35,7 @@ def cell(outputs: Outputs, fast: bool, size: int, model: str = "tiny", **more: A
 
 
 def swept(*fast: Outputs, invariant: tuple[Outputs, ...] = (BASE, BASE), **more: Any) -> Sweep:
+    """A sweep of fast runs with these outputs, beside invariant ones."""
     cells = [cell(outputs, True, size, **more) for size, outputs in enumerate(fast, 1)]
     return sweep("x", cells + [cell(outputs, False, size) for size, outputs in enumerate(invariant, 1)])
 

@@ -43,6 +43,7 @@ def perplexities(sums: Mapping[int, float], words: Mapping[int, float] = WORDS, 
 
 
 def metric(deltas: list[MetricDelta], key: ScoreKey) -> MetricDelta:
+    """The delta of this metric."""
     return next(m for m in deltas if m.key == key)
 
 

@@ -36,18 +36,20 @@ def tensors() -> dict[str, torch.Tensor]:
 def saved(folder: Path, changed: Mapping[str, torch.Tensor | None], name: str = "model.safetensors") -> Path:
     """The file of a checkpoint with these tensors changed, or left out where they are None."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {**tensors(), **changed}
-    save_file({key: value for key, value in whole.items() if value is not None}, folder / name)
+    merged = {**tensors(), **changed}
+    save_file({key: value for key, value in merged.items() if value is not None}, folder / name)
     return folder / name
 
 
 def one_bit() -> torch.Tensor:
+    """The tensor b.weight with one bit of one element changed."""
     value = tensors()["b.weight"].clone()
     value.view(torch.int16)[2] ^= 1
     return value
 
 
 def described(tmp_path: Path, changed: Mapping[str, torch.Tensor | None]) -> list[str]:
+    """What differs between a checkpoint and its copy with `changed`, in words."""
     return in_words(weights_difference([saved(tmp_path / "a", {})], [saved(tmp_path / "b", changed)]))
 
 
@@ -105,6 +107,7 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
 
 
 def written_gguf(file: Path, shift: float) -> Path:
+    """A GGUF file of a float32 and a Q8_0 tensor; `shift` is added to the values of the second."""
     writer = gguf.GGUFWriter(str(file), "llama")
     values = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
     writer.add_tensor("plain", values)
