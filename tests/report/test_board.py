@@ -88,7 +88,7 @@ def test_values_intervals_ranks_and_the_family() -> None:
     assert known[2].p_value == pytest.approx(stats.binomtest(0, 9).pvalue)
 
 
-def test_ranks_that_chance_leaves_open() -> None:
+def test_ranks_that_chance_leaves_open_are_ranges() -> None:
     near = [*GOOD[:17], 0.0, 0.0, 0.0]
     (row,) = board([model("a", {"t": GOOD}), model("b", {"t": near}), model("c", {"t": BAD})]).contests
     assert [score and (score.rank, score.ranks) for score in row.scores] == [(1, (1, 2)), (2, (1, 2)), (3, (3, 3))]

@@ -170,7 +170,9 @@ def test_the_interval_of_related_answers_covers() -> None:
 
 
 @pytest.mark.parametrize(("size", "alone"), [(2, 0.075), (10, 0.2)])
-def test_false_alarms_of_related_documents(size: int, alone: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_related_documents_raise_false_alarms_only_without_clusters(
+    size: int, alone: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Groups that flip together, and no difference: the test without clusters cries wolf, the clustered one does not.
     3 sigma of 500 draws at 5 % are 2.9 points."""
     monkeypatch.setattr(permutation, "FLIPS", 0)  # each test draws 999 flips

@@ -56,7 +56,7 @@ def test_numerics_and_settings_without_effect_are_comparable(identity: dict[str,
     assert incomparable(run(BASE), run(BASE, **identity)) == []
 
 
-def test_numerics_are_findings() -> None:
+def test_other_numerics_are_findings_not_refusals() -> None:
     assert [f.text for f in findings(run(BASE), run(BASE, dtype="float32"))] == [
         'dtype is "bfloat16" in A and "float32" in B'
     ]

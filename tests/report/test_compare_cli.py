@@ -54,7 +54,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
         (["base", "base", "short", "--allow"], 0, "verdict: IDENTICAL where compared (1 of 3 pairs identical, 2 ident"),
     ],
 )
-def test_exit_codes_and_the_last_line(
+def test_exit_codes_and_the_last_line_tell_the_verdict(
     words: list[str], code: int, last: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *words]) == code

@@ -64,7 +64,7 @@ def drawn(tmp_path: Path) -> tuple[Path, list[list[int | None]]]:
 
 @contextmanager
 def opened(browser: Browser, path: Path, **how: Any) -> Iterator[Tab]:
-    """The page in a tab of its own, which did nothing but show itself, and is closed whatever happens."""
+    """The page in a tab of its own, which must do nothing but show itself, and is closed whatever happens."""
     tab = browser.open(path, **how)
     try:
         yield tab
@@ -147,7 +147,7 @@ def test_a_flip_opens_both_answers_and_both_outputs(browser: Browser, tmp_path: 
 
 
 def hostile_runs() -> tuple[Run, Run]:
-    """Every hostile text as answer, output and task's filter; two runs that differ in all of them."""
+    """Two runs that differ in all hostile texts, which stand as answers, outputs and a task's filter."""
     texts = list(HOSTILE.values())
     outputs = {doc: ([1, 2], [-0.5, -0.5]) for doc in range(len(texts))}
     others = {doc: ([1, 3], [-0.5, -0.25]) for doc in range(len(texts))}

@@ -132,7 +132,7 @@ def test_texts_are_cut_around_the_place_and_say_so(tmp_path: Path) -> None:
 
 
 def test_random_texts_stay_below_the_limit(tmp_path: Path) -> None:
-    """Texts that do not compress, of three bytes a character: the room of all items is shared."""
+    """Texts of three bytes a character that do not compress: all items share the page's room."""
     draw = np.random.default_rng(0)
     text = "".join(map(chr, draw.integers(0x4E00, 0x9FFF, 20_000)))
     c = many(3 * TEXT_BYTES // ITEM_BYTES, text)
@@ -235,6 +235,7 @@ def test_cells_have_less_room_where_there_are_many(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs that the command loads by these names, instead of folders."""
     known = {"base": run(BASE), "token": run(TOKEN)}
     monkeypatch.setattr(compare_cli, "load_run", lambda path: known[path])
 

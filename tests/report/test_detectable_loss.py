@@ -67,7 +67,7 @@ def test_near_the_border_the_answers_are_as_they_are() -> None:
     assert binary_effect(200, 0.0, 0.05, 0.8, sides=1) > 5 / 200
 
 
-def test_far_from_the_border_it_is_what_pairs_alone_show() -> None:
+def test_far_from_the_border_a_loss_is_what_pairs_alone_show() -> None:
     rng = np.random.default_rng(0)
     a = (rng.random(2000) < 0.5).astype(float)
     b = np.where(rng.random(2000) < 0.1, 1 - a, a)

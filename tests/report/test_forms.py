@@ -30,7 +30,9 @@ def index_of(file: Path) -> ModelCardData:
     return ModelCard(f"---\n{file.read_text(encoding='utf-8')}---\n").data
 
 
-def test_a_markdown_table_of_two_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_markdown_table_has_a_column_for_each_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = write_run(tmp_path / "b", [generated(doc) for doc in range(6)], lambda doc: 1.0)
     assert main(["report", str(folder), str(other), "--table", "md"]) == 0
     head, rule, strict, flexible, empty, note = capsys.readouterr().out.rstrip("\n").split("\n")

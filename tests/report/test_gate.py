@@ -224,7 +224,7 @@ def test_what_can_be_lost_counts_after_holm() -> None:
     assert six.status == "fail" and "show a loss of" in six.detects
 
 
-def test_metrics_without_a_value_per_document() -> None:
+def test_metrics_without_a_value_per_document_are_limited_in_percent() -> None:
     key = ("text", "word_perplexity", "none")
     lower = {"results": {key: (20.0, None)}, "higher_is_better": {key: False}, "scores": {}}
     a = replace(make_run({"text": [0.0]}), **lower)

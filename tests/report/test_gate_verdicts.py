@@ -144,7 +144,7 @@ def test_markdown_is_readable_as_text() -> None:
         assert escaped(odd) != odd
 
 
-def test_the_terminal_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inconclusive_gate_exits_with_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(gate_cli, "gate", lambda *_: report("pass", "blind"))
     assert main(["gate", "a", "b", "--no-annotations"]) == 3
     out = capsys.readouterr().out

@@ -27,7 +27,7 @@ def test_clustered_stderr_by_hand() -> None:
 
 
 def test_repeated_items_add_nothing() -> None:
-    """Copies of a document under its name leave error, interval and p-value; without names they shrink."""
+    """Copies of a document under its name change no error, interval or p-value; without names the error shrinks."""
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 11))
     once, copies = paired(a, b), paired(np.repeat(a, 5), np.repeat(b, 5), clusters=np.repeat(np.arange(11), 5))

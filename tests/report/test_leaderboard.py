@@ -113,7 +113,9 @@ def test_groups_that_lm_eval_names_have_their_means(
     assert inner["means"][0]["tests"][0]["n"] == 32
 
 
-def test_files_of_every_kind(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_every_kind_hold_scores_and_tests(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [tmp_path / f"t{ending}" for ending in (".md", ".tex", ".csv", ".html", ".svg")]
     words = [word for file in files for word in ("-o", str(file))]
     names = [made("step-2000"), made("step-1000")]
@@ -171,7 +173,9 @@ def test_hostile_names_stay_text(browser: Browser, made: Made, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_the_page_in_a_browser(width: int, browser: Browser, made: Made, tmp_path: Path) -> None:
+def test_the_page_fits_the_screen_and_draws_steps_as_a_history(
+    width: int, browser: Browser, made: Made, tmp_path: Path
+) -> None:
     page = tmp_path / "c.html"
     folders = [made(name) for name in ("step-1000", "step-2000", "good")]
     assert main(["compare", *folders, "-o", str(page), "--names", "first,second,last"]) == 0

@@ -39,7 +39,7 @@ def test_wilson_is_scipys(successes: int, count: int, confidence: float) -> None
     assert wilson(successes, count, confidence) != pytest.approx((other.low, other.high), abs=1e-12)
 
 
-def test_the_interval_of_a_mean() -> None:
+def test_the_interval_of_a_mean_is_wilsons_or_students() -> None:
     assert mean_interval([1.0] * 7 + [0.0] * 33) == wilson(7, 40)
     values = [0.5, 1.5, 2.25, 9.0]
     known = stats.t.interval(0.95, 3, loc=sum(values) / 4, scale=stats.sem(values))

@@ -49,7 +49,7 @@ def test_the_page_says_what_the_run_says(browser: Browser, run: Path) -> None:
     tab.close()
 
 
-def test_search_filter_and_sort(browser: Browser, run: Path) -> None:
+def test_samples_are_searched_filtered_and_sorted(browser: Browser, run: Path) -> None:
     tab = opened(browser, run)
     assert docs(tab)[:3] == ["0", "1", "2"]
     search(tab, "blue NEEDLE", "1 of 60 samples")  # the text lies in a block: no cell shows outputs

@@ -82,7 +82,7 @@ def test_the_noise_floor_counts_what_moved() -> None:
     assert (same.differing, same.answers, same.logprobs, same.largest_change) == (0, 0, (0, 6), 0.0)
 
 
-def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_holds_every_run_and_the_last_line_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     result = swept(BIT, TOKEN)
     print_sweep(result, [Path("x.svg"), Path("x.json")])
     out = capsys.readouterr().out
