@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def _bytes_of(x: Tensor | np.ndarray) -> tuple[np.ndarray, tuple[int, ...], str]:
-    """uint8 [elements, item size], the shape, and the dtype's name."""
+    """The elements' bytes (uint8 [elements, item size]), the shape, and the dtype's name."""
     if isinstance(x, Tensor):
         flat = x.detach().cpu().contiguous().reshape(-1)
         raw = flat.view(torch.uint8).numpy().reshape(flat.numel(), flat.element_size())
@@ -18,7 +18,7 @@ def _bytes_of(x: Tensor | np.ndarray) -> tuple[np.ndarray, tuple[int, ...], str]
 
 
 def count_differing(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> int:
-    """Elements whose bytes differ; shapes and dtypes must agree."""
+    """How many elements' bytes differ; shapes and dtypes must agree."""
     left, left_shape, left_dtype = _bytes_of(actual)
     right, right_shape, right_dtype = _bytes_of(expected)
     assert (left_shape, left_dtype) == (right_shape, right_dtype), (
@@ -28,9 +28,9 @@ def count_differing(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) 
 
 
 def _differ(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """uint8 [elements, item size], twice -> bool [elements]."""
+    """Which elements differ in a byte: uint8 [elements, item size], twice -> bool [elements]."""
     size = left.shape[1]
-    if size in (2, 4, 8):  # whole elements at once: byte by byte takes thirty times as long
+    if size in (2, 4, 8):  # comparing byte by byte takes thirty times as long
         left, right = left.view(f"u{size}"), right.view(f"u{size}")
     return (left != right).any(-1) if left.shape[1] > 1 else (left != right)[:, 0]
 
@@ -45,6 +45,6 @@ def assert_bitwise_equal(actual: Tensor | np.ndarray, expected: Tensor | np.ndar
     first = int(_differ(left, right).argmax())
     pairs = ((actual, left), (expected, right))
     where = tuple(int(i) for i in np.unravel_index(first, shape)) if shape else ()
-    found, wanted = (f"{x[where].item()!r} ({raw[first].tobytes()[::-1].hex()})" for x, raw in pairs)
+    actual_text, expected_text = (f"{x[where].item()!r} ({raw[first].tobytes()[::-1].hex()})" for x, raw in pairs)
     total = f"{what}: {different} of {len(left)}" if what else f"{different} of {len(left)}"
-    raise AssertionError(f"{total} elements differ; first at {where}: {found} against {wanted}")
+    raise AssertionError(f"{total} elements differ; first at {where}: {actual_text} against {expected_text}")

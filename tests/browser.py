@@ -25,7 +25,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
     *("--disable-dev-shm-usage", "--force-color-profile=srgb", "--remote-debugging-pipe", "about:blank"),
 )
-PATIENCE = 60.0  # seconds for one answer on a busy machine
+PATIENCE = 60.0  # seconds allowed for one answer, even on a busy machine
 
 
 def executable() -> str | None:
@@ -40,18 +40,18 @@ class Browser:
         path = executable()
         assert path is not None, "Chromium is not installed"
         self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
-        theirs_in, self._out = os.pipe()
-        self._in, theirs_out = os.pipe()
+        child_in, self._out = os.pipe()
+        self._in, child_out = os.pipe()
         # Descriptors 3 and 4 are made in the child, by the interpreter that then becomes Chromium.
-        become = "import os,sys; a,b=map(int,sys.argv[1:3]); a,b=os.dup(a),os.dup(b); os.dup2(a,3); os.dup2(b,4)\n"
-        become += "[os.set_inheritable(fd, True) for fd in (3, 4)]; os.execv(sys.argv[3], sys.argv[3:])"
+        launcher = "import os,sys; a,b=map(int,sys.argv[1:3]); a,b=os.dup(a),os.dup(b); os.dup2(a,3); os.dup2(b,4)\n"
+        launcher += "[os.set_inheritable(fd, True) for fd in (3, 4)]; os.execv(sys.argv[3], sys.argv[3:])"
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-c", become, str(theirs_in), str(theirs_out), path, *FLAGS,
+            [sys.executable, "-S", "-c", launcher, str(child_in), str(child_out), path, *FLAGS,
              f"--user-data-dir={self._profile.name}"],
-            pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=(child_in, child_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        os.close(theirs_in)
-        os.close(theirs_out)
+        os.close(child_in)
+        os.close(child_out)
         self._buffer, self._number = b"", 0
         self._answers: dict[int, dict[str, Any]] = {}
         self._tabs: dict[str, Tab] = {}
@@ -71,7 +71,7 @@ class Browser:
         self._profile.cleanup()
 
     def open(self, path: Path, width: int = 1200, height: int = 900, dark: bool = False) -> Tab:
-        """The page in a new tab, loaded; `tab.loaded` holds the seconds that took."""
+        """Opens the page in a new tab and waits until it is loaded; `tab.loaded` holds how many seconds that took."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = self._tabs[session] = Tab(self, session, target)
@@ -85,7 +85,7 @@ class Browser:
         return tab
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> Any:
-        """One command; its result. Raises `AssertionError` if Chromium refuses or says nothing."""
+        """Sends one command and returns its result. Raises `AssertionError` if Chromium refuses or says nothing."""
         self._number += 1
         number = self._number
         command = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
@@ -101,7 +101,7 @@ class Browser:
         return answer["result"]
 
     def listen(self, seconds: float) -> None:
-        """Takes what has come, waiting for at most so long if nothing has."""
+        """Takes the messages that have come, and waits for at most `seconds` if none has."""
         if not select.select([self._in], [], [], max(seconds, 0))[0]:
             return
         data = os.read(self._in, 1 << 20)
@@ -115,7 +115,7 @@ class Browser:
 
 
 class Tab:
-    """One page, and everything it did that a quiet page does not do."""
+    """One page, with the errors, requests and dialogs that it caused: a quiet page has none."""
 
     def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser, self._session, self._target = browser, session, target
@@ -144,21 +144,21 @@ class Tab:
         return done["result"].get("value")
 
     def wait(self, condition: str, seconds: float = 20) -> None:
-        """Until a JavaScript expression is true; one that reads of an element which is not there yet (a TypeError) is
-        not true yet. Raises `AssertionError` after so long, and at once for any other exception."""
-        asked = (
+        """Waits until a JavaScript expression is true; one that reads an element which is not there yet (a TypeError)
+        is not true yet. Raises `AssertionError` after `seconds`, and at once for any other exception."""
+        body = (
             f"try {{ return Boolean({condition}) }} catch (e) {{ if (e instanceof TypeError) return false; throw e }}"
         )
         deadline = time.monotonic() + seconds
-        while not self.evaluate(f"(() => {{ {asked} }})()"):
+        while not self.evaluate(f"(() => {{ {body} }})()"):
             assert time.monotonic() < deadline, f"not true after {seconds} s: {condition}"
             self._browser.listen(0.02)
 
     def click(self, selector: str) -> None:
-        """A real click in the middle of the first element that matches."""
-        found = f"document.querySelector({json.dumps(selector)})"
+        """Clicks with the mouse in the middle of the first element that matches."""
+        element = f"document.querySelector({json.dumps(selector)})"
         box = self.evaluate(
-            f"(() => {{ const e = {found}; e.scrollIntoView({{block: 'center'}});"
+            f"(() => {{ const e = {element}; e.scrollIntoView({{block: 'center'}});"
             " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
         )
         at = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
@@ -166,11 +166,11 @@ class Tab:
             self.call("Input.dispatchMouseEvent", type=kind, **at)
 
     def type(self, text: str) -> None:
-        """Text into the element that has the focus, as if typed."""
+        """Types the text into the element that has the focus."""
         self.call("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
-        """One key, by its DOM name ("ArrowDown", "Enter", "Escape")."""
+        """Presses one key, given by its DOM name ("ArrowDown", "Enter", "Escape")."""
         code = {
             "Backspace": 8,
             "Enter": 13,
@@ -184,30 +184,30 @@ class Tab:
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def screenshot(self, path: Path, whole: bool = False) -> None:
-        """What is in sight, or the whole page, as PNG."""
+        """Writes what is in sight, or the whole page, to a PNG file."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
         self._browser.call("Target.closeTarget", targetId=self._target)
 
-    def event(self, method: str, said: dict[str, Any]) -> None:
+    def event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Page.loadEventFired":
             self._finished = True
         elif method == "Page.javascriptDialogOpening":
-            self.dialogs.append(said["message"])
-            self._browser._number += 1  # answered without waiting: we are in the middle of reading
+            self.dialogs.append(params["message"])
+            self._browser._number += 1  # the answer is not awaited: `listen` is still reading
             answer = {"id": self._browser._number, "method": "Page.handleJavaScriptDialog", "sessionId": self._session}
             os.write(self._browser._out, json.dumps(answer | {"params": {"accept": True}}).encode() + b"\0")
         elif method == "Runtime.exceptionThrown":
-            details = said["exceptionDetails"]
+            details = params["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
-        elif method == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
-            self.errors.append(" ".join(str(part.get("value", part.get("description"))) for part in said["args"]))
-        elif method == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
-            self.errors.append(said["entry"]["text"])
-        elif method == "Network.requestWillBeSent" and said["request"]["url"].split("#")[0] != self._address:
-            self.requests.append(said["request"]["url"])
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.errors.append(" ".join(str(part.get("value", part.get("description"))) for part in params["args"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.errors.append(params["entry"]["text"])
+        elif method == "Network.requestWillBeSent" and params["request"]["url"].split("#")[0] != self._address:
+            self.requests.append(params["request"]["url"])
 
     def _clip(self, whole: bool) -> dict[str, Any]:
         if not whole:

@@ -12,7 +12,7 @@ import torch
 pytest_plugins = ["tests.results_file"]
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined: the kernels' tests run on the CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when a kernel is defined
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_threads_afterwards() -> Iterator[None]:
-    """A test that sets torch's thread count does not set it for the next one."""
+    """Restores torch's thread count, so that a test which sets it does not set it for the next one."""
     before = torch.get_num_threads()
     yield
     if torch.get_num_threads() != before:

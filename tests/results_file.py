@@ -1,4 +1,4 @@
-"""`pytest --results FILE`: what passed, file by file, with GPU, versions and commit: evidence of a run elsewhere."""
+"""`pytest --results FILE` writes what passed in each file, with GPU, versions and commit: evidence of a run."""
 
 from __future__ import annotations
 

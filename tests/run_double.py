@@ -1,4 +1,4 @@
-"""Run folders as a run leaves them, without a run: records from the test, the other files by their own writers."""
+"""Run folders as a run leaves them, made without a run: tests give the records, the real writers write the files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_run(
 ) -> Path:
     """A finished run of these generations, under two filters.
 
-    bound: False as runs were before manifests listed files.
+    bound: whether the manifest lists the files; False gives a run of the time before manifests did.
     """
     path.mkdir(parents=True)
     write_records(path / "records.parquet", records)
@@ -64,7 +64,7 @@ def write_run(
 
 
 def bind_again(path: Path, **changes: Any) -> None:
-    """Binds what the run's files hold now, and these values of its manifest, as if the run had written them."""
+    """Binds the run's files as they are now, with these changes of the manifest, as if the run had written them."""
     (path / "report.html").unlink(missing_ok=True)
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     rest = {name: value for name, value in manifest.items() if name not in (FILES, SHA256)}

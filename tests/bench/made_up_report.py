@@ -6,6 +6,7 @@ from evalengine.bench.report import Comparison, Failure, Report
 
 
 def a_report() -> Report:
+    """Three lines: a missed target, a reached target, and a wrong result."""
     lines = [
         Comparison("rows", "8 | 9", 2e-4, "copy", 1e-4, "speed", 0.85, work=4e8, unit="TB/s"),
         Comparison("step", "decode", 2e-3, "fast", 2e-3, "time", 1.03),

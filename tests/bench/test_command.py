@@ -32,11 +32,11 @@ def test_bad_arguments_exit_2_with_one_line(argv: list[str], message: str, capsy
 
 @pytest.mark.parametrize("option", ["--tune", "--shapes=64,64"])
 def test_matmul_has_a_command_of_its_own(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[list[str]] = []
-    monkeypatch.setattr("evalengine.bench.matmul.main", lambda arguments: given.append(arguments.argv) or 7)
+    forwarded: list[list[str]] = []
+    monkeypatch.setattr("evalengine.bench.matmul.main", lambda arguments: forwarded.append(arguments.argv) or 7)
     assert main(["bench", "matmul", option, "--workers", "2"]) == 7
-    assert given == [[option, "--workers", "2"]]
-    assert main(["bench", "rows", option]) == 2 and len(given) == 1
+    assert forwarded == [[option, "--workers", "2"]]
+    assert main(["bench", "rows", option]) == 2 and len(forwarded) == 1
 
 
 def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +66,12 @@ def test_without_a_gpu_the_command_says_so(
     ],
 )
 def test_names_of_benchmarks(argv: list[str], names: tuple[str, ...]) -> None:
+    """No name, or `all` among them, means every benchmark; names are put into the order of BENCHES."""
     assert tuple(BENCH.parse(argv).names) == names
 
 
 def run_with(lines: list[Any], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
+    """Runs `bench rows` with these lines in the place of measured ones; returns the exit code."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("evalengine.bench.report._gpu_name", lambda: "Some GPU")
     monkeypatch.setattr(cli, "_lines", lambda name, models, collected: iter(lines))

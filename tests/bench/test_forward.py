@@ -23,6 +23,7 @@ SMALL = replace(
 
 
 def small_step(block_size: int, seed: int, workload: forward.Workload) -> forward.Step:
+    """A step of a small Qwen3, with pages of `block_size` tokens and weights drawn from `seed`."""
     mode = forward.Mode("fast", SMALL, create_ops("fast", SMALL.dtype, CPU), block_size)
     forward.randomize(mode.model, seed)
     mode.model.finalize(workload.tokens)
@@ -33,23 +34,25 @@ def small_step(block_size: int, seed: int, workload: forward.Workload) -> forwar
 @torch.inference_mode()
 @pytest.mark.parametrize("workload", [forward.Workload("decode", 3, 1, 256), forward.Workload("prefill", 2, 512, 512)])
 def test_a_step_is_the_same_for_every_page_size(workload: forward.Workload) -> None:
-    """The modes of the benchmark have pages of their own, and one KV pool: a token's slot must not depend on them."""
-    one, other = small_step(64, 0, workload), small_step(256, 0, workload)
-    assert one.metadata.slot_mapping.equal(other.metadata.slot_mapping)
-    assert one.metadata.slot_mapping.unique().numel() == workload.sequences * workload.rows
-    assert forward.check_agree(one.logits(), other.logits()) < 1e-5
-    greedy, logprobs = one()
-    logits = one.logits()
+    """The benchmark's modes share one KV pool and differ in page size: a token's slot must not depend on that size."""
+    small_pages, large_pages = small_step(64, 0, workload), small_step(256, 0, workload)
+    assert small_pages.metadata.slot_mapping.equal(large_pages.metadata.slot_mapping)
+    assert small_pages.metadata.slot_mapping.unique().numel() == workload.sequences * workload.rows
+    assert forward.check_agree(small_pages.logits(), large_pages.logits()) < 1e-5
+    greedy, logprobs = small_pages()
+    logits = small_pages.logits()
     assert greedy.equal(logits.argmax(-1))
-    assert torch.allclose(logprobs, logits.log_softmax(-1).gather(1, one.targets[:, None]).squeeze(1), atol=1e-5)
+    assert torch.allclose(
+        logprobs, logits.log_softmax(-1).gather(1, small_pages.targets[:, None]).squeeze(1), atol=1e-5
+    )
 
 
 @torch.inference_mode()
 def test_steps_of_different_weights_do_not_agree() -> None:
     workload = forward.Workload("decode", 3, 1, 256)
-    one, other = small_step(64, 0, workload), small_step(64, 1, workload)
+    step, reseeded = small_step(64, 0, workload), small_step(64, 1, workload)
     with pytest.raises(measure.WrongResult, match="logits differ"):
-        forward.check_agree(one.logits(), other.logits())
+        forward.check_agree(step.logits(), reseeded.logits())
 
 
 @pytest.fixture
@@ -71,10 +74,10 @@ def forward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_forward_has_two_lines_and_a_breakdown_for_each_case() -> None:
     explanations: dict[str, Any] = {}
     lines = list(forward.measure(CPU, explanations, {"small": SMALL}))
-    found = [(line.what, line.case, line.ratio, line.verdict) for line in lines if isinstance(line, Comparison)]
+    comparisons = [(line.what, line.case, line.ratio, line.verdict) for line in lines if isinstance(line, Comparison)]
     cases = ["small, decode", "small, prefill"]
     kinds = ["forward step, GPU time", "forward step, eager"]
-    assert found == [(kind, case, 1.5, "missed by 45.6%") for case in cases for kind in kinds]
+    assert comparisons == [(kind, case, 1.5, "missed by 45.6%") for case in cases for kind in kinds]
     sides = [{name: {"launches": 2, "rows": n} for name in ("native", "fast")} for n in (3, 1)]
     assert explanations == dict(zip(cases, sides, strict=True))
 

@@ -1,4 +1,4 @@
-"""The host's share of a run: every step is really scheduled and launched, nothing is computed, and a table says it."""
+"""`bench host`: every step is really scheduled and launched, no kernel computes, and a table holds the host's times."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_the_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.Captur
     assert OWN["host"](words) == 0
     printed = capsys.readouterr().out
     (table,) = (tmp_path / "new").glob("host-*.md")
-    (found,) = (tmp_path / "new").glob("host-*.json")
+    (json_file,) = (tmp_path / "new").glob("host-*.json")
     assert printed.strip() in table.read_text() and "| random | 3 |" in printed
-    assert json.loads(found.read_text())["rows"][0]["workload"] == "random"
+    assert json.loads(json_file.read_text())["rows"][0]["workload"] == "random"
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,20 @@ import torch
 from evalengine.bench import attention, measure, row_cases, rows
 from evalengine.bench.report import Comparison, Failure
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where the kernels run
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Triton interprets the kernels on a CPU
 
 
 def fake_timer(**seconds: float) -> tuple[measure.Timer, list[str]]:
-    """A timer that runs each function once and gives the seconds named for it, else 1; and what it was given."""
-    asked: list[str] = []
+    """A timer that runs each function once and returns the seconds named for it, else 1; and the names so far timed."""
+    timed: list[str] = []
 
     def timer(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
         for name, function in functions.items():
             function()
-            asked.append(name)
+            timed.append(name)
         return {name: seconds.get(name.replace(" ", "_"), 1.0) for name in functions}
 
-    return timer, asked
+    return timer, timed
 
 
 TINY = rows.Sizes(
@@ -33,7 +33,7 @@ TINY = rows.Sizes(
 
 
 def test_rows_measures_every_kernel() -> None:
-    timer, asked = fake_timer(ours=2.0, copy_by_the_driver=1.9, copy_by_a_kernel=1.8)  # the quicker one counts
+    timer, timed = fake_timer(ours=2.0, copy_by_the_driver=1.9, copy_by_a_kernel=1.8)  # the quicker copy counts
     lines = list(rows.measure(timer, DEVICE, TINY))
     assert [line for line in lines if isinstance(line, Failure)] == []
     judged = ["rms_norm", "residual add + rms_norm", "log_softmax", "log_softmax gather", "silu_and_mul"]
@@ -42,14 +42,14 @@ def test_rows_measures_every_kernel() -> None:
     reported = ["mean", "softmax", "Gumbel noise", "sampling", "sampling", "RoPE", "KV write"]
     assert [line.what for line in comparisons if line.target is None] == reported
     assert len({(line.what, line.case) for line in comparisons}) == len(comparisons) == 13
-    assert asked == ["ours", "copy by the driver", "copy by a kernel"] * 13
+    assert timed == ["ours", "copy by the driver", "copy by a kernel"] * 13
     assert all(line.ratio == pytest.approx(0.9) for line in comparisons)
     moved = {line.what: line.work for line in comparisons}
-    assert moved["rms_norm"] == 2 * (3 * 24 * 2 + 24)  # x, the output, the weight: 2 bytes each
+    assert moved["rms_norm"] == 2 * (3 * 24 * 2 + 24)  # x, the output and the weight have 2 bytes each
     assert moved["mean"] == 2 * (3 * 24 + 3)
-    assert moved["log_softmax gather"] == 3 * 37 * 4 + 3 * (8 + 8 + 4)  # logits once, an index, two results
-    assert moved["Gumbel noise"] == 3 * 37 * 8 + 3 * (8 + 8)  # float64; a key and a position
-    assert moved["sampling"] == 3 * 37 * 4 + 3 * (8 + 8 + 8)  # the floor: logprobs once, key, position, token
+    assert moved["log_softmax gather"] == 3 * 37 * 4 + 3 * (8 + 8 + 4)  # logits once; a row has an index, two results
+    assert moved["Gumbel noise"] == 3 * 37 * 8 + 3 * (8 + 8)  # noise is float64; a row has a key and a position
+    assert moved["sampling"] == 3 * 37 * 4 + 3 * (8 + 8 + 8)  # at least logprobs once; a row has key, position, token
     q, k, v = 3 * 4 * 16, 3 * 2 * 16, 3 * 2 * 16
     assert moved["RoPE"] == 2 * (2 * q + 2 * 3 * 8)
     assert moved["KV write"] == 2 * 2 * (k + v) + 3 * 8
@@ -59,10 +59,10 @@ def test_rows_measures_every_kernel() -> None:
 def test_rows_prints_no_time_for_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     right = row_cases.silu_and_mul
     monkeypatch.setattr(row_cases, "silu_and_mul", lambda gate_up: right(gate_up) * 1.1)
-    timer, asked = fake_timer(ours=2.0)
+    timer, timed = fake_timer(ours=2.0)
     lines = [line for line in rows.measure(timer, DEVICE, TINY) if line.what == "silu_and_mul"]
     assert len(lines) == 1 and isinstance(lines[0], Failure) and lines[0].wrong
-    assert len(asked) == 36  # never timed
+    assert len(timed) == 36  # the wrong result was never timed
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_rows_prints_no_time_for_a_wrong_result(monkeypatch: pytest.MonkeyPatch)
     ids=["mean", "Gumbel noise", "sampling", "sampling with filters", "RoPE", "KV write"],
 )
 def test_one_wrong_row_is_seen(build: Callable[[], row_cases.RowCase]) -> None:
-    """The last row of the first output, and that of the last; the whole row, as a truth may be of some columns only."""
+    """The last row of the first and of the last output is spoilt, whole: a truth may hold some of the columns only."""
     case = build()
     outputs = measure.run_poisoned(case.run)
     case.check(outputs)
@@ -91,6 +91,7 @@ def test_one_wrong_row_is_seen(build: Callable[[], row_cases.RowCase]) -> None:
 
 @pytest.fixture
 def small_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bench attention` with shapes that Triton's interpreter can compute."""
     sizes = {"Q_HEADS": 2, "KV_HEADS": 1, "HEAD_DIM": 16, "DTYPE": torch.float16, "LARGE_COPY_BYTES": 1 << 20}
     for name, value in sizes.items():
         monkeypatch.setattr(attention, name, value)
@@ -104,7 +105,7 @@ def test_decode_is_compared_with_the_bytes_it_must_read() -> None:
     timer, _ = fake_timer(ours=4e-9, copy_by_the_driver=1e-6)
     decode = next(iter(attention.measure(timer, DEVICE)))
     assert isinstance(decode, Comparison), decode
-    assert decode.work == 2 * 2 * 70 * 16 * 2  # k and v, two sequences of 70 tokens, one head of 16, 2 bytes
+    assert decode.work == 2 * 2 * 70 * 16 * 2  # k and v have two sequences of 70 tokens, one head of 16, 2 bytes each
     assert decode.ratio == pytest.approx(decode.work / 4e-9 / ((1 << 20) / 1e-6))
     assert (decode.beside, decode.target) == ("copy bandwidth", 0.5)
 
@@ -117,13 +118,14 @@ def test_prefill_is_judged_by_sdpas_quickest_kernel() -> None:
     targets = {name: line.target for name, line in measured.items() if line.target}
     assert targets == {"SDPA flash": 0.75}
     assert measured["SDPA flash"].ratio == pytest.approx(0.8)
-    assert measured["SDPA flash"].work == 4 * 2 * 16 * (33 * 34 / 2)  # two products, causal
-    assert not any(line.wrong for line in lines if isinstance(line, Failure))  # what cannot run here says so
+    assert measured["SDPA flash"].work == 4 * 2 * 16 * (33 * 34 / 2)  # each of two products has the causal pairs only
+    assert not any(line.wrong for line in lines if isinstance(line, Failure))  # a kernel that cannot run here says so
 
 
 @pytest.mark.usefixtures("small_attention")
 @pytest.mark.parametrize("rows_of_each", [1, 33])
 def test_attention_is_checked_at_both_ends(rows_of_each: int) -> None:
+    """A wrong first row and a wrong last row are seen."""
     batch = attention.Batch.random(2, rows_of_each, 33, 64, DEVICE, seed=1)
     output = batch.attend()
     batch.check("attention", output)

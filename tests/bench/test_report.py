@@ -25,7 +25,7 @@ ABOUT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "ours", "theirs", "target", "ratio", "passed", "verdict"),
+    ("kind", "ours", "beside", "target", "ratio", "passed", "verdict"),
     [
         ("speed", 2.0, 1.9, 0.85, 0.95, True, "reached"),
         ("speed", 2.0, 1.7, 0.85, 0.85, True, "reached"),
@@ -37,9 +37,10 @@ ABOUT: dict[str, Any] = {
     ],
 )
 def test_ratio_and_verdict(
-    kind: Any, ours: float, theirs: float, target: float | None, ratio: float, passed: bool | None, verdict: str
+    kind: Any, ours: float, beside: float, target: float | None, ratio: float, passed: bool | None, verdict: str
 ) -> None:
-    line = Comparison("what", "case", ours, "beside", theirs, kind, target)
+    """A speed must reach a ratio and a time must stay within one; a line without a target is reported only."""
+    line = Comparison("what", "case", ours, "beside", beside, kind, target)
     assert line.ratio == pytest.approx(ratio)
     assert (line.passed, line.verdict) == (passed, verdict)
 
@@ -50,7 +51,7 @@ def test_table_says_times_rates_targets_and_failures() -> None:
         "| rows | 8 / 9 | 200.0 us, 2.00 TB/s | copy | 100.0 us, 4.00 TB/s | 0.500 | ≥ 0.85 | missed by 41.2% |"
     )
     assert reached == "| step | decode | 2.00 ms | fast | 2.00 ms | 1.000 | ≤ 1.03 | reached |"
-    assert "WRONG RESULT: relative error" in wrong and " us" not in wrong  # no time beside a wrong result
+    assert "WRONG RESULT: relative error" in wrong and " us" not in wrong  # a wrong result has no time
     assert summary(a_report()) == "1 of 2 targets reached; 1 lines without a time."
 
 

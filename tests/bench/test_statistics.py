@@ -24,7 +24,7 @@ ABOUT = {"command": "c", "code": {"commit": "abc", "dirty": False}, "python": "3
 
 @cache
 def short() -> list[Figure]:
-    """A few draws of each, with a tenth of the tests' flips."""
+    """Every figure from few draws, with the fewest flips that a test makes (999, a tenth of the usual)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation, "FLIPS", 0)
         return list(figures(60, seed=1))
@@ -35,14 +35,14 @@ def test_every_claim_holds_in_a_short_run() -> None:
     assert sum(f.holds is not None for f in short()) > 30
 
 
-def test_a_seed_fixes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_fixes_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permutation, "FLIPS", 0)
-    first = [next(figures(60, seed)) for seed in (1, 1)]
-    assert first[0] == first[1] == short()[0]
+    figures_of_seed_1 = [next(figures(60, seed)) for seed in (1, 1)]
+    assert figures_of_seed_1[0] == figures_of_seed_1[1] == short()[0]
 
 
 def test_what_was_not_chosen_is_wrong_more_often() -> None:
-    """So that a figure can fail: the tests without clusters, raw p-values, the bounds without their corrections."""
+    """A figure can fail: the tests without clusters, raw p-values and uncorrected bounds exceed their rate of error."""
     shown = [f for f in short() if f.holds is None]
     wrong = [f.share for f in shown if "clusters not known" in f.what and "McNemar" in f.what]
     assert len(wrong) == 3 and wrong[-1] > 0.3
@@ -50,7 +50,7 @@ def test_what_was_not_chosen_is_wrong_more_often() -> None:
     assert max(f.share for f in shown if "raw p" in f.what) > 0.3
 
 
-def test_the_committed_figures_are_these_and_hold() -> None:
+def test_the_committed_figures_are_those_of_this_code_and_hold() -> None:
     content = json.loads(REFERENCE.read_text(encoding="utf-8"))
     lines: list[dict[str, Any]] = content["figures"]
     assert [(line["group"], line["what"], line["case"]) for line in lines] == [
@@ -58,8 +58,8 @@ def test_the_committed_figures_are_these_and_hold() -> None:
     ]
     assert all(line["holds"] is not False for line in lines)
     counted = {(f.what, f.case): f.share for f in short() if f.draws is None}
-    again = {(line["what"], line["case"]): line["share"] for line in lines if line["draws"] is None}
-    assert again == pytest.approx(counted), "what is counted depends on no draw"
+    committed = {(line["what"], line["case"]): line["share"] for line in lines if line["draws"] is None}
+    assert committed == pytest.approx(counted), "what is counted depends on no draw"
 
 
 def test_a_claim_fails_beyond_chance() -> None:
@@ -69,7 +69,7 @@ def test_a_claim_fails_beyond_chance() -> None:
 
 
 def test_counting_agrees_with_enumeration() -> None:
-    """Every outcome of 12 documents, lost with 0.3 and won with 0.1."""
+    """The sum goes over every outcome of 12 documents, each lost with probability 0.3 and won with 0.1."""
     from math import comb
 
     expected = sum(
@@ -83,9 +83,9 @@ def test_counting_agrees_with_enumeration() -> None:
 
 @pytest.mark.parametrize(("losses", "wins", "count"), [(0, 0, 50), (3, 1, 50), (20, 22, 400), (1, 0, 2)])
 def test_the_counted_bound_is_the_gates(losses: int, wins: int, count: int) -> None:
-    each = np.array([1.0] * losses + [-1.0] * wins + [0.0] * (count - losses - wins))
+    differences = np.array([1.0] * losses + [-1.0] * wins + [0.0] * (count - losses - wins))
     assert gate_bound(losses, wins, count) == pytest.approx(
-        loss_bound([stratum(each, np.arange(count))], 1.0, 0.05).bound, rel=1e-12
+        loss_bound([stratum(differences, np.arange(count))], 1.0, 0.05).bound, rel=1e-12
     )
 
 
@@ -93,8 +93,8 @@ def test_the_command_writes_both_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = Figure("g", "w", "c", 0.04, 100, at_most=0.05), Figure("g", "v", "c", 0.4, 100, at_most=0.05)
-    for found, code in (([good], 0), ([good, bad], 1)):
-        monkeypatch.setattr(statistics_cli, "figures", lambda draws, seed, found=found: iter(found))
+    for drawn, code in (([good], 0), ([good, bad], 1)):
+        monkeypatch.setattr(statistics_cli, "figures", lambda draws, seed, drawn=drawn: iter(drawn))
         assert main(["bench", "statistics", "--draws", "100", "--output", str(tmp_path / "new")]) == code
     text = (tmp_path / "new" / "statistics.md").read_text(encoding="utf-8")
     assert "| w | c | 0.0400 ± 0.0588 | ≤ 0.05: holds |" in text and "≤ 0.05: DOES NOT HOLD" in text
@@ -104,6 +104,7 @@ def test_the_command_writes_both_files(
 
 
 def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Too few draws and unknown words exit with 2."""
     assert main(["bench", "statistics", "--draws", "0"]) == 2 and "--draws 0" in capsys.readouterr().err
     assert main(["bench", "statistics", "more"]) == 2
 

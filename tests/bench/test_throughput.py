@@ -23,6 +23,7 @@ from tests.bench.workload_lines import SCORE, a_row, write_lines, write_rows
 
 
 def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two modes and two workloads: the rows hold all times, rounds alternate, and files of rows are compared with."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     write_lines(tmp_path / "choices.jsonl.gz", *[{**SCORE, "segments": [], "context": [i, 1]} for i in range(1, 4)])
     compare = write_rows(
@@ -34,8 +35,8 @@ def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert main(["bench", "throughput", *words]) == 0
     out = capsys.readouterr().out
     assert "time / vllm, fast's" in out and "the invariant mode gave the same bytes in all 3 rounds" in out
-    own = tmp_path / "out" / "throughput-asset-tinymath-no-gpu.json"
-    written = json.loads(own.read_text())
+    report_file = tmp_path / "out" / "throughput-asset-tinymath-no-gpu.json"
+    written = json.loads(report_file.read_text())
     assert str(tmp_path) not in json.dumps(written), "no path of this machine's"
     assert written["arrangement"] == {"asset:tinymath": throughput.BY_TURNS} and not written["failures"]
     rows = written["rows"]
@@ -47,9 +48,9 @@ def test_a_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         assert row["floor_s"] > 0 and row["gpu_busy_share"] is None and row["peak_memory_bytes"] is None
         assert row["output_tokens"] == (36 if row["workload"] == "random" else 0)
     assert rows[0]["digest"] == rows[3]["digest"] and rows[0]["cut_requests"] == 3
-    assert own.with_suffix(".md").read_text().startswith("# Throughput on no GPU\n")
-    again = ["--compare", str(own), "--one-by-one", "--workloads", "choices"]
-    assert main(["bench", "throughput", *words[:-2], *again]) == 0
+    assert report_file.with_suffix(".md").read_text().startswith("# Throughput on no GPU\n")
+    second_words = ["--compare", str(report_file), "--one-by-one", "--workloads", "choices"]
+    assert main(["bench", "throughput", *words[:-2], *second_words]) == 0
     assert "time / evalengine, earlier's" in capsys.readouterr().out
 
 
@@ -81,6 +82,7 @@ def test_a_long_run_has_as_many_rounds_as_asked(monkeypatch: pytest.MonkeyPatch)
 
 
 def a_plan(**options: Any) -> timed_engine.Plan:
+    """A plan of one preset, tinymath, with one batch of three requests."""
     checkpoint = open_checkpoint(ModelConfig(name="tinymath", path="asset:tinymath"))
     batch = Workload("random", [generation(i, [1 + i, 2], 2) for i in range(3)], [generation(0, [9], 2)])
     return timed_engine.Plan([timed_engine.Preset("tinymath", checkpoint, 16, [batch])], **options)
@@ -143,7 +145,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--workloads", "gsm8k"], "--workloads gsm8k: there is no such workload; there are random, batch1, long, "),
         (["--workloads", "random,"], "give names with commas between them"),
@@ -156,14 +158,15 @@ class Recorder:
     ],
 )
 def test_bad_usage_exits_2_with_one_line(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "throughput", "--output", str(tmp_path), *words]) == 2
     captured = capsys.readouterr()
-    assert said in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
 
 
 def test_help_and_published_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """The words that are published with the results name no folder of this machine."""
     assert main(["bench", "throughput", "--help"]) == 0
     assert "--workloads NAME,..." in capsys.readouterr().out
     words = ["--files", "/home/x/w", "--output=/home/x/o", "--models", "/home/x/m,shape:qwen3-8b", "--rounds", "2"]

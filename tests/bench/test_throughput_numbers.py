@@ -41,30 +41,30 @@ TINY = ModelSpec(
 
 
 def test_work_counts_a_shared_prefix_once() -> None:
-    # [1 2 3] and [1 2 4 5] share two tokens: 5 are computed. Sorted, the first has 3 of its own and the second 2.
-    # Pairs: 1+2+3 and 3+4. Decode steps: 2 and 4, one sequence at a time 6, else the longer's 4.
-    # KV read: steps of 3+1, 3+2 and of 2+1, 2+2, 2+3, 2+4.
+    # [1 2 3] and [1 2 4 5] share two tokens, so that 5 are computed: 3 for the first and 2 for the second.
+    # These see 1+2+3 and 3+4 tokens. Decoding takes 2 and 4 steps: 6 one sequence at a time, 4 for both together.
+    # The decode steps read 3+1 and 3+2 tokens' KV for the first, and 2+1, 2+2, 2+3 and 2+4 for the second.
     generations: list[Request] = [generation(0, [1, 2, 3], 3), generation(1, [1, 2, 4, 5], 5)]
     assert work_of(generations, 2) == Work(5, 13, 2, 4, 9 + 18)
     assert work_of(generations, 1).decode_steps == 6
-    # Fed: [1 2], [1 2 8] and [1 2 8] for [8], [8 9], [8 7]: 3 tokens. Scored after [1 2] and [1 2 8]: two rows.
+    # For [8], [8 9] and [8 7], [1 2] and [1 2 8] are fed: 3 tokens. Logits are read after each of them: two rows.
     scores: list[Request] = [ScoreRequest(i, [1, 2], ids) for i, ids in enumerate(([8], [8, 9], [8, 7]))]
     assert work_of(scores, 256) == Work(3, 6, 2, 0, 0)
 
 
 def test_floor_of_a_hand_worked_example() -> None:
-    # A layer: q, k, v and o 8 x (8 + 2 x 4) + 8 x 8 = 192, the MLP 3 x 8 x 16 = 384, norms 2 x 8 + 2 x 4 = 24: 600.
-    # Two layers and the last norm: 1,208. lm_head: 800. A token's KV: 2 x 2 layers x 4 numbers x 2 bytes = 32.
+    # A layer has 600 weights: q, k, v and o 8 x (8 + 2 x 4) + 8 x 8, the MLP 3 x 8 x 16, the norms 2 x 8 + 2 x 4.
+    # Two layers and the last norm have 1,208, lm_head 800. A token's KV has 2 x 2 layers x 4 numbers x 2 bytes = 32.
     work = Work(prompt_tokens=10, pairs=55, prompt_rows=2, decode_steps=3, kv_tokens_read=40)
     flops = 2 * 1208 * 10 + 4 * 2 * 4 * 2 * 55 + 2 * 800 * 2
     moved = 3 * (1208 + 800) * 2 + 40 * 32
-    found = floor_seconds(work, TINY, 2, Ceilings(copy_bytes_per_s=1000.0, matmul_flops_per_s=100.0))
-    assert found == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
+    seconds = floor_seconds(work, TINY, 2, Ceilings(copy_bytes_per_s=1000.0, matmul_flops_per_s=100.0))
+    assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
 
 
 def test_ceilings_are_measured() -> None:
-    found = measure_ceilings(torch.device("cpu"), torch.bfloat16)
-    assert found.copy_bytes_per_s > 1e6 and found.matmul_flops_per_s > 1e6
+    ceilings = measure_ceilings(torch.device("cpu"), torch.bfloat16)
+    assert ceilings.copy_bytes_per_s > 1e6 and ceilings.matmul_flops_per_s > 1e6
 
 
 def test_busy_share_is_a_union_over_the_time_after_the_head() -> None:
@@ -74,16 +74,16 @@ def test_busy_share_is_a_union_over_the_time_after_the_head() -> None:
 
 
 def test_runs_are_compared_where_preset_workload_and_requests_agree(tmp_path: Path) -> None:
-    theirs = [
+    other_rows = [
         a_row("fast", 4.0, engine="vllm"),
         a_row("fast", 9.0, engine="vllm", requests=128),
         a_row("fast", 9.0, engine="other", preset="qwen3-0.6b"),
         a_row("invariant", 3.0),
         a_row("invariant", 5.0, round=1),
     ]
-    others = read_others(write_rows(tmp_path / "theirs.json", *theirs))
-    ours = [a_row("invariant", 2.0), a_row("invariant", 3.0, round=1), a_row("fast", 2.0), a_row("fast", 2.0)]
-    headings, lines = table_rows(ours, others)
+    others = read_others(write_rows(tmp_path / "theirs.json", *other_rows))
+    own_rows = [a_row("invariant", 2.0), a_row("invariant", 3.0, round=1), a_row("fast", 2.0), a_row("fast", 2.0)]
+    headings, lines = table_rows(own_rows, others)
     assert headings[-2:] == ["time / vllm, fast's", "time / evalengine, earlier's"], "no column without a match"
     assert lines == [
         [
@@ -111,7 +111,7 @@ def test_rounds_with_other_bytes_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
         ("[]", "has no rows"),
@@ -122,8 +122,8 @@ def test_rounds_with_other_bytes_are_found() -> None:
         (json.dumps({"rows": [a_row("fast", 1.0, preset=None)]}), "row 0: preset: must be a text"),
     ],
 )
-def test_a_damaged_file_to_compare_with_is_named(content: str, said: str, tmp_path: Path) -> None:
+def test_a_damaged_file_to_compare_with_is_named(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "theirs.json"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read_others(path)

@@ -21,21 +21,22 @@ GENERATE = {"kind": "generate", "prompt": [1, 2], "max_tokens": 3}
 
 
 def test_random_is_the_one_that_other_engines_were_timed_on() -> None:
-    found = workload("random")
-    assert (len(found.requests), found.prompt_tokens, found.output_tokens, found.num_cut) == (256, 144_628, 133_292, 0)
-    assert [r.request_id for r in found.requests] == list(range(256))
+    whole = workload("random")
+    assert (len(whole.requests), whole.prompt_tokens, whole.output_tokens, whole.num_cut) == (256, 144_628, 133_292, 0)
+    assert [r.request_id for r in whole.requests] == list(range(256))
 
 
 def test_a_warm_up_has_other_requests_as_many_at_most() -> None:
     for name in IN_CODE:
-        found = workload(name, most=3)
-        assert len(found.warm_up) == len(found.requests) <= 3
+        small = workload(name, most=3)
+        assert len(small.warm_up) == len(small.requests) <= 3
         prompts = [[r.prompt_ids for r in part if isinstance(r, GenerateRequest)] for part in
-                   (found.requests, found.warm_up)]  # fmt: skip
+                   (small.requests, small.warm_up)]  # fmt: skip
         assert not any(prompt in prompts[1] for prompt in prompts[0])
 
 
 def test_shapes_of_the_workloads_in_code() -> None:
+    """Every workload has the numbers of requests, prompt tokens and output tokens that it is known by."""
     shapes = {name: [(len(r.prompt_ids), r.params.max_tokens) for r in workload(name).requests] for name in IN_CODE}  # type: ignore[union-attr]
     assert shapes["batch1"] == [(1024, 256)] and shapes["long"] == [(16384, 128)] * 16
     rows = workload("gsm8k_cot").requests
@@ -75,7 +76,7 @@ def test_a_file_s_lines_become_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{", "line 2: "),
         ("[" * 100_000, "nested too deeply"),
@@ -98,11 +99,11 @@ def test_a_file_s_lines_become_requests(tmp_path: Path) -> None:
         ({**SCORE, "segments": [], "continuations": [[11]]}, "token id 11 is beyond"),
     ],
 )
-def test_a_damaged_line_is_named(line: Any, said: str, tmp_path: Path) -> None:
+def test_a_damaged_line_is_named(line: Any, message: str, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "bad.jsonl.gz", SEGMENT, line, GENERATE)
     with pytest.raises(ConfigError) as caught:
         read_workload(path, 10)
-    assert said in str(caught.value) and str(path) in str(caught.value)
+    assert message in str(caught.value) and str(path) in str(caught.value)
 
 
 def test_a_segment_s_repeats_are_counted_before_they_are_made(tmp_path: Path) -> None:
@@ -114,14 +115,14 @@ def test_a_segment_s_repeats_are_counted_before_they_are_made(tmp_path: Path) ->
 def test_a_file_that_is_no_gzip_or_empty_is_named(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl.gz", *[GENERATE] * 99)
     whole = path.read_bytes()
-    for content, said in (
+    for content, message in (
         (whole[:-9], "cannot be read as gzip"),
         (whole[:20] + b"\0" * 20 + whole[40:], "cannot be read as gzip"),
         (b"{}", "cannot be read as gzip"),
         (gzip.compress(b"\n"), "it holds no request"),
     ):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             read_workload(path, 10)
     path.unlink()
     with pytest.raises(ConfigError, match=r"no \*\.jsonl\.gz there"):

@@ -19,17 +19,17 @@ Type = gguf.GGUFValueType
 
 @dataclass
 class Value:
-    """A metadata value; of a list, `type` is the items'."""
+    """A metadata value; for a list, `type` is the type of its items."""
 
     key: str
     type: Type
-    items: list[Any]  # numbers, or bytes
+    items: list[Any]  # the items are numbers or bytes
     is_list: bool = False
 
 
 @dataclass
 class Described:
-    """A tensor's entry in the header; `dims` in the file's order."""
+    """A tensor's entry in the header; `dims` have the file's order."""
 
     name: bytes
     dims: list[int]
@@ -39,7 +39,7 @@ class Described:
 
 @dataclass
 class Parts:
-    """A whole file."""
+    """The parts of a whole GGUF file."""
 
     values: list[Value]
     tensors: list[Described]
@@ -47,10 +47,10 @@ class Parts:
     magic: bytes = b"GGUF"
     version: int = 3
     alignment: int = 32
-    counts: list[int] | None = None  # tensors, values: as claimed
+    counts: list[int] | None = None  # how many tensors and values the header claims
 
     def written(self) -> tuple[bytes, int]:
-        """The file, and where its data begin."""
+        """The file's bytes, and the offset at which its data begin."""
         counts = self.counts or [len(self.tensors), len(self.values)]
         out = bytearray(self.magic + struct.pack("<IQQ", self.version, *counts))
         for value in self.values:
@@ -69,7 +69,7 @@ class Parts:
 
 
 def sample(folder: Path) -> tuple[Parts, bytes]:
-    """A small Llama of the library's writer (two block types, float32 vectors, RoPE divisors): its parts and bytes."""
+    """Parts and bytes of a small Llama by the library's writer: two block types, float32 vectors, RoPE divisors."""
     metadata: dict[str, Any] = {
         "llama.rope.dimension_count": 16,
         "llama.vocab_size": 263,

@@ -43,7 +43,7 @@ def beside(case: Case, x: Tensor, axis: int, left: int, right: int, values: str)
 
 
 def row_ops(case: Case, k: int, dtype: torch.dtype) -> dict[str, Op]:
-    """aten op -> a function of [n, K] whose every row is its own."""
+    """aten op -> a function of [n, K] that computes each row from that row alone."""
     n = case.randint(1, 40)
     weight, bias = numbers(case, n, k, dtype=dtype), numbers(case, n, dtype=dtype)
     scale, shift = numbers(case, k, dtype=dtype), numbers(case, k, dtype=dtype)
@@ -104,8 +104,8 @@ def test_every_covered_op_is_here() -> None:
     assert set(row_ops(Case("all"), 3, torch.float32)) == on_cpu
 
 
-def test_rows_among_other_rows() -> None:
-    """Batches in which a row stands elsewhere, among others, beside rows of NaN, in another layout."""
+def test_rows_among_other_rows_have_the_bits_of_rows_alone() -> None:
+    """In the batches a row stands elsewhere, among others, beside rows of NaN, in another layout."""
     for case in cases("aten_rows", 8):
         dtype, k, rows = case.choice(DTYPES), length(case), case.randint(1, 9)
         x = numbers(case, rows, k, dtype=dtype)
@@ -123,8 +123,8 @@ def test_rows_among_other_rows() -> None:
                     assert_bitwise_equal(op(batch)[places], alone)
 
 
-def test_zeros_beside_a_row() -> None:
-    """K padded on either side: zeros for what adds up, -inf for what exponentiates; b behind a zero is anything."""
+def test_zeros_beside_a_row_change_no_bit() -> None:
+    """K is padded on either side, by zeros for sums and -inf for exponentials; b's rows behind zeros are arbitrary."""
     for case in cases("aten_padded_k", 30):
         dtype, k, rows, n = case.choice(DTYPES), length(case), case.randint(1, 9), case.randint(1, 40)
         left, right = case.choice([0, 1, 5, 63, 128]), case.choice([0, 1, 8, 129, 8192])
@@ -145,13 +145,13 @@ def test_zeros_beside_a_row() -> None:
             assert_bitwise_equal(zeros.cumsum(-1)[:, own], x.cumsum(-1))
 
 
-def test_attention_over_padded_keys() -> None:
+def test_attention_over_padded_keys_has_the_bits_of_each_sequence_alone() -> None:
     """Scores of the padding are NaN until they are masked; its values are large; its queries are anything but NaN."""
     for case in cases("aten_attention", 20):
         dtype, heads, dim = case.choice(DTYPES), case.randint(1, 4), case.choice([1, 8, 20, 64])
         lengths = [case.randint(1, 40) for _ in range(case.randint(1, 6))]
         longest = max(lengths) + case.choice([0, 0, 1, 70, 130])
-        sides = [case.randint(0, longest - own) for own in lengths]  # padded on the left by so many, the rest right
+        sides = [case.randint(0, longest - own) for own in lengths]  # the padding on the left; the rest is on the right
         parts = [[numbers(case, heads, own, dim, dtype=dtype) for _ in range(3)] for own in lengths]
         batch = [
             torch.stack([
@@ -169,15 +169,15 @@ def test_attention_over_padded_keys() -> None:
             fused = F.scaled_dot_product_attention(*batch, attn_mask=seen[:, None])
             by_hand = eager(*batch, seen[:, None], poison=True)
             for row, (part, left, own) in enumerate(zip(parts, sides, lengths, strict=True)):
-                mine = [x[None] for x in part]
+                alone = [x[None] for x in part]
                 causal = torch.ones(own, own, dtype=torch.bool).tril()
                 cut = slice(left, left + own)
-                assert_bitwise_equal(fused[row, :, cut], F.scaled_dot_product_attention(*mine, is_causal=True)[0])
-                assert_bitwise_equal(by_hand[row, :, cut], eager(*mine, causal, poison=False)[0])
+                assert_bitwise_equal(fused[row, :, cut], F.scaled_dot_product_attention(*alone, is_causal=True)[0])
+                assert_bitwise_equal(by_hand[row, :, cut], eager(*alone, causal, poison=False)[0])
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, poison: bool) -> Tensor:
-    """As transformers writes it; scores that are not seen are NaN first."""
+    """Attention as transformers writes it; `poison` makes scores NaN that are not seen, before they are masked."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if poison:
         scores = scores.masked_fill(~seen, torch.nan)

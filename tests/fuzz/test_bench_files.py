@@ -23,6 +23,7 @@ PIECES = (b"[", b"]", b"{", b"}", b",", b'"', b"null", b"true", b"-1", b"1e400",
 
 
 def mutated(case: Case, data: bytes) -> bytes:
+    """The data with one to four bytes or pieces of JSON changed."""
     content = bytearray(data)
     for _ in range(case.randint(1, 4)):
         at = case.randrange(len(content))

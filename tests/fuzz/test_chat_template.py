@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import transformers.utils.chat_template_utils as theirs
+from transformers.utils import chat_template_utils
 
 from evalengine.config import TEMPLATE_DATE
 from evalengine.engine import chat_template as chat
@@ -39,6 +39,7 @@ MESSAGES = (
 
 
 def mutated(case: Case) -> str:
+    """A seed template with up to four pieces put in, cut out or doubled."""
     text = case.choice(SEEDS)
     for _ in range(case.randint(0, 4)):
         start, stop = sorted(case.randint(0, len(text)) for _ in range(2))
@@ -52,7 +53,8 @@ def mutated(case: Case) -> str:
     return text
 
 
-def ours(template: str, messages: list[dict[str, str]]) -> str:
+def our_text(template: str, messages: list[dict[str, str]]) -> str:
+    """The text that evalengine's ChatTemplate gives."""
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     tokenizer: Any = SimpleNamespace(
         chat_template=template, special_tokens_map=special, get_chat_template=lambda: template
@@ -67,18 +69,18 @@ def test_mutated_templates_give_transformers_text_or_a_sentence(monkeypatch: pyt
         template, messages = mutated(case), case.choice(MESSAGES)
         with case.named(template):
             try:
-                text = ours(template, messages)
+                text = our_text(template, messages)
             except ConfigError as error:
-                said = str(error)
-                assert said.startswith("the model's chat template ") and "\n" not in said and len(said) < 600
-                said.encode("utf-8")
+                message = str(error)
+                assert message.startswith("the model's chat template ") and "\n" not in message and len(message) < 600
+                message.encode("utf-8")
                 continue
             rendered += 1
             if "strftime_now" not in template:
-                (expected,), _ = theirs.render_jinja_template(
+                (expected,), _ = chat_template_utils.render_jinja_template(
                     [messages], chat_template=template, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
                 )
                 assert text == expected
             if rendered % 3 == 0:
-                assert text == ours(template, messages), "another process, another text"
+                assert text == our_text(template, messages), "another process, another text"
     assert rendered > 2

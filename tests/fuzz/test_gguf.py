@@ -48,6 +48,7 @@ class Reading:
 
 
 def read(path: Path, caplog: pytest.LogCaptureFixture) -> Reading:
+    """What the file is read as."""
     caplog.clear()
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(path)))
     warned = bool(caplog.records)
@@ -68,44 +69,44 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Parts, bytes]:
 def check(
     subject: str, count: int, mutate: Any, whole: bytes, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> Counter[str]:
-    """`mutate(case)` gives what was done and the file."""
+    """How the readings of mutated files end, counted. mutate: case -> (what was done, the file's bytes)."""
     path = folder / "m.gguf"
     path.write_bytes(whole)
     caplog.set_level(logging.WARNING)
-    right = read(path, caplog)
-    assert not right.warned
+    unmutated = read(path, caplog)
+    assert not unmutated.warned
     outcomes: Counter[str] = Counter()
     for case in cases(subject, count):
         what, mutated = mutate(case)
         path.write_bytes(mutated)
         with case.named(what):
             try:
-                now = read(path, caplog)
+                reading = read(path, caplog)
             except EvalEngineError as error:
                 assert len(str(error)) < 5000 and all(line.isprintable() for line in str(error).split("\n"))
                 outcomes[f"refused ({type(error).__name__})"] += 1
                 continue
-            outcomes[compare(right, now, what)] += 1
+            outcomes[compare(unmutated, reading, what)] += 1
     print(subject, dict(outcomes))
     return outcomes
 
 
-def compare(right: Reading, now: Reading, what: str) -> str:
-    """Which way of being read it is; fails for a difference that nothing shows."""
-    if now.weights != right.weights:
+def compare(expected: Reading, reading: Reading, what: str) -> str:
+    """How the mutated file was read, in words; fails for a difference that nothing shows."""
+    if reading.weights != expected.weights:
         # Nothing in a file tells one type from another of the same size; the roles of q and k's rows are in the spec.
-        assert now.kinds != right.kinds or now.spec != right.spec, "other weights, silently"
-        return "other types of the same size" if now.kinds != right.kinds else "another spec"
-    if now.spec != right.spec:
+        assert reading.kinds != expected.kinds or reading.spec != expected.spec, "other weights, silently"
+        return "other types of the same size" if reading.kinds != expected.kinds else "another spec"
+    if reading.spec != expected.spec:
         return "another spec"
-    if now.tokenizer != right.tokenizer:
-        assert now.warned or "key" not in what.split(), "a setting of the tokenizer was lost, silently"
+    if reading.tokenizer != expected.tokenizer:
+        assert reading.warned or "key" not in what.split(), "a setting of the tokenizer was lost, silently"
         return "another tokenizer"
     return "the same"
 
 
 def flipped(case: Case, whole: bytes, header: int) -> tuple[str, bytes]:
-    """Bytes of the header replaced, inserted or removed, or the file cut."""
+    """The file with bytes of its header replaced, inserted or removed, or the file cut short."""
     mutated, done = bytearray(whole), []
     for _ in range(case.choice([1, 1, 1, 2, 4])):
         at, how = case.randrange(max(header - 8, 1)), case.randrange(12)
@@ -126,7 +127,7 @@ def flipped(case: Case, whole: bytes, header: int) -> tuple[str, bytes]:
 
 
 def rewritten(case: Case, parts: Parts) -> tuple[str, bytes]:
-    """One value or one description replaced by something that the format can hold."""
+    """The file with one value or one entry replaced by something that the format can hold."""
     parts = copy.deepcopy(parts)
     ways = [other_value] * 4 + [other_list] * 2 + [other_key, other_entries, other_head] + [other_tensor] * 5
     what = case.choice(ways)(case, parts)
@@ -134,6 +135,7 @@ def rewritten(case: Case, parts: Parts) -> tuple[str, bytes]:
 
 
 def other_value(case: Case, parts: Parts) -> str:
+    """Gives one metadata value another type and content; says what was done."""
     value = case.choice(parts.values)
     before = f"{value.key} {value.type.name}"
     value.type, choices = case.choice(SCALAR_VALUES)
@@ -143,6 +145,7 @@ def other_value(case: Case, parts: Parts) -> str:
 
 
 def other_list(case: Case, parts: Parts) -> str:
+    """Changes one item or the order of a list, or empties it; says what was done."""
     value = case.choice([value for value in parts.values if value.is_list])
     at, how = case.randrange(len(value.items)), case.choice(["remove", "repeat", "replace", "reverse", "empty"])
     if how == "remove":
@@ -160,6 +163,7 @@ def other_list(case: Case, parts: Parts) -> str:
 
 
 def other_key(case: Case, parts: Parts) -> str:
+    """Renames one metadata key; says what was done."""
     value = case.choice(parts.values)
     before, at = value.key, case.randrange(len(value.key))
     value.key = value.key[:at] + case.choice("abcxyz._") + value.key[at + 1 :]
@@ -167,6 +171,7 @@ def other_key(case: Case, parts: Parts) -> str:
 
 
 def other_entries(case: Case, parts: Parts) -> str:
+    """Removes or repeats an entry of the header; says what was done."""
     entries: list[Any] = case.choice([parts.values, parts.tensors])
     at = case.randrange(len(entries))
     if case.random() < 0.5:
@@ -176,6 +181,7 @@ def other_entries(case: Case, parts: Parts) -> str:
 
 
 def other_tensor(case: Case, parts: Parts) -> str:
+    """Changes one field of a tensor's entry; says what was done."""
     tensor: Described = case.choice(parts.tensors)
     before, how = copy.copy(tensor), case.randrange(6)
     other: Described = case.choice(parts.tensors)
@@ -195,6 +201,7 @@ def other_tensor(case: Case, parts: Parts) -> str:
 
 
 def other_head(case: Case, parts: Parts) -> str:
+    """Changes the version, the alignment or the counts; says what was done."""
     if case.random() < 0.3:
         parts.version = case.choice([0, 1, 2, 4, 3 << 24])
         return f"version {parts.version}"
@@ -208,10 +215,12 @@ def other_head(case: Case, parts: Parts) -> str:
 
 
 def test_mutated_bytes(parts: tuple[Parts, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each file is refused, read as the same model, or read as one whose difference shows."""
     whole = parts[1]
     _, header = parts[0].written()
     check("gguf_bytes", 300, lambda case: flipped(case, whole, header), whole, tmp_path, caplog)
 
 
 def test_mutated_values(parts: tuple[Parts, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each file is refused, read as the same model, or read as one whose difference shows."""
     check("gguf_values", 250, lambda case: rewritten(case, parts[0]), parts[1], tmp_path, caplog)

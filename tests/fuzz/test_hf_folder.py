@@ -30,7 +30,7 @@ from evalengine.layers import create_ops
 from tests.fuzz.cases import Case, cases
 from tests.parity.paged import PagedRunner
 
-SECONDS = 30  # for one folder; it takes a fraction of one
+SECONDS = 30  # allowed for one folder, which takes a fraction of a second
 GIGABYTE = 1 << 30
 REMOVED = object()
 RAW = {"<deep>": "[" * 1000 + "]" * 1000, "<deeper>": "[" * 100_000, "<digits>": "9" * 5000, "<huge>": "1e999"}
@@ -95,7 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a value could be exchanged: every key of every object, and the first item of every list."""
+    """The places where a value can be exchanged: every key of every object, and the first item of every list."""
     items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)
@@ -103,6 +103,7 @@ def places_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 def mutated(text: str, place: tuple[Any, ...], value: Any) -> str:
+    """The JSON text with the value at the place replaced or removed."""
     content = json.loads(text)
     parent = functools.reduce(lambda inner, key: inner[key], place[:-1], content)
     if value is REMOVED:
@@ -117,6 +118,8 @@ def mutated(text: str, place: tuple[Any, ...], value: Any) -> str:
 
 @contextmanager
 def in_time() -> Iterator[None]:
+    """Raises TimeoutError inside after `SECONDS`."""
+
     def late(*_: Any) -> None:
         raise TimeoutError(f"more than {SECONDS} s")
 
@@ -139,14 +142,14 @@ def opened(path: Path) -> tuple[Checkpoint, Tensor] | None:
             encode(checkpoint.tokenizer, "t3 t4")
             return checkpoint, PagedRunner(model).step({"s": IDS})["s"]
     except (ConfigError, EvalEngineError) as error:
-        said = error.problems if isinstance(error, ConfigError) else [str(error)]
-        assert all(s.isprintable() and s.strip() and len(s) < 1500 for s in said), said
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        assert all(s.isprintable() and s.strip() and len(s) < 1500 for s in problems), problems
         str(error).encode()
         return None
 
 
-def theirs(path: Path) -> tuple[list[int], Tensor] | None:
-    """transformers' logits and ends; None where it fails, as it may on what we refuse by default."""
+def by_transformers(path: Path) -> tuple[list[int], Tensor] | None:
+    """transformers' end tokens and logits; None where it fails, as it may on what evalengine refuses by default."""
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
         with torch.no_grad():
@@ -166,7 +169,7 @@ def recorded(checkpoint: Checkpoint) -> tuple[Any, ...]:
 
 
 def as_used(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    """What equal records must mean: the same token ids, text and prompt."""
+    """What must be equal where the records are: token ids, texts and the prompt."""
     tokenizer: Any = checkpoint.tokenizer
     ids = encode(tokenizer, TEXT)
     chat = tokenizer.chat_template and tokenizer.apply_chat_template(
@@ -180,15 +183,15 @@ def check(path: Path, file: str, text: str, unmutated: tuple[Any, ...]) -> bool:
     original = (path / file).read_bytes()
     (path / file).write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
-        found = opened(path)
-        if found is None:
+        outcome = opened(path)
+        if outcome is None:
             return False
-        checkpoint, logits = found
+        checkpoint, logits = outcome
         if recorded(checkpoint) == unmutated[0]:
             assert torch.equal(logits, unmutated[1]) and as_used(checkpoint) == unmutated[2], (
                 "unseen by a run's identity"
             )
-        if file.startswith(("tokenizer", "special")) or (reference := theirs(path)) is None:
+        if file.startswith(("tokenizer", "special")) or (reference := by_transformers(path)) is None:
             return True
         assert list(checkpoint.spec.eos_token_ids) == list(dict.fromkeys(reference[0]))
         assert torch.allclose(logits, reference[1], atol=1e-5), "other logits than transformers'"
@@ -198,10 +201,11 @@ def check(path: Path, file: str, text: str, unmutated: tuple[Any, ...]) -> bool:
 
 
 def fields(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """File -> the places of its values."""
     return {file.name: list(places_in(json.loads(file.read_text()))) for file in sorted(folder.glob("*.json"))}
 
 
-def test_fields_with_values_that_they_cannot_have(folder: Path, tmp_path: Path) -> None:
+def test_fields_with_impossible_values_are_refused_or_read_alike(folder: Path, tmp_path: Path) -> None:
     where = fields(folder)
     path = shutil.copytree(folder, tmp_path / "model")
     first = opened(path)
@@ -218,7 +222,7 @@ def test_fields_with_values_that_they_cannot_have(folder: Path, tmp_path: Path) 
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < GIGABYTE  # Linux counts in KiB
 
 
-def test_whole_files_of_another_kind(folder: Path, tmp_path: Path) -> None:
+def test_whole_files_of_another_kind_are_refused_or_read(folder: Path, tmp_path: Path) -> None:
     path = shutil.copytree(folder, tmp_path / "model")
     contents = ["", "null", "[]", "3", '"x"', "{", "\ufeff{}", '{"a": ' * 2000, *RAW.values()]
     for case in cases("hf_folder/files", 12):
@@ -227,7 +231,7 @@ def test_whole_files_of_another_kind(folder: Path, tmp_path: Path) -> None:
             check(path, file, text, ((), None, ()))
 
 
-def test_damaged_headers(folder: Path, tmp_path: Path) -> None:
+def test_damaged_headers_are_refused_or_give_the_same_weights(folder: Path, tmp_path: Path) -> None:
     path = shutil.copytree(folder, tmp_path / "model")
     shard = path / "model-00001-of-00002.safetensors"
     original = shard.read_bytes()
@@ -236,11 +240,12 @@ def test_damaged_headers(folder: Path, tmp_path: Path) -> None:
     for case in cases("hf_folder/headers", 30):
         shard.write_bytes(damaged_header(case, original))
         with case.named(shard.read_bytes()[8:200]):
-            found = opened(path)
-            assert found is None or torch.equal(found[1], first[1]), "other weights"
+            outcome = opened(path)
+            assert outcome is None or torch.equal(outcome[1], first[1]), "other weights"
 
 
 def damaged_header(case: Case, content: bytes) -> bytes:
+    """The shard cut short, or with a wrong size, value or character in its header."""
     (size,) = struct.unpack("<Q", content[:8])
     header, data = content[8 : 8 + size].decode(), content[8 + size :]
     kind = case.randrange(4)
@@ -257,7 +262,7 @@ def damaged_header(case: Case, content: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header.encode() + data
 
 
-if __name__ == "__main__":  # every value in every field, which takes minutes: the fields of the files that are named
+if __name__ == "__main__":  # this tries every value in every field of the files that are named: minutes
     import tempfile
 
     with tempfile.TemporaryDirectory() as temporary:

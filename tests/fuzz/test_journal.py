@@ -1,7 +1,7 @@
 """Journals that were cut, damaged or forged line by line: a resumed run equals an unbroken one, or is refused.
 
-Forged lines carry a right CRC. What can be told is told: the run, the request, types, lengths, ranges, the text. A
-forged logprob that could be one cannot be told from a true one, for a check without a secret is no signature.
+Forged lines carry a right CRC. They show by a wrong run, request, type, length, range or text. A forged
+logprob that could be true cannot be told from a true one, for a check without a secret is no signature.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ VOCABULARY, ROOM = 1000, 6
 TAIL = len(b',"crc":"00000000"}\n')
 
 
-def said(ids: list[int]) -> str:
-    """A text that follows from the ids, as a tokenizer's does."""
+def text_of(ids: list[int]) -> str:
+    """A text that follows from the ids, as the text of a tokenizer does."""
     return " ".join(f"t{token}" for token in ids)
 
 
 def answer(doc: int) -> JournalEntry:
+    """The unbroken run's answer to the document's request."""
     draw = np.random.default_rng(doc)
     ids = draw.integers(0, VOCABULARY, 1 + doc % ROOM).tolist()
     scored = doc % 3 == 0
     ended = "length" if scored or len(ids) == ROOM else "stop"
     values = -draw.random(len(ids), dtype=np.float32)
-    return JournalEntry(("t", doc, 0, 0), ids_sha256([doc]), ids, values, ended, "" if scored else said(ids), True)
+    return JournalEntry(("t", doc, 0, 0), ids_sha256([doc]), ids, values, ended, "" if scored else text_of(ids), True)
 
 
 def asked(doc: int) -> Asked:
+    """What the run's plan says of the document's request; every third one is scored."""
     if doc % 3 == 0:
         return Asked(ids_sha256([doc]), VOCABULARY, scored=answer(doc).output_ids)
-    return Asked(ids_sha256([doc]), VOCABULARY, room=ROOM, said=said)
+    return Asked(ids_sha256([doc]), VOCABULARY, room=ROOM, said=text_of)
 
 
 DOCS = 8
@@ -52,38 +54,40 @@ PLAN: dict[RecordKey, Asked] = {("t", doc, 0, 0): asked(doc) for doc in range(DO
 UNBROKEN = {key: answer(key[1]) for key in PLAN}
 
 
-def same(one: JournalEntry, other: JournalEntry) -> bool:
-    mine, theirs = vars(one).copy(), vars(other).copy()
-    return bool(mine.pop("logprobs").tobytes() == theirs.pop("logprobs").tobytes() and mine == theirs)
+def same(entry: JournalEntry, other: JournalEntry) -> bool:
+    """Whether two entries are equal, logprobs to the bit."""
+    fields, other_fields = vars(entry).copy(), vars(other).copy()
+    return bool(fields.pop("logprobs").tobytes() == other_fields.pop("logprobs").tobytes() and fields == other_fields)
 
 
 def resume(path: Path) -> None:
-    """What a run does: keeps what is finished and answers the rest; the result must be the unbroken run's."""
+    """Does what a run does: keeps what is finished and answers the rest; the result must be the unbroken run's."""
     with Journal.open(path, RUN, PLAN) as journal:
         for key in PLAN:
             if key not in journal.finished:
                 journal.append(answer(key[1]))
         assert journal.finished.keys() == UNBROKEN.keys()
-        assert all(same(found, UNBROKEN[key]) for key, found in journal.finished.items()), "a silently different run"
+        assert all(same(entry, UNBROKEN[key]) for key, entry in journal.finished.items()), "a silently different run"
     with Journal.open(path, RUN, PLAN) as again:
         assert len(again.finished) == DOCS
 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> list[bytes]:
-    """An interrupted run's."""
+    """The lines of an interrupted run's journal."""
     with Journal.open(tmp_path / "whole", RUN, PLAN) as journal:
         for doc in (3, 1, 0, 4, 2, 5):
             journal.append(answer(doc))
     return (tmp_path / "whole").read_bytes().splitlines(keepends=True)
 
 
-def checked(start: bytes) -> bytes:
+def with_crc(start: bytes) -> bytes:
+    """The journal's line that begins so, with its CRC."""
     return start + b',"crc":"%08x"}\n' % zlib.crc32(start)
 
 
 def damage(lines: list[bytes], case: Case) -> bytes:
-    """Bytes or whole lines changed, without a look at the checks."""
+    """The journal with bytes or whole lines changed, and the CRCs left as they were."""
     how = case.choice(["flip", "cut", "insert", "delete line", "double line", "exchange lines", "empty line"])
     rows, number = [*lines], case.randrange(len(lines))
     data = bytearray(b"".join(rows))
@@ -111,7 +115,7 @@ def wrong_value(name: str, value: Any, case: Case) -> Any:
     """Another value that no answer to the same request of the same run has."""
     if case.random() < 0.4:
         odd = [None, -1, 1.5, 10**30, [], {}, [None], [[1]], "\ud800", float("nan")]
-        return case.choice([one for one in odd if type(one) is not type(value)])
+        return case.choice([other for other in odd if type(other) is not type(value)])
     if name == "run":
         return case.choice([OTHER, RUN[:8], RUN.upper()])
     if name == "key":
@@ -133,7 +137,7 @@ def wrong_value(name: str, value: Any, case: Case) -> Any:
 
 
 def forge(lines: list[bytes], case: Case) -> tuple[bytes, str]:
-    """One line with another value and a right check; "" for what was done where it is the same value."""
+    """The journal with one line of another value and a right CRC; and what was done, "" where the value is the same."""
     rows, number = [*lines], case.randrange(len(lines))
     body = json.loads(rows[number][:-TAIL] + b"}")
     name = case.choice([*body])
@@ -144,7 +148,7 @@ def forge(lines: list[bytes], case: Case) -> tuple[bytes, str]:
         old = json.dumps(body[name])
         body[name] = wrong_value(name, body[name], case)
         done = f"{name} = {body[name]!r}" if json.dumps(body[name]) != old else ""
-    rows[number] = checked(json.dumps(body, separators=(",", ":")).encode()[:-1])
+    rows[number] = with_crc(json.dumps(body, separators=(",", ":")).encode()[:-1])
     return b"".join(rows), done
 
 
@@ -190,8 +194,8 @@ def test_another_runs_journal_is_refused(tmp_path: Path) -> None:
         Journal.open(path, RUN, PLAN)
 
 
-def test_it_holds_without_asserts(tmp_path: Path) -> None:
-    """`python -O` takes assertions out of the program; what refuses a line is none."""
+def test_forged_lines_are_refused_without_asserts(tmp_path: Path) -> None:
+    """`python -O` takes assertions out of the program; nothing that refuses a line is one."""
     program = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
         "import tests.fuzz.test_journal as t; from tests.fuzz.cases import cases\n"

@@ -34,7 +34,7 @@ PRIME = 2_147_483_647
 class HashModel(torch.nn.Module):
     """`DecoderForCausalLM` without layers: it stores each token in its slot, and hashes what the sequence's slots hold.
 
-    broken: every so many hashes give NaN, 0 none.
+    broken: one in so many hashes gives NaN; 0 for none.
     """
 
     def __init__(self, llm: LLM, broken: int) -> None:
@@ -50,15 +50,15 @@ class HashModel(torch.nn.Module):
         places = metadata.slot_mapping[written]
         slots[places, 0, 0] = (ids[written] % 32).to(keys.dtype)
         slots[places, 0, 1] = (ids[written] // 32).to(keys.dtype)
-        held = slots[:, 0, :2].float().numpy()
+        stored = slots[:, 0, :2].float().numpy()
         hashes: list[int] = []
         for seq, (queries, length) in enumerate(zip(metadata.query_lens, metadata.seqlens_k.tolist(), strict=True)):
             position = np.arange(length)
             page = metadata.block_table[seq].numpy()[position // self.block_size].astype(np.int64)
-            found = held[page * self.block_size + position % self.block_size]
-            assert np.isfinite(found).all(), "a slot is read that nothing was written to"
+            seen = stored[page * self.block_size + position % self.block_size]
+            assert np.isfinite(seen).all(), "a slot is read that nothing was written to"
             value = 7
-            for at, (low, high) in enumerate(found.astype(np.int64).tolist()):
+            for at, (low, high) in enumerate(seen.astype(np.int64).tolist()):
                 value = (value * 1_000_003 + (low + 32 * high) * 7919 + at) % PRIME
                 if at >= length - queries:
                     hashes.append(value)
@@ -79,16 +79,16 @@ class HashModel(torch.nn.Module):
 
 
 class Tokens(NamedTuple):
-    """`Unread` of tokens that are computed already, though nobody was told."""
+    """`Unread` of tokens that are computed already, though nothing has read them."""
 
-    found: list[tuple[int, float]]
+    computed: list[tuple[int, float]]
 
     def read(self) -> list[tuple[int, float]]:
-        return self.found
+        return self.computed
 
 
 class HashGraphs(DecodeGraphs):
-    """With its sizes, its rule of when a graph is there, and its inputs; computed at once, read late."""
+    """`DecodeGraphs` with its sizes, inputs and rule of when a graph is there; it computes at once and is read late."""
 
     def __init__(self, llm: LLM) -> None:
         assert llm.runner is not None
@@ -109,31 +109,32 @@ class HashGraphs(DecodeGraphs):
         tables = [c.seq.block_table for c in chunks]
         ends, cpu = [c.end for c in chunks], torch.device("cpu")
         wanted = AttentionMetadata.build([1] * n, ends, tables, self._block_size, cpu)
-        found = self._inputs.metadata(*key)
-        assert torch.equal(found.slot_mapping[:n], wanted.slot_mapping) and (found.slot_mapping[n:] == -1).all()
-        assert torch.equal(found.seqlens_k[:n], wanted.seqlens_k) and (found.seqlens_k[n:] == 0).all()
-        assert all(found.block_table[row, : len(table)].tolist() == table for row, table in enumerate(tables))
+        metadata = self._inputs.metadata(*key)
+        assert torch.equal(metadata.slot_mapping[:n], wanted.slot_mapping) and (metadata.slot_mapping[n:] == -1).all()
+        assert torch.equal(metadata.seqlens_k[:n], wanted.seqlens_k) and (metadata.seqlens_k[n:] == 0).all()
+        assert all(metadata.block_table[row, : len(table)].tolist() == table for row, table in enumerate(tables))
         ids = self._last_tokens.resolve(self._inputs.ids[: key[0]])[:n].clone()
         assert all(u or int(i) == c.seq.token_ids[c.start] for u, i, c in zip(unknown, ids, chunks, strict=True))
         self.ahead += sum(unknown)
         hidden = self.runner.model(ids, self._inputs.positions[:n].clone(), self.runner.kv_caches, wanted)
         logits = self.runner.model.compute_logits(hidden)
         greedy, logprobs = self.runner.ops.read_out(logits, None, torch.full((n,), -1))
-        self._last_tokens.tokens.fill_(-7)  # of rows that no step may take
+        self._last_tokens.tokens.fill_(-7)  # no step may take this token
         self._last_tokens.put(greedy)
         tokens: Any = Tokens(list(zip(greedy.tolist(), logprobs.tolist(), strict=True)))
         return Decoded(hidden, tokens)
 
 
 def requests(case: Case) -> list[Request]:
+    """A batch of random requests, many with a shared prefix."""
     shared = [[case.randrange(1, 1000) for _ in range(case.choice([1, 3, 8, 16, 17, 33]))] for _ in range(2)]
     hot = case.choice([0.0, 0.0, 0.05, 0.3])
-    made: list[Request] = []
+    batch: list[Request] = []
     for i in range(case.randrange(1, 14)):
         own = [case.randrange(1, 1000) for _ in range(case.choice([1, 1, 2, 7, 15, 16, 31]))]
         prompt = (case.choice(shared) + own if case.random() < 0.6 else own)[:56]
         if case.random() < 0.2:
-            made.append(ScoreRequest(i, prompt, own[:8], case.choice([0, 0, 2])))
+            batch.append(ScoreRequest(i, prompt, own[:8], case.choice([0, 0, 2])))
             continue
         endings: list[dict[str, Any]] = [{"ignore_eos": True}, {}, {"stop": ("e", "1")}, {"stop_token_ids": STOP_IDS}]
         params = SamplingParams(
@@ -142,11 +143,12 @@ def requests(case: Case) -> list[Request]:
             logprobs=2 if case.random() < 0.05 else 0,
             **case.choice(endings),
         )
-        made.append(GenerateRequest(i, prompt, params))
-    return made
+        batch.append(GenerateRequest(i, prompt, params))
+    return batch
 
 
 def engine_settings(case: Case) -> dict[str, Any]:
+    """Random settings of a small engine that can hold one sequence at least."""
     block_size, longest = case.choice([1, 2, 4, 16, 16, 32]), case.choice([64, 96, 128])
     least = -(-longest // block_size)
     return {
@@ -162,6 +164,7 @@ def engine_settings(case: Case) -> dict[str, Any]:
 
 
 def stand_in(llm: LLM, broken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the hashing model into the engine, and NaN into every slot of the pool."""
     assert llm.runner is not None
     model: Any = HashModel(llm, broken)
     llm.runner.model = llm.runner.read_out.model = model
@@ -169,16 +172,17 @@ def stand_in(llm: LLM, broken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm.runner.ops, "log_softmax", lambda logits: torch.log_softmax(logits, -1))
 
 
-def run(llm: LLM, made: list[Request]) -> dict[int, RequestOutput]:
-    return {output.request_id: output for output in llm.run(made, lambda _: check(llm))}
+def run(llm: LLM, batch: list[Request]) -> dict[int, RequestOutput]:
+    return {output.request_id: output for output in llm.run(batch, lambda _: check(llm))}
 
 
-def same(mine: RequestOutput, theirs: RequestOutput) -> bool:
+def same(output: RequestOutput, expected: RequestOutput) -> bool:
+    """Whether two outputs are equal, logprobs to the bit."""
     fields = ("token_ids", "text", "finish_reason", "error", "is_greedy")
     return (
-        all(getattr(mine, name) == getattr(theirs, name) for name in fields)
-        and mine.logprobs.tobytes() == theirs.logprobs.tobytes()
-        and repr(mine.top_logprobs) == repr(theirs.top_logprobs)
+        all(getattr(output, name) == getattr(expected, name) for name in fields)
+        and output.logprobs.tobytes() == expected.logprobs.tobytes()
+        and repr(output.top_logprobs) == repr(expected.top_logprobs)
     )
 
 
@@ -189,7 +193,7 @@ def test_steps_launched_ahead_are_those_that_wait(hash_checkpoint: Any, monkeypa
         with case.named(settings), LLM(hash_checkpoint, **settings) as llm:
             broken, batches = case.choice([0, 0, 29]), [requests(case) for _ in range(2)]
             stand_in(llm, broken, monkeypatch)
-            expected = [run(llm, made) for made in batches]
+            expected = [run(llm, batch) for batch in batches]
             llm.reconfigure()
             stand_in(llm, broken, monkeypatch)
             go_ahead(llm)
@@ -197,14 +201,14 @@ def test_steps_launched_ahead_are_those_that_wait(hash_checkpoint: Any, monkeypa
             graphs = HashGraphs(llm)
             if case.random() < 0.7:
                 llm.runner.graphs = graphs
-            for made, wanted in zip(batches * 2, expected * 2, strict=True):  # the second time over a warm cache
+            for batch, wanted in zip(batches * 2, expected * 2, strict=True):  # the second time, the cache is warm
                 if case.random() < 0.3:
-                    iterator: Any = llm.run(made)
-                    for _ in range(random.Random(case.name).randrange(1, len(made) + 1)):
+                    iterator: Any = llm.run(batch)
+                    for _ in range(random.Random(case.name).randrange(1, len(batch) + 1)):
                         next(iterator)
                     iterator.close()
-                found = run(llm, made)
-                assert found.keys() == wanted.keys() and all(same(found[i], wanted[i]) for i in found)
+                outputs = run(llm, batch)
+                assert outputs.keys() == wanted.keys() and all(same(outputs[i], wanted[i]) for i in outputs)
                 assert llm.block_manager.num_free_blocks == llm.num_kv_blocks
             ahead += llm.stats.num_steps_ahead
             replayed += graphs.ahead
@@ -213,7 +217,7 @@ def test_steps_launched_ahead_are_those_that_wait(hash_checkpoint: Any, monkeypa
 
 @pytest.fixture(scope="module")
 def hash_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One small layer; what it would compute is never asked."""
+    """A checkpoint of one small layer, whose own output is never asked for."""
     asset, folder = Path(str(files("evalengine.assets") / "tinymath")), tmp_path_factory.mktemp("hash")
     config = json.loads((asset / "config.json").read_text())
     config |= {

@@ -27,7 +27,7 @@ PARAMS = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=1)
 
 
 class Odd:
-    """It cannot even be shown."""
+    """An object that cannot even be shown."""
 
     def __repr__(self) -> str:
         raise RuntimeError("repr")
@@ -50,11 +50,12 @@ ODDITIES: tuple[Callable[[Case], Any], ...] = (
 
 
 def odd(case: Case) -> Any:
+    """A random value of any kind."""
     return case.choice(ODDITIES)(case)
 
 
 def odd_json(case: Case) -> Any:
-    """Of what a JSON file can hold."""
+    """An odd value that a JSON file can hold."""
     while True:
         try:
             return parse_json(json.dumps(odd(case)))
@@ -64,11 +65,11 @@ def odd_json(case: Case) -> Any:
 
 def attempts(case: Case, llm: LLM) -> Iterator[Callable[[], Any]]:
     """Calls with something odd in them; some of it may be right."""
-    some = {f.name: odd(case) for f in fields(SamplingParams) if case.random() < 0.2}
-    some.setdefault("max_tokens", 2)  # 256 tokens would only take time
-    if isinstance(some["max_tokens"], int) and some["max_tokens"] > 2:
-        some["max_tokens"] = 2.5
-    yield lambda: llm.generate([REFERENCE[0]], SamplingParams(**some))
+    params = {f.name: odd(case) for f in fields(SamplingParams) if case.random() < 0.2}
+    params.setdefault("max_tokens", 2)  # 256 tokens would only take time
+    if isinstance(params["max_tokens"], int) and params["max_tokens"] > 2:
+        params["max_tokens"] = 2.5
+    yield lambda: llm.generate([REFERENCE[0]], SamplingParams(**params))
     yield lambda: llm.generate(odd(case), PARAMS)
     yield lambda: llm.generate([REFERENCE[0], odd(case)], PARAMS)
     yield lambda: llm.generate([[5]], [odd(case)])
@@ -84,6 +85,7 @@ def attempts(case: Case, llm: LLM) -> Iterator[Callable[[], Any]]:
 
 
 def answers(llm: LLM) -> list[tuple[list[int], bytes]]:
+    """The ids and the logprobs' bytes for the reference prompts."""
     return [(o.token_ids, o.logprobs.tobytes()) for o in llm.generate(REFERENCE, PARAMS)]
 
 
@@ -94,7 +96,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_malformed_calls_are_refused_and_change_nothing(llm: LLM) -> None:
-    """`fast`, whose bits show a schedule that is not the same: nothing may be left in queue or cache."""
+    """In `fast` mode the bits show another schedule: nothing may be left in queue or cache."""
     llm.reconfigure(enable_prefix_caching=False)
     expected, refused, total = answers(llm), 0, 0
     for case in cases("requests", 15):
@@ -115,22 +117,22 @@ def test_malformed_calls_are_refused_and_change_nothing(llm: LLM) -> None:
 
 def test_engine_settings_of_any_kind_are_accepted_or_a_sentence() -> None:
     for case in cases("engine settings", 400):
-        some = {f.name: odd(case) for f in fields(EngineConfig) if case.random() < 0.4}
-        with case.named(list(some)):
-            problems = list(engine_problems(EngineConfig(**some)))
+        settings = {f.name: odd(case) for f in fields(EngineConfig) if case.random() < 0.4}
+        with case.named(list(settings)):
+            problems = list(engine_problems(EngineConfig(**settings)))
             assert all(problem.startswith("engine.") and len(problem) < 400 for problem in problems)
 
 
 def test_generation_configs_of_any_kind_are_applied_or_refused() -> None:
     names = [*APPLIED, *REFUSED, *sorted(NEUTRAL), "unknown"]
     for case in cases("generation config", 400):
-        some = {name: odd_json(case) for name in names if case.random() < 0.1}
-        with case.named(list(some)):
+        config = {name: odd_json(case) for name in names if case.random() < 0.1}
+        with case.named(list(config)):
             try:
-                processors = from_fields(some, 100)
+                processors = from_fields(config, 100)
             except ConfigError as error:
                 assert all(len(problem) < 400 for problem in error.problems)
             else:
-                asked = {n: v for n, v in some.items() if n in processors.in_force()}
-                assert LogitsProcessors(**asked) == processors
-                assert not any(REFUSED[n](v) for n, v in some.items() if n in REFUSED and v is not None)
+                applied = {n: v for n, v in config.items() if n in processors.in_force()}
+                assert LogitsProcessors(**applied) == processors
+                assert not any(REFUSED[n](v) for n, v in config.items() if n in REFUSED and v is not None)

@@ -50,7 +50,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 KINDS = ("multiple_choice", "generate_until", "loglikelihood", "loglikelihood_rolling")
-TEMPLATES = {  # of the tasks below, by the class's name and what follows "/"
+TEMPLATES = {  # a key is the class's name, with "/" and the output type for Templated
     f"templated:Templated/{kind}": TemplateConfig(
         output_type=kind,
         doc_to_text="{{q}} of {{options|join(', ')}}?",
@@ -129,6 +129,7 @@ def tokenizer() -> Any:
 
 
 def engine() -> Any:
+    """The parts of an engine that a plan reads."""
     limits = Limits(
         max_model_len=1024, vocab_size=len(tokenizer()), block_size=64, num_kv_blocks=10_000, has_tokenizer=True
     )
@@ -136,7 +137,7 @@ def engine() -> Any:
 
 
 def mutated(case: Case, value: Any) -> Any:
-    """A row with one thing in it that is not as it was."""
+    """The row with one thing in it changed."""
     if isinstance(value, dict) and value and case.random() < 0.8:
         name = case.choice([*value])
         if case.random() < 0.15:
@@ -156,6 +157,7 @@ def mutated(case: Case, value: Any) -> Any:
 
 
 def nested(levels: int) -> Any:
+    """Lists in lists, so many levels deep."""
     value: Any = "x"
     for _ in range(levels):
         value = [value]
@@ -163,6 +165,7 @@ def nested(levels: int) -> Any:
 
 
 def planned(cls: str, file: Path, shots: int, tmp_path: Path) -> Plan:
+    """The plan of a task of the class over the file's rows, with `shots` rows of train.jsonl before each."""
     generates = cls.startswith(("gsm8k", "arith", "code")) or cls.endswith("generate_until")
     config = TaskConfig(
         cls=cls.partition("/")[0],
@@ -179,7 +182,7 @@ def planned(cls: str, file: Path, shots: int, tmp_path: Path) -> Plan:
 
 
 def answered(plan: Plan) -> list[str]:
-    """Everything that a run does with its answers until they are written; the lines of its samples."""
+    """Does what a run does with its answers until they are written, and returns the lines of its samples."""
     entries = {}
     for item in plan.requests:
         ids = getattr(item.request, "continuation_ids", [1, 2])
@@ -231,9 +234,9 @@ def test_a_mutated_row_is_refused_by_its_place_or_the_run_works(cls: str, tmp_pa
             answered(plan)
             if broken.stem == "train" and shots:
                 continue
-            for ours, theirs in zip(plan.tasks[0].instances, plain[shots].tasks[0].instances, strict=True):
-                if ours[0].doc_id != 1:
-                    assert ours == theirs, "another document's requests changed"
+            for requests, expected in zip(plan.tasks[0].instances, plain[shots].tasks[0].instances, strict=True):
+                if requests[0].doc_id != 1:
+                    assert requests == expected, "another document's requests changed"
     assert refused > 20
 
 
@@ -265,7 +268,7 @@ def test_linear_rules_give_what_the_backtracking_ones_gave() -> None:
             tags = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
             assert clean_wikihow(text) == tags
             fences = text.replace("##", "```")
-            blocks = re.findall(r"```(?:\w+)?\n?(.*?)\n?```", fences, re.DOTALL)  # as lm-eval finds them
+            blocks = re.findall(r"```(?:\w+)?\n?(.*?)\n?```", fences, re.DOTALL)  # lm-eval finds blocks so
             assert first_block(fences) == (blocks[0] if blocks else None)
             assert len({ExactMatch(ignore=(pattern,))._normalise(text) for pattern in maths}) == 1
 

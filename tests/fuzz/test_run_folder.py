@@ -56,7 +56,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _json_value(file: Path, case: Case) -> str:
-    """Another value at a random place of the file's JSON (of one line, where it has many)."""
+    """Puts another value at a random place of the file's JSON (of one line, where it has many)."""
     lines = file.read_text().split("\n") if file.suffix == ".jsonl" else [file.read_text()]
     number = case.choice([n for n, line in enumerate(lines) if line.strip()])
     value = json.loads(lines[number])
@@ -80,7 +80,7 @@ def _json_value(file: Path, case: Case) -> str:
 
 
 def _column(file: Path, case: Case) -> str:
-    """Valid records, of which one field of one differs."""
+    """Writes valid records, one of which differs in one field."""
     rows = read_records(file)
     number = case.randrange(len(rows))
     row = rows[number]
@@ -94,7 +94,7 @@ def _column(file: Path, case: Case) -> str:
         value += 1
     elif isinstance(value, np.ndarray):
         value = np.nextafter(value, np.float32(0)) if len(value) else np.float32([1])
-    elif value is None:  # a column that this run has no use for
+    elif value is None:  # this run has no use for the column
         value = {"thinking": "x", "thinking_tokens": 1, "thinking_truncated": True}.get(name, np.zeros(1, np.int32))
     else:
         value = [*value, 1]
@@ -107,7 +107,7 @@ def _column(file: Path, case: Case) -> str:
 
 
 def _bytes(file: Path, case: Case) -> str:
-    """A byte flipped, dropped or added."""
+    """Flips, drops or adds a byte, or cuts the file."""
     data = bytearray(file.read_bytes())
     at = case.randrange(len(data))
     how = case.choice(["flip", "drop", "add", "cut"])
@@ -124,7 +124,7 @@ def _bytes(file: Path, case: Case) -> str:
 
 
 def _lines(file: Path, case: Case) -> str:
-    """Lines deleted, doubled, exchanged."""
+    """Deletes or doubles a line, or exchanges two."""
     lines = file.read_text().splitlines(keepends=True)
     at = case.randrange(len(lines))
     how = case.choice(["delete", "double", "exchange"])
@@ -140,7 +140,7 @@ def _lines(file: Path, case: Case) -> str:
 
 
 def _swap(file: Path, case: Case) -> str:
-    """The same file of another run."""
+    """Puts the same file of another run in its place."""
     other = file.parent.parent / "other" / file.name
     if other.read_bytes() == file.read_bytes():
         return _bytes(file, case)
@@ -149,6 +149,7 @@ def _swap(file: Path, case: Case) -> str:
 
 
 def _gone(file: Path, case: Case) -> str:
+    """Deletes the file."""
     file.unlink()
     return f"{file.name}: deleted"
 
@@ -175,7 +176,8 @@ def _change(folder: Path, case: Case) -> tuple[str, str]:
 # -- every reader ------------------------------------------------------------------------------------------------------
 
 
-def _said(work: Callable[[], int]) -> tuple[int, str]:
+def _exit(work: Callable[[], int]) -> tuple[int, str]:
+    """A command's exit code, and what it wrote to standard error."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = exit_code(work)
@@ -183,6 +185,7 @@ def _said(work: Callable[[], int]) -> tuple[int, str]:
 
 
 def _same_value(file: Path, other: Path) -> bool:
+    """Whether two files hold the same JSON value."""
     try:
         return bool(json.loads(file.read_bytes()) == json.loads(other.read_bytes()))
     except (OSError, ValueError):
@@ -208,8 +211,8 @@ def test_no_change_passes_any_reader(whole: Path, tmp_path: Path) -> None:
                 lambda folder=folder: print_report(folder) or 0,  # type: ignore[misc,func-returns-value]
                 lambda folder=folder, root=root: report([str(folder), "-o", str(root / "p.html")]),  # type: ignore[misc]
             ]
-            code, said = _said(case.choice(readers))
-            assert code == 2 and "Traceback" not in said, said
+            code, err = _exit(case.choice(readers))
+            assert code == 2 and "Traceback" not in err, err
         shutil.rmtree(root)
 
 
@@ -218,7 +221,7 @@ def test_an_edited_page_is_written_anew(whole: Path, tmp_path: Path) -> None:
     shutil.copy(whole / "other" / "report.html", folder / "report.html")
     with pytest.raises(ConfigError, match=r"report\.html: not the page .* write it anew: python -m evalengine report"):
         load_run(folder)
-    assert _said(lambda: report([str(folder)])) == (0, "")
+    assert _exit(lambda: report([str(folder)])) == (0, "")
     assert load_run(folder).digest == load_run(whole / "run").digest
     (folder / "report.html").unlink()
     load_run(folder)
@@ -235,15 +238,15 @@ def test_a_manifest_without_its_hashes_is_told_by_the_page(whole: Path, tmp_path
 
 def test_unbound_runs_are_read_or_refused_with_a_sentence(tmp_path: Path) -> None:
     """Of an older run not every edit can be seen; what is seen is a sentence, and what is read is used without harm."""
-    made = write_run(tmp_path / "made", [generated(doc) for doc in range(3)], bound=False)
+    generations = write_run(tmp_path / "made", [generated(doc) for doc in range(3)], bound=False)
     choices = write_choices(tmp_path / "choices", [[-1.0, -2.0], [-3.0, -1.5]], targets=[0, 1])
     manifest = json.loads((choices / MANIFEST).read_text())
     del manifest["files"], manifest["sha256"]
     (choices / MANIFEST).write_text(json.dumps(manifest))
     for case in cases("unbound_run", 150):
-        source = case.choice([made, choices])
+        source = case.choice([generations, choices])
         folder = Path(shutil.copytree(source, tmp_path / case.name.replace("/", "-")))
-        if lm_eval := case.random() < 0.4:  # the same files as lm-eval leaves them
+        if lm_eval := case.random() < 0.4:  # lm-eval leaves none of these files
             for name in ("digest.txt", "records.parquet", MANIFEST):
                 (folder / name).unlink()
         (folder / "tokens.json").unlink(missing_ok=True)
@@ -251,10 +254,10 @@ def test_unbound_runs_are_read_or_refused_with_a_sentence(tmp_path: Path) -> Non
         done = _json_value(file, case)
         with case.named(f"{source.name} {lm_eval} {done}"):
             against = str(folder if lm_eval else source)
-            code, said = _said(lambda folder=folder, a=against: compare([str(folder), a, "--allow"]))  # type: ignore[misc]
-            assert code in (0, 1, 2) and "Traceback" not in said, said
-            code, said = _said(lambda folder=folder: report([str(folder), "-o", str(tmp_path / "page.html")]))  # type: ignore[misc]
-            assert code in (0, 2) and "Traceback" not in said, said
+            code, err = _exit(lambda folder=folder, a=against: compare([str(folder), a, "--allow"]))  # type: ignore[misc]
+            assert code in (0, 1, 2) and "Traceback" not in err, err
+            code, err = _exit(lambda folder=folder: report([str(folder), "-o", str(tmp_path / "page.html")]))  # type: ignore[misc]
+            assert code in (0, 2) and "Traceback" not in err, err
         shutil.rmtree(folder)
 
 
@@ -276,7 +279,7 @@ def test_nested_and_endless_json_is_a_sentence(whole: Path, tmp_path: Path, text
                 load_run_data(folder)
 
 
-def test_it_holds_without_asserts(whole: Path, tmp_path: Path) -> None:
+def test_edited_records_are_refused_without_asserts(whole: Path, tmp_path: Path) -> None:
     """`python -O` takes assertions out of the program; nothing that refuses a file may be one."""
     folder = Path(shutil.copytree(whole / "run", tmp_path / "run"))
     file = folder / "records.parquet"

@@ -33,6 +33,7 @@ IDENTITY: dict[str, Any] = {
 
 
 def record(doc: int, ids: Sequence[int], logprobs: Sequence[float], kind: str, prompt: Sequence[int]) -> RequestRecord:
+    """The record of the document's only request."""
     values = np.asarray(logprobs, dtype=np.float32)
     text = " ".join(f"t{i}" for i in ids)
     rest = ("stop", 0, text, True)
@@ -40,6 +41,7 @@ def record(doc: int, ids: Sequence[int], logprobs: Sequence[float], kind: str, p
 
 
 def item(r: RequestRecord) -> Item:
+    """The item that a report reads from the record."""
     hashes = (leaf_hash(r).hex(), r.prompt_sha256, ids_sha256(r.output_ids))
     total = float(r.logprobs.sum())
     return Item(*r.key, r.kind, *hashes, list(r.output_ids), r.logprobs, total, r.text, 0)
@@ -53,7 +55,8 @@ def run(
     asks: Mapping[int, Sequence[int]] | None = None,
     **identity: Any,
 ) -> Run:
-    """A run whose documents have these (output ids, logprobs); scores 1 and the first id as answer by default."""
+    """A run whose documents have these (output ids, logprobs); by default a document's score is 1, its answer its
+    first output id, and its prompt's ids (`asks`) are [doc, 1]."""
     asked = {doc: (asks or {}).get(doc, [doc, 1]) for doc in outputs}
     records = [record(doc, *outputs[doc], kind, asked[doc]) for doc in sorted(outputs)]
     values = dict.fromkeys(outputs, 1.0) | (scores or {})
@@ -76,6 +79,6 @@ def run(
 
 
 BASE = {0: ([5, 6, 7], [-0.5, -0.25, -1.0]), 1: ([8, 9], [-0.125, -2.0]), 2: ([4], [-0.75])}
-NEXT = float(np.nextafter(np.float32(-0.25), np.float32(0)))
-BIT = {**BASE, 0: ([5, 6, 7], [-0.5, NEXT, -1.0])}  # one logprob, one bit
-TOKEN = {**BASE, 0: ([5, 6, 3], [-0.5, -0.25, -1.03])}  # the last token of document 0
+NEXT = float(np.nextafter(np.float32(-0.25), np.float32(0)))  # the float32 number after -0.25
+BIT = {**BASE, 0: ([5, 6, 7], [-0.5, NEXT, -1.0])}  # differs from BASE in one bit of one logprob
+TOKEN = {**BASE, 0: ([5, 6, 3], [-0.5, -0.25, -1.03])}  # differs from BASE in the last token of document 0

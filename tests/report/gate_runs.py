@@ -1,4 +1,4 @@
-"""Small runs as evidence, built by hand: what gate tests vary."""
+"""Small runs built by hand, for the gate's tests to vary."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ METRIC = ("exact_match", "strict-match")
 
 
 def item(task: str, doc: int, output: str = "same", total: float | None = -1.5) -> Item:
+    """A generation of the document, whose hashes follow from the arguments."""
     leaf = hashlib.sha256(f"{task}{doc}{output}{total}".encode()).hexdigest()
     ids = hashlib.sha256(f"{task}{doc}{output}".encode()).hexdigest()
     prompt = hashlib.sha256(f"{task}{doc}".encode()).hexdigest()
@@ -22,11 +23,11 @@ def item(task: str, doc: int, output: str = "same", total: float | None = -1.5) 
 
 
 def make_run(scores: Mapping[str, Sequence[float]], items: Sequence[Item] = (), **identity: Any) -> Run:
-    """A baseline of tasks -> a score a document; `items` replace those of the same request."""
-    held: dict[Key, Item] = {}
-    for each in (*(item(task, doc) for task in scores for doc in range(len(scores[task]))), *items):
-        held[each.key] = each
-    leaves = {task: [bytes.fromhex(held[key].leaf) for key in sorted(held) if key[0] == task] for task in scores}
+    """A baseline. scores: task -> the documents' scores; `items` replace the made-up items of the same request."""
+    by_key: dict[Key, Item] = {}
+    for entry in (*(item(task, doc) for task in scores for doc in range(len(scores[task]))), *items):
+        by_key[entry.key] = entry
+    leaves = {task: [bytes.fromhex(by_key[key].leaf) for key in sorted(by_key) if key[0] == task] for task in scores}
     return Run(
         source=Path("baseline.json"),
         kind="baseline",
@@ -35,7 +36,7 @@ def make_run(scores: Mapping[str, Sequence[float]], items: Sequence[Item] = (), 
         task_digests={task: merkle_root(leaves[task]).hex() for task in sorted(scores)},
         identity={"weights": "w", "tokenizer": "t", "numerics": "exact", "dtype": "float32", "seed": 0, **identity},
         manifest=Manifest({}),
-        items=dict(sorted(held.items())),
+        items=dict(sorted(by_key.items())),
         scores={(task, *METRIC): dict(enumerate(values)) for task, values in scores.items()},
         results={(task, *METRIC): (sum(values) / len(values), None) for task, values in scores.items()},
         higher_is_better={(task, *METRIC): True for task in scores},

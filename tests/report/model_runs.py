@@ -1,4 +1,4 @@
-"""Runs of made-up models for the tests of their comparison: scores by document, nothing else that matters."""
+"""Runs of made-up models for the tests of their comparison: nothing in them matters but the documents' scores."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ def model(
         higher_is_better={} if better is None else {(task, metric, "none"): better for task in scores},
         answers={},
         hashes={
-            task: {n: (hashed, f"{prompts}{hashed}", f"t{hashed}") for n, hashed in enumerate(found)}
-            for task, found in hashes.items()
+            task: {n: (hashed, f"{prompts}{hashed}", f"t{hashed}") for n, hashed in enumerate(doc_hashes)}
+            for task, doc_hashes in hashes.items()
         },
     )
 
 
 def rolling(name: str, sums: Sequence[Sequence[float]], perplexity: float) -> Run:
-    """A run of a rolling task `pages`: each document's windows' log-likelihoods, and what the results say."""
+    """A run of a rolling task `pages`. sums: the log-likelihoods of each document's windows; perplexity: what the
+    results say."""
     base = model(name, {"pages": [0.0] * len(sums)})
     items = {
         ("pages", doc, window, 0): _item(("pages", doc, window, 0), "loglikelihood_rolling", value)
@@ -52,8 +53,8 @@ def rolling(name: str, sums: Sequence[Sequence[float]], perplexity: float) -> Ru
         for window, value in enumerate(values)
     }
     keys = [("pages", metric, "none") for metric in ("word_perplexity", "bits_per_byte")]
-    found = dict.fromkeys(keys, (perplexity, None))
-    fields: dict[str, Any] = {**base.__dict__, "items": items, "scores": {}, "results": found}
+    results = dict.fromkeys(keys, (perplexity, None))
+    fields: dict[str, Any] = {**base.__dict__, "items": items, "scores": {}, "results": results}
     return Run(**{**fields, "higher_is_better": dict.fromkeys(keys, False)})
 
 

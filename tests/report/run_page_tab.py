@@ -13,17 +13,19 @@ ROWS = "[...document.querySelectorAll('.grid-row')]"
 
 
 def opened(browser: Browser, folder: Path, **screen: Any) -> Tab:
+    """The run's page, written anew, in a tab of its own."""
     path, _ = write_run_report(folder)
     return browser.open(path, **screen)
 
 
 def docs(tab: Tab) -> list[str]:
     """The first cell of each row in sight, from the top."""
-    found: list[str] = tab.evaluate(f"{ROWS}.map(row => row.children[0].textContent)")
-    return found
+    names: list[str] = tab.evaluate(f"{ROWS}.map(row => row.children[0].textContent)")
+    return names
 
 
 def search(tab: Tab, text: str, expected: str) -> None:
+    """Types the text into the search field, and waits until the count reads `expected`."""
     tab.click(".search")
     tab.evaluate("document.querySelector('.search').select()")
     tab.type(text) if text else tab.press("Backspace")

@@ -54,27 +54,27 @@ def test_another_wrong_choice_is_another_answer(
     assert lines[-1] == "verdict: DIFFERENT (0 of 80 outputs and 6 answers differ, 5 from one wrong answer to another)"
     assert any(re.fullmatch(r" pick +none +acc +1 +5 ", line) for line in lines), "wrong to right, wrong to wrong"
     assert any("1: choice 1" in line and "2: choice 2" in line and "wrong to wrong" in line for line in lines)
-    found = json.loads(file.read_text(encoding="utf-8"))
-    assert not found["within"]["answers"] and found["answers"] == {"wrong to right": 1, "wrong to wrong": 5}
-    assert found["differing_in"]["score"] == 1 and found["differing_in"]["answer"] == 5
-    (counts,) = found["answers_by_metric"]
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    assert not saved["within"]["answers"] and saved["answers"] == {"wrong to right": 1, "wrong to wrong": 5}
+    assert saved["differing_in"]["score"] == 1 and saved["differing_in"]["answer"] == 5
+    (counts,) = saved["answers_by_metric"]
     assert counts == {"task": "pick", "metric": "acc", "filter": "none", "wrong to right": 1, "wrong to wrong": 5}
-    assert [(f["doc_id"], f["choice_a"], f["choice_b"]) for f in found["flips"] if f["change"] == "wrong to wrong"] == [
+    assert [(f["doc_id"], f["choice_a"], f["choice_b"]) for f in saved["flips"] if f["change"] == "wrong to wrong"] == [
         (doc, 1, 2) for doc in OTHER_WRONG
     ]
-    said = page.read_text(encoding="utf-8")
-    assert "5 from one wrong answer to another" in said and '"wrong to wrong"' in said
+    html = page.read_text(encoding="utf-8")
+    assert "5 from one wrong answer to another" in html and '"wrong to wrong"' in html
 
 
-def test_the_noise_floor_and_the_sweep_count_it(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_noise_floor_and_the_sweep_count_another_wrong_choice(folders: tuple[Path, Path], tmp_path: Path) -> None:
     a, b = map(load_run, folders)
     floor = noise_floor(a, b)
     assert (floor.answers, floor.answers_alone) == (6, 5)
     assert score_unchanged(floor.comparison.flips) == "5 from one wrong answer to another"
-    found = sweep("x", [Cell({"numerics": mode}, run_) for mode, run_ in (("exact", a), ("fast", b))])
-    rows = [str(cell) for column in floor_table(found).columns for cell in column.cells]
+    swept = sweep("x", [Cell({"numerics": mode}, run_) for mode, run_ in (("exact", a), ("fast", b))])
+    rows = [str(cell) for column in floor_table(swept).columns for cell in column.cells]
     assert "6 (5 at an equal score)" in rows
-    floor_json = sweep_json(found, tmp_path)["noise_floor"][0]
+    floor_json = sweep_json(swept, tmp_path)["noise_floor"][0]
     assert floor_json["flipped_answers_by_change"] == {"wrong to right": 1, "wrong to wrong": 5}
 
 
@@ -130,6 +130,7 @@ def test_lm_evals_folders_tell_the_choices(folders: tuple[Path, Path], tmp_path:
 
 
 def scored(choice: int, score: float, metrics: Sequence[str] = ("acc",)) -> Run:
+    """A run whose document 0 took this choice and has this score under every metric."""
     base = run(BIT, kind="loglikelihood")
     keys = [(TASK, metric, "none") for metric in metrics]
     return replace(
@@ -153,8 +154,8 @@ def scored(choice: int, score: float, metrics: Sequence[str] = ("acc",)) -> Run:
     ],
 )
 def test_what_a_change_is_called(old: tuple[int, float], new: tuple[int, float], change: str | None) -> None:
-    found = list(flips(scored(*old), scored(*new), {}))
-    assert [flip.change for flip in found] == ([] if change is None else [change])
+    flipped = list(flips(scored(*old), scored(*new), {}))
+    assert [flip.change for flip in flipped] == ([] if change is None else [change])
     lower = [replace(scored(*pair), higher_is_better={(TASK, "acc", "none"): False}) for pair in (old, new)]
     swapped = {"right": "wrong", "wrong": "right"}
     expected = None if change is None else " to ".join(swapped[word] for word in change.split(" to "))
@@ -168,12 +169,12 @@ def test_each_metric_has_its_own_choice_and_a_document_counts_once() -> None:
     assert [(flip.metric, flip.change) for flip in flips(a, b, {})] == [("acc_norm", "wrong to wrong")]
     b.choices[TASK, "acc", "none"][0] = 3
     b.scores[TASK, "acc", "none"][0] = 1.0
-    found = list(flips(a, b, {}))
-    assert tally(found) == {
+    flipped = list(flips(a, b, {}))
+    assert tally(flipped) == {
         (TASK, "acc", "none"): {"wrong to right": 1},
         (TASK, "acc_norm", "none"): {"wrong to wrong": 1},
     }
-    assert changed_documents(found) == {"wrong to right": 1} and score_unchanged(found) == ""
+    assert changed_documents(flipped) == {"wrong to right": 1} and score_unchanged(flipped) == ""
 
 
 def test_generated_answers_are_told_apart_as_well() -> None:

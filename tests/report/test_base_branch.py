@@ -20,24 +20,25 @@ from tests.run_double import generated, write_run
 
 
 def git(folder: Path, *words: str) -> None:
-    own = ("-c", "user.name=x", "-c", "user.email=x@y", "-c", "init.defaultBranch=main")
-    subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True)
+    """Runs git in the folder, with an author and main as the first branch."""
+    settings = ("-c", "user.name=x", "-c", "user.email=x@y", "-c", "init.defaultBranch=main")
+    subprocess.run(["git", *settings, *words], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
-    """Two runs of the same prompts, whose second generation is another."""
-    made = []
+    """Two runs of the same prompts that differ in their second generation."""
+    paths = []
     for name, seed in (("old", 0), ("new", 1)):
         records = [generated(doc) for doc in range(6)]
         records[1].output_ids[0] += seed
-        made.append(write_run(tmp_path / name, records))
-    return made[0], made[1]
+        paths.append(write_run(tmp_path / name, records))
+    return paths[0], paths[1]
 
 
 @pytest.fixture
 def project(tmp_path: Path, runs: tuple[Path, Path]) -> Path:
-    """A checkout whose main holds the old run's baseline."""
+    """The old run's baseline file, in a checkout whose main holds it."""
     folder = tmp_path / "project"
     (folder / "kept").mkdir(parents=True)
     git(folder, "init", "-q")
@@ -50,26 +51,27 @@ def project(tmp_path: Path, runs: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unsets GitHub's variables, which CI itself may set."""
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_a_change_cannot_bring_its_own_yardstick(project: Path, runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """The new run's own baseline would pass it; that of main does not, and everybody is told."""
+    """The new run passes against a baseline of itself; against that of main it fails, and every report says so."""
     write_baseline(load_run(runs[1]), project, force=True)
     assert gate(project, runs[1], "bitwise").verdict == "pass"
     summary, junit = tmp_path / "summary.md", tmp_path / "gate.xml"
-    found = gate(project, runs[1], "bitwise", base="main")
-    assert found.verdict == "fail" and found.baseline.startswith(f"{project} of main (")
-    assert found.warnings[0].startswith(f"baseline changed in this pull request: {project}")
+    report = gate(project, runs[1], "bitwise", base="main")
+    assert report.verdict == "fail" and report.baseline.startswith(f"{project} of main (")
+    assert report.warnings[0].startswith(f"baseline changed in this pull request: {project}")
     words = ["gate", str(project), str(runs[1]), "--base", "main", "--summary", str(summary), "--junit", str(junit)]
     assert main(words) == 1
     assert "**⚠️ baseline changed in this pull request" in summary.read_text()
     warnings = ElementTree.parse(junit).findall(".//property[@name='warning']")
-    assert [each.attrib["value"].split(":")[0] for each in warnings] == ["baseline changed in this pull request"]
+    assert [warning.attrib["value"].split(":")[0] for warning in warnings] == ["baseline changed in this pull request"]
 
 
-def test_it_is_said_to_the_terminal_and_to_github(
+def test_a_changed_baseline_is_said_to_the_terminal_and_to_github(
     project: Path, runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_baseline(load_run(runs[1]), project, force=True)
@@ -80,41 +82,43 @@ def test_it_is_said_to_the_terminal_and_to_github(
 
 
 def test_an_unchanged_baseline_is_no_news(project: Path, runs: tuple[Path, Path]) -> None:
-    found = gate(project, runs[0], "bitwise", base="main")
-    assert (found.verdict, found.warnings) == ("pass", ())
+    report = gate(project, runs[0], "bitwise", base="main")
+    assert (report.verdict, report.warnings) == ("pass", ())
 
 
-def test_a_removed_one_still_counts_and_a_new_one_is_all_there_is(project: Path, runs: tuple[Path, Path]) -> None:
+def test_a_removed_baseline_still_counts_and_a_new_one_is_all_there_is(project: Path, runs: tuple[Path, Path]) -> None:
     project.unlink()
-    found = gate(project, runs[0], "bitwise", base="main")
-    assert found.verdict == "pass" and "baseline removed in this pull request" in found.warnings[0]
+    report = gate(project, runs[0], "bitwise", base="main")
+    assert report.verdict == "pass" and "baseline removed in this pull request" in report.warnings[0]
     other = project.with_name("other.json")
     write_baseline(load_run(runs[1]), other)
-    found = gate(other, runs[1], "bitwise", base="main")
-    assert found.verdict == "pass" and found.warnings[0].startswith("the baseline is new in this pull request: main (")
+    report = gate(other, runs[1], "bitwise", base="main")
+    assert report.verdict == "pass" and report.warnings[0].startswith(
+        "the baseline is new in this pull request: main ("
+    )
 
 
-@pytest.mark.parametrize(("base", "said"), [("nowhere", "no such revision"), ("--help", "no such revision")])
-def test_an_unknown_revision_is_refused(base: str, said: str, project: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(("base", "message"), [("nowhere", "no such revision"), ("--help", "no such revision")])
+def test_an_unknown_revision_is_refused(base: str, message: str, project: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_from_base(project, base)
 
 
 def test_no_checkout_and_no_file_are_refused(project: Path, tmp_path: Path, runs: tuple[Path, Path]) -> None:
     write_baseline(load_run(runs[0]), tmp_path / "outside.json")
-    for file, said in (
+    for file, message in (
         (tmp_path / "outside.json", "no git checkout"),
         (project.with_name("none.json"), "neither here nor in main"),
         (project.parent, "is a folder"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             load_from_base(file, "main")
 
 
 def test_a_first_run_has_no_baseline_and_is_told_so(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    found = gate(tmp_path / "none.json", runs[0])
-    assert (found.verdict, found.exit_code, found.trouble) == ("error", 2, "no baseline yet")
-    assert f"python -m evalengine baseline RUN -o {tmp_path}/none.json" in found.problems[0]
+    report = gate(tmp_path / "none.json", runs[0])
+    assert (report.verdict, report.exit_code, report.trouble) == ("error", 2, "no baseline yet")
+    assert f"python -m evalengine baseline RUN -o {tmp_path}/none.json" in report.problems[0]
     junit, summary = tmp_path / "gate.xml", tmp_path / "summary.md"
     main(["gate", str(tmp_path / "none.json"), str(runs[0]), "--junit", str(junit), "--summary", str(summary)])
     assert [case.attrib["name"] for case in ElementTree.parse(junit).findall(".//testcase")] == ["no baseline yet"]
@@ -122,8 +126,8 @@ def test_a_first_run_has_no_baseline_and_is_told_so(runs: tuple[Path, Path], tmp
 
 
 def test_a_first_run_beside_a_base_without_one_is_told_so_too(project: Path, runs: tuple[Path, Path]) -> None:
-    found = gate(project.with_name("none.json"), runs[0], base="main")
-    assert found.trouble == "no baseline yet" and "neither here nor in main" in found.problems[0]
+    report = gate(project.with_name("none.json"), runs[0], base="main")
+    assert report.trouble == "no baseline yet" and "neither here nor in main" in report.problems[0]
     assert main(["gate", str(project.with_name("none.json")), "--base", "main", "--", "limit=1"]) == 2
 
 
@@ -142,28 +146,30 @@ def test_missing_and_damaged_files_have_titles_of_their_own(runs: tuple[Path, Pa
 
 
 def test_two_runs_in_one_folder_are_not_guessed_at(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """What a kept workspace holds: the snippets make every run in a folder of its own."""
-    found = gate(runs[0], tmp_path)
-    assert found.trouble == "the run cannot be read" and "it holds 2 runs" in found.problems[0]
+    """A workspace that CI keeps holds several runs: the shipped snippets make every run in a folder of its own."""
+    report = gate(runs[0], tmp_path)
+    assert report.trouble == "the run cannot be read" and "it holds 2 runs" in report.problems[0]
 
 
-def test_a_run_that_the_gate_makes(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+def test_the_gate_makes_each_run_in_a_new_folder(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
 
     def command(words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        asked.append(words)
+        commands.append(words)
         folder = Path(words[-1].removeprefix("output_dir="))
         assert folder.is_dir() and not list(folder.iterdir()), "a new, empty folder"
         write_run(folder / "made", [generated(doc) for doc in range(6)])
         return subprocess.CompletedProcess(words, 0)
 
     monkeypatch.setattr(made_run.subprocess, "run", command)
-    for _ in range(2):  # a kept workspace does not break the second
+    for _ in range(2):  # the second run finds a workspace that was kept
         assert main(["gate", str(runs[0]), "--keep", str(tmp_path / "kept"), "--", "task=sums", "limit=6"]) == 0
-    assert asked[0][1:-1] == ["-m", "evalengine", "task=sums", "limit=6"] and len(asked) == 2
+    assert commands[0][1:-1] == ["-m", "evalengine", "task=sums", "limit=6"] and len(commands) == 2
     assert len(list((tmp_path / "kept").iterdir())) == 2
     assert main(["gate", str(runs[0]), "--", "limit=6"]) == 0
-    assert not Path(asked[2][-1].removeprefix("output_dir=")).exists(), "gone, unless kept"
+    assert not Path(commands[2][-1].removeprefix("output_dir=")).exists(), "gone, unless kept"
 
 
 def test_a_run_that_fails_is_in_the_reports(
@@ -171,27 +177,29 @@ def test_a_run_that_fails_is_in_the_reports(
 ) -> None:
     monkeypatch.setattr(made_run.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 1))
     assert main(["gate", str(runs[0]), "--json", str(tmp_path / "gate.json"), "--", "task=nope"]) == 2
-    found = json.loads((tmp_path / "gate.json").read_text())
-    assert found["trouble"] == "the run failed" and "python -m evalengine task=nope" in found["problems"][0]
+    content = json.loads((tmp_path / "gate.json").read_text())
+    assert content["trouble"] == "the run failed" and "python -m evalengine task=nope" in content["problems"][0]
     monkeypatch.setattr(made_run.subprocess, "run", lambda *_, **__: pytest.fail("a run without a baseline"))
     assert main(["gate", str(tmp_path / "none.json"), "--", "limit=6"]) == 2
     assert "no baseline yet" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["a"], "give RUN, or -- and the settings"),
         (["a", "b", "--", "limit=1"], "not both"),
         (["a", "b", "--keep", "c"], "--keep is for a run that the gate makes"),
     ],
 )
-def test_bad_usage(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gate", *words]) == 2 and said in capsys.readouterr().err
+def test_bad_usage_exits_with_2_and_says_why(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gate", *words]) == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["output_dir=x", "resume=never", "-m"])
-def test_settings_that_the_gate_makes_itself(
+def test_settings_that_the_gate_makes_itself_are_refused(
     word: str, runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["gate", str(runs[0]), "--", word]) == 2 and f"gate: {word}: " in capsys.readouterr().err

@@ -35,6 +35,7 @@ def file(tmp_path: Path, run: Path) -> Path:
 
 
 def evidence(run: Run) -> list[Any]:
+    """All that a run says, without its name and place."""
     items = [
         (i.key, i.kind, i.leaf, i.prompt_sha256, i.output_sha256, i.sum_logprob, i.truncated)
         for i in run.items.values()
@@ -43,7 +44,7 @@ def evidence(run: Run) -> list[Any]:
     return [items, *parts, run.higher_is_better]
 
 
-def test_it_says_what_the_run_said(run: Path, file: Path) -> None:
+def test_a_baseline_says_what_its_run_said(run: Path, file: Path) -> None:
     a, b = load_run(run), load_run(file)
     assert (b.kind, b.name) == ("baseline", "x")
     assert evidence(a) == evidence(b) and len(b.items) == 14
@@ -52,7 +53,7 @@ def test_it_says_what_the_run_said(run: Path, file: Path) -> None:
     assert all(item.output_ids is None and item.logprobs is None and item.text is None for item in b.items.values())
 
 
-def test_a_changed_run_differs_from_it(tmp_path: Path, file: Path) -> None:
+def test_a_changed_run_differs_from_its_baseline(tmp_path: Path, file: Path) -> None:
     records = [generated(doc, task=task) for task in ("sums", "more") for doc in range(7)]
     records[3] = generated(3, seed=1)
     other = load_run(write_run(tmp_path / "other", records))
@@ -67,7 +68,7 @@ def test_every_flipped_character_is_found(file: Path) -> None:
         file.write_text(whole[:place] + new + whole[place + 1 :], encoding="utf-8")
         with pytest.raises(ConfigError, match=r"x\.json"):
             load_run(file)
-    file.write_text(whole.replace("\n", "\r\n"), encoding="utf-8")  # as git may check it out: not a change
+    file.write_text(whole.replace("\n", "\r\n"), encoding="utf-8")  # git may check the file out so: not a change
     assert len(load_run(file).items) == 14
 
 
@@ -80,6 +81,7 @@ def test_a_truncated_file_is_found(file: Path, part: float) -> None:
 
 
 def edit(file: Path, change: Any, rehash: bool) -> None:
+    """Changes the content of the file; rehash: whether its sha256 is made anew."""
     content = json.loads(file.read_text(encoding="utf-8"))
     change(content)
     if rehash:
@@ -99,10 +101,10 @@ def test_an_edited_score_is_found(file: Path) -> None:
         load_run(file)
 
 
-def test_the_edit_alone_is_what_was_found(file: Path) -> None:
-    edit(file, lambda content: None, rehash=False)  # only laid out differently
+def test_another_layout_and_a_renewed_hash_are_accepted(file: Path) -> None:
+    edit(file, lambda content: None, rehash=False)  # the same content is laid out differently
     assert load_run(file).digest
-    edit(file, flip_score, rehash=True)  # the hash is no signature, and says so
+    edit(file, flip_score, rehash=True)  # the hash is no signature: an edit may renew it
     assert load_run(file).digest
 
 
@@ -125,8 +127,8 @@ def test_edits_that_renew_the_hash_still_meet_the_leaves(file: Path, change: Any
         load_run(file)
 
 
-def test_the_size_of_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    draw = np.random.default_rng(0).random(1319)  # scores that nothing compresses, as a real run's
+def test_a_baseline_of_gsm8k_has_150_to_205_kb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = np.random.default_rng(0).random(1319)  # like a real run's scores, these do not compress
     run = write_run(tmp_path / "run", [generated(doc) for doc in range(1319)], lambda doc: float(draw[doc] < 0.5))
     assert main(["baseline", str(run), "-o", str(tmp_path / "gsm8k.json")]) == 0
     assert 150_000 < (tmp_path / "gsm8k.json").stat().st_size < 205_000
@@ -137,7 +139,9 @@ def test_the_size_of_gsm8k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     )
 
 
-def test_refusals(run: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_is_refused_and_leaves_files_as_they_were(
+    run: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = file.read_bytes()
     for words, message in [
         ([str(run), "-o", str(file)], "--force"),
@@ -157,7 +161,7 @@ def test_refusals(run: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert file.read_bytes() == before and [f.name for f in file.parent.iterdir()] == ["x.json"]
 
 
-def test_a_disk_that_refuses(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_refuses_is_exit_code_1(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "blocked").write_text("a file, not a folder")
     assert main(["baseline", str(run), "-o", str(tmp_path / "blocked" / "x.json")]) == 1
     assert "could not write" in capsys.readouterr().err

@@ -28,6 +28,7 @@ GOOD, MIDDLE, BAD = [1.0] * 18 + [0.0] * 2, [1.0] * 9 + [0.0] * 11, [0.0] * 20
 
 
 def three(**more: object) -> Board:
+    """The board of a bad, a good and a middling model."""
     return board([model(name, {"sums": values}) for name, values in (("bad", BAD), ("good", GOOD), ("mid", MIDDLE))])
 
 
@@ -74,23 +75,23 @@ def test_steps_are_read_from_names() -> None:
 
 
 def test_values_intervals_ranks_and_the_family() -> None:
-    found = three()
-    (one,) = found.contests
-    assert found.names == ["bad", "good", "mid"] and one.share and one.documents == 20 and not found.notes
-    assert [score and score.value for score in one.scores] == [0.0, 0.9, 0.45]
-    assert [score and score.interval for score in one.scores] == [wilson(n, 20) for n in (0, 18, 9)]
-    assert [score and (score.rank, score.ranks) for score in one.scores] == [(3, (3, 3)), (1, (1, 1)), (2, (2, 2))]
+    table = three()
+    (row,) = table.contests
+    assert table.names == ["bad", "good", "mid"] and row.share and row.documents == 20 and not table.notes
+    assert [score and score.value for score in row.scores] == [0.0, 0.9, 0.45]
+    assert [score and score.interval for score in row.scores] == [wilson(n, 20) for n in (0, 18, 9)]
+    assert [score and (score.rank, score.ranks) for score in row.scores] == [(3, (3, 3)), (1, (1, 1)), (2, (2, 2))]
     known = [paired(x, y) for x, y in ((BAD, GOOD), (BAD, MIDDLE), (GOOD, MIDDLE))]
-    assert [test.result for test in one.tests] == known
-    assert [test.p_adjusted for test in one.tests] == holm([result.p_value for result in known])
-    assert [test.p_adjusted for test in one.tests] != [result.p_value for result in known]
+    assert [test.result for test in row.tests] == known
+    assert [test.p_adjusted for test in row.tests] == holm([result.p_value for result in known])
+    assert [test.p_adjusted for test in row.tests] != [result.p_value for result in known]
     assert known[2].p_value == pytest.approx(stats.binomtest(0, 9).pvalue)
 
 
-def test_ranks_that_chance_leaves_open() -> None:
+def test_ranks_that_chance_leaves_open_are_ranges() -> None:
     near = [*GOOD[:17], 0.0, 0.0, 0.0]
-    (one,) = board([model("a", {"t": GOOD}), model("b", {"t": near}), model("c", {"t": BAD})]).contests
-    assert [score and (score.rank, score.ranks) for score in one.scores] == [(1, (1, 2)), (2, (1, 2)), (3, (3, 3))]
+    (row,) = board([model("a", {"t": GOOD}), model("b", {"t": near}), model("c", {"t": BAD})]).contests
+    assert [score and (score.rank, score.ranks) for score in row.scores] == [(1, (1, 2)), (2, (1, 2)), (3, (3, 3))]
     (worse,) = board([model("a", {"t": GOOD}, better=False), model("b", {"t": near}, better=False)]).contests
     assert [score and score.rank for score in worse.scores] == [2, 1], "of what is to be low, the lowest is first"
     (unknown,) = board([model("a", {"t": GOOD}, better=None), model("b", {"t": near}, better=None)]).contests
@@ -111,10 +112,10 @@ def test_documents_are_paired_by_their_hashes_in_any_order() -> None:
 
 def test_only_shared_documents_are_compared_and_it_is_said() -> None:
     a, b = model("a", {"t": GOOD}), model("b", {"t": [0.0] * 10})
-    found = board([a, b])
-    (one,) = found.contests
-    assert one.documents == 10 and [s and s.value for s in one.scores] == [1.0, 0.0]
-    assert found.notes == ["t: values, ranks and tests are over the 10 documents that every run holds; the runs have a "
+    table = board([a, b])
+    (row,) = table.contests
+    assert row.documents == 10 and [s and s.value for s in row.scores] == [1.0, 0.0]
+    assert table.notes == ["t: values, ranks and tests are over the 10 documents that every run holds; the runs have a "
                            "20, b 10"]  # fmt: skip
     twice = model("a", {"t": [1.0, 0.0, 1.0]}, docs={"t": ["x", "x", "y"]})
     again = model("b", {"t": [0.0, 1.0, 1.0]}, docs={"t": ["y", "x", "x"]})
@@ -124,31 +125,31 @@ def test_only_shared_documents_are_compared_and_it_is_said() -> None:
 
 def test_documents_that_cannot_be_paired_are_neither_ranked_nor_tested() -> None:
     bare = replace(model("b", {"t": BAD}), hashes={}, kind="baseline")
-    found = board([model("a", {"t": GOOD}), bare])
-    (one,) = found.contests
-    assert [s and s.value for s in one.scores] == [0.9, 0.0] and not one.tests and found.family == 0
-    assert [s and s.rank for s in one.scores] == [None, None] and "cannot be paired" in found.notes[0]
+    table = board([model("a", {"t": GOOD}), bare])
+    (row,) = table.contests
+    assert [s and s.value for s in row.scores] == [0.9, 0.0] and not row.tests and table.family == 0
+    assert [s and s.rank for s in row.scores] == [None, None] and "cannot be paired" in table.notes[0]
     same = {"datasets": {"t": {"sha256": "d" * 64}}}
     a = model("a", {"t": GOOD}, **same)
-    found = board([a, replace(bare, identity={**bare.identity, **same})])
-    assert found.family == 1 and "paired by number" in found.notes[0]
+    table = board([a, replace(bare, identity={**bare.identity, **same})])
+    assert table.family == 1 and "paired by number" in table.notes[0]
 
 
 def test_nothing_in_common_is_refused_and_a_missing_task_is_said() -> None:
     with pytest.raises(ConfigError, match="no task in common: a ran t; b ran u"):
         board([model("a", {"t": GOOD}), model("b", {"u": GOOD})])
-    found = board([model("a", {"t": GOOD, "u": GOOD}), model("b", {"t": MIDDLE})])
-    assert "u: b did not run it" in found.notes and found.contests[1].scores[1] is None and not found.contests[1].tests
+    table = board([model("a", {"t": GOOD, "u": GOOD}), model("b", {"t": MIDDLE})])
+    assert "u: b did not run it" in table.notes and table.contests[1].scores[1] is None and not table.contests[1].tests
     apart = board([model("a", {"t": GOOD}), model("b", {"t": BAD}, docs={"t": [f"e{n}" for n in range(20)]})])
     assert apart.family == 0 and "share no document" in apart.notes[0]
 
 
 def test_other_prompts_are_said_and_compared() -> None:
-    found = board([model("a", {"t": GOOD}), model("b", {"t": MIDDLE}, prompts="<chat>", apply_chat_template=True)])
-    assert found.family == 1
-    (note,) = [note for note in found.notes if "prompts differ" in note]
+    table = board([model("a", {"t": GOOD}), model("b", {"t": MIDDLE}, prompts="<chat>", apply_chat_template=True)])
+    assert table.family == 1
+    (note,) = [note for note in table.notes if "prompts differ" in note]
     assert note.startswith("a (A) and b (B): t: 20 of 20 prompts differ") and "apply_chat_template" in note
-    assert not [note for note in found.notes if "weights" in note], "that models differ is no news"
+    assert not [note for note in table.notes if "weights" in note], "that models differ is no news"
 
 
 def test_other_tokens_of_the_same_prompts_are_no_other_prompts() -> None:
@@ -161,13 +162,13 @@ def test_perplexities_are_tested_by_their_documents_log_likelihoods() -> None:
     draw = np.random.default_rng(0)
     sums = [[float(v) for v in draw.normal(-50, 5, 3)] for _ in range(12)]
     closer = [[v + 1.0 for v in doc[:2]] + [doc[2]] for doc in sums]
-    found = board([rolling("a", sums, 20.0), rolling("b", closer, 18.0)])
-    word, bits = found.contests
+    table = board([rolling("a", sums, 20.0), rolling("b", closer, 18.0)])
+    word, bits = table.contests
     (test,) = word.tests
-    assert test.nats and word.wins(test) and not bits.tests and found.family == 1
+    assert test.nats and word.wins(test) and not bits.tests and table.family == 1
     assert test.result == paired([math.fsum(d) for d in sums], [math.fsum(d) for d in closer])
     assert [s and s.rank for s in word.scores] == [2, 1] and [s and s.interval for s in word.scores] == [None, None]
-    assert any(note.startswith("no interval for pages word_perplexity, pages bits_per_byte") for note in found.notes)
+    assert any(note.startswith("no interval for pages word_perplexity, pages bits_per_byte") for note in table.notes)
     one_page = board([rolling("a", sums[:1], 20.0), rolling("b", closer[:1], 18.0)])
     assert one_page.family == 0
 
@@ -176,27 +177,27 @@ def test_a_result_that_is_no_mean_has_no_interval_and_no_test() -> None:
     a, b = (model(name, {"t": values}, metric="mcc") for name, values in (("a", GOOD), ("b", BAD)))
     b = replace(b, results={("t", "mcc", "none"): (0.31, None)})
     a = replace(a, results={("t", "mcc", "none"): (0.52, None)})
-    found = board([a, b])
-    (one,) = found.contests
-    assert [s and (s.value, s.interval, s.rank) for s in one.scores] == [(0.52, None, 1), (0.31, None, 2)]
-    assert not one.tests and any("no interval for t mcc" in note for note in found.notes)
+    table = board([a, b])
+    (row,) = table.contests
+    assert [s and (s.value, s.interval, s.rank) for s in row.scores] == [(0.52, None, 1), (0.31, None, 2)]
+    assert not row.tests and any("no interval for t mcc" in note for note in table.notes)
 
 
 def test_a_score_that_is_not_finite_is_neither_ranked_nor_tested() -> None:
-    (one,) = board([model("a", {"t": GOOD}), model("b", {"t": [*BAD[:-1], math.nan]}), model("c", {"t": BAD})]).contests
-    assert [s and s.rank for s in one.scores] == [1, None, 2] and [(t.a, t.b) for t in one.tests] == [(1, 3)]
+    (row,) = board([model("a", {"t": GOOD}), model("b", {"t": [*BAD[:-1], math.nan]}), model("c", {"t": BAD})]).contests
+    assert [s and s.rank for s in row.scores] == [1, None, 2] and [(t.a, t.b) for t in row.tests] == [(1, 3)]
 
 
 def test_related_documents_are_counted_as_clusters() -> None:
-    """Ten documents of two passages are two, whatever they say."""
+    """Ten documents of two passages count as two."""
     a, b = model("a", {"t": [1.0] * 10, "u": GOOD}), model("b", {"t": [0.0] * 5 + [1.0] * 5, "u": MIDDLE})
     names = {"t": {doc: f"passage {doc // 5}" for doc in range(10)}}
     plain, clustered = board([a, b]), board([replace(a, clusters=names), b])
-    assert [one.contests[0].tests[0].result.clusters for one in (plain, clustered)] == [10, 2]
+    assert [table.contests[0].tests[0].result.clusters for table in (plain, clustered)] == [10, 2]
     assert clustered.contests[0].tests[0].result.p_value == 1.0 > plain.contests[0].tests[0].result.p_value
     assert [mean.tests[0].result.clusters for mean in clustered.groups[0].means] == [22, 22]
-    widths = [score.interval[1] - score.interval[0] for one in (plain, clustered)
-              if (score := one.contests[0].scores[1]) and score.interval]  # fmt: skip
+    widths = [score.interval[1] - score.interval[0] for table in (plain, clustered)
+              if (score := table.contests[0].scores[1]) and score.interval]  # fmt: skip
     assert widths[0] < widths[1]
 
 
@@ -206,8 +207,8 @@ def test_related_documents_are_counted_as_clusters() -> None:
 def test_the_average_of_tasks_by_hand() -> None:
     a = model("a", {"t": [1.0, 1.0, 0.0, 0.0], "u": [1.0] * 8, "v": [0.0, 0.0]})
     b = model("b", {"t": [1.0, 0.0, 0.0, 0.0], "u": [1.0] * 4 + [0.0] * 4, "v": [1.0, 0.0]})
-    found = board([a, b])
-    (group,) = found.groups
+    table = board([a, b])
+    (group,) = table.groups
     macro, micro = group.means
     assert group.name == "average of 3 tasks" and (macro.mean, micro.mean) == ("macro", "micro")
     assert [s and s.value for s in macro.scores] == pytest.approx([(0.5 + 1 + 0) / 3, (0.25 + 0.5 + 0.5) / 3])
@@ -219,25 +220,25 @@ def test_the_average_of_tasks_by_hand() -> None:
     low = 0.5 - math.sqrt(sum((p - interval[0]) ** 2 for p, interval in zip((0.5, 1, 0), bounds, strict=True))) / 3
     assert macro.scores[0] is not None and macro.scores[0].interval is not None
     assert macro.scores[0].interval[0] == pytest.approx(low)
-    assert found.family == 3 + 2, "three tasks and two means; the parts of a mean are not tested a second time"
+    assert table.family == 3 + 2, "three tasks and two means; the parts of a mean are not tested a second time"
 
 
 def test_of_many_tasks_the_averages_are_tested() -> None:
-    """As of MMLU's 57: with a test each, the correction would hide what their mean shows."""
+    """MMLU has 57 tasks: with a test each, the correction would hide what their mean shows."""
     tasks = {f"mmlu_{n}": GOOD for n in range(11)}
-    found = board([model("a", tasks), model("b", dict.fromkeys(tasks, MIDDLE))])
-    (group,) = found.groups
-    assert not found.contests and found.family == 1 and len(group.parts) == 11
+    table = board([model("a", tasks), model("b", dict.fromkeys(tasks, MIDDLE))])
+    (group,) = table.groups
+    assert not table.contests and table.family == 1 and len(group.parts) == 11
     few = board([model("a", {"t": GOOD, "u": GOOD}), model("b", {"t": BAD, "u": GOOD})])
     assert len(few.contests) == 2 and few.family == 3
-    mixed = [replace(one, results={**one.results, ("pages", "ppl", "none"): (9.0, None)},
-                     hashes={**one.hashes, "pages": {0: ("d", "p", "t")}}) for one in found.runs]  # fmt: skip
-    assert [one.key[0] for one in board(mixed).contests] == ["pages"], "what is in no average stays by itself"
+    mixed = [replace(ran, results={**ran.results, ("pages", "ppl", "none"): (9.0, None)},
+                     hashes={**ran.hashes, "pages": {0: ("d", "p", "t")}}) for ran in table.runs]  # fmt: skip
+    assert [row.key[0] for row in board(mixed).contests] == ["pages"], "what is in no average stays by itself"
 
 
 def test_parts_of_one_size_have_one_mean() -> None:
-    found = board([model(name, {"t": values, "u": values}) for name, values in (("a", GOOD), ("b", MIDDLE))])
-    (mean,) = found.groups[0].means
+    table = board([model(name, {"t": values, "u": values}) for name, values in (("a", GOOD), ("b", MIDDLE))])
+    (mean,) = table.groups[0].means
     assert mean.mean == "macro" and mean.tests[0].result.test == "mcnemar-exact", "weights of one keep 0/1 scores"
 
 
@@ -249,12 +250,12 @@ def test_the_macro_means_interval_covers() -> None:
     for _ in range(400):
         tasks = {f"t{n}": (draw.random(size) < rate).astype(float).tolist()
                  for n, (rate, size) in enumerate(zip(rates, sizes, strict=True))}  # fmt: skip
-        one = model("a", tasks)
+        made = model("a", tasks)
         from evalengine.report.leaderboard.means import Part, group
 
         parts = [Part(task, (task, "acc", "none"), True, {0: values}) for task, values in tasks.items()]
         score = group("all", parts, 1).means[0].scores[0]
-        assert one is not None and score is not None and score.interval is not None
+        assert made is not None and score is not None and score.interval is not None
         hits += score.interval[0] <= sum(rates) / 5 <= score.interval[1]
     assert 0.92 <= hits / 400 <= 0.99
 
@@ -275,28 +276,28 @@ def test_pass_at_k_has_values_and_an_interval_of_its_own() -> None:
     sampled = model("a", {"t": scores})
     items = {("t", doc, repeat, repeat): replace(item, request_index=repeat, repeat=repeat)
              for (_, doc, _, _), item in sampled.items.items() for repeat in range(4)}  # fmt: skip
-    found = with_pass_at_k(replace(sampled, items=items))
-    assert [key[1] for key in found.results] == ["acc", "pass@2", "pass@4"]
-    assert found.scores["t", "pass@4", "none"] == {0: 0.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
-    assert found.results["t", "pass@2", "none"][0] == pytest.approx((0 + 0.5 + 5 / 6 + 1 + 1) / 5)
-    other = replace(found, identity={**found.identity, "weights": "x" * 64})
-    cells = [one.scores[0] for one in board([found, other], ["a", "b"]).contests]
+    added = with_pass_at_k(replace(sampled, items=items))
+    assert [key[1] for key in added.results] == ["acc", "pass@2", "pass@4"]
+    assert added.scores["t", "pass@4", "none"] == {0: 0.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    assert added.results["t", "pass@2", "none"][0] == pytest.approx((0 + 0.5 + 5 / 6 + 1 + 1) / 5)
+    other = replace(added, identity={**added.identity, "weights": "x" * 64})
+    cells = [row.scores[0] for row in board([added, other], ["a", "b"]).contests]
     assert [cell and cell.interval for cell in cells][2] == wilson(4, 5)
     assert len({cell and cell.interval for cell in cells}) == 3
     assert with_pass_at_k(sampled).results == sampled.results, "one sample a document has no pass@k"
-    odd = replace(found, scores={("t", "acc", "none"): {**dict(enumerate(scores)), 0: 0.3}}, results=sampled.results)
+    odd = replace(added, scores={("t", "acc", "none"): {**dict(enumerate(scores)), 0: 0.3}}, results=sampled.results)
     assert with_pass_at_k(odd).results == sampled.results, "no mean of rights and wrongs"
-    assert with_pass_at_k(replace(found, kind="lm-eval", results=sampled.results)).results == sampled.results
+    assert with_pass_at_k(replace(added, kind="lm-eval", results=sampled.results)).results == sampled.results
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_history_is_drawn_in_the_order_of_its_steps() -> None:
-    made = [("step-3000", GOOD), ("step-1000", BAD), ("step-2000", MIDDLE)]
-    found = board([model(name, {"sums": values}) for name, values in made])
-    assert is_history(found) and found.steps == [3000, 1000, 2000]
-    text = history_picture(found)
+    models = [("step-3000", GOOD), ("step-1000", BAD), ("step-2000", MIDDLE)]
+    table = board([model(name, {"sums": values}) for name, values in models])
+    assert is_history(table) and table.steps == [3000, 1000, 2000]
+    text = history_picture(table)
     places = [text.index(f"<title>{name}: ") for name in ("step-1000", "step-2000", "step-3000")]
     assert places == sorted(places) and "90.0 % [69.9, 97.2]" in text and 'class="band"' in text
     assert ">1k<" in text and ">step<" in text and "nan" not in text
@@ -304,8 +305,8 @@ def test_a_history_is_drawn_in_the_order_of_its_steps() -> None:
 
 
 def test_numbers_are_said_for_readers() -> None:
-    said = [(0.0, False, "0.0000"), (-0.00001, False, "0.0000"), (-1.5, False, "−1.5000"), (4.0e11, False, "4e+11"),
+    cases = [(0.0, False, "0.0000"), (-0.00001, False, "0.0000"), (-1.5, False, "−1.5000"), (4.0e11, False, "4e+11"),
             (math.nan, False, "unknown"), (-math.inf, False, "unbounded"), (0.7704, True, "77.0"),
             (-0.0001, True, "0.0")]  # fmt: skip
-    assert [signed(value, share, sign=False) for value, share, _ in said] == [text for *_, text in said]
+    assert [signed(value, share, sign=False) for value, share, _ in cases] == [text for *_, text in cases]
     assert signed(0.065, True) == "+6.5" and signed(-0.065, True) == "−6.5" and signed(0.0, True) == "0.0"

@@ -13,7 +13,7 @@ from tests.report.written_run import write_choices
 
 
 def test_a_changed_choice_opens_what_changed_and_the_sums(browser: Browser, tmp_path: Path) -> None:
-    """Another wrong choice, whose sum is no number: lm-eval's argmax takes it too."""
+    """The new wrong choice has NaN as its sum: lm-eval's argmax takes such a choice too."""
     a = write_choices(tmp_path / "a", [[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]], [1, 0])
     b = write_choices(tmp_path / "b", [[-2.5, -2.0, float("nan")], [-1.0, -2.0, -3.0]], [1, 0], numerics="fast")
     runs = load_run(a), load_run(b)
@@ -22,8 +22,8 @@ def test_a_changed_choice_opens_what_changed_and_the_sums(browser: Browser, tmp_
         assert tab.evaluate("document.documentElement.scrollWidth") == 390
         tab.click("[data-grid=flips] .grid-row")
         tab.wait("document.querySelector('dialog[open] .pair')")
-        said = tab.evaluate("document.querySelector('dialog').textContent")
-        assert "Answer under acc, none: wrong to wrong; cause: numerics level" in said
+        text = tab.evaluate("document.querySelector('dialog').textContent")
+        assert "Answer under acc, none: wrong to wrong; cause: numerics level" in text
         pres = tab.evaluate("[...document.querySelectorAll('dialog pre')].map(p => p.textContent)")
         assert pres == ["0: choice 0", "2: choice 2"]
         cells = tab.evaluate("[...document.querySelectorAll('dialog table td')].map(c => c.textContent)")

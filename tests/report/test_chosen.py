@@ -20,13 +20,14 @@ def row(
     """A sample's row; every choice follows the same context, after a space."""
     arguments = {f"gen_args_{i}": {"arg_0": "q", "arg_1": f" {text}"} for i, text in enumerate(texts)}
     pairs = [[str(value), "False"] for value in sums]
-    found = {"doc_id": doc, "filter": "none", "arguments": arguments, "filtered_resps": pairs, "target": "0"}
-    return {**found, "metrics": list(metrics), **metrics, **changed}
+    sample = {"doc_id": doc, "filter": "none", "arguments": arguments, "filtered_resps": pairs, "target": "0"}
+    return {**sample, "metrics": list(metrics), **metrics, **changed}
 
 
 def taken(rows: list[dict[str, Any]], delimiter: str | None = None) -> dict[str, dict[int, int]]:
+    """Metric -> document -> the choice that was taken."""
     texts = choice_texts(rows, delimiter)
-    return {metric: found for (metric, _), found in choices_of(rows, texts).items()}
+    return {metric: choices for (metric, _), choices in choices_of(rows, texts).items()}
 
 
 def lm_evals_choice(sums: Sequence[float], free: Sequence[float], metric: str, texts: Sequence[str]) -> int:
@@ -34,7 +35,7 @@ def lm_evals_choice(sums: Sequence[float], free: Sequence[float], metric: str, t
     task = pytest.importorskip("lm_eval.api.task").ConfigurableTask
     pairs = [(value, False) for value in (*sums, *free)]
     for gold in range(len(texts)):
-        own = SimpleNamespace(
+        stand_in = SimpleNamespace(
             config=SimpleNamespace(process_results=None),
             OUTPUT_TYPE="multiple_choice",
             _metric_fn_list=dict.fromkeys(("acc", "acc_norm", "acc_bytes", *(["acc_mutual_info"] if free else []))),
@@ -43,7 +44,7 @@ def lm_evals_choice(sums: Sequence[float], free: Sequence[float], metric: str, t
             multiple_input=False,
             multiple_target=False,
         )
-        if task.process_results(own, {}, pairs)[metric] == 1.0:
+        if task.process_results(stand_in, {}, pairs)[metric] == 1.0:
             return gold
     raise AssertionError(f"{metric}: no choice is right")
 
@@ -56,14 +57,14 @@ def test_the_choice_is_the_one_that_lm_eval_takes(metric: str) -> None:
         sums, free = (-draw.integers(1, 30, len(TEXTS)).astype(float) for _ in range(2))
         free = free if metric == "acc_mutual_info" else free[:0]
         expected = lm_evals_choice(sums.tolist(), free.tolist(), metric, TEXTS)
-        asked = row([*sums, *free], {metric: float(expected == 0)}, [*TEXTS, *TEXTS] if len(free) else TEXTS)
-        assert taken([asked]) == {metric: {0: expected}}
+        sample = row([*sums, *free], {metric: float(expected == 0)}, [*TEXTS, *TEXTS] if len(free) else TEXTS)
+        assert taken([sample]) == {metric: {0: expected}}
         seen.add(expected)
     assert seen == {0, 1, 2, 3}
 
 
 def test_the_delimiter_is_no_part_of_a_choice() -> None:
-    """By length with the space the first would win: 3.0 / 2 against 9.0 / 5, without it 3.0 / 1 against 9.0 / 4."""
+    """With the space in the length the first would win (3.0 / 2 beats 9.0 / 5), without it 9.0 / 4 beats 3.0 / 1."""
     sums, metrics = [-3.0, -9.0], {"acc_norm": 0.0}
     assert taken([row(sums, metrics, TEXTS[:2])]) == {"acc_norm": {0: 1}}
     assert choice_texts([row(sums, metrics, TEXTS[:2])], " ") == {0: ("a", "four")}
@@ -75,7 +76,7 @@ def test_the_delimiter_is_no_part_of_a_choice() -> None:
 
 
 def test_a_metric_that_a_score_refutes_is_not_known() -> None:
-    """A task of its own rule: the likeliest choice is 1, the target 0, and yet the score is 1."""
+    """A task scores by a rule of its own if the likeliest choice is 1, the target 0, and yet the score is 1."""
     sums = [-3.0, -1.0]
     assert taken([row(sums, {"acc": 0.0}, TEXTS[:2])]) == {"acc": {0: 1}}
     assert taken([row(sums, {"acc": 1.0}, TEXTS[:2])]) == {}
@@ -85,10 +86,10 @@ def test_a_metric_that_a_score_refutes_is_not_known() -> None:
 
 
 def test_choices_that_differ_in_their_context_have_no_length() -> None:
-    asked = row([-3.0, -1.0], {"acc": 0.0, "acc_norm": 0.0}, ("it", "it"))
-    asked["arguments"]["gen_args_1"]["arg_0"] = "another context"
-    asked["target"] = "it"
-    assert taken([asked]) == {"acc": {0: 1}}
+    sample = row([-3.0, -1.0], {"acc": 0.0, "acc_norm": 0.0}, ("it", "it"))
+    sample["arguments"]["gen_args_1"]["arg_0"] = "another context"
+    sample["target"] = "it"
+    assert taken([sample]) == {"acc": {0: 1}}
 
 
 def test_what_a_corpus_metric_predicted_is_its_choice() -> None:

@@ -25,11 +25,13 @@ HOSTILE = (
 
 
 def report(*checks: Check, verdict: str = "fail", problems: tuple[str, ...] = ()) -> Report:
+    """A report of these checks, with hostile names."""
     names = (HOSTILE, HOSTILE, HOSTILE, HOSTILE)
     return Report(verdict, *names, None, "ab" * 32, checks, problems, (HOSTILE,))  # type: ignore[arg-type]
 
 
 def hostile_checks() -> list[Check]:
+    """One check per status, with hostile text in every field."""
     statuses = ("fail", "pass", "skip", "excused", "blind")
     return [Check("tokens", HOSTILE, HOSTILE, status, HOSTILE, (HOSTILE,), HOSTILE) for status in statuses]  # type: ignore[arg-type]
 
@@ -52,9 +54,9 @@ def test_junit_is_xml_whatever_it_holds() -> None:
 def test_markdown_renders_hostile_text_as_itself() -> None:
     text = markdown(report(*hostile_checks(), problems=(HOSTILE,)))
     assert "<" not in text
-    theirs = text.replace("**", "")  # bold, which is ours
+    unbolded = text.replace("**", "")  # the report's own bold marks are no hostile text
     for mark in ("`", "*", "[", "](", "![", "://", "@", "www.", "~", "$", "_["):
-        assert mark not in theirs, mark
+        assert mark not in unbolded, mark
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 6 and {row.count("|") for row in rows} == {6}
     assert plain(HOSTILE) in unescape(text)
@@ -65,8 +67,8 @@ def test_annotations_are_one_line_and_one_command_each() -> None:
     lines = list(workflow_commands(report(*hostile_checks(), problems=(HOSTILE,))))
     assert [line.split()[0] for line in lines] == ["::error", "::error", "::warning"]
     for line in lines:
-        found = re.fullmatch(r"::(?:error|warning) title=([^:,\n\r]*)::([^\n\r]*)", line)
-        assert found, line
+        match = re.fullmatch(r"::(?:error|warning) title=([^:,\n\r]*)::([^\n\r]*)", line)
+        assert match, line
         assert "##[" not in line and not set(line) & {"\x00", "\x1b", "\u202e", "\u2028"}
     assert "100%25 sure" in next(workflow_commands(report(Check("digest", "t", "", "fail", "100% sure"))))
 
@@ -92,7 +94,7 @@ def test_json_holds_every_check() -> None:
     assert loaded["checks"][0]["message"] == HOSTILE and to_json(report()).isascii()
 
 
-def test_headline() -> None:
+def test_the_headline_says_policy_verdict_and_count() -> None:
     assert headline(Report("pass", "p", "", "a", "b", checks=(Check("digest", "t", "", "pass", ""),))).endswith(
         "gate p: PASS (1 of 1 checks)"
     )
@@ -101,10 +103,11 @@ def test_headline() -> None:
 
 @pytest.fixture
 def hostile_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the command `gate` report hostile checks, outside of GitHub."""
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
-    found = report(*hostile_checks(), problems=(HOSTILE,))
-    monkeypatch.setattr(gate_cli, "gate", lambda *_: found)
+    hostile_report = report(*hostile_checks(), problems=(HOSTILE,))
+    monkeypatch.setattr(gate_cli, "gate", lambda *_: hostile_report)
 
 
 @pytest.mark.usefixtures("hostile_gate")
@@ -150,6 +153,6 @@ def test_bad_usage_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("hostile_gate")
-def test_a_report_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_that_cannot_be_written_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gate", "a", "b", "--junit", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -38,14 +38,15 @@ KEY = ("sums", *METRIC)
 
 
 def task(folder: Path, rows: list[dict[str, Any]], cluster: str | None) -> Task:
+    """A loaded GSM8K task over the rows, with this column of clusters."""
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = TaskConfig(
         "gsm8k:GSM8K", dataset=DatasetConfig(path=str(file)), split="test", num_fewshot=0, cluster=cluster
     )
-    made = load_task("sums", config)
-    made.load()
-    return made
+    loaded = load_task("sums", config)
+    loaded.load()
+    return loaded
 
 
 def test_a_column_names_the_clusters(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_column_names_the_clusters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "column", "said"),
+    ("row", "column", "message"),
     [
         ({}, "video", "has no 'video'"),
         ({"passage": None}, "passage", "has no 'passage'"),
@@ -65,16 +66,16 @@ def test_a_column_names_the_clusters(tmp_path: Path) -> None:
         ({"passage": True}, "passage", "has true, neither"),
     ],
 )
-def test_a_row_without_it_is_refused_with_its_place(
-    row: dict[str, Any], column: str, said: str, tmp_path: Path
+def test_a_row_without_a_cluster_is_refused_with_its_place(
+    row: dict[str, Any], column: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         task(tmp_path, [*ROWS[:3], {**ROWS[3], **row}], column)
-    assert f"tasks.sums.cluster={column}: {tmp_path}/rows.jsonl:4: row 3 {said}" in str(caught.value)
+    assert f"tasks.sums.cluster={column}: {tmp_path}/rows.jsonl:4: row 3 {message}" in str(caught.value)
     assert "tasks.sums.cluster=null" in str(caught.value) and "'passage'" in str(caught.value)
 
 
-def test_it_changes_no_identity_and_no_sample_without_it() -> None:
+def test_clusters_change_no_identity_and_no_sample_without_them() -> None:
     extra = dict.fromkeys(("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "dtype"), "x")
     runs = [Config(tasks={"sums": TaskConfig(cluster=cluster)}) for cluster in (None, "passage")]
     identities = [run_identity(config, {**extra, "numerics": "exact"}) for config in runs]
@@ -102,7 +103,7 @@ def clustered_folder(path: Path) -> Path:
     return path
 
 
-def test_a_run_and_its_baseline_hold_them(tmp_path: Path) -> None:
+def test_a_run_and_its_baseline_hold_the_clusters(tmp_path: Path) -> None:
     from evalengine.report.read.load import load_run
 
     run = load_run(clustered_folder(tmp_path / "run"))
@@ -115,7 +116,7 @@ def test_a_run_and_its_baseline_hold_them(tmp_path: Path) -> None:
     assert read_outcome(run.source, {"sums": "generate_until"})["clusters"] == run.clusters
 
 
-def test_either_run_may_name_them_and_the_baseline_counts() -> None:
+def test_either_run_may_name_the_clusters_and_the_baselines_count() -> None:
     bare = make_run({"sums": [1.0] * 4})
     a, b = (replace(bare, clusters={"sums": dict(enumerate(names))}) for names in ("aabb", "abcd"))
     assert cluster_names(a, b, "sums", range(4)) == list("aabb")
@@ -126,21 +127,21 @@ def test_either_run_may_name_them_and_the_baseline_counts() -> None:
 
 
 def test_gate_and_compare_count_clusters() -> None:
-    """Eight losses in two passages are two coins: p 1/4, not 1/256."""
+    """Eight losses in two clusters are two coins, not eight: p is 1/4, not 1/256."""
     old, new = [1.0] * 40, [0.0] * 8 + [1.0] * 32
     a, b = make_run({"sums": old}), make_run({"sums": new})
     groups = {"sums": {doc: str(doc // 4) for doc in range(40)}}
     related = replace(a, clusters=groups)
-    found = [of_documents(KEY, run, b, Limits(), True, 1) for run in (a, related)]
-    assert [(each.p, each.test) for each in found] == [(2**-8, "exact McNemar"), (0.25, "permutation test")]
-    assert "40 documents in 10 clusters" in found[1].change
-    assert found[1].bound.bound > found[0].bound.bound and found[1].least.loss > found[0].least.loss
+    evidence = [of_documents(KEY, run, b, Limits(), True, 1) for run in (a, related)]
+    assert [(entry.p, entry.test) for entry in evidence] == [(2**-8, "exact McNemar"), (0.25, "permutation test")]
+    assert "40 documents in 10 clusters" in evidence[1].change
+    assert evidence[1].bound.bound > evidence[0].bound.bound and evidence[1].least.loss > evidence[0].least.loss
     deltas = [metric_deltas(run, b)[0].paired for run in (a, related)]
     assert [delta and (delta.clusters, delta.p_value) for delta in deltas] == [(40, 2**-7), (10, 0.5)]
-    said = [line for line in report_of(compare(related, replace(b, name="b"))) if isinstance(line, str)]
+    lines = [line for line in report_of(compare(related, replace(b, name="b"))) if isinstance(line, str)]
     assert (
         "sums, exact_match, strict-match: 40 documents in 10 clusters of related ones; interval, p and MDE take each "
-        in ("".join(said))
+        in ("".join(lines))
     )
     assert deltas[1] is not None and asdict(deltas[1]) == asdict(
         paired(old, new, clusters=list(groups["sums"].values()))
@@ -169,10 +170,12 @@ def test_the_interval_of_related_answers_covers() -> None:
 
 
 @pytest.mark.parametrize(("size", "alone"), [(2, 0.075), (10, 0.2)])
-def test_false_alarms_of_related_documents(size: int, alone: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_related_documents_raise_false_alarms_only_without_clusters(
+    size: int, alone: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Groups that flip together, and no difference: the test without clusters cries wolf, the clustered one does not.
     3 sigma of 500 draws at 5 % are 2.9 points."""
-    monkeypatch.setattr(permutation, "FLIPS", 0)  # 999 flips a test
+    monkeypatch.setattr(permutation, "FLIPS", 0)  # each test draws 999 flips
     rng, draws, wrong = np.random.default_rng(size), 500, np.zeros(2)
     for _ in range(draws):
         groups = rng.choice([-1.0, 0.0, 1.0], 40, p=[0.15, 0.7, 0.15])

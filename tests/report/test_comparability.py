@@ -18,11 +18,12 @@ from tests.run_double import generated, write_run
 
 
 def with_task(**settings: Any) -> dict[str, Any]:
+    """An identity whose task has these settings."""
     return {"tasks": {TASK: {**IDENTITY["tasks"][TASK], **settings}}}
 
 
 @pytest.mark.parametrize(
-    ("identity", "said"),
+    ("identity", "message"),
     [
         ({"weights": "e" * 64}, "The model weights differ (weights is aaaaaaaaaaaa... in A and eeeeeeeeeeee... in B)"),
         ({"tokenizer": {"sha256": "e" * 64}}, "The tokenizers differ (tokenizer.sha256 is bbbbbbbbbbbb... in A and"),
@@ -34,8 +35,8 @@ def with_task(**settings: Any) -> dict[str, Any]:
         ({"invented_later": True}, "The settings differ (invented_later is none in A and true in B)"),
     ],
 )
-def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], said: str) -> None:
-    assert any(said in line for line in incomparable(run(BASE), run(BASE, **identity)))
+def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], message: str) -> None:
+    assert any(message in line for line in incomparable(run(BASE), run(BASE, **identity)))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_unlike_runs_are_refused_by_name(identity: dict[str, Any], said: str) ->
         {"numerics": "native", "gpu_architecture": "sm_90"},
         {"dtype": "float32"},
         {"engine": {"max_model_len": 64}},
-        {"seed": 1},  # greedy: nothing is drawn
+        {"seed": 1},  # decoding is greedy: nothing is drawn
         {"apply_chat_template": True},  # the prompts are equal all the same
         with_task(num_fewshot=5),
         {"prompts": "e" * 64, "limit": 3},
@@ -55,13 +56,13 @@ def test_numerics_and_settings_without_effect_are_comparable(identity: dict[str,
     assert incomparable(run(BASE), run(BASE, **identity)) == []
 
 
-def test_numerics_are_findings() -> None:
+def test_other_numerics_are_findings_not_refusals() -> None:
     assert [f.text for f in findings(run(BASE), run(BASE, dtype="float32"))] == [
         'dtype is "bfloat16" in A and "float32" in B'
     ]
 
 
-def test_prompts_documents_and_task_sets_are_refused() -> None:
+def test_other_prompts_documents_and_task_sets_are_refused() -> None:
     a, shots = run(BASE), run(BASE, asks={1: [7]}, **with_task(num_fewshot=5))
     assert incomparable(a, shots) == [
         "sums: 1 of 3 prompts differ (the first is of doc 1): tasks.sums.num_fewshot is 0 in A and 5 in B"
@@ -89,9 +90,9 @@ def test_a_baseline_of_lm_evals_folder_is_still_lm_evals(tmp_path: Path) -> None
 
 
 def test_requests_that_no_hash_covers_are_named() -> None:
-    """A baseline of ours holds hashes of prompt ids, an lm-eval folder those of documents and texts."""
+    """A baseline of evalengine's holds hashes of prompt ids, an lm-eval folder those of documents and texts."""
     ours = replace(run(BASE), kind="baseline", hashes={})
-    theirs = replace(run(BASE), kind="lm-eval", digest=None)
-    theirs = replace(theirs, items={key: replace(i, prompt_sha256="") for key, i in theirs.items.items()})
+    foreign = replace(run(BASE), kind="lm-eval", digest=None)
+    foreign = replace(foreign, items={key: replace(i, prompt_sha256="") for key, i in foreign.items.items()})
     note = "sums: no hashes of documents or prompts that both hold: equality was not checked"
-    assert note in unchecked(ours, theirs) and note not in unchecked(run(BASE), theirs)
+    assert note in unchecked(ours, foreign) and note not in unchecked(run(BASE), foreign)

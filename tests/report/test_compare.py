@@ -20,6 +20,7 @@ from tests.report.compared_runs import BASE, BIT, IDENTITY, KEY, NEXT, TASK, TOK
 
 
 def levels(c: Comparison) -> list[bool]:
+    """Whether the runs agree in their bits, in their tokens and in their answers."""
     return [c.within("bitwise"), c.within("tokens"), c.within("answers")]
 
 
@@ -47,7 +48,7 @@ def test_a_divergence_has_its_token_continuations_and_gap() -> None:
     assert (d.position, d.tokens_a, d.tokens_b, d.near_tie) == (2, [7], [3], True)
     assert (d.before, d.text_a, d.text_b) == ("t5 t6 t", "7", "3")
     assert d.gap == pytest.approx(0.03)
-    assert c.logprobs is not None and (c.logprobs.compared, c.logprobs.differing) == (2, 0)  # those before it
+    assert c.logprobs is not None and (c.logprobs.compared, c.logprobs.differing) == (2, 0)  # these precede token 2
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_an_output_that_just_ends_has_no_gap() -> None:
     assert (d.position, d.tokens_b, d.logprob_b, d.gap, d.near_tie) == (2, [], None, None, None)
 
 
-def test_causes() -> None:
+def test_each_difference_has_its_cause() -> None:
     assert compare(run(BASE), run(BIT, numerics="fast")).causes == {"numerics level": 1}
     assert compare(run(BASE), run(BIT)).causes == {"unknown": 1}
     assert compare(run(BASE), run(BASE, asks={1: [9]})).causes == {"prompts": 1}
@@ -79,7 +80,7 @@ def test_causes() -> None:
 
 @pytest.mark.parametrize(("kind", "cause"), [("generate_until", "scorer"), ("loglikelihood", "numerics level")])
 def test_logprobs_change_answers_only_where_given_texts_are_scored(kind: str, cause: str) -> None:
-    """The tokens are equal: a generated answer is another one for how it was scored."""
+    """Where the tokens are equal, a generated answer can change only by how it was scored."""
     a, b = run(BASE, kind=kind), run(BIT, kind=kind, scores={0: 0.0}, answers={0: "[invalid]"}, numerics="fast")
     c = compare(a, b)
     assert [(flip.doc_id, flip.cause) for flip in c.flips] == [(0, cause)] and c.verdict == "DIFFERENT"
@@ -92,7 +93,7 @@ def test_results_of_equal_tokens_are_rescored_whatever_the_logprobs() -> None:
         c = compare(run(BASE, kind=kind), replace(run(BIT, kind=kind), results={KEY: other}))
         assert c.rescored == expected and c.verdict == ("DIFFERENT" if expected else "SAME TOKENS")
     assert not compare(run(BASE), replace(run(TOKEN), results={KEY: other})).rescored
-    group = ("a_group", *KEY[1:])  # made of all tasks
+    group = ("a_group", *KEY[1:])  # a group's result is made of all tasks
     a = replace(run(BASE), results={group: (1.0, None)})
     assert compare(a, replace(run(BIT), results={group: other})).rescored
     assert not compare(a, replace(run(TOKEN), results={group: other})).rescored
@@ -121,7 +122,7 @@ def test_flips_hold_answers_and_correctness() -> None:
     c = compare(run(BASE, scores={1: 0.0}), run(changed, scores={0: 0.0, 1: 0.0}, answers={0: "3"}))
     assert [(f.doc_id, f.answer_a, f.answer_b, f.value_a, f.value_b) for f in c.flips] == [
         (0, "5", "3", 1.0, 0.0),
-        (1, "8", "2", 0.0, 0.0),  # another answer, as wrong as before
+        (1, "8", "2", 0.0, 0.0),  # the answer is another one, as wrong as before
     ]
     (metric,) = c.metrics
     assert metric.paired is not None
@@ -133,8 +134,10 @@ def test_documents_without_a_finite_score_are_counted() -> None:
     c = compare(run(BASE), run(TOKEN, scores={0: float("nan")}))
     (metric,) = c.metrics
     assert metric.left_out == 1 and metric.paired is not None and metric.paired.n == 2
-    said = [line for line in report(c) if isinstance(line, str) and "left out of the statistics" in line]
-    assert len(said) == 1 and said[0].startswith("sums, exact_match, strict-match: 1 documents without a finite score")
+    lines = [line for line in report(c) if isinstance(line, str) and "left out of the statistics" in line]
+    assert len(lines) == 1 and lines[0].startswith(
+        "sums, exact_match, strict-match: 1 documents without a finite score"
+    )
 
 
 def test_log_likelihood_tasks_flip_by_score_not_by_the_last_digit() -> None:
@@ -151,12 +154,12 @@ def test_log_likelihood_tasks_flip_by_score_not_by_the_last_digit() -> None:
         (1.0, np.nextafter(np.float32(1), np.float32(2)), 1),
         (-1.0, np.nextafter(np.float32(-1), np.float32(0)), 1),
         (0.0, -0.0, 0),
-        (np.float32(-1e-45), np.float32(1e-45), 2),  # the smallest of either sign, with zero between them
+        (np.float32(-1e-45), np.float32(1e-45), 2),  # the smallest of either sign have zero between them
         (1.0, 2.0, 2**23),
         (-np.finfo(np.float32).max, np.finfo(np.float32).max, 2 * 0x7F7FFFFF),
     ],
 )
-def test_ulps(a: float, b: float, steps: int) -> None:
+def test_ulps_count_the_float32_steps_between_two_numbers(a: float, b: float, steps: int) -> None:
     left, right = np.array([a], dtype=np.float32), np.array([b], dtype=np.float32)
     assert ulps(left, right).tolist() == ulps(right, left).tolist() == [steps]
 
@@ -176,8 +179,8 @@ def test_runs_of_other_length_compare_on_what_they_share() -> None:
 
 def as_lm_eval(r: Run) -> Run:
     """What an lm-eval folder tells of the same run."""
-    lean = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
-    items = {key: replace(i, sum_logprob=None, **lean) for key, i in r.items.items()}  # type: ignore[arg-type]
+    bare = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
+    items = {key: replace(i, sum_logprob=None, **bare) for key, i in r.items.items()}  # type: ignore[arg-type]
     return replace(r, kind="lm-eval", digest=None, task_digests={}, manifest=Manifest({}), identity={}, items=items)
 
 
@@ -218,39 +221,41 @@ def test_a_matrix_of_unlike_runs_says_what_was_left_out() -> None:
     m = matrix([run(BASE), run(BASE), short], allow=True)
     why = ["sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)"]
     assert m.unlike == {(1, 3): why, (2, 3): why}
-    said = [line for line in matrix_report(m) if isinstance(line, str)]
-    assert said[2:6] == [
+    lines = [line for line in matrix_report(m) if isinstance(line, str)]
+    assert lines[2:6] == [
         "Runs 1 (A) and 3 (B) were compared although they are unlike:",
         f"  - {why[0]}",
         "Runs 2 (A) and 3 (B) were compared although they are unlike:",
         f"  - {why[0]}",
     ]
     evidence = "1 of 3 pairs identical, 2 identical on the requests that they share, 2 digests"
-    assert said[-1] == f"verdict: IDENTICAL where compared ({evidence})"
+    assert lines[-1] == f"verdict: IDENTICAL where compared ({evidence})"
     cells = [str(cell) for column in matrix_table(m).columns for cell in column.cells]
     assert cells.count("IDENTICAL") == 2 and cells.count("IDENTICAL on 1/3") == 4
     content = matrix_json(m)
     assert content["verdict"] == "IDENTICAL where compared"
     assert [pair["unlike"] for pair in content["pairs"]] == [[], why, why]
     apart = matrix([run(BASE), run({0: TOKEN[0]}, limit=1)], allow=True)
-    assert apart.verdict == "DIFFERENT"  # that is so whatever else they hold
+    assert apart.verdict == "DIFFERENT"  # a shared request differs, whatever else the runs hold
     assert "DIFFERENT 1/1 on 1/3" in [str(cell) for column in matrix_table(apart).columns for cell in column.cells]
 
 
 def resumed(kept: int, outputs: Any = BIT) -> Run:
+    """A fast run that was resumed and kept so many requests."""
     return _recorded(run(outputs, numerics="fast"), numerics="fast", counts={"resumed_requests": kept})
 
 
-def _recorded(found: Run, **changes: Any) -> Run:
-    return replace(found, manifest=Manifest({**found.manifest.content, **changes}))
+def _recorded(base: Run, **changes: Any) -> Run:
+    """The run with these changes of its manifest."""
+    return replace(base, manifest=Manifest({**base.manifest.content, **changes}))
 
 
 def test_a_fast_run_that_was_resumed_is_named_as_the_cause() -> None:
     whole = run(BASE, numerics="fast")
     c = compare(whole, resumed(2))
-    said = "B was interrupted and resumed under fast numerics (2 of 3 requests kept), so its batches"
-    assert any(line.startswith(said) for line in c.settings) and c.causes == {"resumed": 1}
-    assert any(said in line for line in report(c) if isinstance(line, str))
+    sentence = "B was interrupted and resumed under fast numerics (2 of 3 requests kept), so its batches"
+    assert any(line.startswith(sentence) for line in c.settings) and c.causes == {"resumed": 1}
+    assert any(sentence in line for line in report(c) if isinstance(line, str))
     assert not compare(whole, resumed(0)).settings and compare(whole, resumed(0)).causes == {"batches": 1}
     exact = _recorded(run(BIT), numerics="exact", counts={"resumed_requests": 2})
     assert not compare(run(BASE), exact).settings, "exact numerics do not depend on the batch"

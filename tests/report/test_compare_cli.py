@@ -33,7 +33,7 @@ def test_json_is_strict_complete_and_stable() -> None:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
-    """Names that the command finds instead of folders."""
+    """The runs that the command loads by these names, instead of folders."""
     known = {"base": run(BASE), "bit": run(BIT), "token": run(TOKEN), "short": run({0: BASE[0]}, limit=1)}
     monkeypatch.setattr(compare_cli, "load_run", lambda path: known[path])
     return known
@@ -54,7 +54,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
         (["base", "base", "short", "--allow"], 0, "verdict: IDENTICAL where compared (1 of 3 pairs identical, 2 ident"),
     ],
 )
-def test_exit_codes_and_the_last_line(
+def test_exit_codes_and_the_last_line_tell_the_verdict(
     words: list[str], code: int, last: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *words]) == code
@@ -62,7 +62,7 @@ def test_exit_codes_and_the_last_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["base", "short"], "they share 1 (limit is none in A and 1 in B)"),
         (["base"], "one run alone cannot be compared"),
@@ -71,11 +71,11 @@ def test_exit_codes_and_the_last_line(
     ],
 )
 def test_bad_usage_says_nothing_on_standard_output(
-    words: list[str], said: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *words]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and said in err and err.startswith("evalengine: compare: ")
+    assert out == "" and message in err and err.startswith("evalengine: compare: ")
 
 
 def test_runs_without_a_common_request_are_refused_even_if_allowed(

@@ -27,7 +27,7 @@ from tests.report.written_run import Doc, write_generations
 
 TOKENS = 12
 READY = "'ready' in document.querySelector('[data-map]').dataset"
-# The state whose swatch has the colour of the pixel in the middle of a token, per token; null where nothing is drawn.
+# Per token, it gives the state whose swatch has the colour of the pixel in its middle, or null where nothing is drawn.
 STATES = """(() => {
   const canvas = document.querySelector(".map-detail");
   const context = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
@@ -43,11 +43,12 @@ STATES = """(() => {
 
 
 def states(tab: Tab, items: int) -> Any:
+    """Per item, the states of its tokens that the map's pixels show."""
     return tab.evaluate(STATES.replace("ITEMS", str(items)).replace("TOKENS", str(TOKENS)))
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> tuple[Path, list[list[int | None]]]:
+def drawn(tmp_path: Path) -> tuple[Path, list[list[int | None]]]:
     """A page of four items, and the states that its map must show with the earliest parting at the top."""
     ids, logprobs = list(range(TOKENS)), [-1.0] * TOKENS
     a = {0: (ids, logprobs), 1: (ids, logprobs), 2: (ids, logprobs), 3: (ids[:5], logprobs[:5])}
@@ -63,7 +64,7 @@ def two(tmp_path: Path) -> tuple[Path, list[list[int | None]]]:
 
 @contextmanager
 def opened(browser: Browser, path: Path, **how: Any) -> Iterator[Tab]:
-    """The page in a tab of its own, which did nothing but show itself, and is closed whatever happens."""
+    """The page in a tab of its own, which must do nothing but show itself, and is closed whatever happens."""
     tab = browser.open(path, **how)
     try:
         yield tab
@@ -73,28 +74,28 @@ def opened(browser: Browser, path: Path, **how: Any) -> Iterator[Tab]:
 
 
 @pytest.fixture
-def tab(browser: Browser, two: tuple[Path, Any]) -> Iterator[Tab]:
-    with opened(browser, two[0]) as found:
-        found.wait(READY)
-        yield found
+def tab(browser: Browser, drawn: tuple[Path, Any]) -> Iterator[Tab]:
+    with opened(browser, drawn[0]) as opened_tab:
+        opened_tab.wait(READY)
+        yield opened_tab
 
 
-def test_the_map_shows_each_token_as_it_is(tab: Tab, two: tuple[Path, Any]) -> None:
-    assert states(tab, 4) == two[1]
+def test_the_map_shows_each_token_as_it_is(tab: Tab, drawn: tuple[Path, Any]) -> None:
+    assert states(tab, 4) == drawn[1]
     choose = "s.selectedIndex = 1; s.dispatchEvent(new Event('change'))"
     tab.evaluate(f"(() => {{ const s = document.querySelector('.tools select'); {choose} }})()")
-    assert states(tab, 4) == [two[1][2], two[1][1], two[1][0], two[1][3]]  # the task's order
+    assert states(tab, 4) == [drawn[1][2], drawn[1][1], drawn[1][0], drawn[1][3]]  # now the order is the task's
 
 
-def test_the_map_follows_dark_and_light(browser: Browser, two: tuple[Path, Any]) -> None:
-    with opened(browser, two[0], dark=True) as tab:
+def test_the_map_follows_dark_and_light(browser: Browser, drawn: tuple[Path, Any]) -> None:
+    with opened(browser, drawn[0], dark=True) as tab:
         tab.wait(READY)
-        assert states(tab, 4) == two[1]
+        assert states(tab, 4) == drawn[1]
         dark = tab.evaluate("report.picture.palette().join()")
         tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
         tab.wait(f"report.picture.palette().join() !== '{dark}'")
         tab.evaluate("new Promise(requestAnimationFrame)")
-        assert states(tab, 4) == two[1]  # redrawn in the new colours
+        assert states(tab, 4) == drawn[1]  # the map is redrawn in the new colours
 
 
 def test_pointing_reads_out_and_a_click_opens_the_outputs(tab: Tab) -> None:
@@ -106,14 +107,14 @@ def test_pointing_reads_out_and_a_click_opens_the_outputs(tab: Tab) -> None:
     def at(item: int, token: int) -> dict[str, float]:
         return {"x": box[0] + (token + 0.5) / TOKENS * box[2], "y": box[1] + (item + 0.5) / 4 * box[3]}
 
-    said = "document.querySelector('.map-readout').textContent"
+    readout = "document.querySelector('.map-readout').textContent"
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", **at(1, 3))
     assert (
-        tab.evaluate(said)
+        tab.evaluate(readout)
         == "sums doc 1 same tokens, logprobs differ from token 3 token 3: |Δ logprob| 0.001 to 0.01 nat"
     )
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", **at(0, 7))
-    assert tab.evaluate(said) == "sums doc 2 outputs part at token 7 token 7: the first that differs"
+    assert tab.evaluate(readout) == "sums doc 2 outputs part at token 7 token 7: the first that differs"
     for kind in ("mousePressed", "mouseReleased"):
         tab.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at(0, 7))
     tab.wait("document.querySelector('dialog[open]')")
@@ -127,7 +128,7 @@ def test_keys_move_through_the_map(tab: Tab) -> None:
         tab.press("ArrowDown")
     assert tab.evaluate("document.querySelector('.map-readout strong').textContent") == "sums doc 1"
     tab.press("Enter")
-    assert not tab.evaluate("!!document.querySelector('dialog[open]')")  # its output is the same: nothing to open
+    assert not tab.evaluate("!!document.querySelector('dialog[open]')")  # doc 1's output is the same: nothing opens
     tab.press("ArrowUp")
     tab.press("Enter")
     tab.wait("document.querySelector('dialog[open]')")
@@ -146,19 +147,19 @@ def test_a_flip_opens_both_answers_and_both_outputs(browser: Browser, tmp_path: 
 
 
 def hostile_runs() -> tuple[Run, Run]:
-    """Every hostile text as answer, output and task's filter; two runs that differ in all of them."""
+    """Two runs that differ in all hostile texts, which stand as answers, outputs and a task's filter."""
     texts = list(HOSTILE.values())
     outputs = {doc: ([1, 2], [-0.5, -0.5]) for doc in range(len(texts))}
     others = {doc: ([1, 3], [-0.5, -0.25]) for doc in range(len(texts))}
     a, b = run(outputs, answers=dict(enumerate(texts))), run(others, answers={d: f"B {t}" for d, t in enumerate(texts)})
 
-    def told(base: Run, before: str) -> Run:
+    def with_texts(base: Run, before: str) -> Run:
         items = {k: replace(i, text=f"same {before}{texts[i.doc_id]}") for k, i in base.items.items()}
         name = HOSTILE["end of script"]
         answers = {(TASK, FILTER): base.answers[TASK, FILTER], (TASK, name): base.answers[TASK, FILTER]}
         return replace(base, items=items, answers=answers, source=Path(HOSTILE["image"]), name=HOSTILE["script"])
 
-    return told(a, ""), told(b, "B ")
+    return with_texts(a, ""), with_texts(b, "B ")
 
 
 def test_hostile_texts_are_shown_and_do_nothing(browser: Browser, tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_hostile_texts_are_shown_and_do_nothing(browser: Browser, tmp_path: Path
         tab.evaluate("report.openRow('outputs', 1)")
         tab.wait("location.hash === '#outputs=1'")
         texts = tab.evaluate("[...document.querySelectorAll('dialog pre')].map(p => p.textContent)")
-        assert f"same {HOSTILE['end of script']}" in texts  # the whole text, as text
+        assert f"same {HOSTILE['end of script']}" in texts  # the whole text is shown as text
         assert tab.evaluate("document.querySelectorAll('iframe, img, link, object, embed').length") == 0
 
 
@@ -210,12 +211,12 @@ def large(items: int, tokens: int) -> tuple[Run, Run]:
         logprobs = -draw.random(tokens, dtype=np.float32)
         moved = logprobs * (1 + 10 ** draw.uniform(-7, -1, tokens)).astype(np.float32)
         other = ids if doc % 4 else [*ids[: doc % tokens], 10**6, *ids[doc % tokens + 1 :]]
-        for found, mine, values, name in ((left, ids, logprobs, "a"), (right, other, moved, "b")):
+        for side, mine, values, name in ((left, ids, logprobs, "a"), (right, other, moved, "b")):
             text = f"words of document {doc} " * 20 + (name if other is not ids else "") + " more" * 100
             leaf = ids_sha256([doc, name == "b"])
             output = "equal" if mine is ids else "other"
             key = (TASK, doc, 0, 0)
-            found[key] = Item(*key, "generate_until", leaf, "p", output, mine, values, float(values.sum()), text, 0)
+            side[key] = Item(*key, "generate_until", leaf, "p", output, mine, values, float(values.sum()), text, 0)
     base = run({0: BASE[0]})
     scores = {KEY: dict.fromkeys(range(items), 1.0)}
     whole = replace(base, answers={}, hashes={}, scores=scores)
@@ -227,11 +228,11 @@ def test_twenty_thousand_items_stay_usable(tokens: int, browser: Browser, tmp_pa
     path = tmp_path / "large.html"
     assert comparison_page(compare(*large(20_000, tokens))).write(path) < 30_000_000
     with opened(browser, path) as tab:
-        assert tab.loaded < 20  # seconds on a busy machine; alone about one
+        assert tab.loaded < 20  # seconds; on a quiet machine it takes about one
         assert tab.evaluate("document.querySelectorAll('*').length") < 2000
         tab.evaluate("document.querySelector('[data-map]').scrollIntoView()")
         tab.wait(READY, 60)
-        assert tab.evaluate("document.querySelector('.map-detail').height") < 600  # lines in sight, not 20,000
+        assert tab.evaluate("document.querySelector('.map-detail').height") < 600  # it draws lines in sight, not 20,000
         tab.evaluate("(() => { document.querySelector('.map-body').scrollTop = 6 * 4000 })()")
         tab.wait("parseFloat(document.querySelector('.map-detail').style.top) >= 6 * 3990")
         tab.evaluate("report.openRow('outputs', 4999)")

@@ -32,9 +32,10 @@ def with_texts(base: Run, **texts: str | None) -> Run:
 
 
 def embedded(page: Page, name: str) -> Any:
-    found = re.search(rf'<script type="application/json" id="data-{name}">(.*?)</script>', page.render())
-    assert found is not None, name
-    return json.loads(found[1])
+    """The data that the page embeds under this name."""
+    match = re.search(rf'<script type="application/json" id="data-{name}">(.*?)</script>', page.render())
+    assert match is not None, name
+    return json.loads(match[1])
 
 
 def words(page: Page) -> str:
@@ -64,7 +65,7 @@ def test_a_flip_shows_answers_scores_and_where_the_outputs_part() -> None:
         and row[4] == pytest.approx(0.03)
         and row[5:] == [True, False, "unknown"]
     )
-    assert embedded(page, "map")[0] == ["sums doc 0", 3, 2, 2, 0]  # and the map's line opens that row
+    assert embedded(page, "map")[0] == ["sums doc 0", 3, 2, 2, 0]  # the map's line opens that row
     assert embedded(page, "map")[1] == ["sums doc 1", 2, None, None, None]
 
 
@@ -88,17 +89,17 @@ def test_an_identical_comparison_has_no_flips_and_no_map() -> None:
 
 def test_findings_and_causes_are_said() -> None:
     c = compare(run(BASE, numerics="exact"), run(BIT, numerics="fast", weights="e" * 64))
-    said = words(comparison_page(c))
-    assert "Compared although they are unlike" in said and "The model weights differ" in said
-    assert "numerics is &quot;exact&quot; in A and &quot;fast&quot; in B" in said
-    assert "weights or numerics level 1 0 1 The model weights differ (weights is aaaaaaaaaaaa... in A and" in said
-    assert "engine.max_num_seqs" not in said
+    text = words(comparison_page(c))
+    assert "Compared although they are unlike" in text and "The model weights differ" in text
+    assert "numerics is &quot;exact&quot; in A and &quot;fast&quot; in B" in text
+    assert "weights or numerics level 1 0 1 The model weights differ (weights is aaaaaaaaaaaa... in A and" in text
+    assert "engine.max_num_seqs" not in text
     other = replace(run(BIT), manifest=Manifest({"engine": {"max_num_seqs": None}}))
     assert "engine.max_num_seqs is 8 in A and none in B" in words(comparison_page(compare(run(BASE), other)))
 
 
 def test_outputs_without_tokens_part_by_their_texts() -> None:
-    """lm-eval's folders: no token to name, but both texts."""
+    """lm-eval's folders hold no token to name, but both texts."""
 
     def bare(base: Run) -> Run:
         items = {
@@ -113,6 +114,7 @@ def test_outputs_without_tokens_part_by_their_texts() -> None:
 
 
 def many(count: int, text: str) -> Comparison:
+    """A comparison of so many documents, whose outputs differ in one letter between two copies of the text."""
     outputs = {doc: ([1, 2], [-0.5, -0.5]) for doc in range(count)}
     others = {doc: ([1, 3], [-0.5, -0.5]) for doc in range(count)}
     texts = {f"d{doc}": text + "a" + text for doc in range(count)}
@@ -130,7 +132,7 @@ def test_texts_are_cut_around_the_place_and_say_so(tmp_path: Path) -> None:
 
 
 def test_random_texts_stay_below_the_limit(tmp_path: Path) -> None:
-    """Texts that do not compress, of three bytes a character: the room of all items is shared."""
+    """Texts of three bytes a character that do not compress: all items share the page's room."""
     draw = np.random.default_rng(0)
     text = "".join(map(chr, draw.integers(0x4E00, 0x9FFF, 20_000)))
     c = many(3 * TEXT_BYTES // ITEM_BYTES, text)
@@ -145,7 +147,7 @@ def test_rows_and_blocks_go_together() -> None:
 
 
 def test_log_likelihoods_have_a_scale_of_their_own() -> None:
-    """Beside nats the interval of a share would be a dot."""
+    """On one scale with nats, the interval of a share would be a dot."""
     c = compare(run(BASE), run(TOKEN, scores={0: 0.0}))
     (share,) = c.metrics
     nats = replace(share, key=(TASK, "loglikelihood per window", "none"), nats=True)
@@ -160,7 +162,7 @@ def test_a_matrix_shows_groups_counts_and_refusals() -> None:
     runs = [run(BASE), run(BASE), run(TOKEN, numerics="fast"), run({0: BASE[0]}, limit=1)]
     page = matrix_page(matrix(runs))
     text = page.render()
-    assert text.count('<span class="cell same">identical</span>') == 2  # runs 1 and 2, both ways
+    assert text.count('<span class="cell same">identical</span>') == 2  # runs 1 and 2 have a cell in either direction
     assert text.count('<span class="cell some"><b>1 / 3 </b>different</span>') == 4
     assert text.count('<span class="cell refused">not comparable</span>') == 6
     assert "Runs 1, 2: " in words(page) and "they share 1 (limit is none in A and 1 in B)" in words(page)
@@ -177,15 +179,16 @@ def scored(right: int, **identity: Any) -> Run:
 
 
 def test_a_matrix_colours_by_what_a_difference_means() -> None:
-    """Two flips of 60 are not 40: the one is chance, the other is not."""
+    """Two flips of 60 may be chance, 40 are not."""
     few, many = (matrix_page(matrix([scored(50), scored(right, numerics="fast")])) for right in (48, 10))
     assert few.render().count('<span class="cell some">') == 2 and '<div class="verdict plain">' in few.render()
     assert many.render().count('<span class="cell other">') == 2 and '<div class="verdict bad">' in many.render()
     assert "Yellow: results differ" in words(few) and "Red: a metric differs" in words(many)
 
 
-def _commanded(found: Run, *words: str) -> Run:
-    return replace(found, manifest=Manifest({**found.manifest.content, "command": [*words]}))
+def _commanded(base: Run, *words: str) -> Run:
+    """The run as if this command had started it."""
+    return replace(base, manifest=Manifest({**base.manifest.content, "command": [*words]}))
 
 
 def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> None:
@@ -196,11 +199,11 @@ def test_a_matrix_holds_scores_their_change_and_the_setting_that_differs() -> No
     assert '<span class="setting">exact</span>' in text and '<span class="setting">fast</span>' in text
     assert "numerics exact → fast" in words(page), "the pair names what differs"
     named = [_commanded(run_, "limit=60") for run_ in (scored(50), scored(48))]
-    said = words(matrix_page(matrix(named)))
-    assert said.count("python -m evalengine limit=60") == 1, "a sweep's command is said once"
+    shown = words(matrix_page(matrix(named)))
+    assert shown.count("python -m evalengine limit=60") == 1, "a sweep's command is said once"
     named[1] = _commanded(named[1], "limit=61")
-    said = words(matrix_page(matrix(named)))
-    assert said.count("python -m evalengine limit=60") == said.count("python -m evalengine limit=61") == 1
+    shown = words(matrix_page(matrix(named)))
+    assert shown.count("python -m evalengine limit=60") == shown.count("python -m evalengine limit=61") == 1
     odd = [replace(scored(50), results={}), scored(48)]
     assert '<span class="cell">·</span>' in matrix_page(matrix(odd)).render(), "no metric that both report"
 
@@ -210,16 +213,16 @@ def test_a_matrix_lists_what_is_unlike_and_how_much_was_shared() -> None:
     text = page.render()
     assert text.count('<span class="cell same">identical</span>') == 2
     assert text.count('<span class="cell tokens">identical<span>on 1 / 3</span></span>') == 4
-    said = words(page)
-    assert "IDENTICAL where compared" in said and '<div class="verdict plain">' in text
-    assert "Runs 1 (A) and 3 (B): sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)" in said
-    assert "the requests that both runs hold, of the larger one" in said
+    body = words(page)
+    assert "IDENTICAL where compared" in body and '<div class="verdict plain">' in text
+    assert "Runs 1 (A) and 3 (B): sums: A has 3 requests, B 1, and they share 1 (limit is none in A and 1 in B)" in body
+    assert "the requests that both runs hold, of the larger one" in body
 
 
 def test_cells_have_less_room_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = with_texts(run(BASE), d0="same " + "語" * 200), with_texts(run(TOKEN), d0="same " + "😀" * 200)
     a, b = (replace(r, answers={(TASK, FILTER): {0: r.items[TASK, 0, 0, 0].text or ""}}) for r in (a, b))
-    for budget, count in ((differences.CELL_BYTES, 160), (160, 10)):  # a row in either grid, two texts in each
+    for budget, count in ((differences.CELL_BYTES, 160), (160, 10)):  # either grid has one row with two texts
         monkeypatch.setattr(differences, "CELL_BYTES", budget)
         page = comparison_page(compare(a, b))
         (flip,), (output,) = embedded(page, "grid-flips")["rows"], embedded(page, "grid-outputs")["rows"]
@@ -232,6 +235,7 @@ def test_cells_have_less_room_where_there_are_many(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs that the command loads by these names, instead of folders."""
     known = {"base": run(BASE), "token": run(TOKEN)}
     monkeypatch.setattr(compare_cli, "load_run", lambda path: known[path])
 
@@ -243,7 +247,7 @@ def test_the_command_writes_the_page(
     names: tuple[str, ...], title: str, runs: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "c.html"
-    assert main(["compare", *names, "--html", str(target)]) == 1  # the verdict's code, not the file's
+    assert main(["compare", *names, "--html", str(target)]) == 1  # the exit code is the verdict's, not the file's
     assert f"<h1>{title}</h1>" in target.read_text(encoding="utf-8")
     assert capsys.readouterr().out.splitlines()[-1].startswith("verdict: DIFFERENT")
 

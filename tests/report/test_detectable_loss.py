@@ -21,6 +21,7 @@ from tests.report.paired_counts import exact_mcnemar
 def detectable(
     a: Any, b: Any, higher_is_better: bool = True, alpha: float = 0.05, power: float = 0.8, metrics: int = 1
 ) -> Detectable:
+    """The least detectable loss, or why there is none."""
     result = paired(a, b, higher_is_better=higher_is_better, alpha=alpha, power=power, metrics=metrics)
     return Detectable(result.minimum_detectable_loss, result.undetectable)
 
@@ -46,13 +47,13 @@ def test_a_loss_of_everything_decides(right: int, metrics: int, seen: bool, high
     gain = [good] * right + [bad] * (40 - right)
     a = [score - bad for score in gain] if higher else [score + 1.0 - bad for score in gain]
     for b in (a, [0.0 if higher else 1.0] * 40):
-        found = detectable(a, b, higher, metrics=metrics)
-        assert math.isfinite(found.loss) is seen and bool(found.why) is not seen
+        least = detectable(a, b, higher, metrics=metrics)
+        assert math.isfinite(least.loss) is seen and bool(least.why) is not seen
         if seen:
-            assert 0 < found.loss <= right * size / 40 + 1e-12
+            assert 0 < least.loss <= right * size / 40 + 1e-12
 
 
-def test_the_reason_is_said() -> None:
+def test_why_no_loss_is_detectable_is_said() -> None:
     assert detectable([0] * 40, [0] * 40).why == "the baseline has no right answer"
     assert "only 1 right answer, and a run that lost it would have p 0.5," in detectable([1] + [0] * 9, [0] * 10).why
     lower = detectable([0] * 3 + [1] * 9, [1] * 12, higher_is_better=False, metrics=4).why
@@ -66,7 +67,7 @@ def test_near_the_border_the_answers_are_as_they_are() -> None:
     assert binary_effect(200, 0.0, 0.05, 0.8, sides=1) > 5 / 200
 
 
-def test_far_from_the_border_it_is_what_pairs_alone_show() -> None:
+def test_far_from_the_border_a_loss_is_what_pairs_alone_show() -> None:
     rng = np.random.default_rng(0)
     a = (rng.random(2000) < 0.5).astype(float)
     b = np.where(rng.random(2000) < 0.1, 1 - a, a)
@@ -82,8 +83,8 @@ def test_a_loss_is_detected_as_often_as_said(right: int, discordance: float) -> 
     win = max(0.0, (discordance - loss) / 2)
     losses = rng.binomial(right, (win + loss) * n / right, draws)
     wins = rng.binomial(n - right, win * n / (n - right), draws)
-    found = sum(mcnemar(int(w), int(x))[1] <= 0.05 for w, x in zip(wins, losses, strict=True)) / draws
-    assert found == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
+    detected = sum(mcnemar(int(w), int(x))[1] <= 0.05 for w, x in zip(wins, losses, strict=True)) / draws
+    assert detected == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
 
 
 def test_other_scores_end_at_what_there_is_to_lose() -> None:
@@ -94,7 +95,7 @@ def test_other_scores_end_at_what_there_is_to_lose() -> None:
     assert mean_effect(paired(a, b).stderr, 0.1, 200, 0.05, 0.8, sides=1) > 0.6 / 200
 
 
-def test_scores_without_bounds_have_none() -> None:
+def test_scores_without_bounds_may_lose_any_amount() -> None:
     a, b = np.linspace(0.0, 30.0, 50), np.linspace(0.5, 30.0, 50)
     up, down = (detectable(a, b, higher).loss for higher in (True, False))
     assert up == down >= 1.67 * paired(a, b).stderr, "any document may lose any amount, in either direction"
@@ -112,15 +113,15 @@ share = st.sampled_from([0.0, 1.0]) | st.integers(0, 8).map(lambda v: v / 8)
     levels=st.sampled_from([(0.05, 0.8), (0.05, 0.06), (0.3, 0.99), (0.6, 0.8)]),
     metrics=st.integers(1, 9),
 )
-def test_never_more_than_there_is(
+def test_a_detectable_loss_is_never_more_than_there_is_to_lose(
     rows: list[tuple[float, float]], higher: bool, levels: tuple[float, float], metrics: int
 ) -> None:
     a, b = zip(*rows, strict=True)
-    found = detectable(a, b, higher, *levels, metrics)
+    least = detectable(a, b, higher, *levels, metrics)
     mean = math.fsum(a) / len(a)
     everything = paired(a, [0.0 if higher else 1.0] * len(a), higher_is_better=higher).p_one_sided
-    assert bool(found.why) is math.isinf(found.loss)
-    if math.isfinite(found.loss):
-        assert 0 < found.loss <= (mean if higher else 1 - mean) + 1e-12
-    if everything == 1.0:  # nothing to lose
-        assert math.isinf(found.loss)
+    assert bool(least.why) is math.isinf(least.loss)
+    if math.isfinite(least.loss):
+        assert 0 < least.loss <= (mean if higher else 1 - mean) + 1e-12
+    if everything == 1.0:  # there is nothing to lose
+        assert math.isinf(least.loss)

@@ -42,11 +42,11 @@ def test_the_ceiling_of_a_near_tie_is_where_two_candidates_fill_the_distribution
 @pytest.mark.parametrize(
     ("a", "b", "possible"),
     [
-        (-0.0004, -0.0005, False),  # decisive in both runs: the runner-up is 7.8 nats away
+        (-0.0004, -0.0005, False),  # both tokens are decisive: the runner-up is 7.8 nats away
         (-0.65, -0.66, False),
-        (-0.66, -0.7, False),  # decisive enough in one of them
+        (-0.66, -0.7, False),  # one of the tokens is decisive enough
         (-0.67, -0.7, True),
-        (-1.0, -1.06, False),  # too far apart
+        (-1.0, -1.06, False),  # the logprobs are too far apart
     ],
 )
 def test_a_likely_token_has_no_rival_nearby(a: float, b: float, possible: bool) -> None:
@@ -70,7 +70,7 @@ def test_a_token_that_processors_chose_is_not_judged() -> None:
 
 
 def other_prompts(count: int, differing: int) -> tuple[Run, Run]:
-    """As many requests, all asked with other prompts; so many of the outputs differ, each by its last token."""
+    """Two runs of `count` requests, all with other prompts; `differing` outputs differ, each in its last token."""
     outputs = {doc: ([1, 2], [-0.5, -0.5]) for doc in range(count)}
     others = {doc: ([1, 3 if doc < differing else 2], [-0.5, -0.25]) for doc in range(count)}
     return run(outputs), run(others, asks={doc: [doc, 9] for doc in range(count)})
@@ -80,7 +80,7 @@ def test_every_kind_of_difference_is_counted() -> None:
     c = compare(*other_prompts(16, 11))
     assert c.verdict == "DIFFERENT" and c.outputs == 11 and {d.what for d in c.differences} == {"prompt"}
     counts = {"document": 0, "prompt": 16, "output": 11, "logprobs": 5, "text": 0, "score": 0, "answer": 0}
-    assert c.kinds == {**counts, "missing": 0}  # of 5 outputs, which are equal, the second logprob differs
+    assert c.kinds == {**counts, "missing": 0}  # the 5 equal outputs differ in their second logprob
     assert verdict(c) == "DIFFERENT (16 of 16 prompts, 11 of 16 outputs and 0 answers differ)"
     lines = [line for line in report(c) if isinstance(line, str)]
     assert "16 of 16 requests differ: 16 in prompt, 11 in output, 5 in logprobs." in lines
@@ -105,6 +105,7 @@ def test_another_text_for_the_same_tokens_is_a_difference() -> None:
 
 
 def nan_runs(*values: float) -> list[Run]:
+    """Runs of one document, with each of the values as its second logprob."""
     return [run({0: ([1, 2], [-1.0, value])}) for value in values]
 
 
@@ -137,8 +138,8 @@ def test_nan_equals_nan_whatever_its_bits() -> None:
     assert compare(a, b).verdict == "IDENTICAL"
     odd = np.array([0xBF800000, 0x7FC00001], dtype=np.uint32).view(np.float32)
     (key, x), change = next(iter(a.items.items())), logprob_change
-    found = change([(x, replace(x, logprobs=odd))])
-    assert found is not None and found.differing == 0
+    measured = change([(x, replace(x, logprobs=odd))])
+    assert measured is not None and measured.differing == 0
     bare = {"leaf": "", "logprobs": None, "output_ids": None}
     sums = [replace(r, items={key: replace(r.items[key], **bare)}, digest=None) for r in (a, b)]  # type: ignore[arg-type]
     assert compare(*sums).differences == []
@@ -167,6 +168,7 @@ def test_values_are_short_whatever_their_size(number: float, sign: str, text: st
 
 
 def _printed(c: Comparison) -> str:
+    """The report's text, its tables cell by cell."""
     lines = [line if isinstance(line, str) else " ".join(map(str, _cells(line))) for line in report(c)]
     return "\n".join(lines)
 
@@ -188,7 +190,7 @@ def test_both_p_values_are_given_and_named() -> None:
     ]
     c = compare(*runs)
     assert [m.paired.p_value for m in c.metrics if m.paired] == [2 * 0.5**6, 2 * 0.5**4]
-    assert [m.p_holm for m in c.metrics] == [2 * 2 * 0.5**6, 2 * 0.5**4]  # twice the smaller, once the larger
+    assert [m.p_holm for m in c.metrics] == [2 * 2 * 0.5**6, 2 * 0.5**4]  # Holm doubles the smaller, keeps the larger
     table = [t for t in report(c) if isinstance(t, Table)][-1]
     columns = {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
     assert columns["p"] == ["0.0312", "0.125"] and columns["p (Holm)"] == ["0.0625", "0.125"]

@@ -57,11 +57,11 @@ def test_logprobs_without_a_distance_have_a_level_of_their_own() -> None:
     assert divergence_map(compare(a, b))[0].levels == "888"
     assert divergence_map(compare(b, b))[0].levels == ""  # the same NaN is the same bits
     zero, minus = run({0: ([1], [0.0])}), run({0: ([1], [-0.0])})
-    assert divergence_map(compare(zero, minus))[0].levels == "1"  # equal numbers, other bits
+    assert divergence_map(compare(zero, minus))[0].levels == "1"  # the numbers are equal, their bits are not
 
 
 def without_tokens(whole: Run) -> Run:
-    """As a baseline file holds it."""
+    """The run as a baseline file holds it."""
     return replace(
         whole, kind="baseline", items={k: replace(i, output_ids=None, logprobs=None) for k, i in whole.items.items()}
     )
@@ -76,7 +76,7 @@ def test_runs_without_tokens_have_no_map_and_the_page_says_so() -> None:
 
 
 def test_other_prompts_have_no_map_and_the_page_says_why() -> None:
-    def said(asks: dict[int, list[int]], other: Any = TOKEN) -> str:
+    def page_text(asks: dict[int, list[int]], other: Any = TOKEN) -> str:
         page = Page("x")
         map_section(page, compare(run(BASE), run(other, asks=asks)))  # type: ignore[arg-type]
         return page.render()
@@ -84,11 +84,11 @@ def test_other_prompts_have_no_map_and_the_page_says_why() -> None:
     c = compare(run(BASE), run(BASE, asks={0: [9, 9]}))
     assert [row.key[1] for row in divergence_map(c)] == [1, 2]
     every = "the prompts of all 3 requests differ, so that their tokens do not stand side by side."
-    assert f"There is no map: {every}" in said({0: [9, 9], 1: [9, 8], 2: [9, 7]})
-    assert "One output parts, at token 2." in said({1: [9, 8]})
-    assert "1 more request has another prompt and no line here." in said({1: [9, 8]})
+    assert f"There is no map: {every}" in page_text({0: [9, 9], 1: [9, 8], 2: [9, 7]})
+    assert "One output parts, at token 2." in page_text({1: [9, 8]})
+    assert "1 more request has another prompt and no line here." in page_text({1: [9, 8]})
     equal = "what was asked alike (1 request) is equal to the bit, and 2 requests have other prompts."
-    assert f"There is no map: {equal}" in said({0: [9, 9], 1: [9, 8]})
+    assert f"There is no map: {equal}" in page_text({0: [9, 9], 1: [9, 8]})
 
 
 def test_a_map_without_a_difference_is_left_out() -> None:

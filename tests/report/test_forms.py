@@ -26,11 +26,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def index_of(file: Path) -> ModelCardData:
-    """Read by the Hub's own library, as the front matter of a card."""
+    """What the Hub's own library reads from the file, as the front matter of a card."""
     return ModelCard(f"---\n{file.read_text(encoding='utf-8')}---\n").data
 
 
-def test_a_markdown_table_of_two_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_markdown_table_has_a_column_for_each_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = write_run(tmp_path / "b", [generated(doc) for doc in range(6)], lambda doc: 1.0)
     assert main(["report", str(folder), str(other), "--table", "md"]) == 0
     head, rule, strict, flexible, empty, note = capsys.readouterr().out.rstrip("\n").split("\n")
@@ -94,7 +96,7 @@ def test_nothing_finite_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--table", "html"], "--table"),
         (["--table", "md", "--model-index", "i.yaml"], "give one of them"),
@@ -105,8 +107,8 @@ def test_nothing_finite_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_bad_usage_is_said(
-    folder: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
     assert main(["report", str(folder), *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

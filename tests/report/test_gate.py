@@ -27,6 +27,7 @@ KEY = ("sums", *METRIC)
 
 
 def judge(monkeypatch: pytest.MonkeyPatch, a: Run, b: Run, policy: str) -> Report:
+    """The gate's report on run B against baseline A, under a policy by name or file."""
     monkeypatch.setattr(gate_module, "load_run", {"a": a, "b": b}.__getitem__)
     return gate("a", "b", policy)
 
@@ -40,14 +41,14 @@ def worse(count: int, better: int = 0) -> Run:
     return make_run({"sums": [0.0] * count + RIGHT[count : 100 - better] + [1.0] * better})
 
 
-def test_the_policies_that_come_with_it() -> None:
+def test_the_shipped_policies_have_descriptions() -> None:
     assert available() == ["accuracy", "bitwise", "tokens"]
     for name in available():
         assert load_policy(name).description, name
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("digest: same", "the one value is: equal"),
         ("digest: equal\ntokens: {}", "exactly one of"),
@@ -77,12 +78,12 @@ def test_the_policies_that_come_with_it() -> None:
         ("digest: [", "not YAML"),
     ],
 )
-def test_bad_policies_are_refused_with_the_cure(text: str, said: str, tmp_path: Path) -> None:
+def test_bad_policies_are_refused_with_the_cure(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_policy(str(file))
-    assert said in str(caught.value) and "own.yaml" in str(caught.value)
+    assert message in str(caught.value) and "own.yaml" in str(caught.value)
 
 
 def test_an_unknown_policy_is_suggested() -> None:
@@ -94,14 +95,14 @@ def test_the_innermost_limit_counts() -> None:
     tasks = {"t": {"alpha": 0.01, "metrics": {"acc": {"max_regression": 1}, "acc,none": {"max_regression": 2}}}}
     rule = parse_policy({"accuracy": {"alpha": 0.1, "max_regression": 9, "tasks": tasks}}, "test").rule
     assert isinstance(rule, AccuracyRule)
-    found = [rule.of("other", "acc", "none"), rule.of("t", "f1", "none"), rule.of("t", "acc", "x")]
-    assert [(limits.alpha, limits.max_regression) for limits in found] == [(0.1, 9), (0.01, 9), (0.01, 1)]
+    chosen = [rule.of("other", "acc", "none"), rule.of("t", "f1", "none"), rule.of("t", "acc", "x")]
+    assert [(limits.alpha, limits.max_regression) for limits in chosen] == [(0.1, 9), (0.01, 9), (0.01, 1)]
     assert rule.of("t", "acc", "none").max_regression == 2
 
 
 @pytest.mark.parametrize("policy", ["bitwise", "tokens", "accuracy"])
 def test_equal_runs_pass_every_policy(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Policy accuracy's margin is 2 points: 3.22 / n, of n documents without a flip, lies within it from 162 on."""
+    """Policy accuracy's margin is 2 points: the bound of n documents without a flip, 3.22 / n, is less from 162 on."""
     a, b = make_run({"sums": RIGHT * 2, "other": [1.0] * 162}), make_run({"sums": RIGHT * 2, "other": [1.0] * 162})
     report = judge(monkeypatch, a, b, policy)
     assert (report.verdict, report.exit_code, report.problems, report.notes) == ("pass", 0, (), ())
@@ -133,7 +134,7 @@ def test_a_missing_request_fails_tokens() -> None:
     assert check.status == "fail" and check.details == ("missing from the run: document 1, request 0, repeat 0",)
 
 
-def test_tokens_alone() -> None:
+def test_epsilon_null_compares_tokens_alone() -> None:
     b = make_run({"sums": RIGHT}, [item("sums", 7, total=None)])
     assert checks({"tokens": {"epsilon": None}}, make_run({"sums": RIGHT}), b)[0].status == "pass"
     with pytest.raises(ConfigError, match="epsilon: null"):
@@ -159,8 +160,8 @@ def test_lower_may_be_better() -> None:
     unknown = replace(a, higher_is_better={})
     with pytest.raises(ConfigError, match="higher_is_better"):
         checks({"accuracy": {}}, unknown, b)
-    told = {"accuracy": {"tasks": {"sums": {"higher_is_better": False}}}}
-    assert checks(told, unknown, b)[0].status == "pass"
+    lower = {"accuracy": {"tasks": {"sums": {"higher_is_better": False}}}}
+    assert checks(lower, unknown, b)[0].status == "pass"
 
 
 def test_holm_counts_the_metrics() -> None:
@@ -173,7 +174,7 @@ def test_holm_counts_the_metrics() -> None:
 
 
 @pytest.mark.parametrize(("limit", "status"), [(1.9, "fail"), (2.0, "blind"), (9.0, "pass")])
-def test_the_largest_regression(limit: float, status: str) -> None:
+def test_a_regression_beyond_the_allowed_one_fails(limit: float, status: str) -> None:
     (check,) = checks({"accuracy": {"max_regression": limit}}, make_run({"sums": RIGHT}), worse(2))
     assert check.status == status and "-2.00 points" in check.message
     assert ("2.00 points lost, 1.9 allowed" in check.message) == (status == "fail")
@@ -193,7 +194,7 @@ def test_a_blind_gate_fails_where_power_is_required() -> None:
 
 
 def scored(right: int, of: int, **tasks: list[float]) -> Run:
-    """A task "sums" with so many right answers, and `tasks`."""
+    """A run of a task "sums" with so many right answers, and of `tasks`."""
     return make_run({"sums": [1.0] * right + [0.0] * (of - right), **tasks})
 
 
@@ -223,7 +224,7 @@ def test_what_can_be_lost_counts_after_holm() -> None:
     assert six.status == "fail" and "show a loss of" in six.detects
 
 
-def test_metrics_without_a_value_per_document() -> None:
+def test_metrics_without_a_value_per_document_are_limited_in_percent() -> None:
     key = ("text", "word_perplexity", "none")
     lower = {"results": {key: (20.0, None)}, "higher_is_better": {key: False}, "scores": {}}
     a = replace(make_run({"text": [0.0]}), **lower)
@@ -239,30 +240,30 @@ def test_metrics_without_a_value_per_document() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "said"),
+    ("scores", "message"),
     [
         ({}, "missing from the run"),
         ({KEY: {0: 1.0}}, "99 documents"),
         ({KEY: dict.fromkeys(range(100), math.nan)}, "no finite value"),
     ],
 )
-def test_pairs_that_cannot_be_formed_fail(scores: Any, said: str) -> None:
+def test_pairs_that_cannot_be_formed_fail(scores: Any, message: str) -> None:
     a = make_run({"sums": RIGHT})
     (check,) = checks({"accuracy": {}}, a, replace(a, scores=scores))
-    assert check.status == "fail" and said in check.message
+    assert check.status == "fail" and message in check.message
 
 
 def test_names_that_the_baseline_lacks_are_refused() -> None:
     a = make_run({"sums": RIGHT})
-    for tasks, said in (
+    for tasks, message in (
         ({"sum": {"alpha": 0.1}}, "there is: sums"),
         ({"sums": {"metrics": {"acc": {}}}}, "acc: not in"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             checks({"accuracy": {"tasks": tasks}}, a, a)
 
 
-def test_combinations() -> None:
+def test_rules_combine_by_all_of_and_any_of() -> None:
     a, b = make_run({"sums": RIGHT}), make_run({"sums": RIGHT}, [item("sums", 7, output="other")])
     rules = [{"digest": "equal"}, {"accuracy": {}}]
     assert [check.status for check in checks({"any_of": rules}, a, b)] == ["excused", "pass"]
@@ -273,7 +274,7 @@ def test_combinations() -> None:
 
 
 def test_a_policy_that_tests_nothing_is_no_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nor does it excuse a failing digest, and a rule of it is refused beside a passing one, too."""
+    """Such a policy excuses no failing digest, and such a rule is refused beside a passing one, too."""
     a = make_run({"sums": RIGHT})
     b = make_run({"sums": RIGHT}, [item("sums", doc, output="other") for doc in range(100)])
     nothing = {"accuracy": {"tasks": {"sums": {"skip": True}}}}
@@ -289,7 +290,7 @@ def test_a_policy_that_tests_nothing_is_no_pass(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_only_what_was_tested_excuses() -> None:
-    """No rule gives skips alone today; should one, they excuse nothing."""
+    """No rule gives skips alone today; if one did, they would excuse nothing."""
     skip, passed, failed = (Check("accuracy", "sums", "", status, "") for status in ("skip", "pass", "fail"))
     assert standing([]) == standing([skip]) == standing([passed, failed]) == "fail"
     assert standing([skip, passed]) == "pass"

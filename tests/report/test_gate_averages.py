@@ -21,15 +21,16 @@ TASKS = [f"mmlu_{number:02}" for number in range(20)]
 
 
 def average(a: Run, b: Run, rule: dict[str, Any] | None = None, **settings: Any) -> Check:
-    own = {"tasks": ["mmlu_*"], "metric": "exact_match", **settings}
-    policy = {"accuracy": {"skip": True, "averages": {"mmlu": own}, **(rule or {})}}
-    found = evaluate(parse_policy(policy, "test").rule, a, b)
-    (check,) = (check for check in found if check.task == "average mmlu")
+    """The check of one average over the tasks mmlu_*; rule: other entries of the policy's accuracy."""
+    definition = {"tasks": ["mmlu_*"], "metric": "exact_match", **settings}
+    policy = {"accuracy": {"skip": True, "averages": {"mmlu": definition}, **(rule or {})}}
+    checks = evaluate(parse_policy(policy, "test").rule, a, b)
+    (check,) = (check for check in checks if check.task == "average mmlu")
     return check
 
 
 def answers(lost: int, won: int, documents: int = 200, tasks: list[str] = TASKS) -> tuple[Run, Run]:
-    """So many documents lost, and won, in each task."""
+    """Two runs; in each task the second loses and wins so many documents."""
     old = [1.0] * (documents // 2) + [0.0] * (documents // 2)
     new = [0.0] * lost + old[lost : documents - won] + [1.0] * won
     return make_run(dict.fromkeys(tasks, old)), make_run(dict.fromkeys(tasks, new))
@@ -41,7 +42,7 @@ def test_half_a_point_on_the_average_is_seen_where_no_task_alone_can() -> None:
     assert check.status == "pass", check.message
     assert "0.5000 -> 0.5000 (+0.00 points), 60 better, 60 worse of 4000 documents of 20 tasks" in check.message
     single = evaluate(parse_policy({"accuracy": {"margin": 0.8}}, "test").rule, a, b)
-    assert {each.status for each in single} == {"blind"}
+    assert {task_check.status for task_check in single} == {"blind"}
     worse = average(*answers(lost=5, won=3), margin=0.5)
     assert worse.status == "fail" and "(-1.00 points)" in worse.message and "the loss is no noise" in worse.message
 
@@ -54,14 +55,14 @@ def test_a_macro_mean_counts_tasks_and_a_micro_mean_documents() -> None:
     assert "macro mean" in average(a, b, margin=1.0).name
 
 
-def test_its_p_is_one_of_holms_family() -> None:
+def test_an_averages_p_is_one_of_holms_family() -> None:
     a, b = answers(lost=3, won=3)
     check = average(a, b, {"skip": False, "margin": 2.0}, margin=1.0)
     assert "after Holm over 21 metrics" in check.message and "raw (permutation test)" in check.message
 
 
-def test_related_documents_widen_it() -> None:
-    """Pairs that flip together count once."""
+def test_related_documents_widen_the_limit_of_an_average() -> None:
+    """Pairs of documents that flip together count once."""
     old = {task: [1.0] * 100 for task in TASKS}
     a, b = make_run(old), make_run({task: [0.0] * 2 + [1.0] * 98 for task in TASKS})
     groups = {task: {doc: str(doc // 2) for doc in range(100)} for task in TASKS}
@@ -71,7 +72,7 @@ def test_related_documents_widen_it() -> None:
     assert limits[1] > limits[0] > 2.0
 
 
-def test_the_tasks_limits_are_the_averages_too_unless_it_says_its_own() -> None:
+def test_the_tasks_limits_hold_for_an_average_without_its_own() -> None:
     a, b = answers(lost=3, won=3)
     assert average(a, b, {"margin": 0.8}).status == "pass"
     assert average(a, b, {"margin": 0.8}, margin=0.1).status == "blind"
@@ -79,17 +80,17 @@ def test_the_tasks_limits_are_the_averages_too_unless_it_says_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"tasks": ["mmul_*"]}, "mmul_*: no task of the baseline; there is: mmlu_00"),
         ({"metric": "acc"}, "acc: mmlu_00: it has no such metric with a score per document"),
         ({"metric": "exact_match,strict"}, "there is: exact_match,strict-match"),
     ],
 )
-def test_a_slip_of_the_pen_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_misspelt_tasks_and_metrics_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         average(*answers(1, 1), margin=1.0, **settings)
-    assert said in str(caught.value) and "accuracy: averages: mmlu" in str(caught.value)
+    assert message in str(caught.value) and "accuracy: averages: mmlu" in str(caught.value)
 
 
 def test_several_filters_must_be_told_apart() -> None:

@@ -1,4 +1,4 @@
-"""Three verdicts: passed, failed, and blind, which is neither; and what each is to a terminal and to machines."""
+"""Three verdicts: passed, failed, and blind, which is neither; and how a terminal and machines show each."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ from tests.report.gate_runs import item, make_run
 
 
 def checked(rule: dict[str, Any], **tasks: tuple[int, int, int]) -> dict[str, Check]:
-    """The checks of tasks of so many documents, so many of them lost and so many won; three of four right before."""
+    """Task -> its check. tasks: (documents, lost, won), where the old run had three of four documents right."""
     old = {task: [1.0] * (n * 3 // 4) + [0.0] * (n - n * 3 // 4) for task, (n, _, _) in tasks.items()}
     new = {task: [0.0] * lost + old[task][lost : n - won] + [1.0] * won for task, (n, lost, won) in tasks.items()}
-    found = evaluate(parse_policy({"accuracy": rule}, "test").rule, make_run(old), make_run(new))
-    return {check.task: check for check in found}
+    checks = evaluate(parse_policy({"accuracy": rule}, "test").rule, make_run(old), make_run(new))
+    return {check.task: check for check in checks}
 
 
 def report(*statuses: str, inconclusive: str = "report") -> Report:
+    """A report with one accuracy check per status."""
     verdict = "fail" if "fail" in statuses else "inconclusive" if "blind" in statuses else "pass"
     checks = tuple(Check("accuracy", f"t{i}", "acc", status, "said") for i, status in enumerate(statuses))  # type: ignore[arg-type]
     return Report(verdict, "own", "", "a", "b", checks=checks, inconclusive=inconclusive)  # type: ignore[arg-type]
 
 
 def test_a_margin_passes_fails_or_is_blind() -> None:
-    found = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse=(2000, 90, 20))
-    assert {task: check.status for task, check in found.items()} == {"large": "pass", "small": "blind", "worse": "fail"}
-    assert "rule out losses of more than 0." in found["large"].detects and "whatever flips" in found["large"].detects
-    assert found["small"].message.startswith("the loss may be 4.45 points, 2 allowed (confidence 0.95; ")
-    assert "times as many documents would tell" in found["small"].message
-    assert "the loss is no noise" in found["worse"].message
+    tasks = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse=(2000, 90, 20))
+    assert {task: check.status for task, check in tasks.items()} == {"large": "pass", "small": "blind", "worse": "fail"}
+    assert "rule out losses of more than 0." in tasks["large"].detects and "whatever flips" in tasks["large"].detects
+    assert tasks["small"].message.startswith("the loss may be 4.45 points, 2 allowed (confidence 0.95; ")
+    assert "times as many documents would tell" in tasks["small"].message
+    assert "the loss is no noise" in tasks["worse"].message
 
 
 def test_a_loss_that_is_there_may_lie_within_the_margin_and_is_said() -> None:
-    """60 lost and 20 won of 10,000: p 5e-6, and no more than 0.57 points."""
+    """60 lost and 20 won of 10,000: p is 5e-6, and the loss no more than 0.57 points."""
     check = checked({"margin": 2.0}, large=(10_000, 60, 20))["large"]
     assert check.status == "pass" and check.message.startswith("a loss, and within the margin: ")
     assert checked({}, large=(10_000, 60, 20))["large"].status == "fail"
@@ -86,13 +87,13 @@ def test_what_can_be_detected_says_at_which_rate_of_flips() -> None:
 
 
 def test_the_claim_without_flips_is_none_about_a_loss_among_many() -> None:
-    """The case behind that sentence: 0.51 points among 10 % flips, which the test finds one time in ten."""
+    """A loss of 0.51 points among 10 % flips is found one time in ten: the claim names its rate of flips for that."""
     rng, draws = np.random.default_rng(0), 400
-    found = sum(mcnemar(*_counts(flips(rng, 1319, 0.05255, 0.04745)))[1] <= 0.05 for _ in range(draws)) / draws
-    assert 0.05 < found < 0.2
+    rate = sum(mcnemar(*_counts(flips(rng, 1319, 0.05255, 0.04745)))[1] <= 0.05 for _ in range(draws)) / draws
+    assert 0.05 < rate < 0.2
 
 
-def test_a_margin_needs_no_such_claim() -> None:
+def test_a_margin_needs_no_claim_about_the_rate_of_flips() -> None:
     """A true loss of the margin among 10 % flips: it passes one time in twenty (3 sigma of 1000: 2.1 points)."""
     rng, codes = np.random.default_rng(1), np.arange(1319)
     bounds = [loss_bound([stratum(flips(rng, 1319, 0.06, 0.04), codes)], 1.0, 0.05).bound for _ in range(1000)]
@@ -100,30 +101,31 @@ def test_a_margin_needs_no_such_claim() -> None:
 
 
 def _counts(drawn: np.ndarray) -> tuple[int, int]:
+    """(wins, losses) of the draws of `flips`: a win is -1, a loss 1."""
     return int(np.sum(drawn == -1)), int(np.sum(drawn == 1))
 
 
 @pytest.mark.parametrize(
-    ("statuses", "said", "code"),
+    ("statuses", "text", "code"),
     [
         (("pass", "pass"), "PASS (2 of 2 checks)", 0),
         (("pass", "pass", "blind", "blind", "blind", "blind"), "INCONCLUSIVE (2 passed, 4 blind)", 3),
         (("blind", "fail", "pass", "skip"), "FAIL (1 failed, 1 passed, 1 blind)", 1),
     ],
 )
-def test_the_headline_counts_and_the_exit_code_tells(statuses: tuple[str, ...], said: str, code: int) -> None:
-    found = report(*statuses)
-    assert headline(found) == f"gate own: {said}" and found.exit_code == code
+def test_the_headline_counts_and_the_exit_code_tells(statuses: tuple[str, ...], text: str, code: int) -> None:
+    gated = report(*statuses)
+    assert headline(gated) == f"gate own: {text}" and gated.exit_code == code
 
 
 @pytest.mark.parametrize(("setting", "code"), [("fail", 1), ("report", 3), ("pass", 0)])
 def test_the_policy_says_what_inconclusive_means(setting: str, code: int) -> None:
-    found = report("pass", "blind", inconclusive=setting)
-    assert (found.verdict, found.exit_code) == ("inconclusive", code)
-    case = ElementTree.fromstring(junit(found).encode()).findall(".//testcase")[1]
+    gated = report("pass", "blind", inconclusive=setting)
+    assert (gated.verdict, gated.exit_code) == ("inconclusive", code)
+    case = ElementTree.fromstring(junit(gated).encode()).findall(".//testcase")[1]
     assert [child.tag for child in case] == [{"fail": "failure", "report": "error", "pass": "skipped"}[setting]]
     assert case[0].attrib["type"] == "blind" and case[0].attrib["message"].startswith("blind: ")
-    (line,) = workflow_commands(found)
+    (line,) = workflow_commands(gated)
     assert line.startswith({"fail": "::error ", "report": "::warning ", "pass": "::notice "}[setting])
 
 
@@ -142,7 +144,7 @@ def test_markdown_is_readable_as_text() -> None:
         assert escaped(odd) != odd
 
 
-def test_the_terminal_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_inconclusive_gate_exits_with_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(gate_cli, "gate", lambda *_: report("pass", "blind"))
     assert main(["gate", "a", "b", "--no-annotations"]) == 3
     out = capsys.readouterr().out
@@ -163,12 +165,12 @@ def test_any_of_is_true_false_or_unknown(first: str, second: str, expected: tupl
     rules = {"pass": {"margin": 9.0}, "blind": {"margin": 0.5}, "fail": {"max_regression": 0.1}}
     old, new = make_run({"t": [1.0] * 200}), make_run({"t": [0.0] + [1.0] * 199})
     policy = {"any_of": [{"accuracy": rules[first]}, {"accuracy": rules[second]}]}
-    found = evaluate(parse_policy(policy, "test").rule, old, new)
-    assert tuple(check.status for check in found) == expected
+    checks = evaluate(parse_policy(policy, "test").rule, old, new)
+    assert tuple(check.status for check in checks) == expected
 
 
 def test_all_of_is_undecided_beside_a_pass() -> None:
     old, new = make_run({"t": [1.0] * 50}), make_run({"t": [1.0] * 50}, [item("t", 3, total=-2.0)])
     policy = {"all_of": [{"tokens": {"epsilon": 1}}, {"accuracy": {"margin": 1}}]}
-    found = evaluate(parse_policy(policy, "test").rule, old, new)
-    assert [check.status for check in found] == ["pass", "blind"]
+    checks = evaluate(parse_policy(policy, "test").rule, old, new)
+    assert [check.status for check in checks] == ["pass", "blind"]

@@ -40,23 +40,24 @@ def results(tmp_path: Path) -> Path:
 
 
 def rows(page: Path) -> list[list[Any]]:
-    found = re.search(r'id="data-grid-runs">(.*?)</script>', page.read_text(encoding="utf-8"))
-    assert found is not None
-    listed: list[list[Any]] = json.loads(found[1])["rows"]
+    """The rows of the page's list of runs."""
+    match = re.search(r'id="data-grid-runs">(.*?)</script>', page.read_text(encoding="utf-8"))
+    assert match is not None
+    listed: list[list[Any]] = json.loads(match[1])["rows"]
     return listed
 
 
 def test_every_run_is_a_row_with_what_it_gave(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(results)]) == 0
     assert capsys.readouterr().out == f"{results / 'index.html'}: 3 runs\n"
-    found = rows(results / "index.html")
-    assert [row[:5] for row in found if row[2] == "sums"] == [
+    listed = rows(results / "index.html")
+    assert [row[:5] for row in listed if row[2] == "sums"] == [
         ["2026-01-03 03:04", "tiny", "sums", "exact_match strict-match", 0.5],
         ["2026-01-02 03:04", "tiny", "sums", "exact_match strict-match", 0.75],
     ]
-    assert {row[2] for row in found} == {"sums", "pick"} and {row[5] for row in found} == {""}
+    assert {row[2] for row in listed} == {"sums", "pick"} and {row[5] for row in listed} == {""}
     digest = json.loads((results / "first" / "manifest.json").read_text())["task_digests"]["sums"]
-    assert digest[:10] in {row[6] for row in found}
+    assert digest[:10] in {row[6] for row in listed}
 
 
 def test_the_latest_baseline_of_the_task_judges(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,12 +68,12 @@ def test_the_latest_baseline_of_the_task_judges(results: Path, capsys: pytest.Ca
     write_generations(results / "longer", [*DOCS[:3], Doc("more", score=0.0)])
     write_generations(results / "third", DOCS, model="big", weights="b" * 64)
     (results.parent / "broken.json").write_text('{"format": "evalengine-baseline"')
-    said = {entry.folder.name: (entry.baseline, entry.verdict) for entry in entries(results)}
-    assert said == {
+    verdicts = {entry.folder.name: (entry.baseline, entry.verdict) for entry in entries(results)}
+    assert verdicts == {
         "first": ("first.json", "same bits"),
-        "other": ("first.json", "was 0.7500: the same bits, scored otherwise"),  # its ids are those of the first
+        "other": ("first.json", "was 0.7500: the same bits, scored otherwise"),  # its ids equal those of the first
         "longer": ("first.json", "was 0.7500"),
-        "third": ("first.json", "same bits"),  # a digest holds no weights: what they gave is the same
+        "third": ("first.json", "same bits"),  # a digest covers no weights, and the outputs are equal
         "choices": ("", ""),
     }
     os.utime(results.parent / "other.json", (2e9, 2e9))
@@ -94,14 +95,14 @@ def test_damaged_and_unfinished_runs_are_listed_as_such(results: Path) -> None:
     (results / "half").mkdir()
     (results / "half" / "journal.jsonl").write_text("")
     path, count = write_index(results)
-    found = {entry.folder.name: entry for entry in entries(results)}
-    assert count == 9 and {n: e.state for n, e in found.items() if e.state != "finished"} == {
+    by_name = {entry.folder.name: entry for entry in entries(results)}
+    assert count == 9 and {n: e.state for n, e in by_name.items() if e.state != "finished"} == {
         **dict.fromkeys(("manifest", "digest", "results", "gone", "unbound"), DAMAGED),
         "half": UNFINISHED,
     }
-    for name, said in (("manifest", "edited or damaged"), ("digest", "not the digest"), ("results", "not the file"),
+    for name, message in (("manifest", "edited or damaged"), ("digest", "not the digest"), ("results", "not the file"),
                        ("gone", "missing"), ("unbound", "damaged")):  # fmt: skip
-        assert said in found[name].problem, name
+        assert message in by_name[name].problem, name
         assert any(row[5].startswith("damaged: ") and row[2] == name for row in rows(path))
 
 
@@ -113,12 +114,14 @@ def test_runs_of_experiments_and_lm_evals_folders_are_there(results: Path, tmp_p
     foreign.mkdir()
     for file in (results / "first").glob("results_*.json"):
         shutil.copy(file, foreign)
-    found = {str(entry.folder.relative_to(results)): entry for entry in entries(results)}
-    assert found["noise_floor-sums-tiny-x/1-max_num_seqs_1/run"].digest
-    assert found["org__model"].metrics[0].value == 0.75 and not found["org__model"].digest
+    by_place = {str(entry.folder.relative_to(results)): entry for entry in entries(results)}
+    assert by_place["noise_floor-sums-tiny-x/1-max_num_seqs_1/run"].digest
+    assert by_place["org__model"].metrics[0].value == 0.75 and not by_place["org__model"].digest
 
 
-def test_what_is_no_folder_of_runs_is_as_before(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_in_a_folder_is_refused_and_a_single_run_gets_its_page(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (results.parent / "empty").mkdir()
     assert main(["report", str(results.parent / "empty")]) == 2
     assert "no run in this folder" in capsys.readouterr().err
@@ -166,7 +169,7 @@ def test_a_row_opens_the_runs_page(results: Path, browser: Browser) -> None:
 
 
 def test_somebody_elses_page_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An output folder may be the place of a site; our own list is written anew each time."""
+    """An output folder may be the place of a site; a list that evalengine wrote is written anew each time."""
     write_generations(tmp_path / "run", [Doc("a"), Doc("b", score=0.0)])
     write_index(tmp_path)
     write_index(tmp_path)

@@ -27,7 +27,7 @@ def test_clustered_stderr_by_hand() -> None:
 
 
 def test_repeated_items_add_nothing() -> None:
-    """Copies of a document under its name leave error, interval and p-value; without names they shrink."""
+    """Copies of a document under its name change no error, interval or p-value; without names the error shrinks."""
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 11))
     once, copies = paired(a, b), paired(np.repeat(a, 5), np.repeat(b, 5), clusters=np.repeat(np.arange(11), 5))
@@ -43,7 +43,7 @@ def test_t_interval_by_hand() -> None:
     assert result.stderr == pytest.approx(2 / math.sqrt(3), rel=1e-12)
 
 
-def test_published_table() -> None:
+def test_p_and_interval_of_a_published_table() -> None:
     """Airway hyper-responsiveness (Bentur et al. 2009), in Fagerland, Lydersen & Laake 2014: 1, 1, 7, 12."""
     result = paired([1] + [0] + [1] * 7 + [0] * 12, [1] + [1] + [0] * 7 + [0] * 12)
     assert result.p_value == pytest.approx(18 / 256, rel=1e-12)
@@ -53,7 +53,7 @@ def test_published_table() -> None:
 
 
 def bonett_price_coverage(count: int, up: float, down: float) -> float:
-    """Exact: the probability of every (ups, downs) whose interval holds up - down."""
+    """The exact coverage: the probability of all (ups, downs) whose interval holds up - down."""
     total = 0.0
     for ups in range(count + 1):
         for downs in range(count + 1 - ups):
@@ -95,7 +95,7 @@ def test_clustered_interval_covers_and_the_naive_one_does_not() -> None:
 
 
 def test_false_alarms_stay_below_alpha() -> None:
-    """Same distribution in both runs: p <= alpha in at most alpha of 1000 comparisons, plus 3 sigma."""
+    """Both runs have one distribution: p <= alpha in at most alpha of 1000 comparisons, plus 3 sigma."""
     rng, draws, alpha = np.random.default_rng(11), 1000, 0.05
     limit = alpha + 3 * math.sqrt(alpha * (1 - alpha) / draws)
     rejected = np.zeros(4)
@@ -104,19 +104,19 @@ def test_false_alarms_stay_below_alpha() -> None:
         rejected[:2] += np.array(statistics.mcnemar(int(ups), int(downs))) <= alpha
         rejected[2:] += np.array(sign_flip(rng.laplace(size=8))) <= alpha
     assert (rejected / draws <= limit).all(), rejected
-    assert (rejected / draws > 0.01).all(), rejected  # tests that never reject would pass, too
+    assert (rejected / draws > 0.01).all(), rejected  # tests that never reject would pass the line above
 
 
 def test_related_items_raise_false_alarms_only_without_clusters() -> None:
     """Documents of 6 items that flip together: McNemar on items cries wolf; the clustered test does not."""
     rng, draws = np.random.default_rng(5), 300
-    wolf = held = 0
+    plain_alarms = clustered_alarms = 0
     for _ in range(draws):
         signs = rng.choice((-1, 0, 1), size=10, p=(0.4, 0.2, 0.4))
-        wolf += statistics.mcnemar(6 * int((signs > 0).sum()), 6 * int((signs < 0).sum()))[0] <= 0.05
-        held += sign_flip(6.0 * signs)[0] <= 0.05
-    assert wolf / draws > 0.3
-    assert held / draws <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+        plain_alarms += statistics.mcnemar(6 * int((signs > 0).sum()), 6 * int((signs < 0).sum()))[0] <= 0.05
+        clustered_alarms += sign_flip(6.0 * signs)[0] <= 0.05
+    assert plain_alarms / draws > 0.3
+    assert clustered_alarms / draws <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
 
 
 def test_holm_keeps_the_family_below_alpha() -> None:
@@ -149,20 +149,20 @@ def test_detectable_effect_is_detected_as_often_as_said() -> None:
     for effect, p_value in ((observed.minimum_detectable_effect, 0), (one_sided, 1)):
         loss, win = (0.07 + effect) / 2, (0.07 - effect) / 2
         counts = rng.multinomial(n, (win, loss, 1 - win - loss), size=draws)
-        found = sum(statistics.mcnemar(int(w), int(x))[p_value] <= 0.05 for w, x, _ in counts) / draws
-        assert found == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
+        detected = sum(statistics.mcnemar(int(w), int(x))[p_value] <= 0.05 for w, x, _ in counts) / draws
+        assert detected == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
     assert observed.minimum_detectable_loss < observed.minimum_detectable_effect
 
 
 def test_detectable_mean_is_detected_as_often_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(permutation, "FLIPS", 0)  # 999 flips a test
+    monkeypatch.setattr(permutation, "FLIPS", 0)  # each test draws 999 flips
     rng, n, draws = np.random.default_rng(4), 60, 600
     base = rng.normal(size=n)
     base = (base - base.mean()) / base.std(ddof=1)  # stderr 1 / sqrt(60)
     effect = paired(np.zeros(n) + 0.5, base + 0.5).minimum_detectable_effect
     assert effect == pytest.approx((2.0009953 + 0.8478) / math.sqrt(n), rel=1e-3)  # t(59) at 0.975 and 0.8
-    found = sum(sign_flip(rng.normal(effect, 1.0, n))[0] <= 0.05 for _ in range(draws)) / draws
-    assert found == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
+    detected = sum(sign_flip(rng.normal(effect, 1.0, n))[0] <= 0.05 for _ in range(draws)) / draws
+    assert detected == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
 
 
 def test_an_alpha_below_the_smallest_drawn_p_detects_nothing() -> None:
@@ -183,7 +183,7 @@ def test_no_difference_is_not_no_detectable_effect(count: int) -> None:
     fewer = sum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(6))
     assert 1 - fewer == pytest.approx(0.8, rel=1e-6)
     assert (result.p_value, result.p_one_sided, result.difference, result.stderr) == (1.0, 1.0, 0.0, 0.0)
-    assert result.ci_low < -2 / (count + 3) and result.ci_high == -result.ci_low  # of the order of 3 / n
+    assert result.ci_low < -2 / (count + 3) and result.ci_high == -result.ci_low  # both are of the order of 3 / n
     scores = paired([0.25, 0.75] * count, [0.25, 0.75] * count)  # the same for a metric that is not 0/1
     assert scores.minimum_detectable_effect == pytest.approx(
         0.5 * paired([1, 0] * count, [1, 0] * count).minimum_detectable_effect, rel=1e-6

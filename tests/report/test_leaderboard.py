@@ -22,7 +22,7 @@ RIGHT = {"good": range(14), "poor": range(5), "step-1000": range(3), "step-2000"
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    """A run of a model on 16 documents of two subjects, of which it has some right."""
+    """Makes the folder of a model's run on 16 documents of three subjects, of which it has those in `right`."""
 
     def make(name: str, right: range | None = None, **more: str) -> str:
         solved = RIGHT[name] if right is None else right
@@ -44,14 +44,16 @@ def test_other_weights_are_compared_as_models_without_allow(made: Made, capsys: 
     assert out.splitlines()[-1].startswith("verdict: 2 of 2 differences significant at 5 % (Holm); best: good on sums")
 
 
-def test_what_was_asked_for_decides(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_decide_whether_models_or_runs_are_compared(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good, poor = made("good"), made("poor")
     same = made("again", right=RIGHT["good"], weights="good".ljust(64, "w"))
     assert main(["compare", good, poor, "--models"]) == 0 and "p (Holm)" in capsys.readouterr().out
     assert main(["compare", good, same]) == 0 and "verdict: IDENTICAL" in capsys.readouterr().out
     assert main(["compare", good, same, "--models"]) == 0 and "p (Holm)" in capsys.readouterr().out
-    for words, said in (["--runs"], "The model weights differ"), (["--level", "answers"], "The model weights differ"):
-        assert main(["compare", good, poor, *words]) == 2 and said in capsys.readouterr().err
+    for words, error in (["--runs"], "The model weights differ"), (["--level", "answers"], "The model weights differ"):
+        assert main(["compare", good, poor, *words]) == 2 and error in capsys.readouterr().err
     assert main(["compare", good, poor, "--allow"]) == 1
     assert "verdict: DIFFERENT" in capsys.readouterr().out
     assert main(["compare", good, poor, "--matrix"]) == 2
@@ -81,24 +83,26 @@ def test_subjects_have_a_table_with_both_means(made: Made, capsys: pytest.Captur
     )
 
 
-def test_groups_that_lm_eval_names(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two tasks in a group of a group: listed with their means, and out of the other metrics."""
+def test_groups_that_lm_eval_names_have_their_means(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two tasks in a group of a group are listed with their means, and left out of the other metrics."""
     folders = []
     for name in ("good", "poor"):
         folder = tmp_path / f"lm-{name}"
         folder.mkdir()
-        whole: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         for task in ("x", "y"):
             source = Path(made(f"{name}-{task}", right=RIGHT[name], task=task))
             (samples,) = source.glob("samples_*.jsonl")
             (folder / samples.name).write_bytes(samples.read_bytes())
-            (found,) = source.glob("results_*.json")
-            for key, value in json.loads(found.read_text()).items():
-                whole[key] = {**whole.get(key, {}), **value} if isinstance(value, dict) else value
-        whole["config"]["model_args"] = {"pretrained": name}
-        whole["group_subtasks"] = {"all": ["inner"], "inner": ["x", "y"]}
-        whole["results"]["inner"] = {"exact_match,strict-match": 0.5}
-        (folder / found.name).write_text(json.dumps(whole))
+            (results_file,) = source.glob("results_*.json")
+            for key, value in json.loads(results_file.read_text()).items():
+                merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+        merged["config"]["model_args"] = {"pretrained": name}
+        merged["group_subtasks"] = {"all": ["inner"], "inner": ["x", "y"]}
+        merged["results"]["inner"] = {"exact_match,strict-match": 0.5}
+        (folder / results_file.name).write_text(json.dumps(merged))
         folders.append(str(folder))
     assert main(["compare", *folders, "--json", "-"]) == 1
     content = json.loads(capsys.readouterr().out)
@@ -109,7 +113,9 @@ def test_groups_that_lm_eval_names(made: Made, tmp_path: Path, capsys: pytest.Ca
     assert inner["means"][0]["tests"][0]["n"] == 32
 
 
-def test_files_of_every_kind(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_every_kind_hold_scores_and_tests(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [tmp_path / f"t{ending}" for ending in (".md", ".tex", ".csv", ".html", ".svg")]
     words = [word for file in files for word in ("-o", str(file))]
     names = [made("step-2000"), made("step-1000")]
@@ -119,10 +125,10 @@ def test_files_of_every_kind(made: Made, tmp_path: Path, capsys: pytest.CaptureF
     assert rows[0].startswith("| step-1000 | 18.8 \\[6.6, 43.0\\]") and "**56.2" in rows[1], "in the steps' order"
     assert latex.count("\\begin{tabular}") == latex.count("\\end{tabular}") == latex.count("\\toprule") >= 4
     assert "exact\\_match" in latex and "\\textbf{56.2 {[}33.2, 76.9]}" in latex
-    found = list(csv.DictReader(table.splitlines()))
-    score = next(row for row in found if row["row"] == "score" and row["model"] == "step-2000")
+    records = list(csv.DictReader(table.splitlines()))
+    score = next(row for row in records if row["row"] == "score" and row["model"] == "step-2000")
     assert float(score["value"]) == 9 / 16 and score["documents"] == "16" and score["rank"] == "1"
-    (test,) = [row for row in found if row["row"] == "test" and not row["mean"]]
+    (test,) = [row for row in records if row["row"] == "test" and not row["mean"]]
     assert float(test["p"]) == 0.03125 and float(test["p_holm"]) == pytest.approx(2 * 0.03125)
     assert "<h1>2 models on sums, sums by subject</h1>" in page and ">1k<" in picture
     capsys.readouterr()
@@ -131,7 +137,7 @@ def test_files_of_every_kind(made: Made, tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["-o", "x.docx"], "its ending must be one of .md, .tex, .csv, .html, .svg"),
         (["-o", "nowhere/x.md"], "there is no folder nowhere"),
@@ -140,11 +146,11 @@ def test_files_of_every_kind(made: Made, tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_bad_usage_writes_nothing(
-    words: list[str], said: str, made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", made("good"), made("poor"), "-o", str(tmp_path / "t.csv"), *words]) == 2
     out, err = capsys.readouterr()
-    assert said in err and not out and not (tmp_path / "t.csv").exists()
+    assert message in err and not out and not (tmp_path / "t.csv").exists()
 
 
 def test_hostile_names_stay_text(browser: Browser, made: Made, tmp_path: Path) -> None:
@@ -153,11 +159,11 @@ def test_hostile_names_stay_text(browser: Browser, made: Made, tmp_path: Path) -
     words = [word for file in files for word in ("-o", str(file))]
     assert main(["compare", made("good"), made(name, right=range(2)), "--history", *words]) == 0
     markdown, latex, table, _, _ = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-    told = "".join(line for line in latex.splitlines() if not line.startswith("%"))
+    uncommented = "".join(line for line in latex.splitlines() if not line.startswith("%"))
     assert (
         not re.search(r"(?<!\\)<script", markdown)
         and "](y)" not in markdown.replace("\\]", "")
-        and "\\input{" not in told
+        and "\\input{" not in uncommented
     )
     assert not any(cell.startswith("=") for row in csv.reader(table.splitlines()) for cell in row)
     for file in files[3:]:
@@ -167,7 +173,9 @@ def test_hostile_names_stay_text(browser: Browser, made: Made, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_the_page_in_a_browser(width: int, browser: Browser, made: Made, tmp_path: Path) -> None:
+def test_the_page_fits_the_screen_and_draws_steps_as_a_history(
+    width: int, browser: Browser, made: Made, tmp_path: Path
+) -> None:
     page = tmp_path / "c.html"
     folders = [made(name) for name in ("step-1000", "step-2000", "good")]
     assert main(["compare", *folders, "-o", str(page), "--names", "first,second,last"]) == 0

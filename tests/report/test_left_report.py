@@ -1,4 +1,4 @@
-"""The page that every run leaves at its end: there if it can be, and no run fails for it."""
+"""The page that every run leaves at its end: it is there if it can be written, and no run fails without it."""
 
 from __future__ import annotations
 

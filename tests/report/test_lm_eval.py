@@ -51,7 +51,7 @@ def lm_eval_samples() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture
 def lm_eval_folder(tmp_path: Path) -> Path:
-    """Written by lm-eval's own tracker."""
+    """A folder written by lm-eval's own tracker."""
     trackers = pytest.importorskip("lm_eval.loggers.evaluation_tracker")
     samples = lm_eval_samples()
     outputs = {"gen_task": "generate_until", "choice": "multiple_choice", "pages": "loglikelihood_rolling"}
@@ -75,7 +75,7 @@ def lm_eval_folder(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_lm_evals_own_files(lm_eval_folder: Path) -> None:
+def test_lm_evals_own_files_are_read_as_evidence(lm_eval_folder: Path) -> None:
     run = load_run(lm_eval_folder)  # the results lie in out/m/
     assert (run.kind, run.name, run.digest, run.manifest) == ("lm-eval", "m", None, Manifest({}))
     assert run.scores == {
@@ -96,8 +96,8 @@ def test_lm_evals_own_files(lm_eval_folder: Path) -> None:
     assert run.identity["model_args"] == {"pretrained": "m"}
     assert run.identity["tasks"]["choice"]["dataset_path"] == "choice"
     assert run.identity["task_hashes"].keys() == {"gen_task", "choice", "pages"}
-    found = {key: (item.kind, item.sum_logprob, item.text, item.leaf) for key, item in run.items.items()}
-    assert found == {
+    items = {key: (item.kind, item.sum_logprob, item.text, item.leaf) for key, item in run.items.items()}
+    assert items == {
         ("choice", 0, 0, 0): ("loglikelihood", -2.5, None, ""),
         ("choice", 0, 1, 0): ("loglikelihood", -1.5, None, ""),
         ("choice", 1, 0, 0): ("loglikelihood", -2.5, None, ""),
@@ -110,7 +110,7 @@ def test_lm_evals_own_files(lm_eval_folder: Path) -> None:
         differing_leaves(run, run)
 
 
-def test_the_newest_of_lm_evals_runs(lm_eval_folder: Path) -> None:
+def test_the_newest_of_lm_evals_runs_is_read(lm_eval_folder: Path) -> None:
     (old,) = lm_eval_folder.rglob("results_*.json")
     new = old.with_name("results_2999-01-01T00-00-00.json")
     content = json.loads(old.read_text())
@@ -137,7 +137,7 @@ def test_an_lm_eval_baseline_keeps_its_scores(lm_eval_folder: Path, tmp_path: Pa
     ("value", "expected"),
     [(1, 1.0), (True, 1.0), ("True", 1.0), ("0.5", 0.5), ("N/A", None), (None, None), ([-3.0, 2], None)],
 )
-def test_numbers(value: Any, expected: float | None) -> None:
+def test_numbers_are_read_from_lm_evals_values(value: Any, expected: float | None) -> None:
     assert number(value) == expected
 
 
@@ -152,7 +152,7 @@ def test_numbers(value: Any, expected: float | None) -> None:
         ([], None),
     ],
 )
-def test_answers(filtered: list[Any], expected: str | None) -> None:
+def test_answers_are_read_from_filtered_responses(filtered: list[Any], expected: str | None) -> None:
     arguments = {f"gen_args_{i}": {"arg_0": "q", "arg_1": f" {word}"} for i, word in enumerate("xyz")}
     row = {"filtered_resps": filtered, "arguments": arguments, "metrics": ["acc"]}
     assert answer(row, None) == expected

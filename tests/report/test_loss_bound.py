@@ -16,31 +16,32 @@ ALPHA = 0.05
 
 
 def bound_of(losses: np.ndarray, codes: np.ndarray | None = None, alpha: float = ALPHA) -> LossBound:
+    """The bound of these documents' losses; each is a cluster of its own where `codes` are not given."""
     codes = np.arange(len(losses)) if codes is None else codes
     return loss_bound([stratum(losses.astype(float), codes)], 1.0, alpha)
 
 
-def test_by_hand() -> None:
+def test_the_bound_by_hand() -> None:
     """3 lost and 1 won of 50: parts of +-1/50, all of one size, so t = 1/50."""
     losses = np.array([1.0] * 3 + [-1.0] + [0.0] * 46)
-    found, t, z = bound_of(losses), 1 / 50, 1.6448536269514722
-    assert (found.loss, found.groups) == (pytest.approx(2 / 50), 50)
-    assert found.stderr == pytest.approx(np.std(losses, ddof=1) / math.sqrt(50))
-    assert found.shift == pytest.approx((z * z + 2) / 3) and found.unit == pytest.approx(t)
-    assert found.error == pytest.approx(stats.t.isf(ALPHA, 49) * math.sqrt(found.stderr**2 + t**2))
-    assert found.bound == pytest.approx(found.loss + found.shift * t + found.error)
+    result, t, z = bound_of(losses), 1 / 50, 1.6448536269514722
+    assert (result.loss, result.groups) == (pytest.approx(2 / 50), 50)
+    assert result.stderr == pytest.approx(np.std(losses, ddof=1) / math.sqrt(50))
+    assert result.shift == pytest.approx((z * z + 2) / 3) and result.unit == pytest.approx(t)
+    assert result.error == pytest.approx(stats.t.isf(ALPHA, 49) * math.sqrt(result.stderr**2 + t**2))
+    assert result.bound == pytest.approx(result.loss + result.shift * t + result.error)
 
 
 @pytest.mark.parametrize("count", [30, 200, 1319])
 def test_no_flip_is_a_little_more_than_the_rule_of_three(count: int) -> None:
-    exact = 1 - ALPHA ** (1 / count)  # what n documents without a loss leave possible
+    exact = 1 - ALPHA ** (1 / count)  # n documents without a loss leave this one possible
     assert exact < bound_of(np.zeros(count)).bound < 1.15 * exact
 
 
 def test_one_document_and_one_cluster_rule_out_nothing() -> None:
     for losses, codes in ((np.zeros(1), None), (np.zeros(4), np.zeros(4, dtype=np.intp))):
-        found = loss_bound([stratum(losses, np.arange(len(losses)) if codes is None else codes)], 1.0, ALPHA, 1.0)
-        assert found.bound == 1.0 and math.isinf(found.error) and math.isinf(found.times_the_documents(0.02))
+        result = loss_bound([stratum(losses, np.arange(len(losses)) if codes is None else codes)], 1.0, ALPHA, 1.0)
+        assert result.bound == 1.0 and math.isinf(result.error) and math.isinf(result.times_the_documents(0.02))
 
 
 def test_repeated_documents_add_nothing() -> None:
@@ -60,7 +61,7 @@ def test_more_documents_by_the_factor_said_reach_the_margin() -> None:
 
 
 def test_strata_are_fixed() -> None:
-    """Two tasks, each half: the variance is that within them; a difference between them is none."""
+    """Two tasks of half the weight each: the variance within them counts, a difference between them does not."""
     rng = np.random.default_rng(1)
     low, high = rng.normal(0.0, 1.0, 60), rng.normal(5.0, 1.0, 60)
     codes = np.arange(60)
@@ -79,25 +80,26 @@ def test_the_order_of_documents_does_not_matter() -> None:
     assert bound_of(losses, codes).bound == pytest.approx(bound_of(losses[order], codes[order]).bound, rel=1e-12)
 
 
-def ours(losses: int, wins: int, count: int) -> float:
+def our_bound(losses: int, wins: int, count: int) -> float:
+    """The bound of a run with so many losses and wins among `count` documents."""
     parts = np.array([1.0] * losses + [-1.0] * wins + [0.0] * (count - losses - wins)) / count
-    each = Stratum(parts, parts - parts.mean(), np.full(count, 1 / count))
-    return loss_bound([each], 1.0, ALPHA).bound
+    whole = Stratum(parts, parts - parts.mean(), np.full(count, 1 / count))
+    return loss_bound([whole], 1.0, ALPHA).bound
 
 
 @pytest.mark.parametrize(("count", "margin"), [(100, 0.05), (200, 0.02), (400, 0.02)])
 @pytest.mark.parametrize("win", [0.0, 0.002, 0.02])
 def test_a_loss_of_the_margin_passes_seldom(count: int, margin: float, win: float) -> None:
     """Exactly, by enumeration: the true loss is the margin, so every pass is false."""
-    assert passing(ours, count, margin, margin + win, win) <= ALPHA
+    assert passing(our_bound, count, margin, margin + win, win) <= ALPHA
 
 
 def test_bonett_and_prices_bound_passes_too_often() -> None:
-    """Why it is not used here, though its two-sided coverage is right."""
+    """Bonett and Price's bound is not used for this reason, though its two-sided coverage is right."""
     assert passing(bonett_price_bound, 200, 0.02, 0.02, 0.0) > 0.08
 
 
-def test_clusters_that_flip_together() -> None:
+def test_the_clustered_bound_is_seldom_wrong_where_clusters_flip_together() -> None:
     """100 clusters of 1 to 9: a tenth lose 30 % of their documents. Without clusters, or without skewness, it is wrong
     far too often; 3 sigma of 1000 draws are two points."""
     rng, draws, wrong = np.random.default_rng(3), 1000, np.zeros(3)

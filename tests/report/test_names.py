@@ -20,7 +20,7 @@ from tests.run_double import generated, write_run
 RECORDS = [generated(doc) for doc in range(4)]
 
 
-def made(path: Path, age: int) -> Path:
+def finished_run(path: Path, age: int) -> Path:
     """A finished run whose digest was written `age` seconds before the others'."""
     write_run(path, RECORDS)
     os.utime(path / "digest.txt", (2e9 - age, 2e9 - age))
@@ -32,9 +32,9 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """results/ with two runs and a finished experiment of two, in the working directory."""
     monkeypatch.chdir(tmp_path)
     root = Path("results")
-    made(root / "old", 50), made(root / "new", 10)
+    finished_run(root / "old", 50), finished_run(root / "new", 10)
     sweep = root / "noise_floor-sums-m-20260102T030405Z-00000000"
-    places = [made(sweep / f"{number}-max_num_seqs_{number}" / "run", 90 - number) for number in (1, 2)]
+    places = [finished_run(sweep / f"{number}-max_num_seqs_{number}" / "run", 90 - number) for number in (1, 2)]
     sources = [{"source": str(place.relative_to(sweep))} for place in reversed(places)]
     (sweep / "noise_floor.json").write_text(json.dumps({"format": SWEEP_FORMAT, "runs": sources}))
     return root
@@ -66,7 +66,7 @@ def test_runs_of_an_experiment_are_numbered_as_in_its_report(results: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("noise_floor:3", "has runs 1 to 2"),
         ("noise_floor:0", "has runs 1 to 2"),
@@ -75,8 +75,8 @@ def test_runs_of_an_experiment_are_numbered_as_in_its_report(results: Path) -> N
         ("nowhere:latest", "no finished run in nowhere/"),
     ],
 )
-def test_names_that_stand_for_nothing(name: str, said: str, results: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_names_that_stand_for_nothing_are_refused(name: str, message: str, results: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_run(name)
 
 
@@ -87,12 +87,12 @@ def test_without_a_run_latest_says_where_it_looked(tmp_path: Path, monkeypatch: 
 
 
 def test_a_path_that_is_really_called_so_goes_first(results: Path) -> None:
-    made(Path("latest"), 99), Path("noise_floor:1").mkdir()
+    finished_run(Path("latest"), 99), Path("noise_floor:1").mkdir()
     assert stands_for("latest") == "latest" and load_run("latest").source == Path("latest")
     assert stands_for("noise_floor:1") == "noise_floor:1"
 
 
-def test_the_index_among_runs_is_none(results: Path) -> None:
+def test_the_index_among_runs_is_no_run(results: Path) -> None:
     (results / "index.html").write_text("<!doctype html>")
     assert named_runs([str(results / "new"), str(results / "index.html")]) == [str(results / "new")]
     assert named_runs([str(results / "index.html")]) == [str(results / "index.html")], "alone it is an error to come"
@@ -112,7 +112,7 @@ def test_what_a_run_says_of_its_making(results: Path) -> None:
     assert command_line([]) == "python -m evalengine" and command_line(None) is None and command_line([1]) is None
 
 
-def test_every_command_takes_them(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_takes_such_names(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "latest", "noise_floor:1"]) == 0
     assert f"A: {results / 'new'}" in capsys.readouterr().out
     assert main(["baseline", "latest", "-o", "baseline.json"]) == 0

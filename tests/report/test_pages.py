@@ -36,7 +36,7 @@ HOSTILE = {
 
 
 def quiet(tab: Tab) -> None:
-    """The page did nothing but show itself."""
+    """Asserts that the page did nothing but show itself."""
     assert tab.evaluate("typeof window.pwned") == "undefined"
     assert (tab.errors, tab.requests, tab.dialogs) == ([], [], [])
 
@@ -72,7 +72,7 @@ def test_hostile_texts_are_shown_and_do_nothing(browser: Browser, tmp_path: Path
     texts = tab.evaluate("report.blocks('long').load(0).then(items => items.map(item => item[0]))")
     whole = [
         text for text in HOSTILE.values() if text != HOSTILE["surrogates"]
-    ]  # the protocol's JSON cannot carry them
+    ]  # the protocol's JSON cannot carry surrogates
     assert [text for text in texts if "alone" not in text] == whole
     assert tab.evaluate("document.querySelectorAll('iframe, img, link, object, embed').length") == 0
     tab.close()
@@ -131,7 +131,7 @@ def test_the_policy_names_what_is_there_and_nothing_else() -> None:
 
 def test_text_is_escaped_and_markup_is_not() -> None:
     assert tag("b", "<i>", Markup("<u></u>"), title='"<') == '<b title="&quot;&lt;">&lt;i&gt;<u></u></b>'
-    assert escape(tag("b")) == "<b></b>" and escape(f"{tag('b')}!") == "&lt;b&gt;&lt;/b&gt;!"  # joined by hand: text
+    assert escape(tag("b")) == "<b></b>" and escape(f"{tag('b')}!") == "&lt;b&gt;&lt;/b&gt;!"  # a joined string is text
     assert tag("input", disabled=True, hidden=False, value=None, class_="x", data_row=3) == (
         '<input disabled class="x" data-row="3">'
     )
@@ -168,7 +168,7 @@ def test_assets_use_nothing_that_runs_text(name: str) -> None:
         assert word not in text, word
 
 
-def test_plots_of_awkward_numbers(browser: Browser, tmp_path: Path) -> None:
+def test_plots_of_awkward_numbers_hold_no_nan_and_no_infinity(browser: Browser, tmp_path: Path) -> None:
     page = Page("Plots")
     drawn = [
         histogram([0.0, 1e-9, 2e-9], [Series("", [0, 0])], "nat", "requests"),

@@ -23,11 +23,11 @@ from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interv
 from tests.report.gate_runs import item, make_run
 
 WORD, BITS = ("text", "word_perplexity", "none"), ("text", "bits_per_byte", "none")
-PAGES = 62  # as WikiText-2's test split
+PAGES = 62  # WikiText-2's test split has as many
 
 
 def pages(rise: float, noise: float, seed: int = 0) -> tuple[Run, Run]:
-    """A run of unequal pages at about 3 nats a word, and one that is worse by `rise` nats on the whole."""
+    """A run of unequal pages at about 3 nats a word, and one that is worse by `rise` nats a word on the whole."""
     rng = np.random.default_rng(seed)
     words = rng.integers(500, 8000, PAGES).astype(float)
     old = -words * rng.normal(3.0, 0.3, PAGES)
@@ -37,12 +37,13 @@ def pages(rise: float, noise: float, seed: int = 0) -> tuple[Run, Run]:
 
 
 def run_of(totals: np.ndarray, words: np.ndarray) -> Run:
+    """A run of pages with these log-likelihoods and numbers of words; five bytes are a word."""
     sizes, nats = words * 5, -totals.sum() / words.sum()
-    made = [replace(item("text", doc, total=float(total)), kind=ROLLING) for doc, total in enumerate(totals)]
-    pairs = [{doc: (float(t), float(w)) for doc, (t, w) in enumerate(zip(totals, each, strict=True))}
-             for each in (words, sizes)]  # fmt: skip
+    items = [replace(item("text", doc, total=float(total)), kind=ROLLING) for doc, total in enumerate(totals)]
+    pairs = [{doc: (float(t), float(w)) for doc, (t, w) in enumerate(zip(totals, weights, strict=True))}
+             for weights in (words, sizes)]  # fmt: skip
     return replace(
-        make_run({"text": [0.0] * len(totals)}, made),
+        make_run({"text": [0.0] * len(totals)}, items),
         scores={}, answers={}, weighted=dict(zip((WORD, BITS), pairs, strict=True)),
         results={WORD: (math.exp(nats), None), BITS: (nats / 5 / math.log(2), None)},
         higher_is_better={WORD: False, BITS: False},
@@ -50,12 +51,13 @@ def run_of(totals: np.ndarray, words: np.ndarray) -> Run:
 
 
 def checks(rule: dict[str, Any], a: Run, b: Run) -> dict[str, Check]:
-    found = evaluate(parse_policy({"accuracy": rule}, "test").rule, a, b)
-    return {check.name.partition(",")[0]: check for check in found}
+    """Metric -> its check under the rule."""
+    results = evaluate(parse_policy({"accuracy": rule}, "test").rule, a, b)
+    return {check.name.partition(",")[0]: check for check in results}
 
 
 def test_a_rise_of_nine_tenths_of_a_percent_that_is_no_noise_does_not_pass() -> None:
-    """+0.90 %, p 0.0002, below the 1 % that was all the policy asked."""
+    """The rise is 0.90 %, p 0.0002, below the 1 % that was all the policy asked."""
     a, b = pages(math.log(1.009), noise=0.018)
     for rule in ({"margin": 2.0, "margin_percent": 1.0}, {"max_regression_percent": 1.0}, {}):
         check = checks(rule, a, b)["word_perplexity"]
@@ -82,26 +84,26 @@ def test_equal_log_likelihoods_pass_and_better_ones_do() -> None:
 
 def test_bits_per_byte_is_the_same_in_percent_of_its_value() -> None:
     a, b = pages(0.03, 0.001)
-    found = checks({}, a, b)
-    assert "(+3.05 %)" in found["word_perplexity"].message and "(+0.97 %)" in found["bits_per_byte"].message
-    assert {check.status for check in found.values()} == {"fail"}
+    by_metric = checks({}, a, b)
+    assert "(+3.05 %)" in by_metric["word_perplexity"].message and "(+0.97 %)" in by_metric["bits_per_byte"].message
+    assert {check.status for check in by_metric.values()} == {"fail"}
 
 
-def test_a_baseline_from_before_it_held_weights_is_tested_too(tmp_path: Path) -> None:
+def test_a_baseline_from_before_files_held_weights_is_tested_too(tmp_path: Path) -> None:
     a, b = pages(math.log(1.009), noise=0.018)
     old, new = (tmp_path / name for name in ("old.json", "new.json"))
     new.write_text(to_text(replace(a, kind="run", weighted=a.weighted)))
     old.write_text(to_text(replace(a, kind="run", weighted={})))
     assert '"weighted"' in new.read_text() and '"weighted"' not in old.read_text()
     assert load_baseline(new).weighted == a.weighted
-    said = [checks({}, load_baseline(file), b)["word_perplexity"].message for file in (old, new)]
-    assert said[0] == said[1] and "after Holm" in said[0]
+    messages = [checks({}, load_baseline(file), b)["word_perplexity"].message for file in (old, new)]
+    assert messages[0] == messages[1] and "after Holm" in messages[0]
 
 
 def test_what_no_run_holds_the_parts_of_is_a_bare_value_and_blind_with_a_margin() -> None:
     a, b = (replace(run, weighted={}) for run in pages(0.002, 0.001))
-    found = checks({"margin": 1.0, "margin_percent": 1.0}, a, b)["word_perplexity"]
-    assert found.status == "blind" and "without a spread" in found.message
+    check = checks({"margin": 1.0, "margin_percent": 1.0}, a, b)["word_perplexity"]
+    assert check.status == "blind" and "without a spread" in check.message
     other = replace(a, results={WORD: (7.0, None), BITS: (3.0, None)}, weighted=b.weighted)
     assert "one value, no spread" in checks({"max_regression_percent": 1.0}, other, other)["word_perplexity"].detects
 

@@ -12,6 +12,7 @@ from evalengine.report.gate.policy_files import load_policy, merged
 
 
 def write(folder: Path, **files: str) -> Path:
+    """Writes the policies, name -> text, and returns the path of the first."""
     for name, text in files.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return folder / f"{next(iter(files))}.yaml"
@@ -24,7 +25,7 @@ def rule_of(path: Path) -> AccuracyRule:
 
 
 def test_one_line_makes_a_policy_of_ones_own(tmp_path: Path) -> None:
-    """A new checkpoint is comparable without a name of `allow` copied."""
+    """The policy allows a new checkpoint though it repeats no name of `allow`."""
     base = load_policy("accuracy")
     own = load_policy(str(write(tmp_path, own="extends: accuracy\naccuracy: {margin: 0.5}\ninconclusive: fail")))
     assert isinstance(own.rule, AccuracyRule) and isinstance(base.rule, AccuracyRule)
@@ -57,7 +58,7 @@ def test_a_rule_of_another_kind_replaces_the_rule(tmp_path: Path) -> None:
     assert isinstance(policy.rule, AnyOf) and policy.allow == load_policy("accuracy").allow
 
 
-def test_a_chain(tmp_path: Path) -> None:
+def test_policies_extend_each_other_in_a_chain(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     write(tmp_path / "below", middle="extends: ../base.yaml\naccuracy: {alpha: 0.02}")
     path = write(tmp_path, own="extends: below/middle.yaml\naccuracy: {margin: 1}", base="accuracy: {power: 0.9}")
@@ -66,7 +67,7 @@ def test_a_chain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "message"),
     [
         ("extends: own.yaml\ndigest: equal", "these policies extend each other in a circle"),
         ("extends: other.yaml", "own.yaml -> "),
@@ -85,11 +86,11 @@ def test_a_chain(tmp_path: Path) -> None:
         ("accuracy: {averages: {m: {tasks: a, metric: acc, skip: true}}}", "skip: unknown key"),
     ],
 )
-def test_what_is_refused(own: str, said: str, tmp_path: Path) -> None:
+def test_bad_policies_are_refused_with_their_files(own: str, message: str, tmp_path: Path) -> None:
     path = write(tmp_path, own=own, other="extends: own.yaml\ndigest: equal")
     with pytest.raises(ConfigError) as caught:
         load_policy(str(path))
-    assert said in str(caught.value) and "own.yaml" in str(caught.value)
+    assert message in str(caught.value) and "own.yaml" in str(caught.value)
 
 
 def test_all_problems_of_a_chain_are_told_with_its_files(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def test_samples_have_a_row_a_document_and_filter(folder: Path) -> None:
 
 def test_records_are_the_files_own_bits(folder: Path) -> None:
     frame, records = evalengine.load_run(folder).records, read_records(folder / "records.parquet")
-    assert frame.output_ids.tolist() == [one.output_ids for one in records]
-    for got, one in zip(frame.logprobs, records, strict=True):
-        assert got.dtype == np.float32 and got.tobytes() == one.logprobs.tobytes()
+    assert frame.output_ids.tolist() == [record.output_ids for record in records]
+    for got, record in zip(frame.logprobs, records, strict=True):
+        assert got.dtype == np.float32 and got.tobytes() == record.logprobs.tobytes()
     assert frame.sum_logprob[0] == pytest.approx(float(records[0].logprobs.sum()), rel=1e-6)
 
 
@@ -59,7 +59,7 @@ def test_an_edited_run_is_refused(folder: Path) -> None:
         evalengine.load_run(folder)
 
 
-def test_what_it_says_and_its_html(folder: Path) -> None:
+def test_a_run_shows_itself_as_text_and_as_html(folder: Path) -> None:
     run = evalengine.load_run(folder)
     assert repr(run).splitlines()[-1] == f"digest: {run.digest}" and "exact_match" in repr(run)
     assert run._repr_html_().startswith("<div><table>") and run.digest is not None and run.digest in run._repr_html_()
@@ -87,9 +87,9 @@ def test_compare_says_everything_that_is_wrong() -> None:
 
 
 def test_gate_judges_or_raises(folder: Path, tmp_path: Path) -> None:
-    found = evalengine.gate(evalengine.load_run(folder), folder)
-    assert found.passed and found.verdict == "pass" and found.checks.status.tolist() == ["pass"]
-    assert repr(found).endswith("gate bitwise: PASS (1 of 1 checks)")
+    judged = evalengine.gate(evalengine.load_run(folder), folder)
+    assert judged.passed and judged.verdict == "pass" and judged.checks.status.tolist() == ["pass"]
+    assert repr(judged).endswith("gate bitwise: PASS (1 of 1 checks)")
     other = write_run(tmp_path / "b", [generated(doc, seed=doc == 2) for doc in range(6)])
     with pytest.raises(evalengine.ConfigError, match="gate: not comparable: "):
         evalengine.gate(folder, other)

@@ -27,7 +27,7 @@ NAME = (TASK, "loglikelihood per window", "none")
 
 
 def rolling(pages: Mapping[int, Sequence[Sequence[float]]]) -> Run:
-    """Ours: an item a window; a perplexity has no number a document."""
+    """A run of evalengine: it has one item per window, and its perplexity has no number per document."""
     items: list[Item] = []
     for doc, windows in pages.items():
         for place, logprobs in enumerate(windows):
@@ -41,28 +41,29 @@ def rolling(pages: Mapping[int, Sequence[Sequence[float]]]) -> Run:
 
 
 def lm_eval(pages: Mapping[int, Sequence[Sequence[float]]], kind: str = "lm-eval") -> Run:
-    """lm-eval's: a sum a document."""
-    whole = rolling({doc: [[sum(map(sum, windows))]] for doc, windows in pages.items()})
+    """A run of lm-eval: it has one sum per document."""
+    summed = rolling({doc: [[sum(map(sum, windows))]] for doc, windows in pages.items()})
     bare = {"leaf": "", "prompt_sha256": "", "output_sha256": "", "output_ids": None, "logprobs": None}
-    items = {key: replace(i, **bare) for key, i in whole.items.items()}  # type: ignore[arg-type]
-    return replace(whole, kind=kind, digest=None, identity={}, manifest=Manifest({}), items=items)  # type: ignore[arg-type]
+    items = {key: replace(i, **bare) for key, i in summed.items.items()}  # type: ignore[arg-type]
+    return replace(summed, kind=kind, digest=None, identity={}, manifest=Manifest({}), items=items)  # type: ignore[arg-type]
 
 
 def moved(pages: Mapping[int, Sequence[Sequence[float]]], by: Mapping[int, float]) -> dict[int, list[list[float]]]:
+    """The pages with `by[doc]` added to every logprob of the document."""
     return {doc: [[value + by.get(doc, 0.0) for value in w] for w in windows] for doc, windows in pages.items()}
 
 
 @pytest.mark.parametrize("kind", ["lm-eval", "baseline"])
 def test_windows_are_summed_beside_lm_evals_documents(kind: str) -> None:
-    theirs, ours = lm_eval(PAGES, kind), rolling(PAGES)
-    for a, b in ((theirs, ours), (ours, theirs)):
+    foreign, own = lm_eval(PAGES, kind), rolling(PAGES)
+    for a, b in ((foreign, own), (own, foreign)):
         assert incomparable(a, b) == []
         c = compare(a, b)
         assert (c.verdict, c.common, c.partial, c.differences) == ("SAME TOKENS", 3, False, [])
         assert f"{TASK}: lm-eval's files hold a log-likelihood a document, so the other run's windows were summed" in (
             c.unchecked
         )
-    other = compare(theirs, rolling(moved(PAGES, {1: -0.5})))
+    other = compare(foreign, rolling(moved(PAGES, {1: -0.5})))
     assert [(d.key, d.what) for d in other.differences] == [((TASK, 1, 0, 0), "logprobs")]
     metric = other.metrics[-1]
     assert metric.key[1] == "loglikelihood per document" and metric.paired is not None
@@ -70,7 +71,7 @@ def test_windows_are_summed_beside_lm_evals_documents(kind: str) -> None:
     assert metric.value_b == pytest.approx((metric.value_a or 0.0) - 2.5 / 3)
 
 
-def test_two_runs_of_ours_stay_as_they_are() -> None:
+def test_two_runs_of_evalengine_stay_as_they_are() -> None:
     a, b = rolling(PAGES), rolling(PAGES)
     assert aligned(a, b) == (a, b)
     assert compare(a, b).verdict == "IDENTICAL" and compare(a, b).common == 6
@@ -103,10 +104,10 @@ def test_windows_of_a_document_are_one_cluster() -> None:
     assert metric.paired == paired(sums[0], sums[1], clusters=[0, 0, 1, 1, 1, 2])
     assert metric.paired is not None and (metric.paired.n, metric.paired.clusters) == (6, 3)
     assert (metric.paired.wins, metric.paired.losses, metric.paired.ties) == (3, 2, 1)
-    said = [line for line in report(c) if isinstance(line, str)]
+    lines = [line for line in report(c) if isinstance(line, str)]
     clustered = "6 windows of 3 documents; interval, p and MDE take each document as one (clustered)."
-    assert f"sums, loglikelihood per window, none: {clustered}" in said
-    assert any(line.startswith("W/L/T: documents (of log-likelihoods per window: windows)") for line in said)
+    assert f"sums, loglikelihood per window, none: {clustered}" in lines
+    assert any(line.startswith("W/L/T: documents (of log-likelihoods per window: windows)") for line in lines)
     assert clustered in comparison_page(c).render()
     content = json.loads(json.dumps(comparison_json(c), allow_nan=False))["metrics"][-1]
     assert (content["metric"], content["unit"], content["paired"]["clusters"]) == (NAME[1], "window", 3)

@@ -39,7 +39,7 @@ def test_wilson_is_scipys(successes: int, count: int, confidence: float) -> None
     assert wilson(successes, count, confidence) != pytest.approx((other.low, other.high), abs=1e-12)
 
 
-def test_the_interval_of_a_mean() -> None:
+def test_the_interval_of_a_mean_is_wilsons_or_students() -> None:
     assert mean_interval([1.0] * 7 + [0.0] * 33) == wilson(7, 40)
     values = [0.5, 1.5, 2.25, 9.0]
     known = stats.t.interval(0.95, 3, loc=sum(values) / 4, scale=stats.sem(values))
@@ -52,16 +52,16 @@ def test_the_interval_of_a_mean() -> None:
 def test_choices_by_hand(tmp_path: Path) -> None:
     sums = [[-1.0, -3.0], [-2.0, -2.0], [-9.0, -1.0], [-math.inf, -1.0]]
     data = load_run_data(write_choices(tmp_path / "run", sums, targets=[0, 1, 0, 1]))
-    found = choices(data, "pick")
-    assert [(c.doc_id, c.chosen, c.correct, c.margin) for c in found] == [
+    taken = choices(data, "pick")
+    assert [(c.doc_id, c.chosen, c.correct, c.margin) for c in taken] == [
         (0, 0, True, 2.0),
         (1, 0, False, 0.0),
         (2, 1, False, -8.0),
     ]
-    assert [c.confidence for c in found] == pytest.approx([1 / (1 + math.exp(-2)), 0.5, 1 / (1 + math.exp(-8))])
-    bins = reliability(found)
+    assert [c.confidence for c in taken] == pytest.approx([1 / (1 + math.exp(-2)), 0.5, 1 / (1 + math.exp(-8))])
+    bins = reliability(taken)
     assert [(b.correct, b.count) for b in bins] == [(0, 1), (1, 1), (0, 1)]
-    assert expected_calibration_error(bins) == pytest.approx(sum(abs(c.correct - c.confidence) for c in found) / 3)
+    assert expected_calibration_error(bins) == pytest.approx(sum(abs(c.correct - c.confidence) for c in taken) / 3)
     assert expected_calibration_error([Bin(0.75, 3, 4), Bin(0.5, 1, 2)]) == 0
     assert expected_calibration_error([Bin(0.75, 1, 4)]) == 0.5
 
@@ -72,8 +72,8 @@ def test_choices_asked_twice_are_no_further_choices(tmp_path: Path) -> None:
     assert len(list(samples._requests(data, "pick", 0, samples.Scissors(9, 99)))) == 4
     data.samples["pick"][0][0]["metrics"].append("acc_mutual_info")
     assert [r[2] for r in samples._requests(data, "pick", 0, samples.Scissors(9, 99))] == [-1.0, -3.0]
-    asked = data.documents["pick", 0]
-    data.documents["pick", 0] = [replace(item, repeat=n) for item in asked for n in (0, 1)]
+    requests = data.documents["pick", 0]
+    data.documents["pick", 0] = [replace(item, repeat=n) for item in requests for n in (0, 1)]
     assert [(c.margin, c.confidence) for c in choices(data, "pick")] == [(-2.0, pytest.approx(1 / (1 + math.exp(-2))))]
     assert [r[2] for r in samples._requests(data, "pick", 0, samples.Scissors(9, 99))] == [-1.0, -3.0]
 
@@ -112,25 +112,25 @@ def test_tokens_keep_every_byte(tmp_path: Path) -> None:
 
 
 def test_the_noise_floor_counts_what_was_planted(tmp_path: Path) -> None:
-    made = [Doc(f"out {n}", answer=str(n)) for n in range(6)]
-    exact = write_generations(tmp_path / "exact", made)
+    documents = [Doc(f"out {n}", answer=str(n)) for n in range(6)]
+    exact = write_generations(tmp_path / "exact", documents)
     assert sibling(load_run(exact)) is None
-    write_generations(tmp_path / "exact2", made)
+    write_generations(tmp_path / "exact2", documents)
     assert sibling(load_run(exact)) is None, "two invariant runs are no pair"
-    changed = [*made[:4], Doc("out 4", answer="x", score=0.0), Doc("other", answer="5")]
+    changed = [*documents[:4], Doc("out 4", answer="x", score=0.0), Doc("other", answer="5")]
     fast = load_run(write_generations(tmp_path / "fast", changed, numerics="fast"))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "digest.txt").write_text("x")
     invariant = load_run(exact)
-    found = sibling(invariant)
-    assert found is not None and found.source.name == "fast" and is_pair(invariant, fast)
+    neighbour = sibling(invariant)
+    assert neighbour is not None and neighbour.source.name == "fast" and is_pair(invariant, fast)
     for floor in (noise_floor(invariant, fast), noise_floor(fast, invariant)):
         assert (floor.requests, floor.differing, floor.outputs, floor.answers, floor.documents) == (6, 1, 1, 1, 6)
         (metric,) = floor.comparison.metrics
         assert metric.paired is not None and (metric.paired.wins, metric.paired.losses, metric.paired.n) == (0, 1, 6)
         assert metric.difference == pytest.approx(-1 / 6), "fast less invariant, in whichever order they are given"
         assert floor.logprobs == (0, 5 * 5 + 1), "of equal requests too; the sixth shares its first token, o"
-    moved = load_run(write_generations(tmp_path / "moved", made, numerics="fast", shift=-0.5))
+    moved = load_run(write_generations(tmp_path / "moved", documents, numerics="fast", shift=-0.5))
     assert (change := noise_floor(invariant, moved).change) is not None
     assert change.max_abs == pytest.approx(0.5) and change.differing == change.compared == 30
 
@@ -148,21 +148,21 @@ def test_the_noise_floor_counts_choices_that_flip(tmp_path: Path) -> None:
     assert (noise_floor(exact, same).answers, noise_floor(exact, same).logprobs) == (0, (0, 4))
 
 
-def test_a_sibling_in_another_folder_of_the_experiment(tmp_path: Path) -> None:
-    made = [Doc("a"), Doc("b")]
+def test_the_sibling_of_equal_settings_is_found_in_the_experiment(tmp_path: Path) -> None:
+    documents = [Doc("a"), Doc("b")]
     folders = {}
     for place, (numerics, seqs) in enumerate([("exact", 1), ("exact", 8), ("fast", 1), ("fast", 8)], 1):
         folder = tmp_path / "sweep" / f"{place}-seqs_{seqs}" / "run"
-        folders[numerics, seqs] = write_generations(folder, made, numerics=numerics, shift=0.0)
+        folders[numerics, seqs] = write_generations(folder, documents, numerics=numerics, shift=0.0)
         engine = json.loads((folder / "manifest.json").read_text())["engine"]
         bind_again(folder, engine={**engine, "max_num_seqs": seqs})
     for (numerics, seqs), folder in folders.items():
-        found = sibling(load_run(folder))
-        assert found is not None
-        assert found.source == folders["exact" if numerics == "fast" else "fast", seqs], "the one of equal settings"
+        neighbour = sibling(load_run(folder))
+        assert neighbour is not None
+        assert neighbour.source == folders["exact" if numerics == "fast" else "fast", seqs], "the one of equal settings"
     (folders["fast", 8] / "records.parquet").write_bytes(b"PAR1 no more")
-    found = sibling(load_run(folders["exact", 8]))
-    assert found is not None and found.source == folders["fast", 1], "a damaged one is passed over"
+    neighbour = sibling(load_run(folders["exact", 8]))
+    assert neighbour is not None and neighbour.source == folders["fast", 1], "a damaged one is passed over"
     (tmp_path / "sweep" / "1-seqs_1").rename(tmp_path / "sweep" / "mine")
     assert sibling(load_run(tmp_path / "sweep" / "mine" / "run")) is None, "no folder of an experiment"
 
@@ -192,7 +192,7 @@ def test_a_manifest_that_lacks_a_part_is_said_and_makes_no_pair(tmp_path: Path) 
 
 
 def test_what_has_no_interval_says_why(tmp_path: Path) -> None:
-    """One document, scores that are all alike, and a metric that is no mean; nothing where all have one."""
+    """One document, equal scores and a metric that is no mean have no interval; where all have one, no note stands."""
     alone = _page(write_generations(tmp_path / "alone", [Doc("a")]))
     assert "No interval for exact_match: one document says nothing of others." in alone
     assert "Intervals are over documents" not in alone
@@ -202,11 +202,11 @@ def test_what_has_no_interval_says_why(tmp_path: Path) -> None:
     assert "Intervals are over documents" in both and "No interval" not in both
     data = load_run_data(tmp_path / "both")
     unrecorded = "the run does not record what each document adds"
-    for kind, said in ("loglikelihood_rolling", unrecorded), ("generate_until", "it is no mean of"):
+    for kind, reason in ("loglikelihood_rolling", unrecorded), ("generate_until", "it is no mean of"):
         key = ("sums", "word_perplexity", "none")
         items = {k: replace(item, kind=kind) for k, item in data.run.items.items()}
         odd = replace(data, run=replace(data.run, items=items, scores={}, results={key: (20.0, None)}))
-        assert f"No interval for word_perplexity: {said}" in interval_note(odd, {key: False}, "about")
+        assert f"No interval for word_perplexity: {reason}" in interval_note(odd, {key: False}, "about")
 
 
 def test_pass_at_k_stands_beside_its_metric_with_its_own_interval(tmp_path: Path) -> None:
@@ -223,14 +223,15 @@ def test_pass_at_k_stands_beside_its_metric_with_its_own_interval(tmp_path: Path
 
 
 def _page(folder: Path) -> str:
+    """The text of the run's page."""
     return write_run_report(folder)[0].read_text(encoding="utf-8")
 
 
 def test_bins_are_whole_for_whole_numbers() -> None:
     assert edges([3, 3, 3], whole=True) == [2.5, 3.5]
     assert edges([0, 59], whole=True) == [-0.5 + 2 * i for i in range(31)]
-    at = edges([0, 1000], whole=True)
-    assert len(at) <= 31 and at[-1] > 1000 and {b - a for a, b in pairwise(at)} == {34}
+    bounds = edges([0, 1000], whole=True)
+    assert len(bounds) <= 31 and bounds[-1] > 1000 and {b - a for a, b in pairwise(bounds)} == {34}
     assert edges([2.5, 2.5], whole=False)[0] == 2.0
 
 

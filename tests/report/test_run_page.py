@@ -19,6 +19,7 @@ from tests.run_double import bind_again
 
 
 def choose(tab: Tab, label: str, value: str) -> None:
+    """Chooses an option, by its text, in the select with this label."""
     tab.evaluate(
         f"(() => {{ const s = document.querySelector('select[aria-label={json.dumps(label)}]');"
         f" s.value = [...s.options].find(o => o.text === {json.dumps(value)}).value;"
@@ -28,10 +29,10 @@ def choose(tab: Tab, label: str, value: str) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = [Doc(f"the answer is {n}\n", f"Question: what is {n}?\nAnswer:", f"#### {n}", str(n), float(n % 4 != 0))
+    documents = [Doc(f"the answer is {n}\n", f"Question: what is {n}?\nAnswer:", f"#### {n}", str(n), float(n % 4 != 0))
             for n in range(60)]  # fmt: skip
-    made[7] = Doc("pale blue needle", "Question: a haystack", "#### 7", "7", 0.0, finish="length", truncated=5)
-    return write_generations(tmp_path_factory.mktemp("runs") / "exact", made)
+    documents[7] = Doc("pale blue needle", "Question: a haystack", "#### 7", "7", 0.0, finish="length", truncated=5)
+    return write_generations(tmp_path_factory.mktemp("runs") / "exact", documents)
 
 
 def test_the_page_says_what_the_run_says(browser: Browser, run: Path) -> None:
@@ -48,17 +49,17 @@ def test_the_page_says_what_the_run_says(browser: Browser, run: Path) -> None:
     tab.close()
 
 
-def test_search_filter_and_sort(browser: Browser, run: Path) -> None:
+def test_samples_are_searched_filtered_and_sorted(browser: Browser, run: Path) -> None:
     tab = opened(browser, run)
     assert docs(tab)[:3] == ["0", "1", "2"]
-    search(tab, "blue NEEDLE", "1 of 60 samples")  # a text of the blocks: no cell shows outputs
+    search(tab, "blue NEEDLE", "1 of 60 samples")  # the text lies in a block: no cell shows outputs
     assert docs(tab) == ["7"]
     search(tab, "nowhere to be found", "0 of 60 samples")
     search(tab, "", "60 samples")
     choose(tab, "exact_match", "wrong")
     tab.wait("document.querySelector('.count').textContent === '16 of 60 samples'")
     assert docs(tab)[:4] == ["0", "4", "7", "8"]
-    search(tab, "what is 1", "2 of 60 samples")  # 12 and 16; both hold at once
+    search(tab, "what is 1", "2 of 60 samples")  # search and choice hold at once
     assert docs(tab) == ["12", "16"]
     search(tab, "", "16 of 60 samples")
     choose(tab, "exact_match", "exact_match: all")
@@ -73,7 +74,7 @@ def test_search_filter_and_sort(browser: Browser, run: Path) -> None:
     tab.close()
 
 
-def test_the_panel_of_a_sample(browser: Browser, run: Path) -> None:
+def test_the_panel_of_a_sample_shows_its_texts_and_tokens(browser: Browser, run: Path) -> None:
     tab = opened(browser, run)
     tab.click(".grid-row[data-row='7']")
     tab.wait("document.querySelector('dialog[open] .tokens')")
@@ -100,7 +101,7 @@ def test_the_panel_of_a_sample(browser: Browser, run: Path) -> None:
     tab.wait("!document.querySelector('dialog').open")
     tab.evaluate("location.hash = 'samples=3'")
     tab.wait("document.querySelector('dialog[open]').innerText.includes('document 3')")
-    # a row that is asked for before the event of the closing has come
+    # This row is asked for before the event of the closing has come.
     tab.evaluate("(() => { document.querySelector('dialog').close(); location.hash = 'samples=5' })()")
     tab.wait("document.querySelector('dialog[open]').innerText.includes('document 5')")
     assert tab.evaluate("location.hash") == "#samples=5"
@@ -119,10 +120,10 @@ def test_a_page_says_when_by_what_and_under_which_id(browser: Browser, run: Path
         ["Command", "python -m evalengine task=sums 'output_dir=my results'"],
     ]
     tab.close()
-    for changes, said in ({"command": None}, "started from Python"), ({"command": None, "started": None}, "older run"):
-        folder = write_generations(tmp_path / said.replace(" ", "_"), [Doc("a"), Doc("b")])
+    for changes, note in ({"command": None}, "started from Python"), ({"command": None, "started": None}, "older run"):
+        folder = write_generations(tmp_path / note.replace(" ", "_"), [Doc("a"), Doc("b")])
         bind_again(folder, **changes)
-        assert said in write_run_report(folder)[0].read_text(encoding="utf-8")
+        assert note in write_run_report(folder)[0].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("row", "look", "answer"), [(4, "wrong", "4"), (5, "right", "5")])
@@ -135,8 +136,8 @@ def test_a_sample_shows_the_answer_beside_its_target(
     marks = tab.evaluate("[...document.querySelectorAll('.judged mark')].map(m => [m.className, m.textContent])")
     assert marks == [[look, answer], ["right", f"#### {answer}"]]
     assert f"Answer: {look}" in tab.evaluate("document.querySelector('.judged').innerText")
-    said = tab.evaluate("[...document.querySelectorAll('.tokens .said')].map(s => [s.className, s.textContent])")
-    assert said == [[f"said {look}", answer]], "where the output says it"
+    quoted = tab.evaluate("[...document.querySelectorAll('.tokens .said')].map(s => [s.className, s.textContent])")
+    assert quoted == [[f"said {look}", answer]], "where the output says it"
     assert tab.evaluate("document.querySelector('dialog code').className") == look
     tab.evaluate("report.openRow('samples', 7)")
     tab.wait("document.querySelector('dialog').innerText.includes('document 7')")
@@ -174,8 +175,8 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Browser, run: Path
     tab.close()
 
 
-def test_lone_surrogates_of_lm_eval_and_old_runs_without_tokens(browser: Browser, run: Path, tmp_path: Path) -> None:
-    """A folder that holds lm-eval's two files only, and one of ours from before tokens.json."""
+def test_lm_evals_folders_and_old_runs_without_tokens_have_pages(browser: Browser, run: Path, tmp_path: Path) -> None:
+    """One folder holds lm-eval's two files only, the other is of a run from before tokens.json."""
     old, foreign = tmp_path / "old", tmp_path / "foreign"
     for folder, names in ((old, ["*"]), (foreign, ["results_*", "samples_*"])):
         folder.mkdir()
@@ -184,7 +185,7 @@ def test_lone_surrogates_of_lm_eval_and_old_runs_without_tokens(browser: Browser
         ):
             (folder / file.name).write_bytes(file.read_bytes())
     manifest = json.loads((old / "manifest.json").read_text())
-    del manifest["files"], manifest["sha256"]  # those who wrote no tokens.json wrote no list of files either
+    del manifest["files"], manifest["sha256"]  # runs without tokens.json listed no files either
     manifest["identity"].pop("model_spec", None)
     (old / "manifest.json").write_text(json.dumps(manifest))
     tab = opened(browser, old)
@@ -213,4 +214,4 @@ def test_the_numbers_in_the_file_are_those_of_the_samples(run: Path) -> None:
     assert [row[4] for row in grid["rows"]] == [row["exact_match"] == 1.0 for row in rows]
     block = page.split('id="block-samples-0">')[1].split("</script>")[0]
     requests = [item[5][0] for item in json.loads(gzip.decompress(base64.b64decode(block)))]
-    assert [each[5][: each[1]] for each in requests] == [row["resps"][0][0] for row in rows]
+    assert [request[5][: request[1]] for request in requests] == [row["resps"][0][0] for row in rows]

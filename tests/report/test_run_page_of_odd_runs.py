@@ -23,8 +23,8 @@ from tests.report.written_run import Doc, write_choices, write_generations
 
 def test_hostile_outputs_are_inert(browser: Browser, tmp_path: Path) -> None:
     texts = [*HOSTILE.values(), "x" * 1_000_000, "<b>" * 100_000]
-    made = [Doc(t, t, t, t, 0.0, [t], fields={t: t, "__proto__": t, "constructor": [t]}) for t in texts]
-    folder = write_generations(tmp_path / HOSTILE["entity"].replace("/", ""), made)
+    documents = [Doc(t, t, t, t, 0.0, [t], fields={t: t, "__proto__": t, "constructor": [t]}) for t in texts]
+    folder = write_generations(tmp_path / HOSTILE["entity"].replace("/", ""), documents)
     started = time.monotonic()
     tab = opened(browser, folder)
     assert len((folder / "report.html").read_bytes()) < 1_000_000, "long texts are cut"
@@ -46,7 +46,7 @@ def test_hostile_outputs_are_inert(browser: Browser, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("samples", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_thousands_of_samples(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int) -> None:
-    """Of gsm8k's sizes: prompts of 2,900 characters that no compression folds away, outputs of 120 tokens.
+    """Samples have gsm8k's sizes: prompts of 2,900 characters that no compression folds away, outputs of 120 tokens.
 
     A page of 20,000 has the real limits; one of fewer has as many bytes for each sample.
     """
@@ -82,7 +82,7 @@ def test_choices_have_calibration_and_margins(browser: Browser, tmp_path: Path) 
     sums = [[-1.0, -3.0, -2.0], [-4.0, -1.5, -9.0], [-2.0, -2.5, -30.0]]
     tab = opened(browser, write_choices(tmp_path / "run", sums, targets=[0, 2, 0]))
     text = tab.evaluate("document.querySelector('#likelihood').innerText")
-    assert "Calibration error" in text and "1 of 3 within 1 nat" in text  # margins 1.0 (not less), -7.5, 0.5
+    assert "Calibration error" in text and "1 of 3 within 1 nat" in text  # the margins are 1.0 (not less), -7.5, 0.5
     tab.evaluate("report.openRow('samples', 1)")
     tab.wait("document.querySelector('dialog[open] .choice')")
     rows = tab.evaluate("[...document.querySelectorAll('.choice')].map(c => [c.className, c.innerText])")
@@ -92,8 +92,8 @@ def test_choices_have_calibration_and_margins(browser: Browser, tmp_path: Path) 
     tab.close()
 
 
-def test_logprobs_that_are_not_finite(browser: Browser, tmp_path: Path) -> None:
-    """They look like no certain token, no share follows from them, and their rows stay last in both orders."""
+def test_logprobs_that_are_not_finite_give_no_share_and_sort_last(browser: Browser, tmp_path: Path) -> None:
+    """Such logprobs look like no certain token and give no share; their rows stay last in both orders."""
     sums = [[math.nan, -1.0, -2.0], [-1.0, -3.0, -3.0], [-math.inf] * 3, [-2.0, -3.0, -3.0]]
     tab = opened(browser, write_choices(tmp_path / "run", sums, targets=[1, 0, 0, 0]))
     tab.evaluate("report.openRow('samples', 0)")
@@ -114,10 +114,10 @@ def test_logprobs_that_are_not_finite(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_fast_beside_exact_shows_the_noise_floor(browser: Browser, tmp_path: Path) -> None:
-    made = [Doc(f"out {n}", answer=str(n)) for n in range(5)]
-    exact = write_generations(tmp_path / "exact", made)
-    other = [*made[:4], Doc("elsewhere", answer="9", score=0.0)]
-    write_generations(tmp_path / "fast", other, numerics="fast", shift=-0.25)
+    documents = [Doc(f"out {n}", answer=str(n)) for n in range(5)]
+    exact = write_generations(tmp_path / "exact", documents)
+    changed = [*documents[:4], Doc("elsewhere", answer="9", score=0.0)]
+    write_generations(tmp_path / "fast", changed, numerics="fast", shift=-0.25)
     tab = opened(browser, exact)
     text = tab.evaluate("document.querySelector('#noise').innerText")
     assert re.search(r"Requests whose bits differ\s+5\s+of 5", text) and re.search(r"Outputs that part\s+1\s", text)
@@ -131,7 +131,7 @@ def test_fast_beside_exact_shows_the_noise_floor(browser: Browser, tmp_path: Pat
 
 
 def test_scores_between_0_and_1_are_numbers(tmp_path: Path) -> None:
-    """The mean of an item's repeats."""
+    """A score between 0 and 1 is the mean of an item's repeats."""
     run = write_generations(tmp_path / "run", [Doc("4", score=score) for score in (1.0, 1 / 3, 0.0)])
     page = write_run_report(run)[0].read_text(encoding="utf-8")
     grid = json.loads(page.split('id="data-grid-samples">')[1].split("</script>")[0])

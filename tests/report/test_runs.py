@@ -40,14 +40,14 @@ def folder(tmp_path: Path, records: list[RequestRecord]) -> Path:
 
 @pytest.fixture
 def unbound(tmp_path: Path, records: list[RequestRecord]) -> Path:
-    """A run as they were written before manifests listed files."""
+    """A run as runs were written before manifests listed files."""
     return write_run(tmp_path / "old" / "run", records, bound=False)
 
 
 # -- our folders -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_folder(folder: Path, records: list[RequestRecord]) -> None:
+def test_a_run_folder_is_read_as_it_was_written(folder: Path, records: list[RequestRecord]) -> None:
     run = load_run(folder)
     assert (run.kind, run.name, run.source) == ("run", "run", folder)
     assert run.digest == (folder / "digest.txt").read_text().strip()
@@ -100,7 +100,7 @@ def foreign_digest(file: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "digest": "ab" * 32}))
 
 
-def better(file: Path) -> None:
+def raise_result(file: Path) -> None:
     content = json.loads(file.read_text())
     content["results"]["sums"]["exact_match,strict"] += 0.2
     file.write_text(json.dumps(content))
@@ -122,7 +122,7 @@ HARMS: list[tuple[str, Callable[[Path], Any], str]] = [
     (f"results_{ISO}.json", Path.unlink, "results_.* is missing"),
     (f"results_{ISO}.json", cut, "results_.*damaged"),
     (f"results_{ISO}.json", lambda f: f.write_text("{}"), "results_.*no results of lm-eval"),
-    (f"results_{ISO}.json", better, "exact_match,strict of sums at 0.6.*mean is 0.4: one of the two"),
+    (f"results_{ISO}.json", raise_result, "exact_match,strict of sums at 0.6.*mean is 0.4: one of the two"),
     (f"samples_sums_{ISO}.jsonl", Path.unlink, "samples_sums_.*missing"),
     (f"samples_sums_{ISO}.jsonl", cut, "samples_sums_.*, line .*cut short"),
     (f"samples_sums_{ISO}.jsonl", drop_last_line, "samples_sums_.*lines are missing"),
@@ -135,7 +135,7 @@ HARMS: list[tuple[str, Callable[[Path], Any], str]] = [
 def test_harm_is_named_with_its_cure(
     unbound: Path, folder: Path, name: str, harm: Callable[[Path], Any], message: str
 ) -> None:
-    """Where nothing binds the files, by what they contradict; where the manifest lists them, by their hashes."""
+    """Harm shows by what unbound files contradict, and by the hashes of files that the manifest lists."""
     for run, words in ((unbound, message), (folder, re.escape(name if (folder / name).exists() else str(folder)))):
         load_run(run)
         harm(run / name)
@@ -153,7 +153,7 @@ def test_samples_of_other_documents_are_refused(unbound: Path, tmp_path: Path) -
         load_run(folder)
 
 
-def test_paths_that_are_no_run(tmp_path: Path, folder: Path) -> None:
+def test_paths_that_are_no_run_are_refused(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.json").write_text("{}")
     for path, message in [
@@ -167,7 +167,7 @@ def test_paths_that_are_no_run(tmp_path: Path, folder: Path) -> None:
             load_run(path)
 
 
-def test_paths_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may read everything, so the refusals are the file system's own words, said by a double of it."""
     for use in (load_run, lambda path: named_runs([path])):
         with pytest.raises(ConfigError, match="x: File name too long; name another path"):
@@ -185,7 +185,7 @@ def test_paths_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             load_run(tmp_path / name)
 
 
-def test_an_experiments_folder(tmp_path: Path, records: list[RequestRecord]) -> None:
+def test_an_experiment_is_its_runs_once_it_is_finished(tmp_path: Path, records: list[RequestRecord]) -> None:
     sweep = tmp_path / "sweep"
     runs = [write_run(sweep / f"{number}-max_num_seqs_{number}" / "run", records) for number in (1, 2)]
     for use in (lambda: named_runs([str(sweep)]), lambda: load_run(sweep)):

@@ -107,16 +107,16 @@ def test_related_items_are_flipped_together() -> None:
     assert paired(a, b, clusters=range(16)) == alone  # clusters of one are no clusters
 
 
-def test_one_item() -> None:
+def test_one_item_has_no_standard_error() -> None:
     result = paired([0.25], [0.5])
     assert (result.n, result.wins, result.difference, result.p_value, result.p_one_sided) == (1, 1, 0.25, 1.0, 1.0)
     assert math.isnan(result.stderr) and (result.ci_low, result.ci_high) == (-math.inf, math.inf)
     loss = paired([1], [0])
     assert (loss.p_value, loss.p_one_sided, loss.difference) == (1.0, 0.5, -1.0)
-    assert loss.ci_low == -1.0 and loss.ci_high > 0  # Bonett and Price's, cut at -1
+    assert loss.ci_low == -1.0 and loss.ci_high > 0  # Bonett and Price's interval is cut at -1
 
 
-def test_all_wins() -> None:
+def test_all_wins_by_hand() -> None:
     result = paired([0] * 50, [1] * 50)
     assert (result.p_value, result.p_one_sided, result.difference) == (2.0**-49, 1.0, 1.0)
     assert result.ci_high == 1.0 and 0.85 < result.ci_low < 0.95
@@ -144,7 +144,9 @@ def test_a_constant_shift_is_not_certainty() -> None:
         ([1, 0], [1, 0], {"alpha": 0.5, "power": 0.4}, "not above alpha"),
     ],
 )
-def test_refuses(a: list[float], b: list[float], arguments: dict[str, object], message: str) -> None:
+def test_odd_scores_and_settings_are_refused(
+    a: list[float], b: list[float], arguments: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         paired(a, b, **arguments)  # type: ignore[arg-type]
 
@@ -184,17 +186,19 @@ MIRRORED = ("p_value", "stderr", "ties", "minimum_detectable_effect")
 
 
 def close(x: float, y: float) -> bool:
+    """Whether two numbers are equal up to rounding, or both NaN."""
     return x == y or (math.isnan(x) and math.isnan(y)) or math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def compared(rows: list[tuple[float, float, int]], grouped: bool, **arguments: bool) -> PairedResult:
+    """The paired result of rows (a, b, group); grouped: whether groups are clusters."""
     a, b, groups = zip(*rows, strict=True)
     return paired(a, b, groups if grouped else None, **arguments)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=pairs | binaries, grouped=st.booleans())
-def test_swapping_the_runs_negates(rows: list[tuple[float, float, int]], grouped: bool) -> None:
+def test_swapping_the_runs_negates_the_difference(rows: list[tuple[float, float, int]], grouped: bool) -> None:
     there = compared(rows, grouped)
     back = compared([(b, a, g) for a, b, g in rows], grouped)
     assert (back.wins, back.losses, back.mean_a) == (there.losses, there.wins, there.mean_b)
@@ -202,7 +206,7 @@ def test_swapping_the_runs_negates(rows: list[tuple[float, float, int]], grouped
     assert close(back.ci_low, -there.ci_high) and close(back.ci_high, -there.ci_low)
     assert all(close(getattr(back, name), getattr(there, name)) for name in MIRRORED)
     lower = compared([(b, a, g) for a, b, g in rows], grouped, higher_is_better=False)
-    assert lower.p_one_sided == there.p_one_sided or abs(there.difference) < 1e-12  # drawn from the same flips
+    assert lower.p_one_sided == there.p_one_sided or abs(there.difference) < 1e-12  # both are of the same flips
 
 
 @settings(max_examples=60, deadline=None)

@@ -26,33 +26,35 @@ Outputs = Mapping[int, Any]
 
 
 def cell(outputs: Outputs, fast: bool, size: int, model: str = "tiny", **more: Any) -> Cell:
+    """A cell of a sweep: a run with these outputs and the settings `fast` and `size`."""
     numerics = "fast" if fast else "exact"
-    found = run(outputs, numerics=numerics, **more)
-    manifest = Manifest({**found.manifest.content, "numerics": numerics, "model": {"name": model}})
+    base = run(outputs, numerics=numerics, **more)
+    manifest = Manifest({**base.manifest.content, "numerics": numerics, "model": {"name": model}})
     settings = {"batch_invariant": str(not fast), "max_num_seqs": str(size)}
-    return Cell(settings, replace(found, manifest=manifest))
+    return Cell(settings, replace(base, manifest=manifest))
 
 
 def swept(*fast: Outputs, invariant: tuple[Outputs, ...] = (BASE, BASE), **more: Any) -> Sweep:
+    """A sweep of fast runs with these outputs, beside invariant ones."""
     cells = [cell(outputs, True, size, **more) for size, outputs in enumerate(fast, 1)]
     return sweep("x", cells + [cell(outputs, False, size) for size, outputs in enumerate(invariant, 1)])
 
 
 def test_invariant_runs_come_first_and_are_equal() -> None:
-    found = swept(BIT, TOKEN)
-    assert [c.fast for c in found.cells] == [False, False, True, True]
-    assert found.promise_kept and found.digests(fast=False) == (2, 1) and found.digests(fast=True) == (2, 2)
-    assert [(f.invariant, f.fast, dict(f.settings)) for f in found.floors] == [
+    result = swept(BIT, TOKEN)
+    assert [c.fast for c in result.cells] == [False, False, True, True]
+    assert result.promise_kept and result.digests(fast=False) == (2, 1) and result.digests(fast=True) == (2, 2)
+    assert [(f.invariant, f.fast, dict(f.settings)) for f in result.floors] == [
         (1, 3, {"max_num_seqs": "1"}), (2, 4, {"max_num_seqs": "2"})
     ]  # fmt: skip
-    assert verdict(found).startswith("2 invariant runs: the same bits (1 digest); 2 fast runs: 2 digests; fast flips ")
+    assert verdict(result).startswith("2 invariant runs: the same bits (1 digest); 2 fast runs: 2 digests; fast flips ")
 
 
 def test_an_invariant_run_of_other_bits_breaks_the_promise() -> None:
-    found = swept(BIT, TOKEN, invariant=(BASE, BIT))
-    assert not found.promise_kept and "2 invariant runs: DIFFERENT BITS (2 digests)" in verdict(found)
-    assert sweep_json(found, Path())["invariant_runs_equal"] is False
-    assert picture(found).count('class="same"') == 2, "the fast run that happens to equal an invariant one"
+    result = swept(BIT, TOKEN, invariant=(BASE, BIT))
+    assert not result.promise_kept and "2 invariant runs: DIFFERENT BITS (2 digests)" in verdict(result)
+    assert sweep_json(result, Path())["invariant_runs_equal"] is False
+    assert picture(result).count('class="same"') == 2, "the fast run that happens to equal an invariant one"
 
 
 def test_invariant_runs_of_other_inputs_may_differ() -> None:
@@ -80,45 +82,45 @@ def test_the_noise_floor_counts_what_moved() -> None:
     assert (same.differing, same.answers, same.logprobs, same.largest_change) == (0, 0, (0, 6), 0.0)
 
 
-def test_the_table_and_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
-    found = swept(BIT, TOKEN)
-    print_sweep(found, [Path("x.svg"), Path("x.json")])
+def test_the_table_holds_every_run_and_the_last_line_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    result = swept(BIT, TOKEN)
+    print_sweep(result, [Path("x.svg"), Path("x.json")])
     out = capsys.readouterr().out
     swept_as = ("exact +1", "exact +2", "fast +1", "fast +2")
-    for number, (c, said) in enumerate(zip(found.cells, swept_as, strict=True), 1):
-        assert re.search(rf"(?m)^ +{number} +{c.run.source.name} +{said} +{(c.run.digest or '')[:12]} *$", out), out
-    assert out.splitlines()[-1] == f"verdict: {verdict(found)}" and "x.json\n" in out
+    for number, (c, settings) in enumerate(zip(result.cells, swept_as, strict=True), 1):
+        assert re.search(rf"(?m)^ +{number} +{c.run.source.name} +{settings} +{(c.run.digest or '')[:12]} *$", out), out
+    assert out.splitlines()[-1] == f"verdict: {verdict(result)}" and "x.json\n" in out
     assert re.search(r"1, 3 +1 +1 of 3 +0 +0 +16\.7% +1\.49e-08 nat +exact_match \(strict-match\) +1\.0000", out)
     assert "IDENTICAL" in out and "SAME TOKENS 1/3" in out and "DIFFERENT 1/3" in out
 
 
 def test_files_appear_whole_with_strict_json_and_xml(tmp_path: Path) -> None:
-    found = swept(BIT, TOKEN)
-    svg, file = write_sweep(found, tmp_path)
+    result = swept(BIT, TOKEN)
+    svg, file = write_sweep(result, tmp_path)
     content = json.loads(file.read_text())
     seal, drawn_sha256 = content.pop("sha256"), content.pop("picture_sha256")
     assert drawn_sha256 == hashlib.sha256(svg.read_bytes()).hexdigest()
     assert seal == content_sha256({**content, "picture_sha256": drawn_sha256})
-    assert content == sweep_json(found, tmp_path) and content["experiment"] == "x" and len(content["pairs"]) == 6
+    assert content == sweep_json(result, tmp_path) and content["experiment"] == "x" and len(content["pairs"]) == 6
     assert [r["settings"]["max_num_seqs"] for r in content["runs"]] == ["1", "2", "1", "2"]
     drawn = ElementTree.parse(svg).getroot()
     looks = [rect.get("class") for rect in drawn.iter("{http://www.w3.org/2000/svg}rect")]
     assert (looks.count("same"), looks.count("other"), looks.count("self"), looks.count("paper")) == (2, 10, 4, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.svg"]
     with pytest.raises(EvalEngineError, match="could not write"):
-        write_sweep(found, tmp_path / "missing")
+        write_sweep(result, tmp_path / "missing")
 
 
 def test_runs_that_are_not_comparable_are_no_pair() -> None:
-    found = sweep("x", [cell(BASE, False, 1), cell(BASE, True, 1, weights="f" * 64)])
-    assert found.matrix.refused and not found.floors
-    assert "unlike" in picture(found)
-    assert verdict(found) == "1 invariant run: 1 digest; 1 fast run: 1 digest", "nothing is claimed of one run"
+    result = sweep("x", [cell(BASE, False, 1), cell(BASE, True, 1, weights="f" * 64)])
+    assert result.matrix.refused and not result.floors
+    assert "unlike" in picture(result)
+    assert verdict(result) == "1 invariant run: 1 digest; 1 fast run: 1 digest", "nothing is claimed of one run"
 
 
 def test_the_picture_and_the_table_hold_the_scores(capsys: pytest.CaptureFixture[str]) -> None:
-    found = swept(BIT, TOKEN, scores={0: 0.0})
-    drawn = picture(found)
+    result = swept(BIT, TOKEN, scores={0: 0.0})
+    drawn = picture(result)
     assert drawn.count(">100.0 %<") == 2 and drawn.count(">66.7 %<") == 2 and "on the diagonal each run" in drawn
     print_sweep(swept(BIT), [])
     out = capsys.readouterr().out
@@ -139,8 +141,8 @@ def test_the_picture_is_as_wide_as_its_longest_line() -> None:
 
 def test_names_from_outside_cannot_break_the_picture() -> None:
     hostile = '</text><script>alert(1)</script>"&\u202e'
-    found = sweep("x", [cell(BASE, False, 1, hostile), cell(BIT, True, 1, hostile)])
-    drawn = picture(found)
+    result = sweep("x", [cell(BASE, False, 1, hostile), cell(BIT, True, 1, hostile)])
+    drawn = picture(result)
     assert "&lt;script&gt;alert(1)" in drawn, "it is shown"
     assert "<script" not in drawn and "\u202e" not in drawn and TASK in drawn
     ElementTree.fromstring(drawn)

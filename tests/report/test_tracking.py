@@ -1,4 +1,4 @@
-"""`log_to=`: what reaches W&B and MLflow. By the real libraries, offline, where they are installed; else by doubles."""
+"""`log_to=`: what reaches W&B and MLflow; the real libraries take it where they are installed, else doubles do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def mlflow_double(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Takes the calls down, under the names and argument names of MLflow 3."""
+    """The calls that a double of MLflow took; it has the names and argument names of MLflow 3."""
     calls: list[tuple[Any, ...]] = []
     double: Any = ModuleType("mlflow")
     double.__spec__ = ModuleSpec("mlflow", None, origin="double")
@@ -47,12 +47,12 @@ def mlflow_double(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def test_what_is_logged(folder: Path) -> None:
+def test_metrics_digest_and_settings_are_logged(folder: Path) -> None:
     run = load_run(folder)
     assert metrics_of(run) == METRICS
-    found = settings_of(run)
-    assert found["digest"] == run.digest and found["engine.max_num_seqs"] == 8 and found["model.name"] == "m"
-    assert not any("stats" in name for name in found)
+    settings = settings_of(run)
+    assert settings["digest"] == run.digest and settings["engine.max_num_seqs"] == 8 and settings["model.name"] == "m"
+    assert not any("stats" in name for name in settings)
 
 
 def test_names_that_mlflow_refuses_are_mended(folder: Path) -> None:
@@ -84,19 +84,19 @@ def test_a_tracker_that_refuses_does_not_fail_the_run(
 
     sys.modules["mlflow"].log_metrics = refuse  # type: ignore[attr-defined]
     leave_log(folder, "mlflow")
-    said = capsys.readouterr().err
-    assert "the run is not logged (OSError: no route); the run is whole; try again: python -m evalengine report" in said
+    err = capsys.readouterr().err
+    assert "the run is not logged (OSError: no route); the run is whole; try again: python -m evalengine report" in err
     assert mlflow_double[-1] == ("end", "FAILED")
     assert main(["report", str(folder), "--log-to", "mlflow"]) == 1
 
 
 def test_a_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (said,) = tracker_problems("log_to", "wandb")
-    assert said == "log_to=wandb: wandb is not installed; pip install 'evalengine[wandb]'"
+    (problem,) = tracker_problems("log_to", "wandb")
+    assert problem == "log_to=wandb: wandb is not installed; pip install 'evalengine[wandb]'"
     with pytest.raises(ConfigError) as refused:
         compose_jobs(["log_to=wandb", "limit=0"])
-    assert refused.value.problems == ["limit=0: must be at least 1", said]
+    assert refused.value.problems == ["limit=0: must be at least 1", problem]
     assert main(["report", str(folder), "--log-to", "wandb"]) == 2
 
 
@@ -107,12 +107,12 @@ def test_a_folder_called_wandb_is_no_library(tmp_path: Path, monkeypatch: pytest
     assert "is not installed" in next(iter(tracker_problems("log_to", "no_such_tracker")))
 
 
-def test_another_word_is_refused() -> None:
+def test_another_tracker_is_refused() -> None:
     with pytest.raises(ConfigError, match="log_to=tensorboard: must be one of wandb, mlflow"):
         compose_jobs(["log_to=tensorboard"])
 
 
-def test_mlflow_itself(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_itself_takes_the_log(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
@@ -124,7 +124,7 @@ def test_mlflow_itself(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "evalengine/manifest.json" in names
 
 
-def test_wandb_itself(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_itself_takes_the_log(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb.sdk", reason="needs wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))

@@ -24,9 +24,9 @@ from evalengine.report.read.run import Run, ScoreKey
 from tests.report.compared_runs import KEY, TASK, run
 from tests.report.test_rolling import rolling
 
-WORDS = {0: 2.0, 1: 4.0, 2: 3.0, 3: 5.0}  # of each document
+WORDS = {0: 2.0, 1: 4.0, 2: 3.0, 3: 5.0}  # the words of each document
 PPL, BITS = (TASK, "word_perplexity", "none"), (TASK, "bits_per_byte", "none")
-BETTER = {0: -4.0, 1: -6.0, 2: -9.0, 3: -20.0}  # log-likelihoods
+BETTER = {0: -4.0, 1: -6.0, 2: -9.0, 3: -20.0}  # the log-likelihood of each document
 WORSE = {0: -4.5, 1: -7.0, 2: -9.0, 3: -21.0}
 
 
@@ -42,8 +42,9 @@ def perplexities(sums: Mapping[int, float], words: Mapping[int, float] = WORDS, 
     return replace(base, weighted={PPL: pairs, BITS: pairs} if held else {}, **made)  # type: ignore[arg-type]
 
 
-def metric(found: list[MetricDelta], key: ScoreKey) -> MetricDelta:
-    return next(m for m in found if m.key == key)
+def metric(deltas: list[MetricDelta], key: ScoreKey) -> MetricDelta:
+    """The delta of this metric."""
+    return next(m for m in deltas if m.key == key)
 
 
 def test_the_formulas_are_those_of_the_run() -> None:
@@ -55,22 +56,22 @@ def test_the_formulas_are_those_of_the_run() -> None:
 
 def test_the_same_documents_are_compared_as_reported() -> None:
     a, b = perplexities(BETTER), perplexities(WORSE)
-    found = metric(metric_deltas(a, b), PPL)
-    assert (found.common_a, found.common_b) == (a.results[PPL][0], b.results[PPL][0]) and not found.apart
-    assert found.difference == b.results[PPL][0] - a.results[PPL][0] > 0
+    delta = metric(metric_deltas(a, b), PPL)
+    assert (delta.common_a, delta.common_b) == (a.results[PPL][0], b.results[PPL][0]) and not delta.apart
+    assert delta.difference == b.results[PPL][0] - a.results[PPL][0] > 0
 
 
 def test_of_other_documents_the_common_ones_are_compared() -> None:
-    """Four documents against two, of which both runs hold two."""
+    """One run holds four documents and the other two of them."""
     a, b = perplexities(BETTER), perplexities({0: WORSE[0], 1: WORSE[1]})
     c = compare(a, b)
-    found = metric(c.metrics, PPL)
+    delta = metric(c.metrics, PPL)
     expected = math.exp((4.0 + 6.0) / 6), math.exp((4.5 + 7.0) / 6)
-    assert (found.common_a, found.common_b) == pytest.approx(expected, rel=1e-15)
-    assert found.difference == pytest.approx(expected[1] - expected[0])
+    assert (delta.common_a, delta.common_b) == pytest.approx(expected, rel=1e-15)
+    assert delta.difference == pytest.approx(expected[1] - expected[0])
     bits = metric(c.metrics, BITS)
     assert bits.common_a == pytest.approx(10.0 / 6 / math.log(2))
-    assert abs(found.difference or 0) < abs(b.results[PPL][0] - a.results[PPL][0]), "which was no like with like"
+    assert abs(delta.difference or 0) < abs(b.results[PPL][0] - a.results[PPL][0]), "which was no like with like"
     lines = [line for line in report(c) if isinstance(line, str)]
     assert any("sums, word_perplexity, none: over the documents of both runs; as reported" in line for line in lines)
     table = [t for t in report(c) if isinstance(t, Table)][-1]
@@ -84,9 +85,9 @@ def test_of_other_documents_the_common_ones_are_compared() -> None:
 def test_what_cannot_be_paired_is_not_subtracted(held: tuple[bool, bool]) -> None:
     a, b = perplexities(BETTER, held=held[0]), perplexities({0: -4.5, 1: -7.0}, held=held[1])
     c = compare(a, b)
-    found = metric(c.metrics, PPL)
+    delta = metric(c.metrics, PPL)
     why = "A's is of 4 documents and B's of 2, of which they share 2, and nothing says what each of them adds"
-    assert found.difference is None and found.apart == why
+    assert delta.difference is None and delta.apart == why
     assert f"sums, word_perplexity, none: no difference is given: {why}." in [*report(c)]
     content = next(m for m in comparison_json(c)["metrics"] if m["metric"] == "word_perplexity")
     assert (content["delta"], content["no_delta_because"]) == (None, why) and content["a"] is not None
@@ -95,18 +96,18 @@ def test_what_cannot_be_paired_is_not_subtracted(held: tuple[bool, bool]) -> Non
 
 def test_documents_of_the_same_number_that_are_others_are_left_out() -> None:
     a, b = perplexities(BETTER), perplexities(WORSE, words={**WORDS, 3: 6.0})
-    found = metric(metric_deltas(a, b), PPL)
-    assert found.left_out == 1 and found.common_a == pytest.approx(math.exp(19.0 / 9))
+    delta = metric(metric_deltas(a, b), PPL)
+    assert delta.left_out == 1 and delta.common_a == pytest.approx(math.exp(19.0 / 9))
     other = {doc: (f"other{doc}" if doc < 2 else h[0], *h[1:]) for doc, h in b.hashes[TASK].items()}
     changed = replace(perplexities(WORSE), hashes={TASK: other})
-    found = metric(metric_deltas(a, changed), PPL)
-    assert found.left_out == 2 and found.common_b == pytest.approx(math.exp(30.0 / 8))
+    delta = metric(metric_deltas(a, changed), PPL)
+    assert delta.left_out == 2 and delta.common_b == pytest.approx(math.exp(30.0 / 8))
     assert metric_deltas(a, changed)[-1].paired.n == 2  # type: ignore[union-attr]
     lacking = replace(changed, weighted={})
     assert metric(metric_deltas(a, lacking), PPL).apart.startswith("2 of 4 documents differ in content")
     every = replace(changed, hashes={TASK: {doc: (f"other{doc}", *h[1:]) for doc, h in b.hashes[TASK].items()}})
-    found = metric(metric_deltas(a, every), PPL)
-    assert found.difference is None and found.apart == "the runs share no document that this is a number of"
+    delta = metric(metric_deltas(a, every), PPL)
+    assert delta.difference is None and delta.apart == "the runs share no document that this is a number of"
 
 
 def test_a_value_that_its_parts_do_not_give_is_not_made_anew() -> None:
@@ -118,8 +119,8 @@ def test_a_value_that_its_parts_do_not_give_is_not_made_anew() -> None:
 def test_scores_of_other_documents_are_means_of_the_common_ones() -> None:
     outputs = {doc: ([doc + 1], [-0.5]) for doc in range(4)}
     a, b = run(outputs, scores={3: 0.0}), run({doc: outputs[doc] for doc in (2, 3)}, scores={2: 0.0})
-    found = metric(compare(a, b).metrics, KEY)
-    assert (found.value_a, found.common_a, found.common_b, found.difference) == (0.75, 0.5, 0.5, 0.0)
+    delta = metric(compare(a, b).metrics, KEY)
+    assert (delta.value_a, delta.common_a, delta.common_b, delta.difference) == (0.75, 0.5, 0.5, 0.0)
     single = metric(compare(a, run({2: outputs[2]}, scores={2: 0.0})).metrics, KEY)
     assert single.paired is None and (single.common_a, single.common_b, single.difference) == (1.0, 0.0, -1.0)
     (line,) = [str(line) for line in report(compare(a, b)) if "over the documents of both runs" in str(line)]
@@ -150,7 +151,7 @@ def test_a_metric_that_is_no_mean_of_its_numbers_is_not_given_their_statistics()
     assert documents.paired is not None and documents.difference == pytest.approx(-0.5)
 
 
-def test_a_baseline_carries_what_they_are_made_of(tmp_path: Path) -> None:
+def test_a_baseline_carries_what_perplexities_are_made_of(tmp_path: Path) -> None:
     file = tmp_path / "b.json"
     a = replace(perplexities({**BETTER, 3: float("-inf")}), kind="lm-eval", digest=None)
     file.write_text(to_text(a), encoding="utf-8")

@@ -34,29 +34,32 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def saved(folder: Path, changed: Mapping[str, torch.Tensor | None], name: str = "model.safetensors") -> Path:
+    """The file of a checkpoint with these tensors changed, or left out where they are None."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {**tensors(), **changed}
-    save_file({key: value for key, value in whole.items() if value is not None}, folder / name)
+    merged = {**tensors(), **changed}
+    save_file({key: value for key, value in merged.items() if value is not None}, folder / name)
     return folder / name
 
 
 def one_bit() -> torch.Tensor:
+    """The tensor b.weight with one bit of one element changed."""
     value = tensors()["b.weight"].clone()
     value.view(torch.int16)[2] ^= 1
     return value
 
 
-def said(tmp_path: Path, changed: Mapping[str, torch.Tensor | None]) -> list[str]:
+def described(tmp_path: Path, changed: Mapping[str, torch.Tensor | None]) -> list[str]:
+    """What differs between a checkpoint and its copy with `changed`, in words."""
     return in_words(weights_difference([saved(tmp_path / "a", {})], [saved(tmp_path / "b", changed)]))
 
 
 def test_one_bit_of_one_tensor_is_named(tmp_path: Path) -> None:
     delta = float((one_bit().double() - tensors()["b.weight"].double()).abs().max())
-    assert said(tmp_path, {"b.weight": one_bit()}) == [
+    assert described(tmp_path, {"b.weight": one_bit()}) == [
         "1 of 3 tensors differs",
         f"b.weight: 1 of 4 elements, by at most {delta:.3g}",
     ]
-    assert said(tmp_path, {}) == ["0 of 3 tensors differ"]
+    assert described(tmp_path, {}) == ["0 of 3 tensors differ"]
 
 
 def test_the_largest_change_comes_first_and_the_rest_is_counted(
@@ -64,10 +67,10 @@ def test_the_largest_change_comes_first_and_the_rest_is_counted(
 ) -> None:
     more = {f"t{i}": torch.full((2,), float(i)) for i in range(7)}
     a, b = saved(tmp_path / "a", more), saved(tmp_path / "b", {name: 2 * value for name, value in more.items()})
-    monkeypatch.setattr(weight_tensors, "AT_ONCE", 3)  # read in several parts
-    found = in_words(weights_difference([a], [b]))
-    assert found[:2] == ["6 of 10 tensors differ, the largest change first", "t6: 2 of 2 elements, by at most 6"]
-    assert found[-1] == "... and 1 more" and len(found) == 7
+    monkeypatch.setattr(weight_tensors, "AT_ONCE", 3)  # tensors are then read in several parts
+    lines = in_words(weights_difference([a], [b]))
+    assert lines[:2] == ["6 of 10 tensors differ, the largest change first", "t6: 2 of 2 elements, by at most 6"]
+    assert lines[-1] == "... and 1 more" and len(lines) == 7
 
 
 def test_other_shapes_dtypes_and_names_are_told_apart(tmp_path: Path) -> None:
@@ -89,8 +92,8 @@ def test_not_a_number_and_integers_are_compared(tmp_path: Path) -> None:
     nan, steps = torch.tensor([float("nan"), 1.0, 2.0, 3.0]), torch.arange(4)
     a = saved(tmp_path / "a", {"n": nan, "i": steps})
     changed = torch.tensor([float("nan"), float("nan"), 2.0, 3.5])
-    found = in_words(weights_difference([a], [saved(tmp_path / "b", {"n": changed, "i": steps + 1})]))
-    assert found[1:] == ["i: I64 [4] in A and I64 [4] in B", "n: 2 of 4 elements, by at most 0.5"]
+    lines = in_words(weights_difference([a], [saved(tmp_path / "b", {"n": changed, "i": steps + 1})]))
+    assert lines[1:] == ["i: I64 [4] in A and I64 [4] in B", "n: 2 of 4 elements, by at most 0.5"]
 
 
 def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
@@ -99,11 +102,12 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     folder.mkdir()
     save_file({"a.weight": whole["a.weight"]}, folder / "one.safetensors")
     save_file({"b.weight": one_bit(), "c.weight": whole["c.weight"]}, folder / "two.safetensors")
-    found = weights_difference([saved(tmp_path / "a", {})], sorted(folder.iterdir()))
-    assert (found.common, [d.name for d in found.tensors]) == (3, ["b.weight"])
+    difference = weights_difference([saved(tmp_path / "a", {})], sorted(folder.iterdir()))
+    assert (difference.common, [d.name for d in difference.tensors]) == (3, ["b.weight"])
 
 
 def written_gguf(file: Path, shift: float) -> Path:
+    """A GGUF file of a float32 and a Q8_0 tensor; `shift` is added to the values of the second."""
     writer = gguf.GGUFWriter(str(file), "llama")
     values = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
     writer.add_tensor("plain", values)
@@ -118,8 +122,8 @@ def written_gguf(file: Path, shift: float) -> Path:
 
 def test_quantised_tensors_are_compared_by_what_they_stand_for(tmp_path: Path) -> None:
     a, b = written_gguf(tmp_path / "a.gguf", 0.0), written_gguf(tmp_path / "b.gguf", 0.5)
-    found = weights_difference([a], [b])
-    (difference,) = found.tensors
+    compared = weights_difference([a], [b])
+    (difference,) = compared.tensors
     assert (difference.name, difference.elements, difference.stored[0]) == ("blk.0.ffn_down.weight", 64, "Q8_0 [2, 32]")
     assert difference.differing == 64 and difference.max_abs == pytest.approx(0.5, abs=0.02)
 
@@ -134,15 +138,15 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
         weights_difference([bad], [bad])
 
 
-def of(file: Path, outputs: Any = BASE, **model: Any) -> Run:
-    """A run that recorded these weights, and where they lay."""
-    found = run(outputs, weights=fingerprint([file]))
+def run_of(file: Path, outputs: Any = BASE, **model: Any) -> Run:
+    """A run that recorded this file's weights, and where the file lay."""
+    base = run(outputs, weights=fingerprint([file]))
     about = {"source": str(file.parent), "format": "safetensors", **model}
-    return replace(found, manifest=Manifest({**found.manifest.content, "model": about}))
+    return replace(base, manifest=Manifest({**base.manifest.content, "model": about}))
 
 
 def test_a_comparison_names_the_tensors(tmp_path: Path) -> None:
-    a, b = of(saved(tmp_path / "a", {})), of(saved(tmp_path / "b", {"b.weight": one_bit()}), TOKEN)
+    a, b = run_of(saved(tmp_path / "a", {})), run_of(saved(tmp_path / "b", {"b.weight": one_bit()}), TOKEN)
     c = compare_cli.compared(a, b, allow=True)
     assert c.tensors[0] == "1 of 3 tensors differs" and c.tensors[1].startswith("b.weight: 1 of 4 elements")
     lines = [line for line in report(c) if isinstance(line, str)]
@@ -151,17 +155,17 @@ def test_a_comparison_names_the_tensors(tmp_path: Path) -> None:
     assert compare_cli.compared(a, a, allow=True).tensors == []
 
 
-def test_weights_that_are_others_now_are_not_compared(tmp_path: Path) -> None:
+def test_weights_that_changed_since_their_run_are_not_compared(tmp_path: Path) -> None:
     """The files that the manifests name must be those that ran: their hash tells."""
-    a, b = of(saved(tmp_path / "a", {})), of(saved(tmp_path / "b", {"b.weight": one_bit()}))
+    a, b = run_of(saved(tmp_path / "a", {})), run_of(saved(tmp_path / "b", {"b.weight": one_bit()}))
     saved(tmp_path / "b", {"a.weight": tensors()["a.weight"] + 1})
     (line,) = differing_weights(a, b)
     assert line.startswith("which tensors differ is not known: B's weights at ") and "are others now" in line
 
 
 def test_why_weights_cannot_be_read_is_said(tmp_path: Path) -> None:
-    a = of(saved(tmp_path / "a", {}))
-    b = of(saved(tmp_path / "b", {"b.weight": one_bit()}))
+    a = run_of(saved(tmp_path / "a", {}))
+    b = run_of(saved(tmp_path / "b", {"b.weight": one_bit()}))
 
     def why(**model: Any) -> str:
         changed = Manifest({"model": {**b.manifest.content["model"], **model}})
@@ -175,18 +179,20 @@ def test_why_weights_cannot_be_read_is_said(tmp_path: Path) -> None:
 
 
 def test_an_index_names_the_files_that_count(tmp_path: Path) -> None:
-    a = of(saved(tmp_path / "a", {}))
+    a = run_of(saved(tmp_path / "a", {}))
     folder = tmp_path / "b"
     shard = saved(folder, {"b.weight": one_bit()}, "part.safetensors")
     saved(folder, {}, "unused.safetensors")
     index = {"weight_map": dict.fromkeys(tensors(), "part.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    assert differing_weights(a, of(shard))[1].startswith("b.weight: 1 of 4 elements")
+    assert differing_weights(a, run_of(shard))[1].startswith("b.weight: 1 of 4 elements")
 
 
 def test_bundled_weights_are_found(tmp_path: Path) -> None:
     import evalengine
 
     file = Path(evalengine.__file__).parent / "assets" / "tinymath" / "model.safetensors"
-    a = of(file, source="asset:tinymath")
-    assert "3 tensors only in B: a.weight, b.weight, c.weight" in differing_weights(a, of(saved(tmp_path / "b", {})))
+    a = run_of(file, source="asset:tinymath")
+    assert "3 tensors only in B: a.weight, b.weight, c.weight" in differing_weights(
+        a, run_of(saved(tmp_path / "b", {}))
+    )

@@ -33,7 +33,7 @@ class Doc:
     target: str = "#### 4"
     answer: str = "4"
     score: float = 1.0
-    pieces: Sequence[str] = ()  # default: the output's characters, at most 50
+    pieces: Sequence[str] = ()  # the default is the output's characters, at most 50
     finish: str = "stop"
     truncated: int = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def write_generations(
     weights: str = "a" * 64,
 ) -> Path:
     """A finished run of one generating task. shift: added to every logprob, as other numerics would. model, weights:
-    whose run it is."""
+    the model's name and its hash."""
     vocabulary: dict[str, int] = {}
     records = [_record(task, number, doc, vocabulary, shift) for number, doc in enumerate(docs)]
     samples = [_sample(task, number, doc) for number, doc in enumerate(docs)]
@@ -63,19 +63,19 @@ def write_choices(
     path: Path, sums: Sequence[Sequence[float]], targets: Sequence[int], task: str = "pick", numerics: str = "exact"
 ) -> Path:
     """A finished run of a multiple-choice task; sums: the log-likelihood of each choice, one token a choice."""
-    records, samples, right = [], [], []
+    records, samples, accuracies = [], [], []
     for number, (row, target) in enumerate(zip(sums, targets, strict=True)):
         for place, value in enumerate(row):
             ids, prompt = [place], [9, number]
             rest = (ids, np.array([value], dtype=np.float32), "stop", 0, "", False)
             records.append(RequestRecord(task, number, place, 0, "loglikelihood", prompt, ids_sha256(prompt), *rest))
         acc = float(int(np.argmax(row)) == target)
-        right.append(acc)
+        accuracies.append(acc)
         pairs = [(value, False) for value in row]
-        asked = [(f"Question {number}", f" choice {place}") for place in range(len(row))]
-        samples.append(Sample(number, {"q": number}, target, asked, [[pair] for pair in pairs], pairs, "none",
+        arguments = [(f"Question {number}", f" choice {place}") for place in range(len(row))]
+        samples.append(Sample(number, {"q": number}, target, arguments, [[pair] for pair in pairs], pairs, "none",
                               {"acc": acc}, *_hashes(task, number, Doc(""))))  # fmt: skip
-    metrics: dict[str, Any] = {"acc,none": float(np.mean(right)), "acc_stderr,none": 0.1}
+    metrics: dict[str, Any] = {"acc,none": float(np.mean(accuracies)), "acc_stderr,none": 0.1}
     pieces = {place: f" choice {place}".encode() for place in range(max(map(len, sums)))}
     return _write(path, task, records, samples, metrics, {"acc": True}, pieces, numerics)
 
@@ -85,19 +85,19 @@ def _record(task: str, number: int, doc: Doc, vocabulary: dict[str, int], shift:
     ids = [vocabulary.setdefault(piece, len(vocabulary)) for piece in pieces]
     logprobs = -np.arange(len(ids), dtype=np.float32) / 10 + np.float32(shift)
     prompt = [number, *doc.prompt.encode("utf-8", "replace")[:40]]
-    rest = (ids, logprobs, doc.finish, doc.truncated, _whole(doc.output), True)
+    rest = (ids, logprobs, doc.finish, doc.truncated, _without_surrogates(doc.output), True)
     return RequestRecord(task, number, 0, 0, "generate_until", prompt, ids_sha256(prompt), *rest)
 
 
 def _sample(task: str, number: int, doc: Doc) -> Sample:
     fields = {"question": doc.prompt.split("\n\n")[-1], **doc.fields}
-    asked, said = [(doc.prompt, {"until": ["\n"]})], ([[doc.output]], [doc.answer])
+    arguments, resps = [(doc.prompt, {"until": ["\n"]})], ([[doc.output]], [doc.answer])
     scores = {"exact_match": doc.score}
-    return Sample(number, fields, doc.target, asked, *said, "strict-match", scores, *_hashes(task, number, doc))
+    return Sample(number, fields, doc.target, arguments, *resps, "strict-match", scores, *_hashes(task, number, doc))
 
 
-def _whole(text: str) -> str:
-    """Parquet's strings are UTF-8: a lone surrogate reaches a report through lm-eval's JSON only."""
+def _without_surrogates(text: str) -> str:
+    """Parquet's strings are UTF-8: a lone surrogate reaches a report only through lm-eval's JSON."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -115,13 +115,13 @@ def _write(
     better: dict[str, bool],
     pieces: dict[int, bytes],
     numerics: str,
-    named: str = "tiny",
+    model_name: str = "tiny",
     weights: str = "a" * 64,
 ) -> Path:
     path.mkdir(parents=True)
     write_records(path / "records.parquet", records)
     (path / "tokens.json").write_text(json.dumps(tokens_json(pieces)), encoding="utf-8")
-    lines = [json.dumps(sample_row(sample)) + "\n" for sample in samples]  # ASCII: lone surrogates as escapes
+    lines = [json.dumps(sample_row(sample)) + "\n" for sample in samples]  # ASCII holds lone surrogates as escapes
     (path / f"samples_{task}_{ISO}.jsonl").write_text("".join(lines), encoding="ascii")
     joined = "".join(s.doc_hash + s.prompt_hash + s.target_hash for s in samples)
     hashed = hashlib.sha256(joined.encode()).hexdigest()
@@ -130,20 +130,20 @@ def _write(
     results = results_dict([result], model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
     digest = run_digest(records)
-    manifest = bind(_manifest(task, records, digest, numerics, named, weights), path, digest)
+    manifest = bind(_manifest(task, records, digest, numerics, model_name, weights), path, digest)
     (path / "manifest.json").write_text(manifest.file_text(), encoding="utf-8")
     (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")
     return path
 
 
 def _manifest(
-    task: str, records: list[RequestRecord], digest: str, numerics: str, named: str, weights: str
+    task: str, records: list[RequestRecord], digest: str, numerics: str, model_name: str, weights: str
 ) -> Manifest:
     stats = {"num_steps": 3, "num_computed_tokens": 10, "num_cached_tokens": 2, "num_preemptions": 0}
     stats |= {"largest_batch": 2, "largest_step": 8}
     model = Model(
-        name=named,
-        source=f"models/{named}",
+        name=model_name,
+        source=f"models/{model_name}",
         revision=None,
         format="safetensors",
         architecture="Tiny",

@@ -1,4 +1,4 @@
-"""Programs that a model might write by mistake or by intent, and how each is to end; and what tests of them share."""
+"""Programs that a model might write by mistake or by intent, how each must end, and helpers for tests that run them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from evalengine.programs.limits import Limits
 
 QUICK = Limits(cpu_seconds=1, wall_seconds=6, memory_bytes=1 << 29)
-SYSTEM_PYTHON = "/usr/bin/python3"  # which every user can read, as a Python in root's home cannot be
-# A program that leaves a process behind, which a test finds by its mark.
+SYSTEM_PYTHON = "/usr/bin/python3"  # every user can read it, unlike a Python in root's home
+# This program leaves a process behind, which a test finds by `mark`.
 SLEEPS = "import subprocess, time\nsubprocess.Popen(['sleep', '{mark}'])\n{then}"
 
-ATTACKS = {  # program -> how its verdict begins
+ATTACKS = {  # name -> (the program, the beginning of its verdict)
     "ends early": ("import sys\nsys.exit(0)\nassert False", "failed: SystemExit: 0"),
     "ends its process": ("import os\nos._exit(0)\nassert False", "failed: it ended its process (exit code 0)"),
     "kills itself": ("import os\nos.kill(os.getpid(), 9)", "failed: its process was ended by SIGKILL"),
@@ -97,18 +97,19 @@ HARMLESS = {
 
 
 def running(mark: str) -> list[int]:
-    """Processes whose command holds these words."""
-    found = []
+    """Ids of the processes whose command has `mark` as one of its words."""
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def wait_for(mark: str, there: bool, seconds: float = 10) -> bool:
+    """Whether a process with the mark appears (`there`), or all of them end, within so many seconds."""
     end = time.monotonic() + seconds
     while bool(running(mark)) != there and time.monotonic() < end:
         time.sleep(0.02)
@@ -116,4 +117,5 @@ def wait_for(mark: str, there: bool, seconds: float = 10) -> bool:
 
 
 def leftovers() -> set[str]:
+    """Names of the temporary folders in which programs were run."""
     return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("evalengine-program-")}

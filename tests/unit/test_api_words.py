@@ -16,22 +16,24 @@ from evalengine.config import Config, ModelConfig
 from evalengine.errors import ConfigError
 
 
-def composed(**given: object) -> Config:
+def composed(**args: object) -> Config:
+    """The configuration that arguments from Python become."""
     problems: list[str] = []
-    (job,) = compose_jobs(words(given, problems))
+    (job,) = compose_jobs(words(args, problems))
     assert not problems
     return job.config
 
 
 def test_settings_of_every_kind() -> None:
-    found = composed(
+    """NumPy numbers, None, paths, and texts with signs of Hydra's grammar arrive as they are."""
+    config = composed(
         limit=np.int64(3), seed=0, batch_invariant=False, system_instruction=None, data_dir=Path("."),
         engine={"max_num_seqs": 4, "kv_cache_memory_fraction": np.float64(0.25)},
         task={"generation": {"until": ["a,b", "it's", "${x}"], "temperature": 1e-05}},
     )  # fmt: skip
-    assert (found.limit, found.seed, found.batch_invariant, found.system_instruction) == (3, 0, False, None)
-    assert (found.data_dir, found.engine.max_num_seqs, found.engine.kv_cache_memory_fraction) == (".", 4, 0.25)
-    generation = found.tasks["arithmetic"].generation
+    assert (config.limit, config.seed, config.batch_invariant, config.system_instruction) == (3, 0, False, None)
+    assert (config.data_dir, config.engine.max_num_seqs, config.engine.kv_cache_memory_fraction) == (".", 4, 0.25)
+    generation = config.tasks["arithmetic"].generation
     assert generation.until == ["a,b", "it's", "${x}"] and generation.temperature == 1e-05
 
 
@@ -49,12 +51,12 @@ def test_tasks_by_name_and_by_file(tmp_path: Path) -> None:
 def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         evaluate(3, ["arithmetic", 4], limit=object(), engine={5: 1}, experiment="noise_floor")  # type: ignore[list-item,arg-type]
-    said = [problem.split(":")[0].split("=")[0] for problem in refused.value.problems]
-    assert said == ["tasks", "model", "limit", "engine.5", "experiment"]
+    names = [problem.split(":")[0].split("=")[0] for problem in refused.value.problems]
+    assert names == ["tasks", "model", "limit", "engine.5", "experiment"]
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "said"),
+    ("model", "arguments", "messages"),
     [
         ("tinymath", {"limt": 4, "sed": 1}, ["limt: no such setting; did you mean limit?", "sed: no such"]),
         ("tinymath", {"limit": 0, "seed": -1}, ["limit=0: must be at least 1", "seed=-1"]),
@@ -64,9 +66,9 @@ def test_everything_wrong_is_said_at_once() -> None:
     ],
 )
 def test_refusals_are_those_of_the_command_line(
-    model: str | ModelConfig, given: dict[str, object], said: list[str], tmp_path: Path
+    model: str | ModelConfig, arguments: dict[str, object], messages: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        evaluate(model, "arithmetic", output_dir=tmp_path / "out", **given)
-    assert all(text in str(refused.value) for text in said)
+        evaluate(model, "arithmetic", output_dir=tmp_path / "out", **arguments)
+    assert all(text in str(refused.value) for text in messages)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The arrows of the package: conf -> harness -> engine -> layers -> kernels -> records -> report, none back."""
+"""The package's imports follow its arrows: conf -> harness -> engine -> layers -> kernels -> records -> report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# package -> what it may import of evalengine, besides itself
+# package -> the packages of evalengine that it may import, besides itself
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "plain_files": set(),
@@ -72,7 +72,7 @@ ARROWS: dict[str, set[str]] = {
     | {"shipped"},
     "__main__": {"command", "commands"},
 }
-# wing of `report` -> what it may import of the other wings; the command lines above them import what they serve
+# wing of `report` -> the other wings that it may import; the command lines above the wings may import any of them
 WINGS: dict[str, set[str]] = {
     "numbers": set(),
     "read": {"numbers"},
@@ -90,11 +90,13 @@ HEAVY = {"torch", "transformers", "datasets", "triton", "pandas"}
 
 
 def package_of(file: Path) -> str:
+    """The package of evalengine to which the file belongs, or the name of a file beside the packages."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     return parts[1] if parts[0] == "evalengine" else parts[0]
 
 
 def sources() -> Iterator[Path]:
+    """Every source file once: linked folders are read where they stand."""
     for top in ("evalengine", "kernels", "tasks"):
         for file in sorted((ROOT / top).rglob("*.py")):
             if top != "evalengine" or file.relative_to(ROOT).parts[1] not in ("kernels", "tasks", "conf"):
@@ -102,7 +104,7 @@ def sources() -> Iterator[Path]:
 
 
 def module_of(file: Path) -> str:
-    """`evalengine.report.read.run`; `kernels/` and `tasks/` are links inside the package."""
+    """The file's module, as `evalengine.report.read.run`; `kernels/` and `tasks/` are links inside the package."""
     parts = file.relative_to(ROOT).with_suffix("").parts
     parts = parts if parts[0] == "evalengine" else ("evalengine", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -149,34 +151,35 @@ def test_every_wing_of_the_report_imports_those_below_it() -> None:
 def module_graph() -> dict[str, set[str]]:
     """Module -> the modules of ours that it imports, anywhere: in functions and for type checkers, too.
 
-    The package's own `evalengine/__init__.py` is no part of it: it hands names on when they are asked for.
+    The graph leaves `evalengine/__init__.py` out, which imports the module of a name only when the name is asked for.
     """
     files = {module_of(file): file for file in sources()}
     graph = {}
     for module, file in files.items():
-        found = {name for name in imports(file) if name in files}
+        imported = {name for name in imports(file) if name in files}
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 modules = {alias.name for alias in node.names if f"{node.module}.{alias.name}" in files}
-                found |= {f"{node.module}.{name}" for name in modules}
-                if len(modules) == len(node.names):  # the names are modules: the package's own file gives none
-                    found.discard(str(node.module))
-        graph[module] = found - {module, "evalengine"}
+                imported |= {f"{node.module}.{name}" for name in modules}
+                if len(modules) == len(node.names):  # every name is a module: none is from the package's own file
+                    imported.discard(str(node.module))
+        graph[module] = imported - {module, "evalengine"}
     return graph
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The sets of modules of which each imports, by whatever way, every other one."""
+    """The sets of modules in which each imports every other, itself or through others."""
     reached = {module: reachable(graph, module) for module in graph}
-    found: list[set[str]] = []
+    loops: list[set[str]] = []
     for module in graph:
         circle = {other for other in reached[module] if module in reached[other]}
-        if len(circle) > 1 and circle not in found:
-            found.append(circle)
-    return found
+        if len(circle) > 1 and circle not in loops:
+            loops.append(circle)
+    return loops
 
 
 def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """The modules that `start` imports, itself or through others."""
     seen, waiting = set(), [start]
     while waiting:
         for name in graph[waiting.pop()] - seen:
@@ -187,9 +190,9 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = module_graph()
-    found = circles(graph)
-    lines = [f"{name} imports {', '.join(sorted(graph[name] & circle))}" for circle in found for name in sorted(circle)]
-    assert not found, "\n".join(lines)
+    loops = circles(graph)
+    lines = [f"{name} imports {', '.join(sorted(graph[name] & circle))}" for circle in loops for name in sorted(circle)]
+    assert not loops, "\n".join(lines)
 
 
 def test_the_search_finds_circles() -> None:
@@ -197,7 +200,7 @@ def test_the_search_finds_circles() -> None:
     assert circles(graph) == [{"b", "c"}, {"e", "f"}]
     whole = module_graph()
     assert "evalengine.report.read.load" in whole["evalengine.report.compare.cli"]
-    whole["evalengine.report.read.run"].add("evalengine.report.read.load")  # what the data model must not import
+    whole["evalengine.report.read.run"].add("evalengine.report.read.load")  # the data model must not import it
     assert any("evalengine.report.read.run" in circle for circle in circles(whole))
 
 
@@ -209,7 +212,7 @@ def test_only_the_plugin_and_the_adaptor_import_lm_eval() -> None:
 
 
 def test_the_adaptor_is_read_without_lm_eval() -> None:
-    """Its modules load lm-eval, which loads torch, only when a task of lm-eval is named."""
+    """The adaptor's modules load lm-eval, which loads torch, only when a task of lm-eval is named."""
     modules = [f"evalengine.tasks.{file.stem}" for file in (ROOT / "tasks").glob("lm_eval_*.py")]
     program = f"import sys, {', '.join(modules)}; print(*sorted({{'lm_eval', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -233,7 +236,7 @@ def test_kernels_import_torch_and_triton_only() -> None:
 
 
 def test_kernels_is_a_namespace_package() -> None:
-    assert not (ROOT / "kernels" / "__init__.py").exists()  # it would shadow the Hub's `kernels` inside transformers
+    assert not (ROOT / "kernels" / "__init__.py").exists()  # a package would shadow the Hub's `kernels` in transformers
 
 
 @pytest.mark.parametrize("folder", ["kernels", "tasks", "conf"])

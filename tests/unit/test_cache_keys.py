@@ -1,4 +1,4 @@
-"""What an answer is kept under: everything that it depends on, and nothing else."""
+"""The key of a cached answer: everything that the answer depends on, and nothing else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_who_computes_is_in_the_key(spec: ModelSpec, request_: Request, other: d
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"prompts": "y"}, {"chat_template": "z"}, {"limit": 4}])
-def test_what_a_run_is_besides_is_not(spec: ModelSpec, other: dict[str, Any]) -> None:
+def test_settings_that_no_answer_depends_on_are_not_in_the_key(spec: ModelSpec, other: dict[str, Any]) -> None:
     for request in (SCORE, GREEDY, DRAWN):
         assert key(spec, request) == key(spec, request, {**IDENTITY, **other}, name="other")
 
@@ -78,7 +78,7 @@ def test_fast_has_no_key(spec: ModelSpec) -> None:
         key(spec, SCORE, {**IDENTITY, "numerics": "fast"})
 
 
-def test_what_is_scored(spec: ModelSpec) -> None:
+def test_what_is_scored_is_in_the_key(spec: ModelSpec) -> None:
     others = [
         ScoreRequest(0, [1, 2], [3, 4, 5]),
         ScoreRequest(0, [1, 2, 3, 4], [5]),
@@ -91,10 +91,12 @@ def test_what_is_scored(spec: ModelSpec) -> None:
 
 
 def drawn(**changes: Any) -> GenerateRequest:
+    """DRAWN with other parameters."""
     return replace(DRAWN, params=replace(DRAWN.params, **changes))
 
 
 def greedy(**changes: Any) -> GenerateRequest:
+    """GREEDY with other parameters."""
     return replace(GREEDY, params=replace(GREEDY.params, **changes))
 
 
@@ -105,22 +107,22 @@ def greedy(**changes: Any) -> GenerateRequest:
         *({"think_end_token": 5}, {"processors": LogitsProcessors(repetition_penalty=1.5)}, {"temperature": 0.7}),
     ],
 )
-def test_what_is_generated(spec: ModelSpec, changes: dict[str, Any]) -> None:
+def test_what_is_generated_is_in_the_key(spec: ModelSpec, changes: dict[str, Any]) -> None:
     assert key(spec, GREEDY) != key(spec, greedy(**changes))
     assert key(spec, DRAWN) != key(spec, drawn(**changes))
 
 
 @pytest.mark.parametrize("changes", [{"top_k": 3}, {"top_p": 0.5}, {"seed": 1}, {"noise_key": "t/1"}])
-def test_what_is_drawn_matters_where_something_is(spec: ModelSpec, changes: dict[str, Any]) -> None:
+def test_how_tokens_are_drawn_matters_where_they_are_drawn(spec: ModelSpec, changes: dict[str, Any]) -> None:
     assert key(spec, GREEDY) == key(spec, greedy(**changes))
     assert key(spec, DRAWN) != key(spec, drawn(**changes))
     assert key(spec, DRAWN) != key(spec, replace(DRAWN, sample=1))
 
 
 def test_settings_are_those_in_force(spec: ModelSpec) -> None:
-    """What null stands for, said, is the same request; so is a length that `max_model_len` cuts."""
-    said = greedy(stop_token_ids=spec.eos_token_ids, processors=spec.processors)
-    assert key(spec, GREEDY) == key(spec, said)
+    """A default that is written out is the same request as null; so is a length that `max_model_len` cuts."""
+    written_out = greedy(stop_token_ids=spec.eos_token_ids, processors=spec.processors)
+    assert key(spec, GREEDY) == key(spec, written_out)
     assert key(spec, GREEDY, max_model_len=11) == key(spec, GREEDY, max_model_len=100)
     assert key(spec, GREEDY, max_model_len=10) == key(spec, greedy(max_tokens=7)) != key(spec, GREEDY)
     assert key(spec, GREEDY) != key(replace(spec, eos_token_ids=(9,)), GREEDY)

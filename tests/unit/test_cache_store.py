@@ -35,15 +35,17 @@ def key(number: int) -> bytes:
 
 
 def fill(folder: Path, count: int, start: int = 0) -> None:
+    """Writes `count` answers under the keys from `start` on."""
     with Store.open(folder) as store:
         store.put(FACTS, [(key(start + i), ENTRY) for i in range(count)])
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(entries, max_size=6))
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, found: list[Entry]) -> None:
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, drawn: list[Entry]) -> None:
+    """The entries that a store takes are read from it, and from the file when it is opened again."""
     folder = tmp_path_factory.mktemp("cache")
-    kept = {key(i): entry for i, entry in enumerate(found)}
+    kept = {key(i): entry for i, entry in enumerate(drawn)}
     with Store.open(folder) as store:
         store.put(FACTS, [*kept.items()])
         assert store.get([*kept, key(99)]).entries == kept
@@ -76,8 +78,8 @@ def test_damage_is_found_and_replaced(tmp_path: Path, change: str) -> None:
         raw.execute(f"UPDATE answers SET {change} WHERE key = ?", (key(1),))
         raw.commit()
     with Store.open(tmp_path) as store:
-        found = store.get(key(i) for i in range(3))
-        assert [*found.entries] == [key(0), key(2)] and found.corrupt == [key(1)]
+        lookup = store.get(key(i) for i in range(3))
+        assert [*lookup.entries] == [key(0), key(2)] and lookup.corrupt == [key(1)]
         store.put(FACTS, [(key(1), ENTRY)])
         assert store.get([key(1)]).corrupt, "an answer does not replace another unless it is told to"
         store.put(FACTS, [(key(1), ENTRY)], replace=[key(1)])
@@ -117,17 +119,18 @@ with Store.open(sys.argv[1]) as store:
 
 
 def writer(folder: Path, number: int, batches: int) -> subprocess.Popen[str]:
+    """A process that writes so many batches of 16 answers."""
     return subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(number), str(batches)],
                             stdout=subprocess.PIPE, text=True)  # fmt: skip
 
 
 def test_several_processes_write_at_once(tmp_path: Path) -> None:
-    """They make the file together, and write the same keys."""
+    """Three processes make the file together and write the same keys."""
     processes = [writer(tmp_path, number, 30) for number in range(3)]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     with Store.open(tmp_path) as store:
-        found = store.get(key(i) for i in range(30 * 16))
-        assert len(found.entries) == 30 * 16 and not found.corrupt
+        lookup = store.get(key(i) for i in range(30 * 16))
+        assert len(lookup.entries) == 30 * 16 and not lookup.corrupt
         assert sum(model["entries"] for model in store.models()) == 30 * 16
 
 
@@ -156,7 +159,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def nobody() -> Iterator[Path]:
+def read_only_folder() -> Iterator[Path]:
     """A cache in a folder that this process, no longer root, may only read."""
     folder, user = Path(tempfile.mkdtemp()), os.geteuid()  # pytest's own folders are closed to other users
     fill(folder, 2)
@@ -172,16 +175,16 @@ def nobody() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def test_a_folder_that_cannot_be_written_is_read(nobody: Path) -> None:
-    with Store.open(nobody) as store:
+def test_a_folder_that_cannot_be_written_is_read(read_only_folder: Path) -> None:
+    with Store.open(read_only_folder) as store:
         assert store.read_only and len(store.get([key(0), key(1)]).entries) == 2
         with pytest.raises(sqlite3.OperationalError):
             store.put(FACTS, [(key(5), ENTRY)])
 
 
-def test_no_cache_can_be_made_where_nothing_can_be_written(nobody: Path) -> None:
+def test_no_cache_can_be_made_where_nothing_can_be_written(read_only_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"Permission denied; name another folder"):
-        Store.open(nobody / "inner")
+        Store.open(read_only_folder / "inner")
 
 
 @pytest.mark.parametrize(("content", "words"), [

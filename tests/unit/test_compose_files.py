@@ -20,6 +20,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 def jobs(folder: Path, *overrides: str, multirun: bool = False) -> list[Job]:
+    """Composes with the folder's files beside the shipped ones."""
     return compose_jobs([f"hydra.searchpath=[file://{folder}]", *overrides], multirun)
 
 
@@ -32,6 +33,7 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
 
 @pytest.mark.parametrize("header", ["# @package tasks.mine\n", "#@package tasks.mine\n", "# @package tasks.other\n#\n"])
 def test_a_task_of_ones_own(header: str, tmp_path: Path) -> None:
+    """The package line names the task, and a suite of one's own can list it."""
     written(tmp_path, "task/mine", header + TASK)
     (job,) = jobs(tmp_path, "task=[mine,gsm8k]")
     assert [*job.config.tasks] == ["other" if "other" in header else "mine", "gsm8k"]
@@ -41,27 +43,28 @@ def test_a_task_of_ones_own(header: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "message"),
     [
         ("", "it has no '# @package' line"),
-        ("# My task\n# @package tasks.mine\n", "it has no '# @package' line"),  # Hydra reads it first, or not at all
+        ("# My task\n# @package tasks.mine\n", "it has no '# @package' line"),  # the line must come first for Hydra
         ("# @package task.mine\n", "it says '# @package task.mine'"),
         ("# @package _group_\n", "it says '# @package _group_'"),
     ],
 )
 @pytest.mark.parametrize("chosen", ["task=mine", "task=[gsm8k,mine]", "task=suite", "experiment=both"])
-def test_a_task_without_its_package_line(header: str, said: str, chosen: str, tmp_path: Path) -> None:
+def test_a_task_without_its_package_line(header: str, message: str, chosen: str, tmp_path: Path) -> None:
+    """The problem is the same however the task is chosen, and has the file and the cure."""
     file = written(tmp_path, "task/mine", header + TASK)
     written(tmp_path, "task/suite", "defaults: [mine, arc_easy]\n")
     written(tmp_path, "experiment/both", "# @package _global_\ndefaults: [override /task: [gsm8k, mine]]\n")
     with pytest.raises(ConfigError) as error:
         jobs(tmp_path, chosen)
     cure = "so its settings belong to no task; begin it with '# @package tasks.mine'"
-    assert error.value.problems == [f"task=mine: {file}: {said}, {cure}"]
+    assert error.value.problems == [f"task=mine: {file}: {message}, {cure}"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("cls: [a\n", "expected ',' or ']'"),
         ("cls: a\ncls: b\n", "the key 'cls' stands twice"),
@@ -87,17 +90,18 @@ def test_a_task_without_its_package_line(header: str, said: str, chosen: str, tm
         ("cls: " + "[" * 300 + "]" * 300, "nested too deeply"),
     ],
 )
-def test_mistakes_in_a_task_of_ones_own(text: str | bytes, said: str, tmp_path: Path) -> None:
+def test_mistakes_in_a_task_of_ones_own(text: str | bytes, message: str, tmp_path: Path) -> None:
+    """Each mistake is one line, and a bomb is refused before it expands."""
     written(tmp_path, "task/mine", b"# @package tasks.mine\n" + (text if isinstance(text, bytes) else text.encode()))
     begin = time.perf_counter()
     with pytest.raises(ConfigError) as error:
         jobs(tmp_path, "task=mine")
-    assert said in str(error.value) and "\n" not in error.value.problems[0]
+    assert message in str(error.value) and "\n" not in error.value.problems[0]
     assert time.perf_counter() - begin < 5
 
 
 def test_empty_files_and_an_experiment_without_its_package_line(tmp_path: Path) -> None:
-    for group, text, said in (
+    for group, text, message in (
         ("task", "", "it is empty; a task's file names its class"),
         ("task", "# @package tasks.mine\n", "it is empty; a task's file"),
         ("experiment", "", "it is empty; an experiment's file names the settings that it sweeps"),
@@ -108,7 +112,7 @@ def test_empty_files_and_an_experiment_without_its_package_line(tmp_path: Path) 
         with pytest.raises(ConfigError) as error:
             jobs(tmp_path, f"{group}=mine")
         (problem,) = error.value.problems
-        assert problem.startswith(f"{group}=mine: {file}: {said}")
+        assert problem.startswith(f"{group}=mine: {file}: {message}")
         file.unlink()
 
 
@@ -122,7 +126,7 @@ def test_all_files_at_fault_are_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("hydra: {sweeper: {params: [1, 2]}}", "experiment/mine"),
         ("hydra: {sweeper: {params: {seed: 'range(0,1000000000)'}}}", "1,000,000,000 runs: a sweep has at most 1,000"),
@@ -132,15 +136,15 @@ def test_all_files_at_fault_are_named_at_once(tmp_path: Path) -> None:
         ("seed: [", "experiment=mine: "),
     ],
 )
-def test_mistakes_in_an_experiment_of_ones_own(text: str, said: str, tmp_path: Path) -> None:
+def test_mistakes_in_an_experiment_of_ones_own(text: str, message: str, tmp_path: Path) -> None:
     written(tmp_path, "experiment/mine", "# @package _global_\n" + text + "\n")
     with pytest.raises(ConfigError) as error:
         jobs(tmp_path, "experiment=mine")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["seed=range(0,1000000000)"], "1,000,000,000 runs: a sweep has at most 1,000; sweep fewer values"),
         (["seed=shuffle(range(0,1000000000))"], "1,000,000,000 runs"),
@@ -152,20 +156,20 @@ def test_mistakes_in_an_experiment_of_ones_own(text: str, said: str, tmp_path: P
         (["seed=interval(0,1)"], "only lists, choice() and range() can be swept"),
     ],
 )
-def test_sweeps_without_end_are_refused_by_their_number(overrides: list[str], said: str) -> None:
+def test_sweeps_without_end_are_refused_by_their_number(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         compose_jobs(overrides, multirun=True)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_sweeps_that_can_be_meant() -> None:
-    found = compose_jobs(["seed=range(0,3)", "limit=1,2"], multirun=True)
-    assert [(job.config.seed, job.config.limit) for job in found] == [(s, n) for s in range(3) for n in (1, 2)]
+def test_ordinary_sweeps_are_composed() -> None:
+    swept = compose_jobs(["seed=range(0,3)", "limit=1,2"], multirun=True)
+    assert [(job.config.seed, job.config.limit) for job in swept] == [(s, n) for s in range(3) for n in (1, 2)]
     assert [j.config.seed for j in compose_jobs(["seed=range(4,0,-2)"], multirun=True)] == [4, 2]
 
 
 @pytest.mark.parametrize("text", [BOMB, "[", "- 1", "5", "tasks: {a: null}", "tasks: 5", "model: null", "{[1]: 2}"])
-def test_a_runs_configuration_that_is_damaged(text: str, tmp_path: Path) -> None:
+def test_a_runs_configuration_that_is_damaged_is_named(text: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"config\.yaml: ") as error:
@@ -173,7 +177,7 @@ def test_a_runs_configuration_that_is_damaged(text: str, tmp_path: Path) -> None
     assert len(error.value.problems) == 1
 
 
-def test_a_working_directory_that_was_deleted(tmp_path: Path) -> None:
+def test_a_working_directory_that_was_deleted_is_one_line(tmp_path: Path) -> None:
     code = f"import os, evalengine.__main__ as m; os.rmdir({str(tmp_path)!r}); raise SystemExit(m.main(['limit=1']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -31,6 +31,7 @@ def problems(*overrides: str, multirun: bool = False) -> list[str]:
 
 
 def test_defaults() -> None:
+    """The default run is arithmetic with tinymath, invariant, on whatever device there is."""
     config = compose()
     assert list(config.tasks) == ["arithmetic"] and config.model.path == "asset:tinymath"
     assert config.model.name == "tinymath"
@@ -52,7 +53,7 @@ def test_everything_is_frozen() -> None:
 @pytest.mark.parametrize("task", available("task"))
 def test_every_task_composes(task: str) -> None:
     config = compose(f"task={task}")
-    assert selection(config) == task and all(one.cls for one in config.tasks.values())
+    assert selection(config) == task and all(settings.cls for settings in config.tasks.values())
 
 
 @pytest.mark.parametrize("model", available("model"))
@@ -67,15 +68,16 @@ def test_every_model_of_the_hub_is_pinned_to_a_commit() -> None:
     on_the_hub = {name: model.revision or "" for name, model in pins.items() if not model.path.startswith("asset:")}
     assert on_the_hub, "no model of the Hub is shipped"
     assert [name for name, commit in on_the_hub.items() if not re.fullmatch("[0-9a-f]{40}", commit)] == []
-    assert len({*on_the_hub.values()}) == len(on_the_hub)  # a pin that was copied from another model's file
+    assert len({*on_the_hub.values()}) == len(on_the_hub)  # no pin is copied from another model's file
 
 
 def test_several_tasks_in_one_run() -> None:
+    """A setting of `task` reaches every task and leaves the task's other settings."""
     config = compose("task=[gsm8k,arc_easy]", "task.num_fewshot=3", "task.generation.max_gen_toks=9")
     assert list(config.tasks) == ["gsm8k", "arc_easy"]
     assert [task.num_fewshot for task in config.tasks.values()] == [3, 3]
     assert [task.generation.max_gen_toks for task in config.tasks.values()] == [9, 9]
-    assert config.tasks["gsm8k"].generation.until == ["Question:", "</s>", "<|im_end|>"]  # unset fields keep their own
+    assert config.tasks["gsm8k"].generation.until == ["Question:", "</s>", "<|im_end|>"]  # unset fields keep the task's
     assert config.tasks["arc_easy"].dataset.name == "ARC-Easy"
 
 
@@ -102,9 +104,9 @@ def test_a_path_alone_is_a_model() -> None:
 def test_a_dataset_given_drops_the_shipped_ones_configuration_and_commit(where: str) -> None:
     shipped = compose("task=gsm8k").tasks["gsm8k"].dataset
     assert shipped.name and shipped.revision
-    given = compose("task=[gsm8k,arc_easy]", f"{where}.dataset.path=other/rows").tasks
-    assert given["gsm8k"].dataset == replace(shipped, path="other/rows", name=None, revision=None)
-    assert (given["arc_easy"].dataset.revision is None) == (where == "task")
+    tasks = compose("task=[gsm8k,arc_easy]", f"{where}.dataset.path=other/rows").tasks
+    assert tasks["gsm8k"].dataset == replace(shipped, path="other/rows", name=None, revision=None)
+    assert (tasks["arc_easy"].dataset.revision is None) == (where == "task")
     both = compose(
         "task=gsm8k", f"{where}.dataset.path=other/rows", f"{where}.dataset.revision=v2", "task.dataset.name=x"
     )
@@ -178,6 +180,7 @@ def test_all_problems_at_once() -> None:
 
 
 def test_both_contradictions() -> None:
+    """`batch_invariant=false` contradicts both levels that promise equal bits, and none other."""
     assert problems("batch_invariant=false", "numerics=exact")
     assert problems("batch_invariant=false", "numerics=native")
     assert compose("batch_invariant=false", "numerics=fast").numerics == "fast"
@@ -209,6 +212,7 @@ def test_a_bad_value_in_a_sweep_stops_it_before_it_starts() -> None:
 
 
 def test_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composing writes no file."""
     monkeypatch.chdir(tmp_path)
     compose_jobs(["engine.max_num_seqs=1,8"], multirun=True)
     assert not list(tmp_path.iterdir())
@@ -220,6 +224,7 @@ def test_known_keys_cover_the_schema() -> None:
 
 
 def test_a_users_own_folder_of_tasks(tmp_path: Path) -> None:
+    """Its tasks are composed as shipped ones are, and a wrong key is named."""
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "mine.yaml").write_text("# @package tasks.mine\ncls: gsm8k:GSM8K\nsplit: test\n")
     config = compose("task=mine", f"hydra.searchpath=[file://{tmp_path}]")
@@ -247,6 +252,7 @@ def test_yaml_holds_every_setting() -> None:
     ],
 )
 def test_numerics_levels(invariant: bool, numerics: str, device: str, level: str) -> None:
+    """The level in force, by batch_invariant, the level asked for, and the device."""
     assert resolve_numerics(invariant, numerics, device) == level
 
 

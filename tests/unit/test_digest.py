@@ -88,11 +88,11 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
-def test_what_counts_changes_it(change: dict[str, Any]) -> None:
+def test_what_counts_changes_the_leaf(change: dict[str, Any]) -> None:
     assert leaf_hash(replace(make(), **change)) != leaf_hash(make())
 
 
-def test_what_does_not_count_leaves_it() -> None:
+def test_what_does_not_count_leaves_the_leaf_unchanged() -> None:
     other = replace(make(), text="y", is_greedy=True, truncated=3, finish_reason="length", kind="loglikelihood")
     assert leaf_hash(other) == leaf_hash(make())
 
@@ -104,10 +104,10 @@ def test_signed_zero_and_nan_payloads_count() -> None:
 
 
 def test_tokens_cannot_move_between_prompt_and_output() -> None:
-    one = make(prompt=[1], output=[2, 3], logprobs=np.zeros(2, dtype=np.float32))
-    other = make(prompt=[1, 2], output=[3], logprobs=np.zeros(1, dtype=np.float32))
-    # the same bytes in all: ids 1 2 3, and 0 as the second logprob against 0 as an id
-    assert leaf_hash(one) != leaf_hash(other)
+    short_prompt = make(prompt=[1], output=[2, 3], logprobs=np.zeros(2, dtype=np.float32))
+    long_prompt = make(prompt=[1, 2], output=[3], logprobs=np.zeros(1, dtype=np.float32))
+    # Both records hold the ids 1, 2, 3 in this order: the border between prompt and output alone has moved.
+    assert leaf_hash(short_prompt) != leaf_hash(long_prompt)
     assert leaf_hash(make(task="a\x00", prompt=[])) != leaf_hash(make(task="a", prompt=[0]))
 
 
@@ -140,11 +140,11 @@ def test_any_flipped_bit_counts(rows: list[RequestRecord], data: Any) -> None:
 
 @given(records(), records())
 @settings(max_examples=80, deadline=None)
-def test_different_requests_have_different_leaves(one: RequestRecord, other: RequestRecord) -> None:
+def test_different_requests_have_different_leaves(first: RequestRecord, second: RequestRecord) -> None:
     def contents(record: RequestRecord) -> tuple[Any, ...]:
         return record.key, list(record.prompt_ids), list(record.output_ids), record.logprobs.tobytes()
 
-    assert (leaf_hash(one) == leaf_hash(other)) == (contents(one) == contents(other))
+    assert (leaf_hash(first) == leaf_hash(second)) == (contents(first) == contents(second))
 
 
 def test_tasks_have_their_own_roots() -> None:

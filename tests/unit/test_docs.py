@@ -24,21 +24,22 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the page's headings."""
+    """The anchors that GitHub gives to the page's headings."""
     titles = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def broken(page: Path) -> list[str]:
-    found = []
+    """The page's links that lead nowhere."""
+    links = []
     for link in LINK.findall(prose(page)):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         if "://" in link or link.startswith("mailto:"):
             continue
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
-            found.append(link)
-    return found
+            links.append(link)
+    return links
 
 
 @pytest.mark.parametrize("page", [*PAGES, MAP], ids=lambda page: str(page.relative_to(ROOT)))
@@ -53,7 +54,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 
 def test_every_folder_of_tests_and_every_helper_is_on_the_map() -> None:
-    """A newcomer finds what there is to use; links that lead nowhere are found above."""
+    """A newcomer finds every helper there; the test above finds links that lead nowhere."""
     shared = {file for file in MAP.parent.rglob("*.py") if not file.name.startswith(("test_", "conftest"))}
     folders = {file.parent for file in MAP.parent.rglob("test_*.py")}
     linked = {(MAP.parent / link).resolve() for link in LINK.findall(prose(MAP))}

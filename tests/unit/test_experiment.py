@@ -18,12 +18,13 @@ SMALL = ("limit=2", "engine.device=cpu", "engine.max_num_seqs=1,4")
 
 
 def jobs(output_dir: Path, *overrides: str) -> list[Job]:
+    """The shipped experiment's jobs, made small: two modes and two batch sizes."""
     return compose_jobs([f"experiment={NAME}", f"output_dir={output_dir}", *SMALL, *overrides])
 
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders reported on; the report itself is tested with real runs."""
+    """The folders for which a report was asked; the report itself is tested with real runs."""
     seen: list[Path] = []
 
     def report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]) -> int:
@@ -38,7 +39,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def runner(
     ran: list[Config], fail: Callable[[Config], BaseException | None] = lambda c: None
 ) -> Callable[[Config], int]:
-    """Leaves a finished run, or raises what `fail` says."""
+    """A runner that notes each configuration in `ran`, then raises what `fail` returns or leaves a finished run."""
 
     def run(config: Config) -> int:
         ran.append(config)
@@ -57,8 +58,8 @@ def test_the_file_sweeps_and_the_command_line_overrides() -> None:
     cells = [(job.config.batch_invariant, job.config.engine.max_num_seqs) for job in whole]
     assert cells == [(mode, size) for mode in (True, False) for size in (1, 8, 64)]
     assert [experiment.label(job) for job in whole][4] == "batch_invariant=False,max_num_seqs=8"
-    one = compose_jobs([f"experiment={NAME}", "engine.max_num_seqs=16", "seed=1,2"])
-    assert [(j.config.batch_invariant, j.config.engine.max_num_seqs, j.config.seed) for j in one] == [
+    overridden = compose_jobs([f"experiment={NAME}", "engine.max_num_seqs=16", "seed=1,2"])
+    assert [(j.config.batch_invariant, j.config.engine.max_num_seqs, j.config.seed) for j in overridden] == [
         (True, 16, 1), (True, 16, 2), (False, 16, 1), (False, 16, 2)
     ]  # fmt: skip
 
@@ -69,14 +70,14 @@ def test_a_user_writes_another_experiment(tmp_path: Path) -> None:
         "# @package _global_\ndefaults:\n  - override /task: arc_easy\nlimit: 5\n"
         "hydra: {sweeper: {params: {engine.dtype: 'bfloat16,float32'}}}\n"
     )
-    found = compose_jobs([f"hydra.searchpath=[file://{tmp_path}]", "experiment=dtypes"])
-    assert [(list(j.config.tasks), j.config.limit, j.config.engine.dtype) for j in found] == [
+    swept = compose_jobs([f"hydra.searchpath=[file://{tmp_path}]", "experiment=dtypes"])
+    assert [(list(j.config.tasks), j.config.limit, j.config.engine.dtype) for j in swept] == [
         (["arc_easy"], 5, "bfloat16"), (["arc_easy"], 5, "float32")
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["experiment=noise_flor"], "experiment=noise_flor: no such experiment; did you mean noise_floor?"),
         (["experiment=noise_floor,other"], "name one experiment"),
@@ -90,11 +91,11 @@ def test_a_user_writes_another_experiment(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_bad_settings_fail_before_the_first_run(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evalengine.commands.run._run", lambda config: pytest.fail("it ran"))
     assert main([*words, f"output_dir={tmp_path / 'out'}"]) == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_every_run_has_a_folder_of_its_own(tmp_path: Path, reported: list[Path]) -> None:
@@ -143,7 +144,7 @@ def test_what_is_finished_or_another_sweep_is_not_taken_up(tmp_path: Path, repor
     sweep()
     assert len(ran) == 8 and reported[2] == reported[0], "all of it was there"
     (reported[0] / f"{NAME}.json").unlink()
-    reported[0].rename(tmp_path / reported[0].name.replace("-2", "-1", 1))  # of an earlier second
+    reported[0].rename(tmp_path / reported[0].name.replace("-2", "-1", 1))  # the name says an earlier time
     sweep("resume=never")
     assert len(ran) == 12
 
@@ -162,8 +163,8 @@ def test_a_name_is_one_word(words: list[str]) -> None:
 
 
 def test_quotes_are_the_grammars_not_the_names() -> None:
-    for said in (NAME, f"'{NAME}'", f'"{NAME}"', f" {NAME}"):
-        assert experiment_name([f"experiment={said}"]) == NAME
+    for word in (NAME, f"'{NAME}'", f'"{NAME}"', f" {NAME}"):
+        assert experiment_name([f"experiment={word}"]) == NAME
     assert experiment_name(["limit=2"]) is None and experiment_name(["experiment=null"]) is None
 
 

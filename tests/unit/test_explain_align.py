@@ -16,20 +16,20 @@ PLACES = [(op, position) for op in OPS for position in (0, 2, 4) if position or 
 
 @pytest.mark.parametrize(("op", "position"), PLACES)  # no logits are read at token 0
 def test_one_ulp_is_named_and_measured(op: str, position: int) -> None:
-    found = explain(trace(), trace(moved(op, position)))
-    assert found.first is not None
-    assert (found.first.op, found.first.position) == (op, position)
-    assert found.first.size is not None
-    assert (found.first.size.differing, found.first.size.max_ulps) == (1, 1)
-    assert [row.op for row in found.ops if row.differing] == [op]
+    explanation = explain(trace(), trace(moved(op, position)))
+    assert explanation.first is not None
+    assert (explanation.first.op, explanation.first.position) == (op, position)
+    assert explanation.first.size is not None
+    assert (explanation.first.size.differing, explanation.first.size.max_ulps) == (1, 1)
+    assert [row.op for row in explanation.ops if row.differing] == [op]
 
 
 def test_equal_traces_have_no_difference() -> None:
-    found = explain(trace(), trace())
-    assert found.first is None and found.lacking == []
-    assert [row.compared for row in found.ops] == [5] * 7 + [3, 3]
-    assert not any(row.differing for row in found.ops)
-    assert (found.common, found.until) == (5, 4)
+    explanation = explain(trace(), trace())
+    assert explanation.first is None and explanation.lacking == []
+    assert [row.compared for row in explanation.ops] == [5] * 7 + [3, 3]
+    assert not any(row.differing for row in explanation.ops)
+    assert (explanation.common, explanation.until) == (5, 4)
 
 
 def test_first_is_by_depth_among_the_tokens_up_to_the_first_other_logprob() -> None:
@@ -37,45 +37,45 @@ def test_first_is_by_depth_among_the_tokens_up_to_the_first_other_logprob() -> N
     shallow_and_late = moved(OPS[2], 1)
     too_late = moved(OPS[0], 4)  # token 3's logprob differs already
     result = moved("logprob", 3)
-    found = explain(trace(), trace({**deep_and_early, **shallow_and_late, **too_late, **result}))
-    assert found.first is not None and (found.first.op, found.first.position) == (OPS[2], 1)
-    assert found.until == 3
+    explanation = explain(trace(), trace({**deep_and_early, **shallow_and_late, **too_late, **result}))
+    assert explanation.first is not None and (explanation.first.op, explanation.first.position) == (OPS[2], 1)
+    assert explanation.until == 3
     without = explain(trace(), trace({**deep_and_early, **shallow_and_late, **too_late}))
     assert without.first is not None and (without.first.op, without.first.position) == (OPS[0], 4)
 
 
 def test_equal_logprobs_of_other_logits_end_at_the_logits() -> None:
-    found = explain(trace(), trace(moved("lm_head", 2)))
-    assert found.until == 2 and found.first is not None and found.first.op == "lm_head"
+    explanation = explain(trace(), trace(moved("lm_head", 2)))
+    assert explanation.until == 2 and explanation.first is not None and explanation.first.op == "lm_head"
 
 
 def test_tokens_after_the_outputs_part_are_not_compared() -> None:
     other = trace({**moved(OPS[0], 4), **moved("logprob", 3)}, fed=[*FED[:4], 1])
-    found = explain(trace(), other)
-    assert found.common == 4 and found.parting
-    assert found.first is None, "the logprobs of two unlike tokens say nothing of the op"
-    assert "the token that follows was sampled otherwise" in verdict(found)
+    explanation = explain(trace(), other)
+    assert explanation.common == 4 and explanation.parting
+    assert explanation.first is None, "the logprobs of two unlike tokens say nothing of the op"
+    assert "the token that follows was sampled otherwise" in verdict(explanation)
     other = trace({**moved("lm_head", 3), **moved("logprob", 3)}, fed=[*FED[:4], 1])
-    found = explain(trace(), other)
-    assert found.first is not None and (found.first.op, found.first.position) == ("lm_head", 3)
-    assert found.until == 3 and found.ops[-1].size is None
+    explanation = explain(trace(), other)
+    assert explanation.first is not None and (explanation.first.op, explanation.first.position) == ("lm_head", 3)
+    assert explanation.until == 3 and explanation.ops[-1].size is None
     assert not explain(trace(), trace()).parting
 
 
 def test_a_token_that_was_computed_again_is_compared_again() -> None:
-    same = explain(trace(), trace(again=[computation(1, {})]))
-    assert same.first is None and same.ops[0].compared == 6
-    for sides in ((trace(), trace(again=[computation(1, moved(OPS[3], 1))])),
-                  (trace(again=[computation(1, moved(OPS[3], 1))]), trace())):  # fmt: skip
-        found = explain(*sides)
-        assert found.first is not None and (found.first.op, found.first.position) == (OPS[3], 1)
-        assert [row.differing for row in found.ops if row.op == OPS[3]] == [1]
+    equal = explain(trace(), trace(recomputed=[computation(1, {})]))
+    assert equal.first is None and equal.ops[0].compared == 6
+    for sides in ((trace(), trace(recomputed=[computation(1, moved(OPS[3], 1))])),
+                  (trace(recomputed=[computation(1, moved(OPS[3], 1))]), trace())):  # fmt: skip
+        explanation = explain(*sides)
+        assert explanation.first is not None and (explanation.first.op, explanation.first.position) == (OPS[3], 1)
+        assert [row.differing for row in explanation.ops if row.op == OPS[3]] == [1]
 
 
 def test_what_was_not_kept_is_asked_for() -> None:
     result = moved("logprob", 4)
-    found = explain(trace(keep=False), trace({**moved(OPS[2], 1), **result}, keep=False))
-    assert found.lacking == [1, 4]
+    explanation = explain(trace(keep=False), trace({**moved(OPS[2], 1), **result}, keep=False))
+    assert explanation.lacking == [1, 4]
     assert explain(trace(), trace({**moved(OPS[2], 1), **result})).lacking == []
 
 
@@ -94,6 +94,7 @@ def test_what_is_not_the_same_item_is_refused(other: object, words: str) -> None
 
 
 def test_sizes() -> None:
+    """A size has the elements that differ in value or in bits, and the greatest distances."""
     a = np.array([1.0, -2.0, 0.0, 0.5], np.float32)
     b = np.array([1.0, -2.0 - 2**-21, -0.0, 0.5], np.float32)
     size = size_of(a, b, "float32")
@@ -102,11 +103,11 @@ def test_sizes() -> None:
 
 
 def test_ulps_are_the_dtypes_own() -> None:
-    one, half = np.ones(1, np.float32), np.float32(1.0)
-    assert size_of(one, np.array([half + 2**-7], np.float32), "bfloat16").max_ulps == 1
-    assert size_of(one, np.array([half + 3 * 2**-10], np.float32), "float16").max_ulps == 3
-    assert size_of(one, np.array([half + 2**-7], np.float32), "float32").max_ulps == 1 << 16
-    across = (np.array([2**-24], np.float32), np.array([-(2**-24)], np.float32))  # float16's smallest, both signs
+    ones, unit = np.ones(1, np.float32), np.float32(1.0)
+    assert size_of(ones, np.array([unit + 2**-7], np.float32), "bfloat16").max_ulps == 1
+    assert size_of(ones, np.array([unit + 3 * 2**-10], np.float32), "float16").max_ulps == 3
+    assert size_of(ones, np.array([unit + 2**-7], np.float32), "float32").max_ulps == 1 << 16
+    across = (np.array([2**-24], np.float32), np.array([-(2**-24)], np.float32))  # float16's smallest numbers
     assert size_of(*across, "float16").max_ulps == 2
 
 

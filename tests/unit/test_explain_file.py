@@ -20,32 +20,33 @@ from tests.unit.traces import OPS, computation, moved, trace
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    again = computation(1, {}, reused=True)
-    write_trace(tmp_path / "a.json", trace(again=[again]), [2])
+    """The file of a trace with the values of token 2; token 1 was computed again."""
+    recomputed = computation(1, {}, reused=True)
+    write_trace(tmp_path / "a.json", trace(recomputed=[recomputed]), [2])
     return tmp_path / "a.json"
 
 
 def test_everything_comes_back(file: Path) -> None:
-    whole = trace(again=[computation(1, {}, reused=True)])
-    back = read_trace(file)
+    whole = trace(recomputed=[computation(1, {}, reused=True)])
+    reread = read_trace(file)
     for name in ("label", "key", "prompt_sha256", "token_ids", "ops", "settings", "machine", "extent", "reproduced"):
-        assert getattr(back, name) == getattr(whole, name), name
-    assert [one.digests for one in back.computations] == [one.digests for one in whole.computations]
-    assert [(one.position, one.reused) for one in back.computations] == [
+        assert getattr(reread, name) == getattr(whole, name), name
+    assert [item.digests for item in reread.computations] == [item.digests for item in whole.computations]
+    assert [(item.position, item.reused) for item in reread.computations] == [
         (0, False), (1, False), (1, True), (2, False), (3, False), (4, False)
     ]  # fmt: skip
-    kept = [set(one.values) for one in back.computations]
-    assert kept == [set(), set(), set(), set(OPS), {"logprob"}, {"logprob"}]  # token 2, and the logprobs
+    kept = [set(item.values) for item in reread.computations]
+    assert kept == [set(), set(), set(), set(OPS), {"logprob"}, {"logprob"}]  # token 2 and the logprobs have values
     for op in OPS:
-        np.testing.assert_array_equal(back.computations[3].values[op], whole.computations[3].values[op])
-    assert explain(back, whole).first is None
+        np.testing.assert_array_equal(reread.computations[3].values[op], whole.computations[3].values[op])
+    assert explain(reread, whole).first is None
 
 
 def test_a_difference_is_found_through_files(tmp_path: Path, file: Path) -> None:
     write_trace(tmp_path / "b.json", trace(moved(OPS[5], 2)), [2])
-    found = explain(read_trace(file), read_trace(tmp_path / "b.json"))
-    assert found.first is not None and (found.first.op, found.first.position) == (OPS[5], 2)
-    assert found.first.size is not None and found.first.size.max_ulps == 1
+    explanation = explain(read_trace(file), read_trace(tmp_path / "b.json"))
+    assert explanation.first is not None and (explanation.first.op, explanation.first.position) == (OPS[5], 2)
+    assert explanation.first.size is not None and explanation.first.size.max_ulps == 1
 
 
 def test_the_command_reads_two_files(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,9 +86,9 @@ def test_a_truncated_file_is_found(file: Path, part: float) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c["ops"].pop(2), "contradict"),  # its values are still there
+        (lambda c: c["ops"].pop(2), "contradict"),  # the op's values are still there
         (lambda c: c.update(count=4), "contradict"),
-        (lambda c: c.update(count=1 << 60), "no op has as many digests"),  # columns are folded: no list of that length
+        (lambda c: c.update(count=1 << 60), "no op has as many digests"),  # no list of that length is made
         (lambda c: c["ops"][2].__setitem__(2, 1 << 60), "bytes of digests"),
         (lambda c: (c["ops"].pop(-2), c.update(values=[])), "before the logits"),
         (lambda c: c["ops"][0].__setitem__(4, c["ops"][0][4][:-5]), "contradict"),
@@ -109,7 +110,7 @@ def test_edits_that_renew_the_hash_still_meet_each_other(file: Path, change: Any
 
 
 def test_other_weights_are_said_before_the_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files hold the weights' hash and no tensors; those that were written without it say nothing of them."""
+    """Files hold the weights' hash and no tensors; a file without the hash says nothing of the weights."""
     planted, common = moved(OPS[3], 1), {"numerics": "fast", "max_num_seqs": 1}
     for name, weights in (("a", "a" * 64), ("b", "b" * 64)):
         write_trace(
@@ -118,10 +119,10 @@ def test_other_weights_are_said_before_the_op(tmp_path: Path, capsys: pytest.Cap
     write_trace(tmp_path / "old", trace(planted, settings=common), [])
     assert main(["explain", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
     lines = capsys.readouterr().out.splitlines()
-    said = lines.index("Weights that differ:")
+    heading = lines.index("Weights that differ:")
     hashes = f"their hashes are {'a' * 12}... in A and {'b' * 12}... in B; the tensors are not in a file"
-    assert lines[said + 1] == f"  - {hashes}"
-    assert said < next(i for i, line in enumerate(lines) if line.startswith("First difference: "))
+    assert lines[heading + 1] == f"  - {hashes}"
+    assert heading < next(i for i, line in enumerate(lines) if line.startswith("First difference: "))
     assert "Settings that differ:" not in lines
     assert main(["explain", str(tmp_path / "a"), str(tmp_path / "old")]) == 1
     assert "eights" not in capsys.readouterr().out

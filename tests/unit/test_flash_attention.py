@@ -1,4 +1,4 @@
-"""Attention through flash-attn: how it is called (against a double of the package), and what it gives (on a GPU)."""
+"""Attention through flash-attn: how the package is called (against its double), and what it gives (on a GPU)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.unit.flash_attn_double import FlashAttnDouble
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
-# (new tokens, tokens): decodes come first
+# A sequence is (new tokens, all its tokens); decodes come first.
 DECODES = [(1, 1), (1, 255), (1, 256), (1, 257)]
 PREFILLS = [(1, 1), (256, 256), (257, 257)]  # a first sequence of one row is a decode
-CHUNKS = [(17, 300), (2, 2), (3, 515)]  # a chunk's start inside a page, at a page's start, in the third page
-PREFIXED = [(44, 300), (5, 261)]  # behind a cached prefix of 256 tokens
+CHUNKS = [(17, 300), (2, 2), (3, 515)]  # chunks start inside a page, at a page's start, in the third page
+PREFIXED = [(44, 300), (5, 261)]  # a cached prefix of 256 tokens stands before the new ones
 BATCHES = {
     "decode": DECODES,
     "prefill": PREFILLS,
@@ -57,6 +57,7 @@ def batch(
 
 
 def truth(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """The attention in float64."""
     tensors = (x.cpu() for x in (q, k_cache, v_cache, metadata.block_table))
     return reference.paged_attention(*tensors, metadata.query_lens, metadata.kv_lens, scale)
 
@@ -118,7 +119,7 @@ def test_the_double_refuses_what_the_package_refuses(
     q, k_cache, v_cache, metadata = batch(BATCHES[name], **changes)
     with pytest.raises(RuntimeError, match=words):
         flash_attention.paged_attention(q, k_cache, v_cache, metadata, 0.17)
-    # and each of them is found at start
+    # The same problem is found at start.
     dtype, head_dim, block_size = q.dtype, q.shape[-1], k_cache.shape[1]
     assert len(flash_attention.shape_problems(dtype, head_dim, block_size)) == 1
     assert attention_backends.attention_function("flash_attn") is flash_attention.paged_attention

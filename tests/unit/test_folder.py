@@ -17,16 +17,19 @@ from evalengine.records.schema import write_records
 
 
 def open_folder(root: Path, resume: str = "auto", identity: str = "01234567", **values: Any) -> RunFolder:
+    """Opens the folder of a run with this short identity and these values of its identity."""
     return RunFolder.open(root, "gsm8k+arc-org/model", identity, resume, values)
 
 
 def finish(folder: RunFolder) -> None:
+    """Finishes the run: records, digest, and no trace of the work."""
     folder.write_with("records.parquet", lambda path: write_records(path, []))
     folder.finish("ab" * 32)
     folder.tidy()
 
 
 def test_a_new_folder(tmp_path: Path) -> None:
+    """The folder is made with its parents, and its name has the tasks, the model, the time and the identity."""
     with open_folder(tmp_path / "deep" / "results") as folder:
         assert folder.path.parent == tmp_path / "deep" / "results" and not folder.resumed
         assert folder.path.name.startswith("gsm8k+arc-org_model-2") and folder.path.name.endswith("-01234567")
@@ -50,9 +53,9 @@ def test_the_newest_unfinished_one_is_taken(tmp_path: Path) -> None:
         with open_folder(tmp_path, "never") as folder:
             os.utime(folder.path / "identity.json", ns=(number, number))
             paths.append(folder.path)
-    assert len(set(paths)) == 3  # the same second, the same name: still three folders
-    with open_folder(tmp_path) as again:
-        assert again.path == paths[-1]
+    assert len(set(paths)) == 3  # names of the same second still differ
+    with open_folder(tmp_path) as reopened:
+        assert reopened.path == paths[-1]
 
 
 def test_other_ids_are_left_alone(tmp_path: Path) -> None:
@@ -70,15 +73,15 @@ def test_a_folder_in_use_is_never_taken(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        theirs = process.stdout.readline().strip()
-        with open_folder(tmp_path) as mine:
-            assert str(mine.path) != theirs and not mine.resumed
+        locked = process.stdout.readline().strip()
+        with open_folder(tmp_path) as new:
+            assert str(new.path) != locked and not new.resumed
         with pytest.raises(ConfigError, match="another process"):
-            open_folder(tmp_path, theirs)
+            open_folder(tmp_path, locked)
         process.kill()
         process.wait()
-    with open_folder(tmp_path, theirs) as taken:  # the lock went with the process
-        assert str(taken.path) == theirs and taken.resumed
+    with open_folder(tmp_path, locked) as taken:  # the lock went with the process
+        assert str(taken.path) == locked and taken.resumed
 
 
 def test_resume_names_what_differs(tmp_path: Path) -> None:
@@ -86,9 +89,9 @@ def test_resume_names_what_differs(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError, match=r"limit was 3, is 4; .*resume=auto|engine\.max_model_len was null, is 5"):
         open_folder(tmp_path, str(folder.path), "89abcdef", limit=4, engine={"max_model_len": 5})
-    with open_folder(tmp_path, str(folder.path), limit=3, engine={"max_model_len": None}) as again:
-        assert again.path == folder.path
-        finish(again)
+    with open_folder(tmp_path, str(folder.path), limit=3, engine={"max_model_len": None}) as reopened:
+        assert reopened.path == folder.path
+        finish(reopened)
     with pytest.raises(ConfigError, match="finished"):
         open_folder(tmp_path, str(folder.path), limit=3)
     with pytest.raises(ConfigError, match="not the folder of an evalengine run"):
@@ -109,6 +112,7 @@ def test_a_failed_write_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 
 def test_an_output_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """The error says what could not be written."""
     (tmp_path / "file").write_text("")
     with pytest.raises(EvalEngineError, match="could not write"):
         open_folder(tmp_path / "file" / "results")
@@ -135,7 +139,7 @@ def test_a_damaged_identity_is_a_sentence(tmp_path: Path, capsys: pytest.Capture
         (folder.path / "identity.json").write_text(text)
         with pytest.raises(ConfigError, match=r"resume=.*its identity\.json is damaged .*; set resume=never"):
             open_folder(tmp_path, str(folder.path))
-        with open_folder(tmp_path) as other:  # resume=auto goes on without it, and says so
+        with open_folder(tmp_path) as other:  # resume=auto passes the folder over, and says so
             assert other.path != folder.path
         assert "identity.json is damaged" in capsys.readouterr().err
 
@@ -154,10 +158,10 @@ def test_a_run_killed_before_its_page_is_finished_not_run_again(tmp_path: Path) 
     with open_folder(tmp_path) as folder:
         finish_unpaged(folder)
     for resume in ("auto", str(folder.path)):
-        with open_folder(tmp_path, resume) as again:
-            assert again.path == folder.path and again.finished
-    with open_folder(tmp_path) as again:
-        again.tidy()
+        with open_folder(tmp_path, resume) as reopened:
+            assert reopened.path == folder.path and reopened.finished
+    with open_folder(tmp_path) as reopened:
+        reopened.tidy()
     with open_folder(tmp_path) as new:
         assert new.path != folder.path
 
@@ -166,8 +170,8 @@ def test_a_folder_killed_at_its_birth_is_taken_up(tmp_path: Path) -> None:
     with open_folder(tmp_path) as folder:
         pass
     (folder.path / "identity.json").rename(folder.path / ".identity.json.partial")
-    with open_folder(tmp_path) as again:
-        assert again.path == folder.path and (again.path / "identity.json").is_file()
+    with open_folder(tmp_path) as reopened:
+        assert reopened.path == folder.path and (reopened.path / "identity.json").is_file()
     (folder.path / "identity.json").unlink()
     (folder.path / "notes.txt").write_text("mine")
     with open_folder(tmp_path) as other:
@@ -183,5 +187,6 @@ def test_a_name_that_no_folder_can_have_is_a_sentence(tmp_path: Path, name: str)
 
 
 def finish_unpaged(folder: RunFolder) -> None:
+    """Writes records and digest, and ends there as a run does that is killed before its page."""
     folder.write_with("records.parquet", lambda path: write_records(path, []))
     folder.finish("ab" * 32)

@@ -1,6 +1,6 @@
 """No field of a config.json that transformers looks at goes unread: what it would honour is honoured or refused.
 
-A transformers that gains a field, or asks for another one, fails here until `hf_config` says what it makes of it.
+If transformers gains a field, or asks for another one, a test fails until `hf_config` says what the field means.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evalengine.models.hf_config import CHECKED_BY_CLASS, CHECKED_IN_FILE, HONOU
 from evalengine.models.registry import MODEL_REGISTRY
 
 KNOWN = {*HONOURED, *CHECKED_BY_CLASS, *CHECKED_IN_FILE, *WITHOUT_EFFECT, "is_causal"}
-# Which implementation runs, and how a call returns: no arithmetic of the model's.
+# These fields choose an implementation or what a call returns; the model's arithmetic depends on none of them.
 OF_THE_CALL = {"_attn_implementation", "get_text_config", "num_labels", "output_hidden_states", "return_dict"}
 
 
@@ -35,17 +35,17 @@ def test_every_field_of_the_classes_is_known(config: type) -> None:
 
 @pytest.mark.parametrize("module", [modeling_llama, modeling_qwen2, modeling_qwen3])
 def test_every_field_that_the_models_ask_for_is_known(module: Any) -> None:
-    asked = asked_for(Path(module.__file__).read_text(encoding="utf-8"))
-    assert {"hidden_size", "rms_norm_eps", "rope_parameters", "head_dim"} <= asked
-    assert asked <= KNOWN | OF_THE_CALL, f"new in transformers: {sorted(asked - KNOWN - OF_THE_CALL)}"
+    fields = asked_for(Path(module.__file__).read_text(encoding="utf-8"))
+    assert {"hidden_size", "rms_norm_eps", "rope_parameters", "head_dim"} <= fields
+    assert fields <= KNOWN | OF_THE_CALL, f"new in transformers: {sorted(fields - KNOWN - OF_THE_CALL)}"
 
 
 @pytest.mark.parametrize("function", [masking_utils.create_causal_mask, cache_utils.DynamicCache.__init__])
 def test_every_field_that_the_mask_and_the_cache_ask_for_is_known(function: Any) -> None:
-    asked = asked_for(textwrap.dedent(inspect.getsource(function)))
+    fields = asked_for(textwrap.dedent(inspect.getsource(function)))
     if helper := getattr(cache_utils, "get_layer_types_and_kwargs", None):
-        asked |= asked_for(inspect.getsource(helper)) - {"number_of_conv_states"}  # of layers without attention
-    assert asked <= KNOWN | OF_THE_CALL, f"new in transformers: {sorted(asked - KNOWN - OF_THE_CALL)}"
+        fields |= asked_for(inspect.getsource(helper)) - {"number_of_conv_states"}  # no attention layer reads it
+    assert fields <= KNOWN | OF_THE_CALL, f"new in transformers: {sorted(fields - KNOWN - OF_THE_CALL)}"
 
 
 def asked_for(source: str) -> set[str]:
@@ -55,15 +55,15 @@ def asked_for(source: str) -> set[str]:
         name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
         return name == "config" or name.endswith("_config")
 
-    found = set()
+    fields = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and is_config(node.value):
-            found.add(node.attr)
+            fields.add(node.attr)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             target, name, *_ = node.args
             if is_config(target) and isinstance(name, ast.Constant):
-                found.add(str(name.value))
-    return found
+                fields.add(str(name.value))
+    return fields
 
 
 CONFIGS = {cls.model_type: CONFIG_MAPPING[cls.model_type]().to_dict() for cls in MODEL_REGISTRY.values()}

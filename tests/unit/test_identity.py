@@ -53,8 +53,8 @@ def test_every_field_of_rope_counts(checkpoint: Checkpoint, name: str) -> None:
     assert plain_spec(replace(checkpoint.spec, rope=rope))["rope"] != plain_spec(checkpoint.spec)["rope"]
 
 
-def test_the_checkpoints_dtype_does_not(checkpoint: Checkpoint) -> None:
-    """A run's own dtype is a part of its identity, and says what was computed in."""
+def test_the_checkpoints_dtype_does_not_count(checkpoint: Checkpoint) -> None:
+    """The dtype in which the run computes stands in its identity instead."""
     assert plain_spec(replace(checkpoint.spec, dtype=torch.float64)) == plain_spec(checkpoint.spec)
 
 

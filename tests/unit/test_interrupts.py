@@ -19,10 +19,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def press() -> None:
+    """Ctrl-C."""
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_the_first_is_for_after_the_step_and_the_second_for_now(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_ctrl_c_ends_after_the_step_and_the_second_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interrupts() as interrupts:
         interrupts.after_a_step()
@@ -36,17 +37,17 @@ def test_the_first_is_for_after_the_step_and_the_second_for_now(capsys: pytest.C
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_in_another_thread_it_watches_nothing() -> None:
-    before, found = signal.getsignal(signal.SIGINT), []
+def test_in_another_thread_no_signal_is_watched() -> None:
+    before, states = signal.getsignal(signal.SIGINT), []
 
     def watch() -> None:
         with Interrupts() as interrupts:
-            found.append((signal.getsignal(signal.SIGINT), interrupts.asked))
+            states.append((signal.getsignal(signal.SIGINT), interrupts.asked))
 
     thread = threading.Thread(target=watch)
     thread.start()
     thread.join()
-    assert found == [(before, False)]
+    assert states == [(before, False)]
 
 
 def test_the_answers_of_the_step_that_ran_are_taken() -> None:
@@ -57,7 +58,7 @@ def test_the_answers_of_the_step_that_ran_are_taken() -> None:
         real: Callable = llm.runner.results
 
         def results(launched: object) -> object:
-            if len(llm.scheduler.sequences) <= 4:  # the first two are in their last step
+            if len(llm.scheduler.sequences) <= 4:  # the first two requests are in their last step
                 press()
             return real(launched)
 

@@ -31,6 +31,7 @@ def entry(doc: int, text: str = "a\r\n\u2028\u0085 ü 🙂") -> JournalEntry:
 
 
 def asked(count: int) -> dict[RecordKey, Asked]:
+    """What the run asked of its first `count` documents."""
     return {("task/x", doc, 1, 2): ASKED for doc in range(count)}
 
 
@@ -39,14 +40,16 @@ def opened(path: Path, run: str = RUN) -> Journal:
 
 
 def fill(path: Path, count: int) -> None:
+    """A journal with answers for the first `count` documents."""
     with opened(path) as journal:
         for doc in range(count):
             journal.append(entry(doc))
 
 
-def same(one: JournalEntry, other: JournalEntry) -> bool:
-    mine, theirs = vars(one).copy(), vars(other).copy()
-    return mine.pop("logprobs").tobytes() == theirs.pop("logprobs").tobytes() and mine == theirs
+def same(first: JournalEntry, second: JournalEntry) -> bool:
+    """Whether two entries are equal, their logprobs byte by byte."""
+    left, right = vars(first).copy(), vars(second).copy()
+    return left.pop("logprobs").tobytes() == right.pop("logprobs").tobytes() and left == right
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
@@ -54,7 +57,7 @@ def test_round_trip(tmp_path: Path, count: int) -> None:
     fill(tmp_path / "j", count)
     with opened(tmp_path / "j") as journal:
         assert list(journal.finished) == [("task/x", doc, 1, 2) for doc in range(count)]
-        assert all(same(found, entry(found.key[1])) for found in journal.finished.values())
+        assert all(same(kept, entry(kept.key[1])) for kept in journal.finished.values())
 
 
 def test_what_is_forgotten_is_as_if_it_had_not_finished(tmp_path: Path) -> None:
@@ -104,6 +107,8 @@ def test_a_full_disk_fails_the_run_and_leaves_whole_lines(tmp_path: Path, monkey
     before = path.read_bytes()
 
     class Full:
+        """A file whose disk is full once it has taken ten bytes."""
+
         def __init__(self, file: object) -> None:
             self.file = file
             self.calls = 0
@@ -165,6 +170,7 @@ def line(**changes: Any) -> bytes:
 
 
 def packed(*values: float) -> str:
+    """float32 numbers in the journal's base64."""
     return base64.b64encode(np.float32(values).tobytes()).decode()
 
 
@@ -243,14 +249,14 @@ def test_alternatives_come_back_and_are_held_against_what_was_asked(tmp_path: Pa
     with Journal.open(path, "cd" * 32, wanted) as journal:
         journal.append(entry)
     with Journal.open(path, "cd" * 32, wanted) as journal:
-        found = journal.finished[key].top
-    assert found is not None and [part.tobytes() for part in found] == [ids.tobytes(), values.tobytes()]
-    for other, said in (
+        alternatives = journal.finished[key].top
+    assert alternatives is not None and [part.tobytes() for part in alternatives] == [ids.tobytes(), values.tobytes()]
+    for other, message in (
         (Asked("ab" * 32, 10, room=2, alternatives=1), "its alternatives are not 1 a token"),
         (Asked("ab" * 32, 9, room=2, alternatives=2), "its alternatives are no tokens of the model"),
         (Asked("ab" * 32, 10, room=2), "its alternatives are not 0 a token"),
     ):
-        with pytest.raises(EvalEngineError, match=said):
+        with pytest.raises(EvalEngineError, match=message):
             Journal.open(path, "cd" * 32, {key: other})
     assert wanted[key].problem(replace(entry, top=(ids, values[:, ::-1]))) is not None, "not in order"
     assert wanted[key].problem(replace(entry, top=None)) == "it has no alternatives"

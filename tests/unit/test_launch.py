@@ -1,4 +1,4 @@
-"""`hydra/launcher=submitit_slurm`: the plugin's settings compose, and submitit is told them."""
+"""`hydra/launcher=submitit_slurm`: the plugin's settings compose, and submitit receives them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ SLURM = "hydra/launcher=submitit_slurm"
 
 
 def swept(*words: str) -> list[Job]:
+    """The jobs of a sweep over two seeds."""
     return compose_jobs([*words, "seed=0,1", "output_dir=out"], multirun=True)
 
 
@@ -28,10 +29,10 @@ def test_what_slurm_is_asked_for() -> None:
     assert executor_settings(launcher) == {
         "cluster": "slurm", "folder": "out/.submitit/%j", "slurm_max_num_timeout": 3,
     }  # fmt: skip
-    asked = job_settings(launcher)
-    assert asked["timeout_min"] == 90 and asked["gpus_per_node"] == 8 and asked["name"] == "evalengine"
-    assert asked["slurm_partition"] == "gpu" and asked["slurm_array_parallelism"] == 4
-    assert not {"_target_", "submitit_folder", "slurm_max_num_timeout"} & asked.keys()
+    parameters = job_settings(launcher)
+    assert parameters["timeout_min"] == 90 and parameters["gpus_per_node"] == 8 and parameters["name"] == "evalengine"
+    assert parameters["slurm_partition"] == "gpu" and parameters["slurm_array_parallelism"] == 4
+    assert not {"_target_", "submitit_folder", "slurm_max_num_timeout"} & parameters.keys()
 
 
 def test_a_sweep_without_a_launcher_has_none() -> None:
@@ -39,7 +40,7 @@ def test_a_sweep_without_a_launcher_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("hydra/launcher=joblib",), "hydra/launcher=joblib: must be one of submitit_slurm, submitit_local"),
         ((SLURM, "hydra.launcher.partitoin=gpu"), "partitoin"),
@@ -47,8 +48,8 @@ def test_a_sweep_without_a_launcher_has_none() -> None:
         ((SLURM, "experiment=noise_floor"), "an experiment compares its runs"),
     ],
 )
-def test_what_cannot_be_launched(words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_launched_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         swept(*words)
 
 
@@ -66,7 +67,7 @@ def test_a_machine_without_slurm_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_jobs_run_and_leave_their_folders(tmp_path: Path) -> None:
-    """As processes of this machine, by the same code that tells SLURM."""
+    """The jobs are processes of this machine, started by the same code that starts SLURM's."""
     few = ("limit=2", "engine.device=cpu", "task.generation.max_gen_toks=3")
     done = finish(start("-m", "hydra/launcher=submitit_local", "seed=0,1", f"output_dir={tmp_path}", *few))
     assert done.code == 0, done.err

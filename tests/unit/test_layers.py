@@ -35,7 +35,7 @@ def fast(dtype: torch.dtype = torch.float32) -> Ops:
 
 
 def of_rank(rank: int, size: int, level: str = "exact") -> Ops:
-    """Of one rank, to hold weights with: there is nobody to exchange anything with."""
+    """The ops of one rank, for holding its weights: there is no other rank to exchange anything with."""
     return create_ops(level, torch.float32, CPU, tp=TensorParallel(rank, size, group=object()))
 
 
@@ -56,6 +56,7 @@ def fill(layer: Layer, whole: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def random_checkpoint(layer: Layer) -> dict[str, Tensor]:
+    """Random tensors for all shards of the layer."""
     tensors = {}
     for shard, shape in layer.checkpoint_shards("proj").items():
         tensors |= {f"{shard}.weight": torch.randn(shape), f"{shard}.bias": torch.randn(shape[:1])}
@@ -69,7 +70,7 @@ def random_checkpoint(layer: Layer) -> dict[str, Tensor]:
         lambda ops: OutputLinear(ops, 5, 12, bias=True),
         lambda ops: VocabEmbedding(ops, 19, 3),
         lambda ops: LMHead(ops, 19, 3),
-        lambda ops: VocabEmbedding(ops, 2, 3),  # fewer ids than ranks: some hold none
+        lambda ops: VocabEmbedding(ops, 2, 3),  # there are fewer ids than ranks: some ranks hold none
     ],
 )
 def test_row_shards_concatenate_to_the_whole(build, tp_size: int) -> None:
@@ -117,7 +118,7 @@ def test_qkv_shards_by_heads_and_replicates_kv_heads(tp_size: int, kv_heads: int
     for rank in range(tp_size):
         layer = QKVLinear(of_rank(rank, tp_size), hidden, heads, kv_heads, head_dim, True)
         weight = fill(layer, whole)["weight"]
-        q, k, v = layer.split(weight.t())  # features in the place of tokens: [hidden, heads, head_dim]
+        q, k, v = layer.split(weight.t())  # features stand in the place of tokens: [hidden, heads, head_dim]
         first = rank * heads // tp_size
         for i in range(q.shape[1]):
             head = first + i
@@ -149,11 +150,11 @@ def test_rope_is_byte_equal_to_transformers(heads: int, head_dim: int, dtype: to
     rope = {"rope_type": "default", "rope_theta": 1e6}
     config = LlamaConfig(hidden_size=heads * head_dim, num_attention_heads=heads, rope_parameters=rope)
     ops = fast(dtype)
-    theirs = LlamaRotaryEmbedding(config)
+    rotary = LlamaRotaryEmbedding(config)
     positions = torch.tensor([0, 1, 17, 999])
-    cos, sin = ops.rope_table(theirs.inv_freq, 1000, 1.0)
+    cos, sin = ops.rope_table(rotary.inv_freq, 1000, 1.0)
     q = torch.randn(4, heads, head_dim).to(dtype)
-    their_cos, their_sin = theirs(q, positions[None])
+    their_cos, their_sin = rotary(q, positions[None])
     expected, _ = apply_rotary_pos_emb(q.transpose(0, 1)[None], q.transpose(0, 1)[None], their_cos, their_sin)
     assert same_bytes(ops.rope(q, cos[positions], sin[positions]), expected[0].transpose(0, 1))
 
@@ -169,7 +170,7 @@ def test_inv_freq_equals_transformers_to_an_ulp(theta: float, rope: dict, head_d
     config = LlamaConfig(hidden_size=head_dim, num_attention_heads=1, rope_parameters=parameters)
     expected = LlamaRotaryEmbedding(config).inv_freq
     actual = from_hf(config).rope.inv_freq(head_dim)
-    # torch's own float32 pow is off by an ulp for some of them; blending carries that through a few operations.
+    # torch's own float32 pow is off by an ulp for some numbers; blending carries that error through a few operations.
     torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
 
 
@@ -194,7 +195,7 @@ def test_inv_freq_bits_do_not_depend_on_the_instruction_set() -> None:
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """float64, the last len(q) of len(k) tokens: [Q, Hq, D], [L, Hkv, D] -> [Q, Hq, D]."""
+    """Causal attention in float64 for the last len(q) of len(k) tokens: [Q, Hq, D], [L, Hkv, D] -> [Q, Hq, D]."""
     k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
     last = torch.arange(len(k) - len(q), len(k))
@@ -205,6 +206,7 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 @pytest.mark.parametrize("small_groups", [False, True])
 @pytest.mark.parametrize("block_size", [1, 7, 64])
 def test_fast_attention(block_size: int, small_groups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is float64's within rounding, whatever stale pages hold."""
     if small_groups:
         monkeypatch.setattr(fast_attention, "GROUP_TOKENS", 100)
     torch.manual_seed(block_size)
@@ -271,7 +273,7 @@ def test_fused_forms_are_the_forms_they_are_made_of(level: str) -> None:
 
 @pytest.mark.parametrize("level", ["fast", "exact"])
 def test_read_out(level: str) -> None:
-    """The lowest id among equals; GREEDY; a row with a NaN has the token V and no logprob."""
+    """The greedy token is the lowest id among equals; a row with a NaN has the token V and no logprob."""
     logits = torch.randn(4, 7)
     logits[1, 3:6] = logits[1].max() + 1
     logits[2, 4] = torch.nan

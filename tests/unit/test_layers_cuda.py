@@ -24,7 +24,7 @@ ROUNDING = {torch.float32: 2**-23, torch.bfloat16: 2**-7}  # twice the largest r
 
 
 def ops_for(dtype: torch.dtype) -> tuple[Ops, Ops]:
-    """Ours, and plain torch on the same device."""
+    """Our ops, and plain torch's on the same device."""
     return CudaFastOps(dtype, DEVICE, "triton"), FastOps(dtype, DEVICE)
 
 
@@ -34,7 +34,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0, scale: float = 1.0) -
 
 
 def assert_close(actual: Tensor, expected: Tensor, roundings: int, floor: float = 1e-2) -> None:
-    """Within so many roundings of the dtype, relative to the value, or to `floor` below it (terms cancel)."""
+    """They differ by at most so many roundings, relative to the value or, where terms cancel, to `floor`."""
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
     error = (actual.double() - expected.double()).abs()
     bound = roundings * ROUNDING[actual.dtype] * expected.double().abs().clamp(min=floor)
@@ -111,12 +111,12 @@ def test_qk_norm_rope_store_fused_gives_the_same_bytes(with_norms: bool, dtype: 
 
 
 def one_nan(x: Tensor) -> Tensor:
-    """A GPU has one NaN for all that it computes; the interpreter is numpy, where a NaN keeps its operand's bits."""
+    """x with one NaN for all NaNs, as on a GPU; the interpreter is numpy, where a NaN keeps its operand's bits."""
     return x if DEVICE == "cuda" or not x.is_floating_point() else torch.where(x.isnan(), torch.nan, x)
 
 
 def test_read_out_fused_gives_the_same_bytes() -> None:
-    """Ties, logits that differ where their logprobs do not, a NaN, an infinity, GREEDY, fewer columns than rows."""
+    """Rows with ties, with logits that differ where their logprobs do not, a NaN or an infinity; also fewer columns."""
     ours, _ = ops_for(torch.float32)
     logits = random(6, 9001, dtype=torch.float32, scale=5.0)
     logits[1, [8999, 5000, 77]] = 40.0
@@ -131,8 +131,8 @@ def test_read_out_fused_gives_the_same_bytes() -> None:
         fused, parts = (ops.read_out(logits, rows[some], columns[some]) for ops in (ours, in_parts(ours)))
         for actual, expected in zip(fused, parts, strict=True):
             assert_bitwise_equal(actual, expected)
-    each = columns[torch.tensor([0, 2, 4, 6, 8, 9], device=DEVICE)]
-    for actual, expected in zip(*(ops.read_out(logits, None, each) for ops in (ours, in_parts(ours))), strict=True):
+    by_row = columns[torch.tensor([0, 2, 4, 6, 8, 9], device=DEVICE)]
+    for actual, expected in zip(*(ops.read_out(logits, None, by_row) for ops in (ours, in_parts(ours))), strict=True):
         assert_bitwise_equal(one_nan(actual), one_nan(expected))
     greedy = ours.read_out(logits, rows, columns)[0].tolist()
     assert greedy[1:3] == [77, 9001] and greedy[4] == 0
@@ -165,7 +165,7 @@ def test_attention_by_triton_is_float64s_within_rounding(dtype: torch.dtype) -> 
         )
         for v in (tensors[3], tensors[2])
     )
-    # bfloat16: weights and output rounded, 2^-8 each; float32: the errors of the scores and of the exponential
+    # In bfloat16, weights and output are rounded, 2^-8 each; in float32, the scores and the exponential have errors.
     bound = (8 if dtype == torch.float32 else 1.1) * ROUNDING[dtype] * magnitude
     assert ((output.double() - truth).abs() <= bound).all()
 

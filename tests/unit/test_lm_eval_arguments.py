@@ -9,8 +9,8 @@ import pytest
 from evalengine.lm_eval_model.arguments import ignored_batch_size, read_arguments, with_device
 
 
-def problems(**given: Any) -> list[str]:
-    return read_arguments({"pretrained": "asset:tinymath", **given})[1]
+def problems(**arguments: Any) -> list[str]:
+    return read_arguments({"pretrained": "asset:tinymath", **arguments})[1]
 
 
 def test_names_are_those_of_our_configuration() -> None:
@@ -32,19 +32,19 @@ def test_names_are_those_of_our_configuration() -> None:
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    found = problems(max_num_sequences=1, trust_remote_code=True, seed="x", numerics="quick", max_gen_toks=0, zebra=1)
-    assert found[:2] == [
+    wrong = problems(max_num_sequences=1, trust_remote_code=True, seed="x", numerics="quick", max_gen_toks=0, zebra=1)
+    assert wrong[:2] == [
         "max_num_sequences: no such model argument; did you mean max_num_seqs?",
         "trust_remote_code: no such model argument; leave it out",
     ]
-    assert found[2].startswith("zebra: no such model argument; there are: add_bos_token, attention_backend,")
-    assert found[3] == "seed='x': must be an integer"
-    assert "numerics=quick: must be one of auto, native, exact, fast" in found
-    assert found[-1] == "max_gen_toks=0: must be an integer of at least 1"
+    assert wrong[2].startswith("zebra: no such model argument; there are: add_bos_token, attention_backend,")
+    assert wrong[3] == "seed='x': must be an integer"
+    assert "numerics=quick: must be one of auto, native, exact, fast" in wrong
+    assert wrong[-1] == "max_gen_toks=0: must be an integer of at least 1"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ({"batch_invariant": 1}, "batch_invariant=1: must be True or False"),
         ({"batch_invariant": True, "numerics": "fast"}, "batch_invariant=true contradicts numerics=fast"),
@@ -54,9 +54,9 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"seed": -1}, "seed=-1: must lie in 0 .. 2^63 - 1"),
     ],
 )
-def test_a_wrong_value_is_said_with_its_cure(given: dict[str, Any], said: str) -> None:
-    (found,) = problems(**given)
-    assert found.startswith(said)
+def test_a_wrong_value_is_said_with_its_cure(arguments: dict[str, Any], message: str) -> None:
+    (problem,) = problems(**arguments)
+    assert problem.startswith(message)
 
 
 def test_a_model_must_be_named() -> None:
@@ -64,11 +64,11 @@ def test_a_model_must_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "warned"),
     [(None, False), (1, False), ("1", False), ("auto", False), ("auto:4", False), (16, True), ("8", True)],
 )
-def test_a_batch_size_is_ignored_aloud(size: Any, said: bool) -> None:
-    assert ignored_batch_size(size) is said
+def test_a_batch_size_is_ignored_aloud(size: Any, warned: bool) -> None:
+    assert ignored_batch_size(size) is warned
 
 
 def test_cuda_is_lm_evals_default_even_without_it() -> None:

@@ -14,17 +14,18 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_file import glance_at_manifest, load_manifest
 
 REFERENCE = sorted((Path(__file__).parents[2] / "results" / "reference" / "exact-across-machines").glob("*.json"))
-LEAST: dict[str, Any] = {"digest": "0" * 64, "task_digests": {}, "identity": {}}  # what every version recorded
+LEAST: dict[str, Any] = {"digest": "0" * 64, "task_digests": {}, "identity": {}}  # every version recorded these
 
 
 def loaded(folder: Path, **parts: Any) -> Manifest:
+    """A manifest of LEAST and these parts, as it is read from its file."""
     (folder / "manifest.json").write_text(json.dumps({**LEAST, **parts}), encoding="utf-8")
     return load_manifest(folder / "manifest.json", "cure")
 
 
 @pytest.mark.parametrize("path", REFERENCE, ids=lambda path: path.stem)
 def test_the_manifests_of_runs_read_back_to_their_bytes(path: Path) -> None:
-    """Written by runs on three machines, some by older versions."""
+    """Runs on three machines wrote them, some with older versions."""
     read = load_manifest(path, "cure")
     assert read.file_text() == path.read_text(encoding="utf-8")
     assert read.model.name and read.counts.requests and read.timings.run_seconds > 0 and read.engine.dtype
@@ -70,9 +71,9 @@ def test_attributes_cannot_contradict_the_content() -> None:
 
 
 def test_what_is_no_manifest_is_one_sentence(tmp_path: Path) -> None:
-    for text, said in ("[]", "not the manifest of a run"), ("{", "missing or damaged"), ("{}", "digest is missing"):
+    for text, message in ("[]", "not the manifest of a run"), ("{", "missing or damaged"), ("{}", "digest is missing"):
         (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             load_manifest(tmp_path / "manifest.json", "cure")
     (tmp_path / "manifest.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ValueError, match="no JSON object"):

@@ -17,6 +17,8 @@ SCORES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=60)
 
 
 class Fake:
+    """A task that has aggregations and nothing else."""
+
     def __init__(self, **aggregations: str) -> None:
         self._aggregations = aggregations
 

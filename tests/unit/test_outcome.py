@@ -1,4 +1,4 @@
-"""From the engine's answers to metrics, where the end-to-end runs cannot reach."""
+"""From the engine's answers to metrics: what the end-to-end runs cannot reach."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from evalengine.programs.run import WORKER, problem, run_programs
 from tests.unit.hostile_programs import ATTACKS, HARMLESS, ISOLATED_ATTACKS, QUICK, SYSTEM_PYTHON, leftovers
 
 
-def one(program: str, isolated: bool = True, limits: Limits = QUICK) -> Verdict:
+def run_one(program: str, isolated: bool = True, limits: Limits = QUICK) -> Verdict:
+    """The verdict on one program."""
     (verdict,) = run_programs({program: limits}, isolated).values()
     return verdict
 
@@ -47,18 +48,18 @@ def test_harmless_programs_pass_each_time_alike(isolated: bool) -> None:
     verdicts = run_programs(dict.fromkeys(programs.values(), limits), isolated)
     assert {name: str(verdicts[program]) for name, program in programs.items()} == dict.fromkeys(programs, "passed")
     order = "raise ValueError(hash('a'), {'a', 'b', 'c', 'd'}, {int, str, float, len, None}, id(object()) % 4096)"
-    assert len({str(one(order, isolated)) for _ in range(3)}) == 1
+    assert len({str(run_one(order, isolated)) for _ in range(3)}) == 1
 
 
 def test_time_is_that_of_the_processor(isolated: bool) -> None:
-    """So that a busy machine decides nothing: a program that waits has not run."""
+    """A busy machine decides nothing: a program that waits uses no processor time."""
     patient = replace(QUICK, wall_seconds=60)
-    assert str(one("while True: pass", isolated, patient)) == "timeout: 1 s of processor time"
-    assert one("import time\ntime.sleep(1.5)", isolated, patient).passed
+    assert str(run_one("while True: pass", isolated, patient)) == "timeout: 1 s of processor time"
+    assert run_one("import time\ntime.sleep(1.5)", isolated, patient).passed
 
 
 def test_nothing_of_the_caller_is_reached(isolated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Network, files, descriptors, environment; without isolation the first is reached, so that the test can fail."""
+    """No program reaches network, files, descriptors or environment; unisolated, it reaches the network."""
     monkeypatch.setenv("SECRET_TOKEN", "hunter2-of-the-caller")
     tmp_path.chmod(0o755)
     (tmp_path / "secret").write_text("hunter2")
@@ -75,20 +76,20 @@ def test_nothing_of_the_caller_is_reached(isolated: bool, tmp_path: Path, monkey
             "environment": "import os, glob\nassert 'SECRET_TOKEN' not in os.environ\n"
             "for file in glob.glob('/proc/*/environ'):\n    try: found = open(file, 'rb').read()\n"
             "    except OSError: continue\n    assert b'hunter2' not in found, file",
-            "descriptors": "import os\nassert len(os.listdir('/proc/self/fd')) == 5",  # of which one is the list
+            "descriptors": "import os\nassert len(os.listdir('/proc/self/fd')) == 5",  # one is the listing's
             "user": "import os\nassert os.getuid() != 0",
         }
         verdicts = run_programs(dict.fromkeys(programs.values(), QUICK), isolated)
-    found = {name: str(verdicts[program]) for name, program in programs.items()}
+    outcomes = {name: str(verdicts[program]) for name, program in programs.items()}
     os.close(inherited)
-    assert found["descriptors"] == "passed" and (found["user"] == "passed" or os.geteuid() != 0)
+    assert outcomes["descriptors"] == "passed" and (outcomes["user"] == "passed" or os.geteuid() != 0)
     if isolated:
-        assert found["network"].startswith("failed: OSError: [Errno 101] Network is unreachable")
-        assert found["abstract"].startswith("failed: ConnectionRefusedError")
-        assert found["file"].startswith("failed: FileNotFoundError")
-        assert found["environment"] == "passed"
+        assert outcomes["network"].startswith("failed: OSError: [Errno 101] Network is unreachable")
+        assert outcomes["abstract"].startswith("failed: ConnectionRefusedError")
+        assert outcomes["file"].startswith("failed: FileNotFoundError")
+        assert outcomes["environment"] == "passed"
     else:
-        assert found["network"] == found["abstract"] == "passed", "the attack is one where nothing prevents it"
+        assert outcomes["network"] == outcomes["abstract"] == "passed", "the attack is one where nothing prevents it"
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists(SYSTEM_PYTHON), reason="needs root, to be someone else")
@@ -124,10 +125,10 @@ def test_a_machine_that_isolates_nothing_says_so(monkeypatch: pytest.MonkeyPatch
     worker.write_text('import json, sys\nsys.stdin.read()\nprint(json.dumps({"error": "unshare: not permitted"}))')
     monkeypatch.setattr(run_module, "WORKER", worker)
     problem.cache_clear()
-    said = problem(True)
-    assert said is not None and said.startswith("a program could not be run: unshare: not permitted; let users have")
+    why = problem(True)
+    assert why is not None and why.startswith("a program could not be run: unshare: not permitted; let users have")
     monkeypatch.setattr(run_module, "WORKER", WORKER)
     monkeypatch.setattr(run_module, "PROBE", "import nothing_of_this_name")
     problem.cache_clear()
-    assert "ModuleNotFoundError" in str(problem(True)) or problem(True) == said
+    assert "ModuleNotFoundError" in str(problem(True)) or problem(True) == why
     problem.cache_clear()

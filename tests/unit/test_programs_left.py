@@ -33,7 +33,7 @@ def test_what_a_program_started_ends_with_it(isolated: bool) -> None:
 
 
 def test_processes_that_are_killed_from_outside_are_no_verdict(kernel_isolates: None) -> None:
-    """Killed once the program runs again; again and again, the run stops, and what was generated is kept."""
+    """A program that was killed once runs again; if it is killed again and again, the run of programs stops."""
     mark, killed = f"97{os.getpid()}", 0
     program = SLEEPS.format(mark=mark, then="time.sleep(2.5)")
     limits, stop = replace(QUICK, wall_seconds=30), threading.Event()
@@ -41,9 +41,9 @@ def test_processes_that_are_killed_from_outside_are_no_verdict(kernel_isolates: 
     def kill(most: int) -> None:
         nonlocal killed
         while not stop.is_set() and killed < most:
-            mine = [pid for pid in running(str(WORKER)) if _parent(pid) == os.getpid()]
-            if running(mark) and mine:
-                os.kill(mine[0], signal.SIGKILL)
+            workers = [pid for pid in running(str(WORKER)) if _parent(pid) == os.getpid()]
+            if running(mark) and workers:
+                os.kill(workers[0], signal.SIGKILL)
                 killed += 1
                 assert wait_for(mark, there=False), "what it ran ends with it"
             time.sleep(0.02)
@@ -76,7 +76,7 @@ def _parent(pid: int) -> int:
 def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signals) -> None:
     mark, before = f"96{os.getpid()}{ending.value}", leftovers()
     program = SLEEPS.format(mark=mark, then="time.sleep(100)")
-    # Without isolation, the folder of a program that had not begun stays where a run is killed: there, one that runs.
+    # A killed run without isolation leaves the folders of programs that had not begun, so only one runs there.
     count = 8 if isolated or ending == signal.SIGINT else 1
     code = (
         f"import sys; sys.executable = {sys.executable!r}\n"
@@ -91,9 +91,9 @@ def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signal
     assert wait_for(mark, there=True), process.communicate(timeout=5)
     process.send_signal(ending)
     began = time.monotonic()
-    _, said = process.communicate(timeout=20)
+    _, error_output = process.communicate(timeout=20)
     assert time.monotonic() - began < 10 and process.returncode != 0
-    assert ending != signal.SIGINT or b"KeyboardInterrupt" in said
+    assert ending != signal.SIGINT or b"KeyboardInterrupt" in error_output
     assert wait_for(mark, there=False, seconds=5)
     end = time.monotonic() + 5
     while leftovers() - before and time.monotonic() < end:

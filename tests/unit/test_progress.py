@@ -31,7 +31,7 @@ def test_a_bound_is_known_before_any_request_is_done() -> None:
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    """A prompt's tokens are quick, generated ones are not: what is left goes at the rate of now."""
+    """A prompt's tokens are quick and generated ones are not: the time left is told by the rate of the last seconds."""
     left = TimeLeft(Work(10, 2_000))
     for second in range(61):
         left.step(float(second), 1_000 + 10 * second if second else 0)
@@ -47,14 +47,14 @@ def test_work_of_unknown_size_is_estimated_by_its_requests() -> None:
 
 
 def test_durations_are_said_as_exactly_as_they_are_known() -> None:
-    said = {0.4: "0 s", 89: "89 s", 90: "2 min", 1440: "24 min", 7140: "119 min", 11_100: "3 h 05 min"}
-    assert {seconds: duration(seconds) for seconds in said} == said
+    texts = {0.4: "0 s", 89: "89 s", 90: "2 min", 1440: "24 min", 7140: "119 min", 11_100: "3 h 05 min"}
+    assert {seconds: duration(seconds) for seconds in texts} == texts
 
 
 def test_the_first_line_of_a_log_says_how_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One batch of 200 generations, none of which is done yet: the default run on a busy machine."""
+    """None of a batch of 200 generations is done yet, as in the default run on a busy machine."""
     clock = iter([0.0, 0.0, 4.0, 11.0, 22.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock, 99.0))
     with RunProgress("sums", 200, tokens=20_000) as bar:
@@ -67,6 +67,7 @@ def test_the_first_line_of_a_log_says_how_long(
 
 
 def jobs() -> list[Job]:
+    """Four jobs: invariant with batches of 1 and 8, then not invariant."""
     config = Config()
     return [Job((f"batch_invariant={mode}", f"engine.max_num_seqs={size}"), config)
             for mode in ("true", "false") for size in (1, 8)]  # fmt: skip
@@ -84,7 +85,7 @@ def test_a_sweep_says_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ("experiment=noise_floor", f"output_dir={tmp_path}", "limit=2", "engine.device=cpu")
-    found = compose_jobs([*settings, "engine.max_num_seqs=1,4"])
+    swept = compose_jobs([*settings, "engine.max_num_seqs=1,4"])
     now = [0.0]
     monkeypatch.setattr(experiment.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(experiment, "_report", lambda *rest: 0)
@@ -97,18 +98,18 @@ def test_a_sweep_says_what_is_left(
         (folder / "manifest.json").write_text('{"timings": {"total_seconds": 300.0}}')
         return 0
 
-    assert experiment.run_experiment("noise_floor", found, run) == 0
+    assert experiment.run_experiment("noise_floor", swept, run) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
     assert not lines[0].endswith("left for 4 runs)"), "nothing is known before the first run"
     assert [line.partition(" (about ")[2] for line in lines[1:]] == [
         "30 min left for 3 runs)", "11 min left for 2 runs)", "6 min left for 1 run)"
     ]  # fmt: skip
-    assert experiment.run_experiment("noise_floor", found, run) == 0
+    assert experiment.run_experiment("noise_floor", swept, run) == 0
     assert capsys.readouterr().err.count(": kept, it is finished") == 4
 
 
-def test_a_line_a_replica_below_the_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, for rich
+def test_replicas_have_lines_below_the_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich writes as to a terminal
     monkeypatch.setenv("COLUMNS", "120")
     with RunProgress("sums", 4) as bar:
         bar.step(FleetStats(num_computed_tokens=8, lines=("hosta GPU 0: 3 done", "hostb GPU 1: 1 done")))

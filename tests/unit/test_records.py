@@ -60,15 +60,15 @@ def test_parquet_round_trip_is_bitwise(tmp_path: Path, count: int) -> None:
         logprobs = np.roll(BITS, doc)[: doc % 8].view(np.float32)
         rows.append(record(doc, list(range(len(logprobs))), logprobs))
     write_records(tmp_path / "r", rows[::-1])
-    back = read_records(tmp_path / "r")
-    assert run_digest(back) == run_digest(rows)
-    for mine, theirs in zip(rows, back, strict=True):
-        ours, found = vars(mine).copy(), vars(theirs).copy()
-        assert ours.pop("logprobs").tobytes() == found.pop("logprobs").tobytes()
-        assert found == ours
+    read_rows = read_records(tmp_path / "r")
+    assert run_digest(read_rows) == run_digest(rows)
+    for written, read in zip(rows, read_rows, strict=True):
+        expected, fields = vars(written).copy(), vars(read).copy()
+        assert expected.pop("logprobs").tobytes() == fields.pop("logprobs").tobytes()
+        assert fields == expected
 
 
-def test_parquet_of_one_column_shape_reads_elsewhere(tmp_path: Path) -> None:
+def test_pandas_reads_the_parquet_file(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     write_records(tmp_path / "r", [record(3, [1, 2], np.array([-1, -2], dtype=np.float32))])
     frame = pandas.read_parquet(tmp_path / "r")
@@ -81,8 +81,8 @@ def test_parquet_of_one_column_shape_reads_elsewhere(tmp_path: Path) -> None:
 SAME = [
     ("engine.max_num_seqs=1", "engine.block_size=16", "engine.enable_prefix_caching=false", "engine.num_threads=1"),
     ("output_dir=elsewhere", "progress=false", "resume=never", "data_dir=."),
-    ("numerics=exact",),  # resolved: in the extra
-    ("model.path=elsewhere/copy", "task.dataset.path=elsewhere/copy"),  # content: in the extra
+    ("numerics=exact",),  # EXTRA has the level in force
+    ("model.path=elsewhere/copy", "task.dataset.path=elsewhere/copy"),  # EXTRA has the content's hash
 ]
 OTHER = [
     ("limit=3",),
@@ -220,7 +220,7 @@ def test_code_version_ignores_a_checkout_that_is_not_ours(tmp_path: Path, monkey
     (tmp_path / "site" / "evalengine").mkdir(parents=True)
     monkeypatch.delenv("EVALENGINE_COMMIT", raising=False)
     assert code_version().commit is None
-    monkeypatch.setenv("EVALENGINE_COMMIT", "abc")  # a copy without its git folder
+    monkeypatch.setenv("EVALENGINE_COMMIT", "abc")  # set in a copy without its git folder
     assert code_version().commit == "abc"
 
 
@@ -235,7 +235,7 @@ def test_a_checkout_knows_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_folder(tmp_path) as folder:
-        (folder.path / "results_old.json").write_text("{}")  # of an attempt that died between results and digest
+        (folder.path / "results_old.json").write_text("{}")  # an attempt died between results and digest
         write_lm_eval(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2, 3, 4, 5))
         folder.write_text("manifest.json", manifest(resumed=1, truncated=1).file_text())
         with pytest.raises(EvalEngineError, match="not finished"):

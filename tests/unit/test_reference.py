@@ -15,6 +15,7 @@ MANIFESTS = sorted((REFERENCE / "exact-across-machines").glob("*.json"))
 
 
 def load(stem: str) -> list[dict]:
+    """The manifests whose names begin with the stem."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in MANIFESTS if path.name.startswith(stem)]
 
 
@@ -66,8 +67,8 @@ def test_the_products_are_those_of_the_committed_table(speed: dict) -> None:
     quicker = {place for place, p in timed.items() if p["us"] > 1.02 * p["cublaslt_us"]}
     expected = {(p["n"], p["k"], p["m"]): p["schedule"] for p in points}
     expected |= {place: p["schedule"] for place, p in timed.items() if p["us"] < 0.98 * p["cublaslt_us"]}
-    found = {(*map(int, shape.split(",")), int(m)): text for shape, row in tuned.items() for m, text in row.items()}
-    assert found == {place: text for place, text in expected.items() if place not in quicker}
+    shipped = {(*map(int, shape.split(",")), int(m)): text for shape, row in tuned.items() for m, text in row.items()}
+    assert shipped == {place: text for place, text in expected.items() if place not in quicker}
 
 
 def test_the_speed_that_the_readme_claims(speed: dict) -> None:
@@ -94,10 +95,10 @@ def test_the_second_run_reaches_what_the_first_did() -> None:
 
 
 def test_the_gpu_tests_passed() -> None:
-    found = json.loads((REFERENCE / "gpu-tests-nvidia-h200.json").read_text(encoding="utf-8"))
-    assert found["failed"] == found["exit_status"] == 0 and found["passed"] == 634
-    assert found["skipped_because"] == {"needs two GPUs": 1, "needs CUDA devices, two of them": 1}
-    assert found["environment"]["code"]["commit"] and found["environment"]["libraries"]["flash-attn"]
+    results = json.loads((REFERENCE / "gpu-tests-nvidia-h200.json").read_text(encoding="utf-8"))
+    assert results["failed"] == results["exit_status"] == 0 and results["passed"] == 634
+    assert results["skipped_because"] == {"needs two GPUs": 1, "needs CUDA devices, two of them": 1}
+    assert results["environment"]["code"]["commit"] and results["environment"]["libraries"]["flash-attn"]
 
 
 def test_the_sweeps_that_the_readme_shows() -> None:

@@ -1,4 +1,4 @@
-"""The end of a run is tried before its first request: what a row or a task cannot give is told then, by document."""
+"""The end of a run is tried before its first request: a document that cannot be scored or written is named then."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from evalengine.tasks.registry import load_task
 
 
 class Broken(GSM8K):
-    """Scores what it has not checked when the rows were read."""
+    """A task whose score fails for a row that it accepted when the rows were read."""
 
     def score(self, doc: Doc, answers: list[str]) -> dict[str, Any]:
         return {"exact_match": 1 / len(doc["question"])}
 
 
 class Unwritable(GSM8K):
+    """A task with a document that holds half a surrogate pair, which UTF-8 cannot encode."""
+
     def document(self, row: Doc) -> Doc:
         return {**row, "half": "\ud800"} if row["question"] == "b" else row
 

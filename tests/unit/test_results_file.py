@@ -33,6 +33,7 @@ def test_three(broken):
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_outcomes_by_file(workers: str, tmp_path: Path) -> None:
+    """Outcomes are counted by file and skips by reason, in one process and with two workers."""
     (tmp_path / "test_a.py").write_text(TESTS)
     (tmp_path / "test_b.py").write_text("def test_b():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.results_file", "-n", workers]
@@ -40,8 +41,8 @@ def test_outcomes_by_file(workers: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--results", "made/out.json"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    found = json.loads((tmp_path / "made" / "out.json").read_text())
-    assert (found["passed"], found["failed"], found["skipped"]) == (3, 2, 1), done.stdout + done.stderr
-    assert found["files"] == {"test_a.py": {"passed": 2, "failed": 2, "skipped": 1}, "test_b.py": {"passed": 1}}
-    assert found["skipped_because"] == {"needs two of them": 1} and found["exit_status"] == done.returncode == 1
-    assert found["environment"]["libraries"]["torch"] and found["environment"]["command"] == "python -m pytest"
+    results = json.loads((tmp_path / "made" / "out.json").read_text())
+    assert (results["passed"], results["failed"], results["skipped"]) == (3, 2, 1), done.stdout + done.stderr
+    assert results["files"] == {"test_a.py": {"passed": 2, "failed": 2, "skipped": 1}, "test_b.py": {"passed": 1}}
+    assert results["skipped_because"] == {"needs two of them": 1} and results["exit_status"] == done.returncode == 1
+    assert results["environment"]["libraries"]["torch"] and results["environment"]["command"] == "python -m pytest"

@@ -84,7 +84,7 @@ def problems(batch_invariant: bool, spec: ModelSpec | None = SPEC, numerics: str
         ({}, {"attention_backend": "sdpa"}, {}, "sdpa", 64),
     ],
 )
-def test_the_fastest_backend_that_serves(
+def test_the_fastest_backend_that_serves_is_taken(
     has: dict, engine: dict, spec: dict, backend: str, block_size: int, machine: Any
 ) -> None:
     machine(**has)
@@ -126,7 +126,7 @@ def test_several_problems_are_listed_at_once(machine: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         fast(replace(SPEC, head_dim=52), **wrong)
     assert len(caught.value.problems) == 5
-    # without a model: only what does not depend on it
+    # Without a model, only the problems that do not depend on one are listed.
     assert len(problems(False, None, attention_backend="flash_attn", block_size=100)) == 2
 
 
@@ -140,10 +140,10 @@ def test_an_absent_device_is_named_once(machine: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("asked", ["auto", "triton"])
-def test_native_runs_on_cuda(asked: str, dtype: str, machine: Any) -> None:
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+def test_native_runs_on_cuda(backend: str, dtype: str, machine: Any) -> None:
     machine(flash=False)
-    settings = resolve_settings(EngineConfig(attention_backend=asked, dtype=dtype), True, "auto", SPEC)
+    settings = resolve_settings(EngineConfig(attention_backend=backend, dtype=dtype), True, "auto", SPEC)
     assert (settings.numerics, settings.attention_backend, settings.block_size) == ("native", "triton", 64)
 
 
@@ -155,7 +155,7 @@ def test_exact_has_its_own_attention(device: str, machine: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numerics", "device", "asked"),
+    ("numerics", "device", "backend"),
     [
         ("auto", "cuda", "flash_attn"),
         ("auto", "cuda", "sdpa"),
@@ -165,10 +165,10 @@ def test_exact_has_its_own_attention(device: str, machine: Any) -> None:
         ("exact", "cpu", "sdpa"),
     ],
 )
-def test_an_invariant_run_has_no_choice_of_attention(numerics: str, device: str, asked: str, machine: Any) -> None:
+def test_an_invariant_run_has_no_choice_of_attention(numerics: str, device: str, backend: str, machine: Any) -> None:
     machine()
-    (problem,) = problems(True, numerics=numerics, device=device, attention_backend=asked)
-    assert problem.startswith(f"engine.attention_backend={asked}: batch_invariant=true")
+    (problem,) = problems(True, numerics=numerics, device=device, attention_backend=backend)
+    assert problem.startswith(f"engine.attention_backend={backend}: batch_invariant=true")
     assert "leave engine.attention_backend at auto, or set batch_invariant=false" in problem
 
 
@@ -204,11 +204,11 @@ def test_fast_with_our_kernels_has_their_limit_of_hidden_size(machine: Any) -> N
 
 def test_native_lists_everything_at_once(machine: Any) -> None:
     machine(capability=(7, 0), triton=False)
-    found = problems(
+    listed = problems(
         True, replace(SPEC, head_dim=8, dtype=torch.float64), attention_backend="flash_attn", max_model_len=1 << 30
     )
-    assert len(found) == 6
-    assert sum("batch_invariant=false" in problem for problem in found) == 4
+    assert len(listed) == 6
+    assert sum("batch_invariant=false" in problem for problem in listed) == 4
     with pytest.raises(ConfigError):
         resolve_settings(EngineConfig(), True, "auto", SPEC)
 
@@ -222,7 +222,7 @@ def test_the_backend_is_part_of_a_fast_runs_identity_only() -> None:
     extra = dict.fromkeys(("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "dtype"), "x")
     flash, triton = ({**extra, "numerics": "fast", "attention_backend": name} for name in ("flash_attn", "triton"))
     assert run_id(job.config, flash) != run_id(job.config, triton)
-    assert run_id(job.config, flash) == run_id(other.config, flash)  # resolved, whatever the setting said
+    assert run_id(job.config, flash) == run_id(other.config, flash)  # the backend in force counts, not the setting
     with pytest.raises(AssertionError, match="attention_backend"):
         run_identity(job.config, {**extra, "numerics": "fast"})
     invariant = run_identity(other.config, {**extra, "numerics": "exact"})
@@ -272,20 +272,20 @@ def test_what_cannot_fit_is_refused_before_a_weight_is_read(level: str, monkeypa
     monkeypatch.setattr(memory, "_free_bytes", lambda device: 1 << 30)
     spec = replace(SPEC, max_position_embeddings=1 << 23, intermediate_size=1 << 20)
 
-    def found(**engine: Any) -> list[str]:
+    def problems_of(**engine: Any) -> list[str]:
         config = EngineConfig(device="cpu", dtype="float32", **engine)
         settings = resolve_settings(config, level != "fast", "auto", spec)
         return list(memory.memory_problems(config, spec, settings))
 
     small = {"max_model_len": 64, "max_num_batched_tokens": 64}
-    assert not found(**small)
+    assert not problems_of(**small)
     for engine, words in (
         ({"max_model_len": 1 << 23, "max_num_batched_tokens": 64}, "engine.max_model_len=8388608: one sequence needs"),
         ({"max_model_len": 1 << 23, "num_kv_blocks": 2, "max_num_batched_tokens": 64}, "RoPE's tables take 2.0 GiB"),
         ({**small, "max_num_batched_tokens": 1 << 30}, "engine.max_num_batched_tokens=1073741824: a step of 16384 tok"),
         ({**small, "num_kv_blocks": 1 << 30}, "engine.num_kv_blocks=1073741824: that pool takes"),
     ):
-        assert any(words in problem for problem in found(**engine)), found(**engine)
+        assert any(words in problem for problem in problems_of(**engine)), problems_of(**engine)
     tiny = replace(SPEC, num_layers=1, num_kv_heads=1, head_dim=2)
     config = EngineConfig(device="cpu", num_kv_blocks=1 << 23, block_size=1)
     settings = resolve_settings(config, True, "auto", tiny)

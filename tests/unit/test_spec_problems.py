@@ -1,4 +1,4 @@
-"""The one range and type check of a resolved spec: what no checkpoint can mean, whichever file format said it."""
+"""The one range and type check of a resolved spec: no checkpoint can mean such values, whatever its file format."""
 
 from __future__ import annotations
 

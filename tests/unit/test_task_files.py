@@ -24,6 +24,7 @@ BASE: dict[str, Any] = {
 
 
 def written(folder: Path, name: str = "mine.yaml", **changes: Any) -> Path:
+    """Writes the file of a task, BASE with `changes` (None takes a key out), beside one row."""
     (folder / "rows.jsonl").write_text(json.dumps({"question": "Why?", "answer": "So."}) + "\n")
     content = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
     (folder / name).write_text(yaml.safe_dump(content), encoding="utf-8")
@@ -31,6 +32,7 @@ def written(folder: Path, name: str = "mine.yaml", **changes: Any) -> Path:
 
 
 def only(file: Path, *overrides: str) -> tuple[str, TaskConfig]:
+    """The name and the settings of the only task that the file becomes."""
     (job,) = compose_jobs([f"task={file}", *overrides])
     ((name, config),) = job.config.tasks.items()
     return name, config
@@ -65,6 +67,7 @@ def test_a_file_with_our_own_settings(tmp_path: Path) -> None:
 
 
 def test_lists_and_sweeps(tmp_path: Path) -> None:
+    """A path stands in lists and in sweeps as a task's name does."""
     file = written(tmp_path)
     (job,) = compose_jobs([f"task=[{file},arc_easy]"])
     assert [*job.config.tasks] == ["mine", "arc_easy"]
@@ -72,7 +75,7 @@ def test_lists_and_sweeps(tmp_path: Path) -> None:
     assert [[*job.config.tasks] for job in jobs] == [["mine"], ["arc_easy"], ["mine", "gsm8k"]]
     quoted = written(tmp_path, "with a space.yaml")
     with pytest.raises(ConfigError, match="a task's name is part of file names"):
-        only(Path(f"'{quoted}'"))  # found, and its stem is no name
+        only(Path(f"'{quoted}'"))  # the file is found, but its stem is no task's name
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"test_split": None}, "test_split, validation_split: neither is set"),
         ({"dataset_path": None}, "dataset_path: is not set"),
@@ -105,15 +108,15 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         ({"unsafe_code": True, "doc_to_image": "x"}, "doc_to_image; unsafe_code"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_is_not_built_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = written(tmp_path, **changes)
     with pytest.raises(ConfigError) as error:
         only(file)
     (problem,) = error.value.problems
-    assert problem.startswith(f"task={file}: ") and said in problem and "\n" not in problem
+    assert problem.startswith(f"task={file}: ") and message in problem and "\n" not in problem
 
 
-def test_a_missing_file_and_one_that_is_nearly_called_so(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_one_that_is_nearly_called_so(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(ConfigError, match=r"no such file; did you mean mine.yaml\?"):
         only(tmp_path / "mime.yaml")

@@ -19,6 +19,7 @@ ROWS = [{"question": f"What is {n}?", "answer": f"So.\n#### {n}"} for n in range
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
+    """A data_dir with five rows of gsm8k in either split."""
     (tmp_path / "gsm8k").mkdir()
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
@@ -66,6 +67,7 @@ def test_the_chat_template_is_the_model_s(data: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its documents are shown without the control characters in them, and its metrics are listed."""
     (tmp_path / "rows.jsonl").write_text('{"a": "x\\u001b[2J", "b": " y"}\n')
     content = {
         "dataset_path": "json",
@@ -85,7 +87,7 @@ def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--show", "3"], "tasks: --show needs a task"),
         (["gsm8k", "--show", "0"], "tasks: --show 0: must lie in 1 .. 1000 documents"),
@@ -97,7 +99,7 @@ def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["./nowhere.yaml"], "task=./nowhere.yaml: no such file"),
     ],
 )
-def test_bad_usage_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_is_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", *words]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith(f"evalengine: {said}") and captured.err.count("\n") == 1
+    assert captured.out == "" and captured.err.startswith(f"evalengine: {message}") and captured.err.count("\n") == 1

@@ -14,12 +14,12 @@ from evalengine.errors import ConfigError
 from evalengine.shipped import available
 from evalengine.task_outline import names_in, outline
 
-SETS_OTHERS = ["open_llm"]  # groups that change their tasks' settings: composed by themselves
+SETS_OTHERS = ["open_llm"]  # these groups change their tasks' settings, so each is composed alone
 
 
 @pytest.fixture(scope="module")
 def together() -> object:
-    """All that Hydra composes of the other files; at once, since each file by itself takes it ten seconds in all."""
+    """What Hydra composes of all other files, at once: one file after the other takes ten seconds."""
     names = [name for name in available("task") if name not in SETS_OTHERS]
     (job,) = compose_jobs([f"task=[{','.join(names)}]"])
     return job.config
@@ -28,14 +28,14 @@ def together() -> object:
 @pytest.mark.parametrize("name", available("task"))
 def test_an_outline_is_what_hydra_composes(name: str, together: object, request: pytest.FixtureRequest) -> None:
     composed = compose_jobs([f"task={name}"])[0].config if name in SETS_OTHERS else together
-    found = outline(name)
-    assert found.tasks and all(task == composed.tasks[task_name] for task_name, task in found.tasks.items())
-    assert all(group == composed.groups[group_name] for group_name, group in found.groups.items())
-    assert {child for group in found.groups.values() for child in group.tasks} <= {*found.tasks, *found.groups}
+    outlined = outline(name)
+    assert outlined.tasks and all(task == composed.tasks[task_name] for task_name, task in outlined.tasks.items())
+    assert all(group == composed.groups[group_name] for group_name, group in outlined.groups.items())
+    assert {child for group in outlined.groups.values() for child in group.tasks} <= {*outlined.tasks, *outlined.groups}
     if name in SETS_OTHERS:
-        assert (found.tasks, found.groups) == (composed.tasks, composed.groups)
-        changed = replace(found.tasks["gsm8k"], num_fewshot=4)
-        assert changed != composed.tasks["gsm8k"] and found.tasks["winogrande"] != outline("winogrande").tasks
+        assert (outlined.tasks, outlined.groups) == (composed.tasks, composed.groups)
+        changed = replace(outlined.tasks["gsm8k"], num_fewshot=4)
+        assert changed != composed.tasks["gsm8k"] and outlined.tasks["winogrande"] != outline("winogrande").tasks
 
 
 def test_names_are_those_of_all_that_is_chosen() -> None:
@@ -44,12 +44,12 @@ def test_names_are_those_of_all_that_is_chosen() -> None:
 
 
 def test_the_list_composes_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What made it slow; its time itself is not the machine's to promise."""
+    """Composing made the list slow; the bound of its time is wide, as machines differ."""
     monkeypatch.setattr("evalengine.task_list.compose_jobs", lambda *_: pytest.fail("composed by Hydra"))
     task_outline._read.cache_clear()
     begun = time.process_time()
     assert main(["tasks"]) == 0
-    assert time.process_time() - begun < 10  # a second on this project's slowest machine
+    assert time.process_time() - begun < 10  # it takes a second on this project's slowest machine
     assert "mmlu (57 tasks)" in capsys.readouterr().out
 
 
@@ -61,8 +61,8 @@ def test_a_file_with_the_name_of_a_group_s_task_is_refused(chosen: str, tmp_path
     other = chosen.replace("{}", "").strip(",")
     with pytest.raises(ConfigError) as error:
         compose_jobs([f"task=[{chosen.format(file)}]"])
-    (said,) = error.value.problems
-    assert said == f"task={file}: its name is mmlu_anatomy, as is task={other}'s; rename one of them"
+    (problem,) = error.value.problems
+    assert problem == f"task={file}: its name is mmlu_anatomy, as is task={other}'s; rename one of them"
 
 
 def test_shipped_choices_may_overlap(tmp_path: object) -> None:

@@ -21,7 +21,7 @@ ROWS = '{"q": "a", "a": "b"}\n'
 
 
 def read(folder: Path, patch: pytest.MonkeyPatch, lines: str) -> str:
-    """What is said of a task file beside a module that leaves a trace when it is imported; its prompt if nothing is."""
+    """The problem with a task file, or its first prompt; the module beside it leaves a trace when it is imported."""
     patch.chdir(folder)
     patch.syspath_prepend(folder)
     (folder / "trusted.py").write_text("open('trace', 'w').close()\n")
@@ -37,7 +37,7 @@ def read(folder: Path, patch: pytest.MonkeyPatch, lines: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "answer"),
     [
         ("doc_to_text: '{{q}}'\nprocess_docs: !function trusted.docs", "!function trusted.docs (Python code)"),
         ("doc_to_text: !function trusted.docs", "!function trusted.docs (Python code)"),
@@ -48,13 +48,13 @@ def read(folder: Path, patch: pytest.MonkeyPatch, lines: str) -> str:
     ],
 )
 def test_a_file_in_lm_evals_keys_runs_nothing(
-    lines: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert said in read(tmp_path, monkeypatch, lines)
+    assert answer in read(tmp_path, monkeypatch, lines)
     assert not (tmp_path / "trace").exists()
 
 
-def test_but_for_the_class_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its module is imported, whatever is in it: such a file needs as much trust as a script."""
-    said = read(tmp_path, monkeypatch, "doc_to_text: '{{q}}'\ncls: trusted:Nothing")
-    assert "trusted:Nothing is not a module:Class" in said and (tmp_path / "trace").exists()
+def test_a_file_that_names_a_class_imports_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class's module is imported, whatever is in it: such a file needs as much trust as a script."""
+    problem = read(tmp_path, monkeypatch, "doc_to_text: '{{q}}'\ncls: trusted:Nothing")
+    assert "trusted:Nothing is not a module:Class" in problem and (tmp_path / "trace").exists()

@@ -22,6 +22,7 @@ TRAIN = [{"question": f"t{i}?", "answer": f"s{i}\n#### {i}"} for i in range(9)]
 
 @pytest.fixture
 def config(tmp_path: Path) -> TaskConfig:
+    """gsm8k with five rows to evaluate and nine to draw exemplars from."""
     for split, rows in {"test": TEST, "train": TRAIN}.items():
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset = DatasetConfig(path=str(tmp_path))
@@ -35,6 +36,7 @@ def loaded(config: TaskConfig, **arguments: Any) -> Task:
 
 
 def test_prompts(config: TaskConfig) -> None:
+    """A prompt is the description, the exemplars, and the document's question without its answer."""
     config = dataclasses.replace(config, description="Solve.\n\n", num_fewshot=1)
     (instance,) = loaded(config).instances()[3]
     assert instance.context.startswith("Solve.\n\nQuestion: t")
@@ -43,6 +45,8 @@ def test_prompts(config: TaskConfig) -> None:
 
 
 def test_chat_prompts(config: TaskConfig) -> None:
+    """The exemplars are turns of the chat, or all of the plain prompt is one turn of the user."""
+
     def chat(messages: list[dict[str, str]]) -> str:
         return json.dumps(messages)
 
@@ -94,9 +98,10 @@ def test_exemplars_are_not_read_when_none_are_used(config: TaskConfig, tmp_path:
 
 
 def test_generation_settings(config: TaskConfig) -> None:
+    """Settings reach the requests; each repeat is a request of its own, and a score is the mean over them."""
     assert loaded(config).instances(1)[0][0].generation == Generation(until=("\n\n",))
-    given = GenerationConfig(max_gen_toks=7, until=["x"], temperature=0.5, top_k=3, top_p=0.9, repeats=3)
-    task = loaded(dataclasses.replace(config, generation=given))
+    settings = GenerationConfig(max_gen_toks=7, until=["x"], temperature=0.5, top_k=3, top_p=0.9, repeats=3)
+    task = loaded(dataclasses.replace(config, generation=settings))
     instances = task.instances(2)[1]
     assert [(i.index, i.repeat, i.doc_id) for i in instances] == [(0, 0, 1), (0, 1, 1), (0, 2, 1)]
     assert instances[0].generation == Generation(("x",), 7, 0.5, 3, 0.9)
@@ -141,6 +146,7 @@ def test_fingerprint_sees_every_change(config: TaskConfig, tmp_path: Path) -> No
     ],
 )
 def test_settings_that_cannot_be_honoured(changes: dict[str, Any], problem: str, config: TaskConfig) -> None:
+    """Each is refused with one problem."""
     with pytest.raises(ConfigError) as error:
         load_task("mine", dataclasses.replace(config, **changes))
     assert problem in str(error.value)
@@ -170,6 +176,7 @@ def test_unknown_task_lists_the_known_ones() -> None:
     ],
 )
 def test_rows_without_a_column(row: dict[str, Any], problem: str, config: TaskConfig, tmp_path: Path) -> None:
+    """The row, the missing columns and those that it has are named."""
     with (tmp_path / "test.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
     with pytest.raises(ConfigError, match=problem):
@@ -180,7 +187,7 @@ def test_rows_without_a_column(row: dict[str, Any], problem: str, config: TaskCo
     ("cls", "split", "fewshot_split", "spare"),
     [
         ("gsm8k:GSM8K", "test", "train", False),
-        ("gsm8k:GSM8K", "validation", "train", False),  # lm-eval would call it the test split
+        ("gsm8k:GSM8K", "validation", "train", False),  # lm-eval would call validation the test split
         ("gsm8k:GSM8K", "test", "test", True),
         ("multiple_choice:HellaSwag", "validation", "train", True),
         ("multiple_choice:ARC", "validation", "train", False),
@@ -203,6 +210,7 @@ def test_a_new_task_without_a_test_split_draws_one_more_by_itself(split: str, sp
 
 
 def test_several_contexts_of_one_text(tmp_path: Path) -> None:
+    """WinoGrande's two requests differ in the context and score one continuation."""
     row = {"sentence": "Ann gave Bob a coat as _ was cold.", "option1": "Ann", "option2": "Bob", "answer": "2"}
     (tmp_path / "validation.jsonl").write_text(json.dumps(row))
     config = TaskConfig(cls="winogrande:WinoGrande", dataset=DatasetConfig(path=str(tmp_path)), split="validation")

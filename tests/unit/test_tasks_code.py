@@ -25,6 +25,7 @@ DOC = {"prompt": "def f():\n", "test": "def check(g):\n    assert g()", "entry_p
 
 
 def task_of(name: str, *settings: str) -> CodeTask:
+    """The shipped task, without its rows."""
     (job,) = compose_jobs([f"task={name}", *settings])
     config = replace(job.config.tasks[name], dataset=DatasetConfig(path="none"))
     task = load_task(name, config)
@@ -33,12 +34,12 @@ def task_of(name: str, *settings: str) -> CodeTask:
 
 
 def test_pass_at_k_is_code_evals() -> None:
-    """Its product form: 1 - prod(1 - k / i), i = n - c + 1 ... n."""
+    """code_eval's product form: 1 - prod(1 - k / i), i = n - c + 1 ... n."""
     for n in range(1, 40):
         for c in range(n + 1):
             for k in range(1, n + 1):
-                theirs = 1.0 if n - c < k else 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1))
-                assert math.isclose(pass_at_k(n, c, k), theirs, rel_tol=1e-12, abs_tol=1e-14)
+                expected = 1.0 if n - c < k else 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1))
+                assert math.isclose(pass_at_k(n, c, k), expected, rel_tol=1e-12, abs_tol=1e-14)
 
 
 def test_the_program_is_the_code_and_its_tests() -> None:
@@ -55,25 +56,25 @@ def test_the_program_is_the_code_and_its_tests() -> None:
     [("x = 1\n```", " = 1"), ("\nx = 1\n```\nso", "x = 1"), ("python\nx = 1```", "x = 1"), ("x = 1", ""), ("", "")],
 )
 def test_what_is_read_as_code(text: str, code: str) -> None:
-    """The first loses its word as in lm-eval, and the fourth all of it: its block has no end."""
+    """As in lm-eval, the first text loses its first word, and the fourth has no code: its block has no end."""
     assert task_of("mbpp_plus_instruct").code({}, text) == code
     assert (first_block(f"```{text}") or "") == code
 
 
 def test_one_value_a_document_from_its_verdicts() -> None:
-    def said(*outcomes: str) -> list[Response]:
+    def responses(*outcomes: str) -> list[Response]:
         return [Response("x", verdict=Verdict(outcome)) for outcome in outcomes]
 
     key = ("pass@1", "create_test")
     task = task_of("humaneval")
-    assert task.process_results(DOC, said("passed")) == {key: 1.0}
+    assert task.process_results(DOC, responses("passed")) == {key: 1.0}
     for outcome in ("failed", "timeout", "memory", "refused"):
-        assert task.process_results(DOC, said(outcome)) == {key: 0.0}
+        assert task.process_results(DOC, responses(outcome)) == {key: 0.0}
     assert task.process_results(DOC, [Response("x")]) == {key: 0.0}, "the rehearsal has no verdicts"
     hot = ("task.repeats=3", "task.generation.temperature=1", "task.pass_at=[1,2]")
-    found = task_of("humaneval", *hot).process_results(DOC, said("passed", "failed", "timeout"))
-    assert found == {(f"pass@{k}", "create_test"): pytest.approx(v) for k, v in ((1, 1 / 3), (2, 2 / 3), (3, 1.0))}
-    mbpp = task_of("mbpp_plus_instruct", *hot[:2]).process_results({}, said("passed", "failed", "failed"))
+    scores = task_of("humaneval", *hot).process_results(DOC, responses("passed", "failed", "timeout"))
+    assert scores == {(f"pass@{k}", "create_test"): pytest.approx(v) for k, v in ((1, 1 / 3), (2, 2 / 3), (3, 1.0))}
+    mbpp = task_of("mbpp_plus_instruct", *hot[:2]).process_results({}, responses("passed", "failed", "failed"))
     assert mbpp == {("pass_at_1", "extract_code"): pytest.approx(1 / 3), ("pass@3", "extract_code"): 1.0}
     assert [*task_of("humaneval_64").metrics] == [f"pass@{k}" for k in (2, 8, 16, 32, 64)]
 
@@ -93,6 +94,7 @@ def test_the_list_of_tasks_says_what_it_needs() -> None:
 
 
 def test_settings_that_a_code_task_does_not_take() -> None:
+    """Each is refused by its name."""
     (job,) = compose_jobs(["task=humaneval"])
     config = job.config.tasks["humaneval"]
     template = replace(config.template, metric_list=[{"metric": "exact_match"}], output_type="loglikelihood")
@@ -105,7 +107,7 @@ def test_settings_that_a_code_task_does_not_take() -> None:
 
 
 def test_exemplars_are_read_from_a_function_that_only_returns_them(tmp_path: Path) -> None:
-    """Nothing of the file is run: it would leave a trace."""
+    """Nothing of the file is run: running it would leave a trace."""
     trace = tmp_path / "trace"
     (tmp_path / "utils.py").write_text(
         f"open({str(trace)!r}, 'w')\n"

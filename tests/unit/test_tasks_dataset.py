@@ -86,14 +86,15 @@ def test_every_local_form_gives_the_same_rows(form: str, tmp_path: Path) -> None
             made.save_to_disk(str(path))
         case "saved-dict":
             datasets.DatasetDict({"test": made}).save_to_disk(str(path))
-    found = load(DatasetConfig(path=str(path)))
-    assert found.rows == ROWS
-    assert found.source.startswith(str(path))
-    assert found.revision is None
-    assert content_hash(found.rows) == content_hash(ROWS)
+    loaded = load(DatasetConfig(path=str(path)))
+    assert loaded.rows == ROWS
+    assert loaded.source.startswith(str(path))
+    assert loaded.revision is None
+    assert content_hash(loaded.rows) == content_hash(ROWS)
 
 
 def test_precedence(tmp_path: Path, offline: Path) -> None:
+    """Each wins over those before: the Hub's cache, the folder in data_dir, its file, a path, an absolute file."""
     fake_cache(offline, ROWS[:1], "a" * 40)
     jsonl(tmp_path / "data/gsm8k/test.jsonl", ROWS[:2])
     jsonl(tmp_path / "data/elsewhere/t.jsonl", ROWS[:3])
@@ -110,6 +111,7 @@ def test_precedence(tmp_path: Path, offline: Path) -> None:
 
 
 def test_few_shot_rows_beside_a_single_file(tmp_path: Path) -> None:
+    """The exemplars come from data_dir; without it, the error says where they can come from."""
     path = jsonl(tmp_path / "mine.jsonl", ROWS)
     config = DatasetConfig(str(path), folder="gsm8k")
     jsonl(tmp_path / "data/gsm8k/train.jsonl", ROWS[:2])
@@ -120,9 +122,9 @@ def test_few_shot_rows_beside_a_single_file(tmp_path: Path) -> None:
 
 def test_offline_the_cache_must_hold_the_pinned_revision(offline: Path) -> None:
     fake_cache(offline, ROWS, "a" * 40)
-    found = load(HUB)
-    assert (found.rows, found.source, found.revision) == (ROWS, "hub:openai/gsm8k/main", "a" * 40)
-    assert load(DatasetConfig(path="openai/gsm8k", name="main")).revision == "a" * 40  # not pinned: still recorded
+    loaded = load(HUB)
+    assert (loaded.rows, loaded.source, loaded.revision) == (ROWS, "hub:openai/gsm8k/main", "a" * 40)
+    assert load(DatasetConfig(path="openai/gsm8k", name="main")).revision == "a" * 40  # an unpinned one is recorded
     other = DatasetConfig(path="openai/gsm8k", name="main", revision="b" * 40)
     with pytest.raises(ConfigError, match=f"cache holds revision {'a' * 40} instead of {'b' * 40}"):
         load(other)
@@ -175,6 +177,7 @@ def test_an_unreachable_hub_fails_fast_and_leaves_no_trace(monkeypatch: pytest.M
     ],
 )
 def test_damaged_files(name: str, content: bytes, problem: str, tmp_path: Path) -> None:
+    """A damaged file is refused by its name, and by the line where there is one."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=problem):
         load(DatasetConfig(path=str(tmp_path / name)))
@@ -204,22 +207,23 @@ def test_content_hash_depends_on_order_and_content_but_not_on_key_order() -> Non
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"n": [1.0, float("nan")]}, "row 1 cannot be used: column 'n' holds nan, which is no number"),
         ({"n": [{"a": [float("inf")]}, None]}, "row 0 cannot be used: column 'n' holds inf"),
         ({"n": ["a", None], "b": [b"\xff", None], "t": [datetime(2024, 1, 1), None]}, ""),
     ],
 )
-def test_values_of_other_formats(columns: dict[str, list[object]], said: str, tmp_path: Path) -> None:
+def test_values_of_other_formats(columns: dict[str, list[object]], message: str, tmp_path: Path) -> None:
+    """Values that JSON lacks are hashed, but numbers that are not finite are refused."""
     file = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), file)
-    if not said:
+    if not message:
         assert len(content_hash(load(DatasetConfig(path=str(file))).rows)) == 64
         return
     with pytest.raises(ConfigError) as error:
         load(DatasetConfig(path=str(file)))
-    assert said in str(error.value) and str(file) in str(error.value)
+    assert message in str(error.value) and str(file) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +236,7 @@ def test_values_of_other_formats(columns: dict[str, list[object]], said: str, tm
     ],
 )
 def test_files_that_no_reader_takes(name: str, content: bytes, tmp_path: Path) -> None:
+    """Such a file is refused by its name, in one line."""
     (tmp_path / name).write_bytes(content)
     path = tmp_path / name if name.startswith("rows") else tmp_path
     with pytest.raises(ConfigError, match=f"{path}: .*|{path} cannot be read: .+") as error:

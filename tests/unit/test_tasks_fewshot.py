@@ -26,9 +26,9 @@ def chat(messages: list[dict[str, str]]) -> str:
 
 
 def test_the_generator_goes_on_from_document_to_document() -> None:
-    sampler, same = Sampler(POOL, seed=1234), random.Random(1234)
+    sampler, generator = Sampler(POOL, seed=1234), random.Random(1234)
     drawn = [sampler.draw(3, {}) for _ in range(4)]
-    assert drawn == [same.sample(POOL, 3) for _ in range(4)]
+    assert drawn == [generator.sample(POOL, 3) for _ in range(4)]
     assert drawn[0] != drawn[1]
     assert drawn[0] != Sampler(POOL, seed=1235).draw(3, {})
 
@@ -60,12 +60,12 @@ def test_too_few_exemplars(spare: bool, needed: int) -> None:
 
 
 def test_an_evaluated_row_that_appears_twice_is_drawn_around() -> None:
-    """lm-eval 0.4.13 draws again, from the pool without the row; the generator goes on."""
+    """As lm-eval 0.4.13 does, the sampler draws again from the pool without the row, and its generator goes on."""
     pool = [{"id": 0}, {"id": 0}, {"id": 1}, {"id": 2}]
     for seed in range(20):
-        drawn, same = Sampler(pool, seed=seed, spare=True).draw(2, {"id": 0}), random.Random(seed)
-        first = [row for row in same.sample(pool, 3) if row["id"]][:2]
-        assert drawn == (first if len(first) == 2 else same.sample(pool[2:], 2))
+        drawn, generator = Sampler(pool, seed=seed, spare=True).draw(2, {"id": 0}), random.Random(seed)
+        first = [row for row in generator.sample(pool, 3) if row["id"]][:2]
+        assert drawn == (first if len(first) == 2 else generator.sample(pool[2:], 2))
     with pytest.raises(ConfigError, match="only 1 exemplars are not the evaluated row itself"):
         Sampler(pool[:3], seed=0, spare=True).draw(2, {"id": 0})
 
@@ -98,10 +98,12 @@ def test_chat_keeps_turns_or_makes_one_user_message() -> None:
     ],
 )
 def test_system_instruction_and_description(instruction: str | None, description: str | None, joined: str) -> None:
+    """A blank line joins the two where neither brings white space to the border."""
     assert join_system(instruction, description, "\n\n") == joined
 
 
 def test_exemplar_files(tmp_path: Path) -> None:
+    """YAML and JSON Lines give the same rows."""
     rows = [{"question": "1 + 1?", "target": "The answer is 2."}, {"question": "é", "target": "x: y"}]
     (tmp_path / "e.yaml").write_text(
         '- {question: "1 + 1?", target: The answer is 2.}\n- {question: é, target: "x: y"}\n'

@@ -33,6 +33,7 @@ GOLD = "She pays 3 * 600 = <<3*600=1800>>1800.\n#### 1800"
     ],
 )
 def test_gsm8k_extraction(text: str, strict: str, flexible: str) -> None:
+    """The strict filter takes the first number behind `#### `, the flexible one the last number of the text."""
     assert STRICT(text) == strict
     assert FLEXIBLE(text) == flexible
 
@@ -43,7 +44,7 @@ def test_gsm8k_extraction(text: str, strict: str, flexible: str) -> None:
         ("So 2 + 3 = 5. The answer is 5.", "5"),  # the unescaped dot of the pattern takes the last character
         ("The answer is 1,800. The answer is 2.", "1,800."),
         ("The answer is 5", INVALID),  # the pattern wants one more character, and the only digit is the number
-        ("The answer is 15", "1"),  # the same again: the last digit stands for that character
+        ("The answer is 15", "1"),  # here, too, the last digit stands for that character
         ("the answer is 5.", INVALID),
     ],
 )
@@ -58,13 +59,14 @@ def test_gsm8k_cot_extraction(text: str, answer: str) -> None:
         ("1800.", 1.0),
         ("1,800", 1.0),
         ("$1,800", 1.0),
-        ("$1,800.00", 0.0),  # becomes 1800.00
+        ("$1,800.00", 0.0),  # the answer becomes 1800.00
         ("1800..", 0.0),  # only one trailing dot goes
         ("42", 0.0),
         (INVALID, 0.0),
     ],
 )
 def test_gsm8k_match(prediction: str, right: float) -> None:
+    """Commas, dollar signs and one last dot do not count."""
     assert GSM8K.match(prediction, GOLD) == right
 
 
@@ -82,7 +84,7 @@ def test_exact_match_options() -> None:
     assert ExactMatch(ignore_case=True)("Yes", "yes") == 1.0
     assert ExactMatch()("a.b!", "ab") == 0.0
     assert ExactMatch(ignore_punctuation=True)("a.b!", "ab") == 1.0
-    assert ExactMatch(ignore=("x", "yy"))("yxy", "") == 1.0  # in order: dropping x makes yy
+    assert ExactMatch(ignore=("x", "yy"))("yxy", "") == 1.0  # the order counts: dropping x makes yy
     assert ExactMatch(ignore=("yy", "x"))("yxy", "") == 0.0
 
 

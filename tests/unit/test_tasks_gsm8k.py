@@ -76,7 +76,7 @@ def test_another_seed_or_number_of_shots_is_another_task_hash(data_dir: Path) ->
 
 def test_gsm8k_scores_per_filter(data_dir: Path) -> None:
     task = shipped("gsm8k", "task.num_fewshot=0", data_dir=data_dir)
-    doc = task.docs[0]  # 18
+    doc = task.docs[0]  # its answer is 18
     responses = [Response("16 - 3 - 4 = 9.\n9 * 2 = 18.\n#### 18.\n\nNext 5")]
     assert task.filtered(doc, responses) == {"strict-match": ["18."], "flexible-extract": ["5"]}
     assert list(task.process_results(doc, responses).items()) == [

@@ -55,12 +55,13 @@ def responses(*loglikelihoods: float) -> list[Response]:
         ("Fill. [title] Stir.", "Fill.. Stir."),  # ".  Stir" before the double space is halved
         ("[header] How", " How"),
         ("a [x] b", "a b"),
-        ("a    b", "a  b"),  # one pass
+        ("a    b", "a  b"),  # spaces are halved once only
         ("[a] [b]", " "),
         ("", ""),
     ],
 )
 def test_wikihow_markup(text: str, clean: str) -> None:
+    """Marks in brackets are taken out, and a title's mark becomes a full stop."""
     assert clean_wikihow(text) == clean
 
 
@@ -93,7 +94,7 @@ def test_arc_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("loglikelihoods", "acc", "acc_norm"),
     [
-        ((-9.0, -2.0, -8.0), 1.0, 0.0),  # per character -1.125, -0.667, -0.471
+        ((-9.0, -2.0, -8.0), 1.0, 0.0),  # per character, they are -1.125, -0.667, -0.471
         ((-8.0, -0.5, -17.0), 1.0, 1.0),
         ((-1.0, -0.3, -30.0), 1.0, 1.0),
         ((-2.0, -2.0, -2.0), 0.0, 0.0),  # ties go to the lowest index
@@ -102,7 +103,8 @@ def test_arc_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_accuracies(loglikelihoods: tuple[float, ...], acc: float, acc_norm: float, tmp_path: Path) -> None:
-    write(tmp_path, "arc_easy", "test", [ARC_ROW])  # gold is the second; lengths 8, 3, 17
+    """acc chooses the greatest loglikelihood, acc_norm the greatest per character."""
+    write(tmp_path, "arc_easy", "test", [ARC_ROW])  # the second choice is right; the choices have 8, 3, 17 characters
     task = shipped("arc_easy", tmp_path)
     assert task.process_results(task.docs[0], responses(*loglikelihoods)) == {
         ("acc", "none"): acc,
@@ -130,13 +132,14 @@ def test_chat_mode_drops_the_delimiter(tmp_path: Path) -> None:
 
 
 def arc(choices: dict[str, Any]) -> dict[str, Any]:
+    """An ARC row in which `choices` replace members."""
     return {**ARC_ROW, "choices": {**ARC_ROW["choices"], **choices}}
 
 
 @pytest.mark.parametrize(
     ("name", "split", "row", "problem"),
     [
-        ("hellaswag", "validation", {**SWAG, "label": ""}, 'its label "" is no whole number'),  # the test split
+        ("hellaswag", "validation", {**SWAG, "label": ""}, 'its label "" is no whole number'),  # as in the test split
         ("hellaswag", "validation", {**SWAG, "label": 1.5}, "its label 1.5 is no whole number"),
         ("hellaswag", "validation", {**SWAG, "label": "4"}, "gold answer 4 is not one of 4 choices"),
         ("hellaswag", "validation", {**SWAG, "endings": 5}, "has a 'endings' that is a number, not a list"),
@@ -156,6 +159,7 @@ def arc(choices: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_rows_that_cannot_be_scored(name: str, split: str, row: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """The file, the row and what is wrong with it are named."""
     write(tmp_path, name, split, [row])
     with pytest.raises(ConfigError, match=rf"{split}\.jsonl:1: row 0 .*{problem}"):
         shipped(name, tmp_path)
@@ -165,7 +169,7 @@ def test_hellaswag_draws_a_spare_exemplar_and_arc_does_not(tmp_path: Path) -> No
     write(tmp_path, "hellaswag", "validation", [SWAG])
     write(tmp_path, "hellaswag", "train", [SWAG] + [{**SWAG, "ctx_b": f"Nr {i}"} for i in range(3)])
     (requests,) = shipped("hellaswag", tmp_path, "task.num_fewshot=3").instances()
-    assert requests[0].context.count("The cook") == 1  # 4 of 4 drawn, the evaluated row dropped
+    assert requests[0].context.count("The cook") == 1  # all 4 rows are drawn, and the evaluated one is dropped
     write(tmp_path, "arc_easy", "test", [ARC_ROW])
     write(tmp_path, "arc_easy", "train", [ARC_ROW] * 2)
     (requests,) = shipped("arc_easy", tmp_path, "task.num_fewshot=2").instances()
@@ -174,6 +178,7 @@ def test_hellaswag_draws_a_spare_exemplar_and_arc_does_not(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("name", "count"), [("hellaswag", 10042), ("arc_easy", 2376), ("arc_challenge", 1172)])
 def test_real_rows(name: str, count: int, data_dir: Path) -> None:
+    """Every real row becomes requests, and the right answers stand at every place."""
     task = shipped(name, data_dir)
     documents = task.instances()
     assert len(documents) == count

@@ -49,8 +49,8 @@ def test_votes_and_ties_are_lm_evals() -> None:
     rng = random.Random(3)
     for _ in range(300):
         answers = rng.choices(["18", "20", "[invalid]", ""], k=rng.randint(2, 7))
-        found = Repeated(len(answers), ()).scores(answers, right)[f"maj@{len(answers)}"]
-        assert found == right(their_vote(answers)), answers
+        vote = Repeated(len(answers), ()).scores(answers, right)[f"maj@{len(answers)}"]
+        assert vote == right(their_vote(answers)), answers
     assert Repeated(2, ()).scores(["20", "18"], right)["maj@2"] == 0.0, "of equals the first"
     assert Repeated(2, ()).scores(["18", "20"], right)["maj@2"] == 1.0
 
@@ -74,14 +74,14 @@ def test_the_standard_error_is_clustered_by_document(tmp_path: Path) -> None:
         task.process_results(doc, [Response(f"#### {n}" if hit else "#### x") for hit in hits])
         for n, (doc, hits) in enumerate(zip(task.docs, samples, strict=True))
     ]
-    found = summarize(task, per_doc)
+    metrics = summarize(task, per_doc)
     flat = [hit for hits in samples for hit in hits]
     mean, groups = sum(flat) / len(flat), len(samples)
     # The cluster-robust error of a mean, sqrt(G / (G - 1) sum_g (sum_i (x_gi - mean))^2) / N (Liang & Zeger 1986).
     squares = sum(sum(hit - mean for hit in hits) ** 2 for hits in samples)
     clustered = math.sqrt(groups / (groups - 1) * squares) / len(flat)
-    assert found["avg@4,strict-match"] == pytest.approx(mean)
-    assert found["avg@4_stderr,strict-match"] == pytest.approx(clustered)
+    assert metrics["avg@4,strict-match"] == pytest.approx(mean)
+    assert metrics["avg@4_stderr,strict-match"] == pytest.approx(clustered)
     naive = math.sqrt(mean * (1 - mean) / (len(flat) - 1))
     assert clustered > 1.3 * naive, "as if all samples were documents, it would be too small"
 
@@ -104,14 +104,14 @@ def test_metrics_and_their_names(tmp_path: Path) -> None:
         ({"cls": "wikitext:WikiText", "repeats": 2}, "repeats: is for tasks that generate text"),
     ],
 )
-def test_what_cannot_be(settings: dict[str, object], problem: str) -> None:
+def test_repeats_that_cannot_be_are_refused(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_task("mine", TaskConfig(**{"cls": "gsm8k:GSM8K", "split": "test", **settings}))  # type: ignore[arg-type]
-    (found,) = error.value.problems
-    assert problem in found
+    (message,) = error.value.problems
+    assert problem in message
 
 
-def test_lm_evals_repeats_are_these(tmp_path: Path) -> None:
+def test_lm_evals_repeats_become_ours(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "task: mine\ndataset_path: json\ndataset_kwargs: {data_files: {test: rows.jsonl}}\ntest_split: test\n"
         "doc_to_text: q\ndoc_to_target: a\nrepeats: 64\ngeneration_kwargs: {temperature: 0.2, do_sample: true}\n"

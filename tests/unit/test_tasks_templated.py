@@ -43,7 +43,7 @@ def templated(folder: Path, rows: list[dict[str, Any]], shots: int = 0, **templa
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ({"doc_to_text": "{{nope}}"}, "test.jsonl:1: row 0 is not as expected: doc_to_text: 'nope' is undefined"),
         ({"doc_to_text": "{{q.__class__.__mro__}}"}, "doc_to_text: access to attribute '__class__'"),
@@ -61,10 +61,10 @@ def templated(folder: Path, rows: list[dict[str, Any]], shots: int = 0, **templa
         ({"output_type": "loglikelihood"}, "doc_to_target: gives '1', which is no text to score"),
     ],
 )
-def test_a_row_that_a_template_cannot_take_is_named(template: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_row_that_a_template_cannot_take_is_named(template: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         templated(tmp_path, [ROW], **template)
-    assert said in str(error.value) and len(error.value.problems) == 1
+    assert message in str(error.value) and len(error.value.problems) == 1
 
 
 def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_repeats_are_all_there_for_a_vote_and_the_first_counts_without_one(tmp_p
         assert ("maj@3" in {metric for metric, _ in values}) == (filters is None), "a filter that votes has voted"
 
 
-def test_only_the_rows_that_are_asked_for(tmp_path: Path) -> None:
+def test_where_keeps_the_rows_that_match(tmp_path: Path) -> None:
     rows = [{**ROW, "subject": name, "q": f"Q{number}"} for number, name in enumerate("abab")]
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for wanted, kept in (({"subject": "b"}, ["Q1", "Q3"]), ({}, ["Q0", "Q1", "Q2", "Q3"])):

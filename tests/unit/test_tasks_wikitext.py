@@ -54,6 +54,7 @@ def test_pages_start_at_titles() -> None:
     ],
 )
 def test_detokenisation(tokens: str, text: str) -> None:
+    """The tokenised text's spaces and marks are undone, as in lm-eval."""
     assert detokenise(tokens) == text
 
 
@@ -65,7 +66,7 @@ def test_perplexities_by_hand(tmp_path: Path) -> None:
     values = [
         task.process_results(doc, [Response(loglikelihood=ll)]) for doc, ll in zip(task.docs, (-8.0, -4.0), strict=True)
     ]
-    # original pages " = é = \n a b " (7 words by splitting at white space, 14 bytes) and " = M = \n c" (5 and 10)
+    # The pages are " = é = \n a b " (7 words by splitting at white space, 14 bytes) and " = M = \n c" (5 and 10)
     assert values[0]["word_perplexity", "none"] == (-8.0, 7)
     assert values[0]["bits_per_byte", "none"] == values[0]["byte_perplexity", "none"] == (-8.0, 14)
     assert summarize(task, values) == {
@@ -79,11 +80,12 @@ def test_perplexities_by_hand(tmp_path: Path) -> None:
 
 
 def test_real_pages(data_dir: Path) -> None:
+    """The test split has its known pages and words, and no mark of tokenisation is left."""
     task = wikitext(data_dir)
     assert len(task.docs) == 62
     assert task.docs[0]["page"].startswith(" = Robert Boulter = \n \n Robert Boulter is an English film , television")
     values = [task.process_results(doc, [Response()]) for doc in task.docs]
-    # 241211 white-space separated words, and an empty string at either end of each page
+    # There are 241211 words between white space, and an empty string at either end of each page.
     assert sum(value["word_perplexity", "none"][1] for value in values) == 241211 + 2 * 62  # type: ignore[index]
     texts = [instance.context for (instance,) in task.instances()]
     assert not any(mark in text for text in texts for mark in (" @-@ ", " @,@ ", " , ", " 's", "= = ="))

@@ -38,7 +38,7 @@ def test_few_shot_rows_are_not_test_rows() -> None:
 
 
 def test_files_are_what_the_script_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the tokenizer, whose training takes 20 s and whose bytes may follow the tokenizers library."""
+    """The tokenizer is left out: its training takes 20 s, and its bytes may follow the tokenizers library."""
 
     class Stub:
         def save(self, path: str) -> None: ...
@@ -77,6 +77,7 @@ def test_context_and_continuation_tokenise_apart(tokenizer) -> None:
 
 
 def test_special_tokens_and_chat(tokenizer) -> None:
+    """The special tokens have the first ids, and the chat template writes turns with them."""
     assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 0, None)
     messages = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
@@ -105,14 +106,14 @@ def test_configuration_is_a_small_qwen3() -> None:
     model = AutoModelForCausalLM.from_config(config)
     parameters = sum(p.numel() for p in model.parameters())
     assert parameters == 3_214_720
-    assert 2 * parameters < 8_000_000  # bytes in bfloat16
+    assert 2 * parameters < 8_000_000  # a bfloat16 weight has two bytes
     assert config.num_attention_heads > config.num_key_value_heads
 
 
 def test_packing_keeps_documents_whole() -> None:
     rng = Random(1)
     encoded = [[i] * (1 + int(rng.random() * ROW)) for i in range(1, 400)]
-    encoded[5] = [6] * (ROW + 1)  # too long for a row: left out
+    encoded[5] = [6] * (ROW + 1)  # this document is too long for a row, and left out
     packed = pack(iter(encoded), 40)
     assert packed.shape == (40, ROW) and packed.dtype == np.int16
     counts = {int(i): int((packed == i).sum()) for i in np.unique(packed) if i >= 0}
@@ -156,7 +157,7 @@ def test_the_checkpoints_nearest_the_target_are_kept(tmp_path: Path) -> None:
     kept = Candidates(tmp_path, keep=2)
     for step, score in ((1, 0.1), (2, 0.7), (3, 0.8), (4, 0.95)):
         kept.offer(Weights(), step, score)
-    assert kept.best() == (3, 0.8)  # as near as 0.7, and later
+    assert kept.best() == (3, 0.8)  # 0.8 is as near the target as 0.7, and later
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002.safetensors", "step-000003.safetensors"]
 
 
@@ -169,12 +170,12 @@ def test_weights_are_the_recorded_ones_and_small() -> None:
         names = list(tensors.keys())
         assert {tensors.get_tensor(n).dtype for n in names} == {torch.bfloat16}
         count = sum(tensors.get_tensor(n).numel() for n in names)
-    assert "lm_head.weight" not in names  # tied
+    assert "lm_head.weight" not in names  # lm_head is tied to the embedding
     assert count == 3_214_720
 
 
 def test_weights_answer_a_word_problem(tokenizer) -> None:
-    """In transformers, without our engine: the model is a model."""
+    """transformers computes the answer here, without our engine: the model is a model."""
     model = AutoModelForCausalLM.from_pretrained(ASSETS, dtype=torch.float32).eval()
     question = "A hall has 9 rows with 20 seats each. On Friday 63 seats are empty. How many seats are taken?"
     ids = tokenizer(f"Question: {question}\nAnswer:", return_tensors="pt")

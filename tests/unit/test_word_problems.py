@@ -34,9 +34,9 @@ def test_every_line_holds_one_true_calculation_and_the_last_is_the_answer(proble
         lines = problem.rationale.split("\n")
         assert 2 <= len(lines) <= 4, problem
         for line in lines:
-            found = CALCULATION.findall(line)
-            assert len(found) == 1, line
-            left, op, right, result = int(found[0][0]), found[0][1], int(found[0][2]), int(found[0][3])
+            terms = CALCULATION.findall(line)
+            assert len(terms) == 1, line
+            left, op, right, result = int(terms[0][0]), terms[0][1], int(terms[0][2]), int(terms[0][3])
             assert {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[op] == result, line
         assert result == problem.answer
 
@@ -55,7 +55,7 @@ def test_every_template_and_every_part_is_drawn(problems: list[Problem]) -> None
     chains = [key.split("-") for key in keys if "-" in key]
     assert {template.key for template in TEMPLATES} <= keys
     assert {part for chain in chains for part in chain} == {*STARTS, *CHANGES, *ENDINGS}
-    assert {len(chain) for chain in chains} == {3, 4}  # a start, one or two changes, an ending
+    assert {len(chain) for chain in chains} == {3, 4}  # a chain has a start, one or two changes, and an ending
     assert max(len(p.rationale.split("\n")) for p in problems) == 4
 
 
@@ -87,7 +87,7 @@ def test_the_stream_depends_on_the_seed_alone() -> None:
 
 
 def test_the_stream_is_the_same_on_every_python() -> None:
-    """Recorded on 3.11: another digest on another version means that the committed files cannot be rebuilt there."""
+    """The digest is Python 3.11's: another one on another version means that the files cannot be rebuilt there."""
     text = "\n".join(problem.question + problem.row()["answer"] for problem in islice(training_stream(7), 300))
     assert (
         hashlib.sha256(text.encode()).hexdigest() == "adcb348de58c95db7beffa638acfeab179df24f2fb03a55cb0dd234bf1d70493"
@@ -118,4 +118,4 @@ def test_training_never_meets_the_split(problems: list[Problem]) -> None:
     assert not any(p.signature in signatures or p.question in questions for p in problems)
     rng = Random(11)
     unfiltered = [generate(rng).signature for _ in range(4000)]
-    assert any(signature in signatures for signature in unfiltered)  # so the filter did remove something
+    assert any(signature in signatures for signature in unfiltered)  # the filter did remove something

@@ -23,27 +23,27 @@ OPS = (
 )
 PROMPT = [5, 6, 7]
 FED = [*PROMPT, 8, 9]
-Planted = Mapping[tuple[str, int], np.ndarray]  # (op, position) -> its output instead
+Planted = Mapping[tuple[str, int], np.ndarray]  # (op, position) -> the output in place of the usual one
 
 
 def output(op: str, position: int) -> np.ndarray:
-    """float32 [4] (one number for a logprob), of its own for each op and position."""
+    """The usual output of an op at a position: float32 [4], or [1] for a logprob; every op and position has its own."""
     draw = np.random.default_rng([OPS.index(op), position])
     return draw.standard_normal(1 if op == "logprob" else 4).astype(np.float32)
 
 
 def computation(position: int, planted: Planted, keep: bool = True, **facts: Any) -> Computation:
-    one = Computation(position, 1, 5, **facts)
+    made = Computation(position, 1, 5, **facts)
     for op in OPS:
         if op not in ("lm_head", "logprob") or position >= len(PROMPT) - 1:
-            one.take(op, planted.get((op, position), output(op, position)), keep)
-    return one
+            made.take(op, planted.get((op, position), output(op, position)), keep)
+    return made
 
 
 def trace(
-    planted: Planted | None = None, fed: Sequence[int] = FED, again: Sequence[Computation] = (), **changed: Any
+    planted: Planted | None = None, fed: Sequence[int] = FED, recomputed: Sequence[Computation] = (), **changed: Any
 ) -> Trace:
-    """`again`: further computations, after the first of their position."""
+    """A trace that fed the tokens `fed`; `recomputed` are further computations, after the first of their position."""
     keep = changed.pop("keep", True)
     computations = [computation(position, planted or {}, keep) for position in range(len(fed))]
     facts: dict[str, Any] = {
@@ -53,7 +53,7 @@ def trace(
         "prompt_tokens": len(PROMPT),
         "token_ids": [*fed, 10],
         "ops": dict.fromkeys(OPS, "float32"),
-        "computations": sorted([*computations, *again], key=lambda one: one.position),
+        "computations": sorted([*computations, *recomputed], key=lambda item: item.position),
         "settings": {"numerics": "fast", "max_num_seqs": 1},
         "machine": {"hardware": {"cpu": "one"}},
         "extent": "the run's 4 requests",
@@ -63,7 +63,7 @@ def trace(
 
 
 def moved(op: str, position: int, steps: int = 1) -> dict[tuple[str, int], np.ndarray]:
-    """The op's first number there, `steps` float32 further from zero."""
+    """Plants the op's output at the position with its first number `steps` float32 further from zero."""
     values = output(op, position).copy()
     values.view(np.int32)[0] += steps
     return {(op, position): values}
