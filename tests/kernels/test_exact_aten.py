@@ -1,4 +1,4 @@
-"""The CPU arithmetic of the aten mode, against an independent writing in integers and against float64."""
+"""The CPU arithmetic of batch-invariant mode equals an independent version in integers and is close to float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def float32(x: float) -> float:
-    """Rounded to float32, subnormals and -0 to +0."""
+    """Rounds to float32; subnormals and -0 become +0."""
     y = struct.unpack("f", struct.pack("f", x))[0]
     return y if abs(x) >= 2.0**-126 else 0.0
 
@@ -32,10 +32,12 @@ def nearest_even(x: Fraction) -> int:
 
 
 def exponent(x: float) -> int:
+    """Returns the e for which x = f * 2^e with f in [0.5, 1), at least -125, and -125 for zero."""
     return max(math.frexp(x)[1], -125) if x else -125
 
 
 def product_in_integers(a: list[float], b: list[float]) -> float:
+    """Computes one element of NUMERICS.md's product, of a row and a column, in Python's integers and fractions."""
     terms = [(Fraction(x), Fraction(y)) for x, y in zip(a, b, strict=True) if x]
     if not terms:
         return 0.0
@@ -64,7 +66,7 @@ def test_products_against_integers(zeros: float, dtype: torch.dtype) -> None:
 
 
 def test_long_products_against_integers() -> None:
-    """Beyond 8192 terms, whose cuts must leave no trace."""
+    """Products of more than 8192 terms are cut into segments, which leave no trace in the bytes."""
     a, b = randn(2, 17_000), randn(17_000, 3, seed=1)
     truth = [[product_in_integers(row, column) for column in b.t().tolist()] for row in a.tolist()]
     ours = exact_aten.product(a, exact_aten.prepare(b))
@@ -75,7 +77,7 @@ def test_long_products_against_integers() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_against_float64(dtype: torch.dtype) -> None:
-    """Closer than torch's own float32, on operands with a few numbers a thousand times the others, too."""
+    """Products are closer to float64 than torch's float32, with a few operands a thousand times the others."""
     a, b = randn(40, 900, dtype=dtype), (randn(900, 50, seed=1) * 0.02).to(dtype)
     a[:, ::300] *= 1000
     truth = a.double() @ b.double()
@@ -94,7 +96,7 @@ def test_extreme_magnitudes() -> None:
     assert exact_aten.product(huge, exact_aten.prepare(huge.t())).item() == math.inf
 
 
-def test_what_is_not_finite_stays_in_its_row_and_its_column() -> None:
+def test_infinities_and_nan_stay_in_their_row_and_column() -> None:
     a, b = randn(4, 9000), randn(9000, 5, seed=1)
     for k in (7, 8999):
         for value in (math.nan, math.inf, -math.inf):
@@ -102,7 +104,7 @@ def test_what_is_not_finite_stays_in_its_row_and_its_column() -> None:
                 left, right = a[:, -terms:].clone(), b[-terms:].clone()
                 whole = exact_aten.product(left, exact_aten.prepare(right))
                 left[1, k % terms] = value
-                left[2, k % terms] = 0  # NaN behind a zero is NaN, as in torch
+                left[2, k % terms] = 0  # 0 * NaN is NaN, as in torch
                 right[k % terms, 3] = value
                 ours = exact_aten.product(left, exact_aten.prepare(right))
                 assert ours[1].isnan().all() and ours[:, 3].isnan().all()
@@ -113,7 +115,7 @@ def test_what_is_not_finite_stays_in_its_row_and_its_column() -> None:
 
 
 def test_products_have_these_bits_on_every_machine() -> None:
-    """Made by integer arithmetic, so without torch's generator."""
+    """A digest over products and row reductions is the same everywhere; torch's generator has no part in the inputs."""
     index = torch.arange(6 * 700)
     a = ((index * 7919 % 65_537 - 32_768).float() / 4096).view(6, 700)
     b = ((index * 104_729 % 65_521 - 32_760).float() / 65_536).view(700, 6) * 2.0 ** (index.view(700, 6) % 23 - 11)
@@ -135,15 +137,15 @@ def test_products_have_these_bits_on_every_machine() -> None:
 def test_row_reductions_against_float64(dtype: torch.dtype) -> None:
     x = (randn(7, 20_000) * 3 + 1).to(dtype)
     wide = x.double()
-    near = {"rtol": 2e-7, "atol": 0}
-    torch.testing.assert_close(exact_aten_rows.sums(x).double(), wide.sum(-1), **near)
-    torch.testing.assert_close(exact_aten_rows.norms(x, 1).double(), wide.norm(1, -1), **near)
-    torch.testing.assert_close(exact_aten_rows.norms(x, 2).double(), wide.norm(2, -1), **near)
-    torch.testing.assert_close(exact_aten_rows.logsumexp(x).double(), wide.logsumexp(-1), **near)
+    tolerance = {"rtol": 2e-7, "atol": 0}
+    torch.testing.assert_close(exact_aten_rows.sums(x).double(), wide.sum(-1), **tolerance)
+    torch.testing.assert_close(exact_aten_rows.norms(x, 1).double(), wide.norm(1, -1), **tolerance)
+    torch.testing.assert_close(exact_aten_rows.norms(x, 2).double(), wide.norm(2, -1), **tolerance)
+    torch.testing.assert_close(exact_aten_rows.logsumexp(x).double(), wide.logsumexp(-1), **tolerance)
     for root in (False, True):
         spread, mean = exact_aten_rows.moments(x, 1, root)
-        torch.testing.assert_close(spread.double(), wide.std(-1) if root else wide.var(-1), **near)
-        torch.testing.assert_close(mean.double(), wide.mean(-1), **near)
+        torch.testing.assert_close(spread.double(), wide.std(-1) if root else wide.var(-1), **tolerance)
+        torch.testing.assert_close(mean.double(), wide.mean(-1), **tolerance)
     out, _, _ = exact_aten_rows.normalize(x, None, None, 1e-5)
     torch.testing.assert_close(out.double(), torch.nn.functional.layer_norm(wide, (20_000,)), rtol=2e-7, atol=2e-7)
 

@@ -1,4 +1,4 @@
-"""Exact paged attention: the contract's arithmetic, float64 truth, and bits that no batching or paging moves."""
+"""Exact paged attention is the contract's arithmetic, close to float64, and independent of batching and paging."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUERY_LENS = [1, 1, 64, 3, 0, 1, 40, 1]
 
 
 def dense_batch(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Queries of the whole batch, and every sequence's keys and values."""
+    """Returns the batch's queries [tokens, heads, dim], and each sequence's keys and values [L, kv_heads, dim]."""
     generator = torch.Generator().manual_seed(heads * dim)
     q = torch.randn(sum(QUERY_LENS), heads, dim, generator=generator)
     k, v = ([torch.randn(n, kv_heads, dim, generator=generator).to(dtype) for n in KV_LENS] for _ in range(2))
@@ -23,15 +23,15 @@ def dense_batch(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tupl
 
 
 def paged(sequences: list[Tensor], block: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sequences scattered over a pool full of NaN -> the pool, and the block table padded with page 0."""
+    """Scatters sequences over a pool full of NaN; returns the pool and the block table, padded with page 0."""
     counts = [-(-len(s) // block) for s in sequences]
     pages = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed))
     pool = torch.full((len(pages), block, *sequences[0].shape[1:]), torch.nan, dtype=sequences[0].dtype)
     table = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
     for s, sequence in enumerate(sequences):
-        mine = pages[sum(counts[:s]) : sum(counts[: s + 1])]
-        table[s, : counts[s]] = mine.int()
-        for number, page in enumerate(mine.tolist()):
+        own_pages = pages[sum(counts[:s]) : sum(counts[: s + 1])]
+        table[s, : counts[s]] = own_pages.int()
+        for number, page in enumerate(own_pages.tolist()):
             rows = sequence[number * block : (number + 1) * block]
             pool[page, : len(rows)] = rows
     return pool, table
@@ -63,6 +63,7 @@ def test_against_float64(heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 def test_alone_as_decode_and_on_other_pages(
     heads: int, kv_heads: int, dim: int, dtype: torch.dtype, block: int
 ) -> None:
+    """A row has the bytes of the batch when it is computed alone, as a decode, on pages of another size."""
     q, k, v = dense_batch(heads, kv_heads, dim, dtype)
     whole = attend(q, k, v, QUERY_LENS)
     start = 0
@@ -95,7 +96,7 @@ def test_tiles_groups_and_chunks_change_nothing(tile: int, group: int, monkeypat
 
 
 def contract_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query row of one head, q [D], k and v [L, D], to the letter: frexp, rint and int64 sums."""
+    """Computes one query row of one head literally, q [D], k and v [L, D]: frexp, rint and int64 sums."""
 
     def limb(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         _, e = torch.frexp(x.double().abs().amax(-1, keepdim=True))
@@ -121,7 +122,7 @@ def contract_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 1024, 1025, 2500])
-def test_is_the_contracts_arithmetic(length: int) -> None:
+def test_attention_is_the_contracts_arithmetic(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
     q = torch.randn(1, 1, 24, generator=generator) * 3
     k, v = (torch.randn(length, 1, 24, generator=generator) for _ in range(2))
@@ -146,6 +147,7 @@ def test_a_bad_token_spoils_only_the_rows_that_see_it(which: str, bad: float) ->
 
 
 def test_zero_keys_values_and_queries() -> None:
+    """Rows that are all zero have no exponent; they give 0, and never -0 or NaN."""
     q, zeros = torch.zeros(3, 2, 8), torch.zeros(5, 1, 8)
     assert_bitwise_equal(attend(q, [zeros], [-zeros], [3]), torch.zeros(3, 2, 8))
     ones = torch.ones(5, 1, 8)
