@@ -1,4 +1,4 @@
-"""The noise kernel: float64 truth, and the bits of the noise written in torch ops."""
+"""The noise kernel has the bits of the noise in torch ops, and is close to float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def rows(n: int) -> tuple[Tensor, Tensor]:
-    """Keys of all 64 bits and positions, the largest ones among them."""
+    """Returns n random 64-bit keys and n positions; the largest key and the largest position are among them."""
     generator = torch.Generator().manual_seed(n)
     keys = torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator)
     positions = torch.randint(0, 2**20, (n,), generator=generator)
@@ -33,7 +33,7 @@ def test_against_float64() -> None:
     truth = reference.gumbel_noise(keys, positions, 513)
     error = (gumbel.gumbel_noise(keys, positions, 513) - truth).abs()
     assert (error <= 1e-14 * (1 + truth.abs())).all()
-    assert (reference.gumbel_noise(keys, positions ^ 1, 513) - truth).abs().min() > 1e-14  # another position's is not
+    assert (reference.gumbel_noise(keys, positions ^ 1, 513) - truth).abs().min() > 1e-14  # another position's noise
 
 
 def test_noise_is_gumbels() -> None:

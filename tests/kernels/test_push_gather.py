@@ -1,4 +1,4 @@
-"""The pushing all-gather: every rank's columns in every rank's memory; here all ranks' memory is this process's."""
+"""The pushing all-gather writes every rank's columns into every rank's memory; one process plays all ranks here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_slot_has_all_columns_side_by_side(rows: int, columns: int, size: 
     )
     for turn in (1, 2, 3):
         for rank, source in enumerate(sources):
-            flags[rank, rank + 1 :] = 1 << 20  # one rank comes after the other here: it need not wait for later ones
+            flags[rank, rank + 1 :] = 1 << 20  # later ranks run later here, so none may wait for them
             push_gather(source + turn, addresses, tables, flags[rank], states[rank], rank, size)
         wanted = torch.cat([source + turn for source in sources], dim=1)
         for slot in slots:
