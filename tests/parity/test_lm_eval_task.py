@@ -20,7 +20,7 @@ from evalengine.records.lm_eval import TaskResult
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import ITERATIONS, as_json, fake_chat, fake_rng, run_ours, run_theirs
+from tests.parity.agreement import ITERATIONS, answer_task, as_json, evaluate_by_lm_eval, fake_chat, fake_rng
 from tests.parity.lm_eval_rows import MORE, feed, write_rows
 from tests.parity.shipped_rows import THINGS
 
@@ -109,9 +109,9 @@ def test_a_task_is_lm_eval_s(
     arguments: dict[str, Any] = {"system_instruction": "Be brief." if chat else None, "fewshot_as_multiturn": True}
     config = composed(folder, f"task=lm_eval/{name}", f"task.num_fewshot={shots}")
     task = ours_of(name, config, chat=Chat() if chat else None, **arguments)
-    answered = run_ours(task, Speaker())
+    answered = answer_task(task, Speaker())
     feed(monkeypatch, lambda *_: folder / name, tmp_path / "cache")
-    theirs = run_theirs(name, shots, Speaker(), apply_chat_template=chat, **arguments)
+    theirs = evaluate_by_lm_eval(name, shots, Speaker(), apply_chat_template=chat, **arguments)
     check(theirs, name, task, answered)
 
 
@@ -141,9 +141,9 @@ def test_a_group_is_lm_eval_s(shots: int, tmp_path: Path, monkeypatch: pytest.Mo
     config = composed(tmp_path, "task=lm_eval/mmlu_stem", f"task.num_fewshot={shots}")
     answered = {name: (ours_of(name, config),) for name in config.tasks}
     assert [*answered] == subjects == sorted(config.groups["mmlu_stem"].tasks)
-    runs = {name: (task, run_ours(task, Speaker())) for name, (task,) in answered.items()}
+    runs = {name: (task, answer_task(task, Speaker())) for name, (task,) in answered.items()}
     feed(monkeypatch, lambda path, name: tmp_path / path.split("/")[-1] / name, tmp_path / "cache")
-    theirs = run_theirs("mmlu_stem", shots, Speaker())
+    theirs = evaluate_by_lm_eval("mmlu_stem", shots, Speaker())
     results = []
     for name, (task, said) in runs.items():
         metrics = check(theirs, name, task, said)

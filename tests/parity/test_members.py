@@ -20,7 +20,7 @@ from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import as_json, fake_loglikelihood, run_ours
+from tests.parity.agreement import answer_task, as_json, fake_loglikelihood
 from tests.parity.local_tasks import task_manager
 from tests.parity.shipped_rows import THINGS, Row, member_rows
 from tests.parity.test_shipped import speak
@@ -108,7 +108,7 @@ def test_a_member_is_lm_eval_s(name: str, group: str, tmp_path: Path, monkeypatc
     splits[config.split or ""] = rows[:10]  # one split for both, in some
     shots = None if name.startswith(OWN_SHOTS) else 2
     task = ours(name, group, splits, shots, tmp_path)
-    answered = run_ours(task, speak)
+    answered = answer_task(task, speak)
     reference = theirs(name, splits, shots, tmp_path, monkeypatch)
     assert task.version == reference.VERSION
     theirs_from = (reference.config.dataset_path, reference.config.dataset_name)
@@ -140,7 +140,7 @@ def test_another_member_s_prompts_are_found_out(tmp_path: Path, monkeypatch: pyt
     rows = rows_for("mgsm_en_cot_de", "mgsm")
     splits = {"train": rows[8:], "test": rows[:10]}
     for name, shots in (("mgsm_en_cot_fr", 2), ("mgsm_native_cot_de", 2), ("mgsm_en_cot_de", 1)):
-        mine = run_ours(ours("mgsm_en_cot_de", "mgsm", splits, 2, tmp_path), speak)
+        mine = answer_task(ours("mgsm_en_cot_de", "mgsm", splits, 2, tmp_path), speak)
         reference = theirs(name, splits, shots, tmp_path, monkeypatch)
         sent = [instance.args[0] for instance in reference.instances]
         assert sent != [instances[0].context for _, instances, _ in mine]

@@ -24,7 +24,7 @@ from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_yaml import installed_content
 from evalengine.tasks.minerva import MathScorer, Minerva
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import check_equal, fake_chat, run_ours
+from tests.parity.agreement import answer_task, check_equal, fake_chat
 from tests.parity.minerva_theirs import FINAL, VERDICTS, speak, spread
 from tests.parity.shipped_rows import minerva_rows
 
@@ -89,7 +89,7 @@ def test_a_subject_is_lm_eval_s(asked: dict[str, Any], theirs: dict[str, Any], t
     chat = fake_chat if asked["chat"] else None
     task = ours(name, written(tmp_path / "ours", name), asked["shots"], chat=chat, fewshot_as_multiturn=True)
     assert task.version == float(result["versions"][name])
-    check_equal(result, name, task, run_ours(task, speak))
+    check_equal(result, name, task, answer_task(task, speak))
     right = sum(sample["math_verify"] for sample in result["samples"][name])
     assert right > 0 or name == MATH500, "an answer that is right is among them"
 

@@ -14,8 +14,8 @@ from evalengine.config import DatasetConfig
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_yaml import _read
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import check_equal, fake_chat, fake_rng, run_ours, run_theirs
-from tests.parity.local_tasks import task_manager, their_task
+from tests.parity.agreement import answer_task, check_equal, evaluate_by_lm_eval, fake_chat, fake_rng
+from tests.parity.local_tasks import lm_eval_task_file, task_manager
 from tests.parity.shipped_rows import MAKERS, THINGS, rows_of
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
@@ -95,10 +95,10 @@ def test_a_shipped_task_is_lm_eval_s(name: str, shots: int, chat: bool, multitur
         shots = 0  # lm-eval would draw from the evaluated documents, the answer among them
     if name.startswith(("truthfulqa", "gpqa", "aime")):
         shots = 0  # lm-eval fixes it, whatever is asked for
-    theirs = run_theirs(their_task(name, files), shots, speak, apply_chat_template=chat, **arguments)
+    theirs = evaluate_by_lm_eval(lm_eval_task_file(name, files), shots, speak, apply_chat_template=chat, **arguments)
     task = ours(CHOSEN.get(name, name), name, files, shots, chat=fake_chat if chat else None, **arguments)
     assert task.version == float(theirs["versions"][name])
-    check_equal(theirs, name, task, run_ours(task, speak))
+    check_equal(theirs, name, task, answer_task(task, speak))
 
 
 def test_every_shipped_task_names_lm_eval_s_dataset() -> None:

@@ -15,7 +15,7 @@ import yaml
 from evalengine.compose import compose_jobs
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import FakeChat, check_equal, fake_rng, run_ours, run_theirs
+from tests.parity.agreement import FakeChat, answer_task, check_equal, evaluate_by_lm_eval, fake_rng
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
@@ -216,7 +216,7 @@ def test_a_file_means_what_it_means_to_lm_eval(
         shots = 0
     file = write(tmp_path, name, CASES[name])
     system = "Be brief." if chat else None
-    theirs = run_theirs(
+    theirs = evaluate_by_lm_eval(
         file,
         shots,
         speak,
@@ -232,6 +232,6 @@ def test_a_file_means_what_it_means_to_lm_eval(
         system_instruction=system,
     )
     assert task.version == theirs["versions"][name] == 1.5
-    answered = run_ours(task, speak)
+    answered = answer_task(task, speak)
     check_equal(theirs, name, task, answered)
     assert len(answered) == 12
