@@ -68,7 +68,7 @@ def evaluate(model: Any, tasks: list[str], limit: int, **settings: Any) -> dict[
     return result
 
 
-def theirs(pretrained: Any, dtype: str = "float32", **settings: Any) -> Any:
+def hf_model(pretrained: Any, dtype: str = "float32", **settings: Any) -> Any:
     """Returns lm-eval's hf model on the CPU."""
     pytest.importorskip("accelerate", reason="needs lm-eval's hf model (pip install lm-eval[hf])")
     from lm_eval.models.huggingface import HFLM
@@ -77,7 +77,7 @@ def theirs(pretrained: Any, dtype: str = "float32", **settings: Any) -> Any:
     return HFLM(pretrained=location, device="cpu", dtype=dtype, **settings)
 
 
-def ours(**arguments: Any) -> Any:
+def our_model(**arguments: Any) -> Any:
     """Returns evalengine's model for lm-eval on the CPU; it writes records only where `arguments` ask for them."""
     from evalengine.lm_eval_model.model import EvalEngineLM
 

@@ -207,7 +207,7 @@ def check(reference: dict[str, Any], name: str, task: CodeTask, answered: Answer
             assert generation is not None and instance.context == context
             assert wanted["until"] == [*generation.until] and wanted["max_gen_toks"] == generation.max_gen_toks
             assert wanted["temperature"] == generation.temperature and wanted.get("top_p", 1.0) == generation.top_p
-        assert sample["target"] == task.target(doc) and sample["resps"] == [[responses.text for responses in responses]]
+        assert sample["target"] == task.target(doc) and sample["resps"] == [[response.text for response in responses]]
         assert as_json(sample["filtered_resps"]) == as_json(task.filtered(doc, responses)[sample["filter"]])
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
         ours = (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target)
