@@ -35,6 +35,7 @@ def assert_agrees(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_of_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """silu and silu_and_mul equal torch's, by `assert_agrees`."""
     tokens, width = shape
     gate_up = randn(tokens, 2 * width, dtype=dtype)
     gate, up = gate_up.chunk(2, -1)
@@ -108,6 +109,7 @@ def test_an_element_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.gpu
 def test_beyond_two_to_the_31_elements() -> None:
+    """The last row of a tensor of more than 2^31 elements is right, and no other row is written over."""
     tokens, width = 2**17 + 1, 2**14
     if torch.cuda.mem_get_info()[0] < 5 * tokens * width * 2:
         pytest.skip("needs 21 GB of GPU memory")

@@ -36,11 +36,13 @@ SMALL = [  # (dtype, heads, kv_heads, head_dim, page)
 
 @pytest.mark.parametrize(("dtype", "heads", "kv_heads", "head_dim", "page"), SMALL)
 def test_mixed_batch_against_float64(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page: int) -> None:
+    """Prefills and decodes in one batch are close to float64, for every dtype and shape in SMALL."""
     assert_close(PagedBatch.random(MIXED, heads, kv_heads, head_dim, page, dtype))
 
 
 @pytest.mark.parametrize("schedule", [REFERENCE, Schedule(32, 4, 2), Schedule(64, 4, 2, by_block=1 << 30)])
 def test_schedules_and_tensor_descriptors(schedule: Schedule) -> None:
+    """Large tiles by tensor descriptors, in several stages, are close to float64."""
     assert_close(PagedBatch.random([(1, 70), (70, 70)], 2, 1, 64, 64, torch.float16), schedule)
 
 
@@ -64,6 +66,7 @@ def test_an_infinite_query_gives_nan_in_every_form(kv_len: int, by_block: int) -
 
 
 def test_a_schedule_whose_decode_is_excluded_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule with a form in `excluded` is never chosen, and the reference takes its place."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else -1
     schedule = attention.choose(64, torch.float16, 64, 64, device)
     assert schedule != REFERENCE
@@ -107,6 +110,7 @@ LONG = [(1, 1), (1, 1023), (1, 1024), (1, 1025), (1, 2500), (1, 777), (1500, 150
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 def test_every_schedule_gives_the_same_bytes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Every schedule that covers the shape has the reference schedule's bytes, and so has the one that is chosen."""
     batch = PagedBatch.random(LONG, heads, kv_heads, head_dim, 64, dtype, spread=2.0)
     assert_close(batch)
     expected = batch.run(REFERENCE)

@@ -26,10 +26,10 @@ class FakeLibrary:
 
     def __init__(self, refuse: str = "", algorithms: int = 1, workspace: int = 0) -> None:
         self.refuse, self.algorithms, self.workspace = refuse, algorithms, workspace
-        self.made: list[tuple[Any, ...]] = []
+        self.made: list[tuple[Any, ...]] = []  # a description of each object; its pointer is its place + 1
         self.preferences: dict[int, int] = {}
-        self.asked: list[int] = []  # the number of rows in each request for an algorithm
-        self.taken: list[int] = []  # the number of the algorithm that each product used
+        self.requested_rows: list[int] = []  # of each request for an algorithm
+        self.used_algorithms: list[int] = []  # the number of each product's algorithm
         self.destroyed: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -76,8 +76,8 @@ class FakeLibrary:
     def _MatmulAlgoGetHeuristic(self, *arguments: Any) -> None:
         (_, _, _, x, *_), (_, most, heuristic, count) = arguments[:4], arguments[-4:]
         assert most == 1
-        self.asked.append(self.made[x.value - 1][2])
-        heuristic._obj.algorithm[0], heuristic._obj.workspace = len(self.asked), self.workspace
+        self.requested_rows.append(self.made[x.value - 1][2])
+        heuristic._obj.algorithm[0], heuristic._obj.workspace = len(self.requested_rows), self.workspace
         count._obj.value = self.algorithms
 
     def _MatmulAlgoCheck(self, *arguments: Any) -> None:
@@ -95,7 +95,7 @@ class FakeLibrary:
         assert (one._obj.value, zero._obj.value) == (1.0, 0.0)
         assert (c.value, c_layout.value, memory, size.value) == (d.value, d_layout.value, None, 0)
         assert stream.value == 77
-        self.taken.append(algorithm[0])
+        self.used_algorithms.append(algorithm[0])
         product = self._matrix(a, a_layout).float().t() @ self._matrix(b, b_layout).float()
         out = self._matrix(d, d_layout)
         out.copy_(product.to(out.dtype))
@@ -139,7 +139,7 @@ def test_the_rows_of_a_bucket_share_an_algorithm() -> None:
     handle = CublasLt(library, 0)
     for rows, algorithm_rows in ((33, 48), (48, 48), (40, 48), (49, 64)):
         run(handle, rows, algorithm_rows, torch.bfloat16, torch.bfloat16)
-    assert library.asked == [48, 64] and library.taken == [1, 1, 1, 2]
+    assert library.requested_rows == [48, 64] and library.used_algorithms == [1, 1, 1, 2]
 
 
 @pytest.mark.usefixtures("stream")
@@ -168,6 +168,7 @@ def test_what_the_library_refuses_is_an_error(library: FakeLibrary) -> None:
 
 
 def test_without_cuda_there_is_no_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the CPU nor a torch for an unknown CUDA version has a cuBLASLt."""
     cublaslt.cublaslt.cache_clear()
     assert cublaslt.cublaslt(-1) is None
     monkeypatch.setattr(torch.version, "cuda", "1.0")
@@ -176,6 +177,7 @@ def test_without_cuda_there_is_no_cublaslt(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_another_version_of_the_library_has_verdicts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of kept verdicts holds cuBLASLt's version, and None where there is no library."""
     properties = {"major": 9, "minor": 0, "multi_processor_count": 132}
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU X")
@@ -215,6 +217,7 @@ SHAPES = [(4096, 1024), (1024, 3072), (24576, 4096), (4096, 12288), (1000, 520),
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_cublaslts_bytes_are_the_references(n: int, k: int) -> None:
+    """For every bucket's algorithm, products of several numbers of rows have the reference's bytes."""
     generator = torch.Generator("cuda").manual_seed(n + k)
     weight = torch.randn(n, k, device="cuda", generator=generator, dtype=torch.bfloat16)
     out_dtype = torch.float32 if n == 151936 else None
@@ -243,6 +246,7 @@ def test_cublaslt_is_chosen_between_tuned_numbers_of_rows_and_for_unknown_shapes
 
 @pytest.mark.gpu
 def test_in_a_cuda_graph_and_on_another_stream() -> None:
+    """A product captured in a CUDA graph on another stream gives the same bytes when the graph is replayed."""
     x, weight = (torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16) for rows in (100, 520))
     expected = matmul.linear(x, weight)
     assert matmul.schedule_for(x, weight.t()) == by_cublaslt(112)

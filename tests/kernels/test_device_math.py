@@ -61,6 +61,7 @@ def test_against_float64(row: int, truth: Callable[[Tensor], Tensor]) -> None:
 
 @pytest.mark.gpu
 def test_torchs_bits_and_not_those_of_tl_exp() -> None:
+    """exp, log and rsqrt have torch's bits on CUDA; Triton's own exp has not, so that a test of bits can fail."""
     x = values(1 << 20)
     out = functions(x)
     on_device = x.to(DEVICE)

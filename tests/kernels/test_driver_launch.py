@@ -124,6 +124,7 @@ def address(x: Tensor) -> bytes:
 
 
 def test_a_kernel_that_waits_by_itself_is_launched_early(library: FakeLibrary) -> None:
+    """A kernel whose PTX waits for the previous kernel is launched with the attribute that lets it start early."""
     x, y = torch.zeros(4), torch.zeros(4)
     args = (x, -5, 1, 1 << 33, 1e-6, y)
     for ptx, expected in (("griddepcontrol.wait;", [(6, 1)]), ("ret;", [])):
@@ -135,6 +136,7 @@ def test_a_kernel_that_waits_by_itself_is_launched_early(library: FakeLibrary) -
 
 
 def test_parameters_as_the_kernel_reads_them(library: FakeLibrary) -> None:
+    """The driver gets the grid, block, stream and the arguments' bytes, with the varying argument replaced."""
     x, y, other = (torch.zeros(4) for _ in range(3))
     args = (x, -5, 1, 1 << 33, 1e-6, y)
     repeat = Repeat(DriverKernel(compiled(SIGNATURE), DEVICE), GRID, args, varying=(5,))
@@ -147,6 +149,7 @@ def test_parameters_as_the_kernel_reads_them(library: FakeLibrary) -> None:
 
 
 def test_a_thread_without_a_context_gets_the_devices(library: FakeLibrary) -> None:
+    """A launch from a thread without a current context makes the device's primary context current."""
     x, y = torch.zeros(4), torch.zeros(4)
     repeat = Repeat(DriverKernel(compiled(SIGNATURE), DEVICE), GRID, (x, -5, 1, 1 << 33, 1e-6, y), varying=(5,))
     library.contexts[threading.get_ident()] = 5  # a call by torch gave this thread its context

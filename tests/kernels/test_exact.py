@@ -49,6 +49,7 @@ def test_linear_is_the_contracts_integer_product(m: int, n: int, k: int) -> None
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_linear_and_bmm_against_float64(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    """linear is within the weights' unit of float64, and bmm has linear's bytes."""
     x, weight, bias = randn(m, k).to(dtype), randn(n, k, seed=1).to(dtype), randn(n, seed=2)
     truth = reference.linear(x, weight, bias)
     result = exact.linear(x, exact.quantize_weight(weight), bias)
@@ -103,6 +104,7 @@ def test_neither_the_order_of_k_nor_zeros_in_it_change_a_bit(k: int, monkeypatch
 
 
 def test_float32_products_do_depend_on_the_order_of_k() -> None:
+    """torch's float32 product changes with the order of K, so that the test above can fail."""
     x, weight = randn(7, 5000), randn(11, 5000, seed=1)
     assert not torch.equal(x @ weight.t(), x.flip(1) @ weight.flip(1).t())
 
@@ -118,6 +120,7 @@ def test_row_sums_depend_on_neither_order_nor_zeros(columns: int) -> None:
 
 
 def test_float32_rows_do_depend_on_the_batch() -> None:
+    """torch's float32 linear gives some row other bits in another batch, so that the tests above can fail."""
     x, weight = randn(64, 576), randn(576, 576, seed=1)
     whole = torch.nn.functional.linear(x, weight)
     assert any(not torch.equal(torch.nn.functional.linear(x[:m], weight), whole[:m]) for m in range(1, 64))
@@ -146,6 +149,7 @@ TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("columns", [1, 7, 513, 9001])
 @pytest.mark.parametrize("name", ROW_OPS)
 def test_row_ops_against_float64_and_alone(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row op is close to float64, and has the same bytes for a row alone and with smaller tiles."""
     x = randn(37, columns) * 5
     whole = ROW_OPS[name](x)
     truth = TRUTHS[name](x)
@@ -183,6 +187,7 @@ def test_tiles_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("name", ["linear", "bmm", "rms_norm", "log_softmax", "softmax", "mean"])
 def test_a_bad_number_spoils_its_own_row_only(name: str, bad: float) -> None:
+    """A row with NaN or an infinity becomes NaN as a whole, and no other row changes."""
     weight = randn(6, 50, seed=1)
     ops = {
         **ROW_OPS,
@@ -201,6 +206,7 @@ def test_a_bad_number_spoils_its_own_row_only(name: str, bad: float) -> None:
 
 
 def test_zero_rows_empty_batches_and_subnormals() -> None:
+    """Zero rows and subnormals give +0, and empty batches give empty results of the right shape."""
     weight = exact.quantize_weight(randn(6, 50, seed=1))
     zeros = torch.zeros(2, 50)
     assert_bitwise_equal(exact.linear(-zeros, weight), torch.zeros(2, 6))
@@ -241,6 +247,7 @@ def test_huge_and_small_numbers_keep_their_precision(magnitude: float) -> None:
 
 
 def test_a_vocabulary_of_2_to_the_19() -> None:
+    """softmax and log_softmax are right for 2^19 columns, and refuse more."""
     row = torch.zeros(1, 2**19)
     assert exact.softmax(row).unique().tolist() == [2.0**-19]
     assert abs(exact.log_softmax(row)[0, 0].item() + 19 * 0.6931471805599453) < 1e-6
@@ -255,12 +262,14 @@ def test_log_softmax_keeps_tiny_logprobs() -> None:
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -2])
 def test_softmax_along_any_axis(dim: int) -> None:
+    """softmax along any axis has the bytes of softmax along the last one."""
     x = randn(4, 6, 9)
     assert_bitwise_equal(exact.softmax(x, dim), exact.softmax(x.movedim(dim, -1)).movedim(-1, dim).contiguous())
 
 
 @pytest.mark.parametrize(("dim", "keepdim"), [(0, True), ((0, 2), False), ((-1,), True), ((0, 1, 2), False)])
 def test_mean_over_axes(dim: int | tuple[int, ...], keepdim: bool) -> None:
+    """mean is close to float64 over one axis, several or all, with and without `keepdim`."""
     x = randn(4, 6, 9)
     truth = reference.mean(x, dim, keepdim)
     result = exact.mean(x, dim, keepdim)
@@ -269,6 +278,7 @@ def test_mean_over_axes(dim: int | tuple[int, ...], keepdim: bool) -> None:
 
 
 def test_rope_table_and_rotation() -> None:
+    """The table is close to float64, a shorter table is its beginning, and a rotated row does not depend on others."""
     inv_freq = 1.0 / 1e5 ** (torch.arange(0, 48, 2).float() / 48)
     cos, sin = exact.rope_table(inv_freq, 3000, 1.5)
     angle = (torch.arange(3000).float()[:, None] * inv_freq).double()

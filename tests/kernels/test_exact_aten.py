@@ -56,6 +56,7 @@ def product_in_integers(a: list[float], b: list[float]) -> float:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.95])
 def test_products_against_integers(zeros: float, dtype: torch.dtype) -> None:
+    """Products, single and batched, with zeros or without, have the bytes of `product_in_integers`."""
     spread = 2.0 ** torch.randint(-9, 10, (60, 1), generator=torch.Generator().manual_seed(3))
     a, b = randn(5, 60, dtype=dtype), (randn(60, 7, seed=1) * spread).to(dtype)
     a = a.masked_fill(torch.rand(5, 60, generator=torch.Generator().manual_seed(2)) < zeros, 0)
@@ -69,10 +70,10 @@ def test_long_products_against_integers() -> None:
     """Products of more than 8192 terms are cut into segments, which leave no trace in the bytes."""
     a, b = randn(2, 17_000), randn(17_000, 3, seed=1)
     truth = [[product_in_integers(row, column) for column in b.t().tolist()] for row in a.tolist()]
-    ours = exact_aten.product(a, exact_aten.prepare(b))
-    assert_bitwise_equal(ours, torch.tensor(truth))
+    product = exact_aten.product(a, exact_aten.prepare(b))
+    assert_bitwise_equal(product, torch.tensor(truth))
     order = torch.randperm(17_000, generator=torch.Generator().manual_seed(0))
-    assert_bitwise_equal(exact_aten.product(a[:, order], exact_aten.prepare(b[order])), ours)
+    assert_bitwise_equal(exact_aten.product(a[:, order], exact_aten.prepare(b[order])), product)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,18 +82,19 @@ def test_products_against_float64(dtype: torch.dtype) -> None:
     a, b = randn(40, 900, dtype=dtype), (randn(900, 50, seed=1) * 0.02).to(dtype)
     a[:, ::300] *= 1000
     truth = a.double() @ b.double()
-    stock = ((a.float() @ b.float()).double() - truth).abs().max()
-    ours = (exact_aten.product(a, exact_aten.prepare(b)).double() - truth).abs().max()
-    assert ours < stock
+    torch_error = ((a.float() @ b.float()).double() - truth).abs().max()
+    exact_error = (exact_aten.product(a, exact_aten.prepare(b)).double() - truth).abs().max()
+    assert exact_error < torch_error
 
 
 def test_extreme_magnitudes() -> None:
+    """Tiny and huge operands give the integer product, subnormal ones count as 0, and sums overflow to inf."""
     tiny, huge = torch.tensor([[1e-38, 2e-37, 0.0]]), torch.tensor([[3e38, -3e38, 1.0]])
     subnormal = torch.tensor([[1e-40, 2e-37, -1e-39]])
     for a, b in [(tiny, huge), (huge, tiny), (tiny, tiny), (subnormal, huge), (huge, subnormal)]:
-        ours = exact_aten.product(a, exact_aten.prepare(b.t()))
+        product = exact_aten.product(a, exact_aten.prepare(b.t()))
         flushed = [[x if abs(x) >= 2.0**-126 else 0.0 for x in y[0].tolist()] for y in (a, b)]
-        assert ours.item() == product_in_integers(*flushed)
+        assert product.item() == product_in_integers(*flushed)
     assert exact_aten.product(huge, exact_aten.prepare(huge.t())).item() == math.inf
 
 
@@ -106,8 +108,8 @@ def test_infinities_and_nan_stay_in_their_row_and_column() -> None:
                 left[1, k % terms] = value
                 left[2, k % terms] = 0  # 0 * NaN is NaN, as in torch
                 right[k % terms, 3] = value
-                ours = exact_aten.product(left, exact_aten.prepare(right))
-                assert ours[1].isnan().all() and ours[:, 3].isnan().all()
+                spoilt = exact_aten.product(left, exact_aten.prepare(right))
+                assert spoilt[1].isnan().all() and spoilt[:, 3].isnan().all()
                 left[2, k % terms] = a[2, -terms:][k % terms]
                 again = exact_aten.product(left, exact_aten.prepare(right))
                 others = [0, 1, 2, 4]
@@ -135,6 +137,7 @@ def test_products_have_these_bits_on_every_machine() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_row_reductions_against_float64(dtype: torch.dtype) -> None:
+    """Sums, norms, logsumexp, moments and layer norm are within 2e-7 of float64."""
     x = (randn(7, 20_000) * 3 + 1).to(dtype)
     wide = x.double()
     tolerance = {"rtol": 2e-7, "atol": 0}
@@ -151,12 +154,14 @@ def test_row_reductions_against_float64(dtype: torch.dtype) -> None:
 
 
 def test_sums_longer_than_one_int64() -> None:
+    """A sum of more than MAX_TERMS terms, too many for one int64, is exact."""
     x = torch.ones(1, exact_aten_rows.MAX_TERMS + 5)
     x[0, -1] = 3
     assert exact_aten_rows.sums(x).item() == float(exact_aten_rows.MAX_TERMS + 7)
 
 
 def test_infinities_in_row_reductions() -> None:
+    """Rows with infinities or NaN give what torch gives."""
     inf, nan = math.inf, math.nan
     x = torch.tensor([[1, inf, 2], [-inf, -inf, -inf], [inf, -inf, 0], [nan, 1, 2], [0, 0, 0], [1e38, 1e38, 3e38]])
     torch.testing.assert_close(exact_aten_rows.sums(x), x.sum(-1), equal_nan=True)
@@ -165,11 +170,12 @@ def test_infinities_in_row_reductions() -> None:
 
 
 def test_gelu_against_mpmath() -> None:
+    """Both forms of GELU are within 2^-23.5 of mpmath."""
     mpmath = pytest.importorskip("mpmath")
     x = torch.cat((torch.linspace(-13, 13, 401), torch.tensor([1e-30, -1e-6, 1e-3, -14.1, 30.0])))
-    ours = exact.elementwise(exact_aten_rows.gelu, x).tolist()
+    erf = exact.elementwise(exact_aten_rows.gelu, x).tolist()
     tanh = exact.elementwise(exact_aten_rows.gelu_tanh, x).tolist()
-    for value, erf_form, tanh_form in zip(x.tolist(), ours, tanh, strict=True):
+    for value, erf_form, tanh_form in zip(x.tolist(), erf, tanh, strict=True):
         v = mpmath.mpf(value)
         truth = v * mpmath.erfc(-v / mpmath.sqrt(2)) / 2
         assert abs(erf_form - truth) <= max(abs(truth) * 2.0**-23.5, 2.0**-126)

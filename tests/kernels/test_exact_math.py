@@ -59,6 +59,7 @@ def test_within_one_ulp_of_float32(
 
 
 def test_exp_edges() -> None:
+    """exp is 1 at zero, 0 and infinity far out, and NaN at NaN."""
     x = torch.tensor([0.0, -0.0, -torch.inf, torch.inf, torch.nan, -1e30, 1e30], dtype=torch.float64)
     y = em.round_float32(em.exp(x))
     assert y[:2].tolist() == [1.0, 1.0]
@@ -76,6 +77,7 @@ def test_a_value_does_not_depend_on_its_place(function: Callable[[Tensor], Tenso
 
 
 def test_torch_sigmoid_does_depend_on_the_place() -> None:
+    """torch's sigmoid gives a value other bits in a shorter tensor, so that the test above can fail."""
     x = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 3
     whole = torch.sigmoid(x)
     assert any(not torch.equal(torch.sigmoid(x[:n]), whole[:n]) for n in range(1, 200))
@@ -104,6 +106,7 @@ def test_widen_flushes_float32_subnormals_but_not_fp16s() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_row_absmax_and_exponent(dtype: torch.dtype) -> None:
+    """`row_absmax` and `exponent` are right for every dtype; a row with NaN or inf has a NaN grid."""
     x = torch.tensor([[0.75, -3.0], [0.0, -0.0], [-1.0, 0.5], [torch.nan, 9.0], [-torch.inf, 1.0]], dtype=dtype)
     absmax = em.row_absmax(x)
     assert absmax[:3, 0].tolist() == [3.0, 0.0, 1.0]

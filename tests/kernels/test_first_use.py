@@ -28,7 +28,7 @@ def integers(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(matmul_schedules, "excluded", set())
     for memory in ("_compared", "_unproved", "_known"):
         monkeypatch.setattr(first_use, memory, set())
@@ -48,17 +48,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> matmul.Schedule:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, matmul.Schedule | None]]:
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, matmul.Schedule | None]]:
     """Records the (rows, schedule) of every product."""
-    products: list[tuple[int, matmul.Schedule | None]] = []
+    recorded: list[tuple[int, matmul.Schedule | None]] = []
     real = matmul.matmul
 
     def product(a: Tensor, *rest: Any, **more: Any) -> Tensor:
-        products.append((len(a), more.get("schedule")))
+        recorded.append((len(a), more.get("schedule")))
         return real(a, *rest, **more)
 
     monkeypatch.setattr(matmul, "matmul", product)
-    return products
+    return recorded
 
 
 def run(rows: int, bias: bool = False, zeros: bool = False, dtype: torch.dtype = torch.float16) -> Tensor:
@@ -68,20 +68,20 @@ def run(rows: int, bias: bool = False, zeros: bool = False, dtype: torch.dtype =
     return first_use.checked(product, *operands)
 
 
-def test_each_way_is_compared_once(small: matmul.Schedule, asked: list[tuple[int, Any]]) -> None:
+def test_each_way_is_compared_once(small: matmul.Schedule, products: list[tuple[int, Any]]) -> None:
     """Few rows, which mask the tile, many rows, and a bias are variants that are each compared at their first use."""
     assert small.masks_rows(8) and not small.masks_rows(15)
     for rows in (8, 8, 7, 15, 15, 8, 16):
         assert float(run(rows)[0, 0]) == K
     # 16 rows use the variant of 15 rows, and 7 rows that of 8
     first = [(8, matmul.REFERENCE), (8, small), (8, None), (8, None), (7, None)]
-    assert asked == [*first, (15, matmul.REFERENCE), (15, small), (15, None), (15, None), (8, None), (16, None)]
+    assert products == [*first, (15, matmul.REFERENCE), (15, small), (15, None), (15, None), (8, None), (16, None)]
     assert not matmul_schedules.excluded
-    asked.clear()
+    products.clear()
     run(8, bias=True)
-    assert len(asked) == 3, "a bias is another way"
+    assert len(products) == 3, "a bias is another way"
     run(8, bias=True)
-    assert len(asked) == 4
+    assert len(products) == 4
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -114,7 +114,7 @@ def test_without_the_comparison_a_wrong_schedule_is_used(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("small")
 def test_a_schedule_that_cannot_be_compared_now_is_not_used(
-    asked: list[tuple[int, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    products: list[tuple[int, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without memory for the comparison the reference serves, and the warning appears once."""
 
@@ -126,7 +126,7 @@ def test_a_schedule_that_cannot_be_compared_now_is_not_used(
         run(8)
         monkeypatch.setattr(first_use, "_compare", lambda *args: pytest.fail("asked once"))
         run(8)
-    assert asked == [(8, matmul.REFERENCE)] * 2 and not first_use._compared and not first_use._known
+    assert products == [(8, matmul.REFERENCE)] * 2 and not first_use._compared and not first_use._known
     assert caplog.text.count("no memory to compare") == 1
 
 

@@ -23,12 +23,14 @@ def rows(n: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("n", "vocab"), [(0, 7), (3, 0), (1, 1), (2, 511), (5, 513), (3, 4099)])
 def test_bits_of_the_torch_ops(n: int, vocab: int) -> None:
+    """The kernel's noise has the bytes of `sampling.gumbel_noise`, which is made of torch ops."""
     keys, positions = rows(n)
     noise = gumbel.gumbel_noise(keys.to(DEVICE), positions.to(DEVICE), vocab)
     assert_bitwise_equal(noise, sampling.gumbel_noise(keys, positions, vocab))
 
 
 def test_against_float64() -> None:
+    """The noise is within 1e-14 of float64, and that of another position is not."""
     keys, positions = (x.to(DEVICE) for x in rows(5))
     truth = reference.gumbel_noise(keys, positions, 513)
     error = (gumbel.gumbel_noise(keys, positions, 513) - truth).abs()
@@ -37,6 +39,7 @@ def test_against_float64() -> None:
 
 
 def test_noise_is_gumbels() -> None:
+    """The noise has the Gumbel distribution's mean and variance, and two keys' noise does not correlate."""
     keys, positions = (x.to(DEVICE) for x in rows(2))
     noise = gumbel.gumbel_noise(keys, positions, 20011)
     assert (noise.mean(1) - 0.5772).abs().max() < 0.04 and (noise.var(1) - 1.6449).abs().max() < 0.1

@@ -75,6 +75,7 @@ def test_strided_pools_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rounds_to_the_pools_dtype() -> None:
+    """Values of another dtype are rounded to the pool's as the reference rounds them."""
     k, v = new_kv(3, 2, 64, torch.float32)
     stored = torch.zeros(2, 1, 16, 2, 64, dtype=torch.float16, device=DEVICE)
     slots = torch.tensor([5, 0, 15], device=DEVICE)

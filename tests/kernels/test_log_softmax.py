@@ -33,6 +33,7 @@ def test_the_contracts_bits_under_every_schedule(dtype: torch.dtype, columns: in
 
 
 def test_other_chunks_give_other_bits() -> None:
+    """CHUNK is arithmetic: another chunk, or columns moved to other chunks, gives other bytes."""
     x = randn(32, 9001) * 8  # l is 1 to 2, where log(l) changes with l's last bits
     assert count_differing(contract.log_softmax(x, 1000), log_softmax(x)) > 0
     moved = torch.cat((x[:, CHUNK:], x[:, :CHUNK]), 1)  # the same numbers in other chunks
@@ -44,6 +45,7 @@ def test_other_chunks_give_other_bits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [0.1, 30.0])
 def test_against_float64(dtype: torch.dtype, columns: int, scale: float) -> None:
+    """log_softmax is within its roundings of float64."""
     x = (randn(3, columns) * scale).to(dtype)
     truth = reference.log_softmax(x)
     error = (log_softmax(x) - truth).abs()
@@ -70,6 +72,7 @@ def test_a_chunk_of_minus_infinity_changes_nothing() -> None:
 @pytest.mark.parametrize("columns", [65, 4500])
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
 def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
+    """A row has the same bytes alone, in any place and under any schedule."""
     x = (randn(11, columns) * 4).to(dtype)
     whole = log_softmax(x)
     for start, end in [(0, 1), (10, 11), (3, 8)]:
@@ -81,6 +84,7 @@ def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns:
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_any_dim_and_strides(dim: int) -> None:
+    """Any dimension of a strided tensor has the bytes of the last dimension of a contiguous one."""
     x = randn(5, 7, 9)[1:, ::2].transpose(0, 2)
     out = log_softmax(x, dim)
     assert out.is_contiguous() and out.shape == x.shape
@@ -89,6 +93,7 @@ def test_any_dim_and_strides(dim: int) -> None:
 
 
 def test_misaligned_rows() -> None:
+    """Rows that start or end off an alignment have the bytes of a contiguous copy."""
     x = randn(4, 4102, dtype=torch.float16)
     for view in (x[:, 1:], x[:, 2:4099], x[1::2, 3:70]):
         assert_bitwise_equal(log_softmax(view), log_softmax(view.contiguous()))
@@ -96,7 +101,7 @@ def test_misaligned_rows() -> None:
 
 @pytest.mark.parametrize("columns", [65, 5000])
 def test_edges(columns: int) -> None:
-    """Rows with NaN or without a finite number are NaN, and their greedy id is out of range; huge numbers are right."""
+    """Rows with NaN or +inf, or of -inf only, are NaN, and their greedy id is out of range; huge numbers are right."""
     x = randn(8, columns)
     x[0], x[1, 64], x[2, columns - 1], x[3, 0] = -torch.inf, torch.inf, torch.nan, -torch.nan
     x[4], x[5] = 1e38, -3e38
@@ -114,6 +119,7 @@ def test_edges(columns: int) -> None:
 
 
 def test_empty_scalar_and_refused() -> None:
+    """Empty tensors and scalars work; float64, and read_out of float16, are a ValueError."""
     assert log_softmax(torch.empty(0, 9, device=DEVICE)).shape == (0, 9)
     assert log_softmax(torch.empty(3, 0, device=DEVICE)).shape == (3, 0)
     assert log_softmax(torch.tensor(3.0, device=DEVICE)).item() == 0
@@ -137,6 +143,7 @@ def test_read_out_gives_what_log_softmax_gives(columns: int, count: int) -> None
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 65, 4095, 4096, 4097, 9001])
 def test_read_out_of_one_column_a_row(columns: int) -> None:
+    """Without row numbers read_out takes one column per row, and refuses another number of columns."""
     x = randn(5, columns) * 4
     x[1] = 0.5
     x[2] = -torch.inf
@@ -200,6 +207,7 @@ def test_a_whole_vocabulary(rows: int, columns: int, dtype: torch.dtype) -> None
 
 @pytest.mark.gpu
 def test_offsets_beyond_2_to_the_31() -> None:
+    """The last rows of a tensor of more than 2^31 elements have the bytes of a small tensor."""
     columns = 151936
     x = torch.zeros((1 << 31) // columns + 3, columns, dtype=torch.float32, device=DEVICE)
     x[-3:] = randn(3, columns)

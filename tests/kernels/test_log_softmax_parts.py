@@ -60,12 +60,14 @@ def test_ties_across_devices_go_to_the_lowest_id() -> None:
 
 
 def test_borders_inside_a_chunk_would_give_other_bits() -> None:
+    """Devices must split columns between chunks: a split inside a chunk gives other bytes."""
     x = randn(32, 9001) * 8
     all_rows, greedy = torch.arange(32, device=DEVICE), torch.full((32,), -1, device=DEVICE)
     assert count_differing(merged(x, all_rows, greedy, 2, block=1000)[1], read_out(x, all_rows, greedy)[1]) > 0
 
 
 def test_no_rows_and_nothing_wanted() -> None:
+    """Without rows everything is empty; without requested columns the greedy ids are still there."""
     x, none = randn(2, 5000), torch.empty(0, dtype=torch.int64, device=DEVICE)
     assert merged(x[:0], None, none, 2)[0].shape == (0,)
     greedy, logprobs = merged(x, none, none, 2)

@@ -108,6 +108,7 @@ def test_one_rounding_after_the_bias_unless_asked(dtype: torch.dtype) -> None:
 
 
 def test_reference_agrees() -> None:
+    """linear is close to float64, as computed here and by `reference`."""
     x, weight, bias = (
         random(3, 5, dtype=torch.float32),
         random(7, 5, dtype=torch.float32),
@@ -189,6 +190,7 @@ def test_linear_is_matmul_by_the_transpose(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_empty(dtype: torch.dtype) -> None:
+    """Products without rows or columns are empty, and sums of no terms are 0 or the bias."""
     bias = random(4, dtype=dtype)
     assert matmul(random(0, 3, dtype=dtype), random(3, 4, dtype=dtype), bias).shape == (0, 4)
     assert matmul(random(2, 3, dtype=dtype), random(3, 0, dtype=dtype)).shape == (2, 0)
@@ -227,6 +229,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_alone_and_anywhere(dtype: torch.dtype) -> None:
+    """A row has the same bytes alone and in any place of the batch."""
     a, weight = movable(35, 72, dtype=dtype), movable(48, 72, dtype=dtype, seed=1)
     order = torch.randperm(35, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     for schedule in [*POINTERS, *([] if dtype == torch.float32 else DESCRIPTORS)]:
@@ -265,6 +268,7 @@ def test_every_schedule_gives_the_same_bytes(n: int, k: int, dtype: torch.dtype,
 
 @pytest.mark.gpu
 def test_the_float32_chain_is_a_loop_of_fused_multiply_adds() -> None:
+    """A float32 product adds its K terms one by one, each by a fused multiply-add."""
     a, b = random(4, 300, dtype=torch.float32), random(300, 5, dtype=torch.float32, seed=1)
     left, right = a.cpu().double(), b.cpu().double()
     chain = torch.zeros(4, 5, dtype=torch.float64)
@@ -283,6 +287,7 @@ def test_inverse_cublas_changes_bits_with_the_number_of_rows() -> None:
 
 @pytest.mark.gpu
 def test_beyond_2_to_the_31_elements() -> None:
+    """Outputs and operands of more than 2^31 elements give the bytes of small ones."""
     bf16 = torch.bfloat16
     if torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GiB of GPU memory")

@@ -67,6 +67,7 @@ def fresh_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 @pytest.mark.usefixtures("fresh_table")
 def test_cublaslt_serves_what_was_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLASLt serves numbers of rows and shapes without a tuned tile, unless its bucket is excluded."""
     bf16, tuned = torch.bfloat16, Schedule("tma", 64, 64, 64, 4, 3)
 
     def chosen(m: int, n: int, dtype: torch.dtype = bf16, gpu: str = "GPU X") -> Schedule:
@@ -96,6 +97,7 @@ def test_choice_takes_the_row_the_nearest_row_or_the_heuristic() -> None:
 
 
 def test_the_heuristic_fits_every_gpu_and_shape() -> None:
+    """The heuristic's tiles fit into shared memory, and need descriptors only where they are allowed."""
     for dtype in DTYPES:
         size = dtype.itemsize
         for m in (1, 17, 33, 65, 129, 300, 8192):
@@ -108,6 +110,7 @@ def test_the_heuristic_fits_every_gpu_and_shape() -> None:
 
 
 def test_the_committed_table_is_sound() -> None:
+    """Every schedule of the shipped table is one of the tuner's candidates for its bucket."""
     for gpu in json.loads(matmul_schedules.TABLE.read_text()):
         for (n, k), row in matmul_schedules._tuned(gpu).items():
             assert n > 0 and k > 0 and set(row) <= set(BUCKETS)
@@ -127,6 +130,7 @@ def test_candidates_are_few_and_distinct() -> None:
 
 
 def test_shapes_of_the_models() -> None:
+    """The tuned shapes are those of the benched models' layers, each once."""
     sizes = {(s.n, s.k): s for s in shapes()}
     assert len(sizes) == len(shapes()) == 32
     assert sizes[6144, 4096].names == ("Qwen3-8B qkv_proj", "Llama-3.1-8B qkv_proj") and not sizes[6144, 4096].lm_head
@@ -134,6 +138,7 @@ def test_shapes_of_the_models() -> None:
 
 
 def test_the_table_is_extended_shape_by_shape(tmp_path: Path) -> None:
+    """`write_table` keeps other GPUs and shapes, sorts shapes, and writes a line for each."""
     small, large = (Shape(n, 64, False, ("x",)) for n in (96, 1024))
     path = tmp_path / "table.json"
     path.write_text("{}\n")

@@ -26,6 +26,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 @pytest.mark.parametrize("columns", [1, 7, 63, 65, 577, 4097, 16384, 16385, 50000])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_against_float64(dtype: torch.dtype, columns: int) -> None:
+    """mean is within its grid and its roundings of float64."""
     x = randn(3, columns, dtype=dtype)
     x[1] = x[1].abs()  # in this row no terms cancel
     truth = reference.mean(x, -1)
@@ -61,6 +62,7 @@ def test_order_inside_a_part_cannot_matter(columns: int) -> None:
 
 
 def test_parts_are_added_in_order() -> None:
+    """Parts of 16,384 columns are each rounded to float32, and added from first to last."""
     x = randn(5, 40000, seed=3)
     parts = [part.double() for part in x.split(16384, 1)]
     total = torch.zeros(5, device=DEVICE)
@@ -73,6 +75,7 @@ def test_parts_are_added_in_order() -> None:
 @pytest.mark.parametrize("columns", [65, 577, 17000])
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
 def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
+    """A row has the same bytes alone, in any layout and under any schedule."""
     x = randn(9, columns, dtype=dtype)
     whole = mean(x, 1)
     for start, end in [(0, 1), (8, 9), (3, 7)]:
@@ -103,6 +106,7 @@ def test_edges() -> None:
 
 @pytest.mark.gpu
 def test_offsets_beyond_2_to_the_31() -> None:
+    """The last rows of a tensor of more than 2^31 elements have the bytes of a small tensor."""
     x = torch.zeros((1 << 31) // 4096 + 3, 4096, dtype=torch.bfloat16, device=DEVICE)
     x[-3:] = randn(3, 4096, dtype=torch.bfloat16)
     assert_bitwise_equal(mean(x, 1)[-3:], mean(x[-3:].clone(), 1))

@@ -13,6 +13,7 @@ from tests.kernels.softmax_contract import DEVICE
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (1, 129), (5, 64), (17, 131)])
 def test_every_slot_has_all_columns_side_by_side(rows: int, columns: int, size: int) -> None:
+    """After every turn each rank's memory holds all ranks' columns in order, and nothing is written past them."""
     sources = [torch.arange(rows * (columns + 3)).view(rows, -1)[:, :columns].to(DEVICE) * (r + 1) for r in range(size)]
     slots = torch.full((size, rows * size * columns + 5), -7, device=DEVICE)
     flags = torch.zeros(size, size, dtype=torch.int32, device=DEVICE)

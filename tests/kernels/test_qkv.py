@@ -199,6 +199,7 @@ def test_extreme_magnitudes() -> None:
 
 @pytest.mark.gpu
 def test_pools_beyond_two_to_the_31_elements() -> None:
+    """Slots of pools of more than 2^31 elements have the three kernels' bytes."""
     s = step(5, 32, 8, 128, 64, torch.bfloat16, norm=True)
     pages = 2**15 + 1
     if torch.cuda.mem_get_info()[0] < 20 * pages * 64 * 8 * 128:

@@ -106,9 +106,9 @@ def test_rows_repeated_with_other_operands() -> None:
     """Repeats of row kernels with other operands have the bytes of first launches."""
     for seed in range(3):
         x, residual, weight = randn(33, 576, seed=seed), randn(33, 576, seed=seed + 10), randn(576, seed=seed + 20)
-        for ours, schedule in (((x, residual), (1, 2)), ((residual, x), (4, 8))):
-            expected = rms_norm.add_rms_norm(*ours, weight, 1e-6, _schedule=schedule)
-            for actual, wanted in zip(rms_norm.add_rms_norm(*ours, weight, 1e-6), expected, strict=True):
+        for operands, schedule in (((x, residual), (1, 2)), ((residual, x), (4, 8))):
+            expected = rms_norm.add_rms_norm(*operands, weight, 1e-6, _schedule=schedule)
+            for actual, wanted in zip(rms_norm.add_rms_norm(*operands, weight, 1e-6), expected, strict=True):
                 assert_bitwise_equal(actual, wanted)
         strided = randn(33, 2 * 600, seed=seed)[:, :1152]
         assert_bitwise_equal(activation.silu_and_mul(strided), activation.silu_and_mul(strided.clone()))
@@ -134,7 +134,7 @@ def test_a_layer_repeats_the_layer_before(lens: list[tuple[int, int]]) -> None:
 
 @pytest.mark.gpu
 def test_every_variant_on_this_triton_goes_by_the_driver() -> None:
-    """The driver launches every kernel of this file's tests: with pointers, with tensor maps, and fused ones."""
+    """The driver launches every kernel that this file's tests launched before: with pointers, tensor maps, or fused."""
     matmul.linear(randn(300, 576, seed=0), randn(1536, 576, seed=1))
     by_triton = [variant.compiled.name for variant in launch._variants.values() if variant.direct is None]
     assert launch._variants and not by_triton

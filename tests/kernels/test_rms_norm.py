@@ -67,6 +67,7 @@ def kernel_variance(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rounds_where_eager_code_rounds(dtype: torch.dtype, hidden: int) -> None:
+    """Given the kernel's variance, the norm, with and without the residual, has the bytes of eager code."""
     x, residual = randn(5, hidden, dtype=dtype), randn(5, hidden, dtype=dtype, seed=1)
     weight = randn(hidden, dtype=dtype, seed=2) * 30  # K-norm weights reach 96
     assert_bitwise_equal(rms_norm(x, weight, EPS), eager(x, weight, kernel_variance(x)))
@@ -77,6 +78,7 @@ def test_rounds_where_eager_code_rounds(dtype: torch.dtype, hidden: int) -> None
 
 @pytest.mark.parametrize("hidden", [65, 577])
 def test_other_rounding_points_give_other_bits(hidden: int) -> None:
+    """A weight multiplied before the rounding, or a residual sum left unrounded, gives other bytes."""
     x, residual = randn(5, hidden, dtype=torch.float16), randn(5, hidden, dtype=torch.float16, seed=1)
     weight = randn(hidden, dtype=torch.float16, seed=2)
     rstd = torch.rsqrt(kernel_variance(x) + EPS)[:, None]
@@ -91,6 +93,7 @@ def test_other_rounding_points_give_other_bits(hidden: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [2.0**-8, 1.0, 2.0**8])
 def test_against_float64(dtype: torch.dtype, hidden: int, scale: float) -> None:
+    """The norm is within its roundings of float64."""
     x = randn(4, hidden, dtype=dtype) * scale
     x[1, hidden // 2] = 100 * scale
     x[2] = 0
@@ -102,6 +105,7 @@ def test_against_float64(dtype: torch.dtype, hidden: int, scale: float) -> None:
 
 
 def test_rows_alone_and_anywhere() -> None:
+    """A row has the same bytes alone and in any place of the batch."""
     x, weight = randn(37, 65), randn(65, seed=2)
     whole = rms_norm(x, weight, EPS)
     for start, end in [(0, 1), (36, 37), (5, 9), (31, 37)]:
@@ -142,12 +146,13 @@ def test_schedule_cannot_matter(dtype: torch.dtype, hidden: int) -> None:
     whole, fused = rms_norm(x, weight, EPS), add_rms_norm(x, residual, weight, EPS)
     for schedule in [(1, 1), (2, 8), (4, 2), (8, 16)][: 4 if CUDA else 2]:
         assert_bitwise_equal(rms_norm(x, weight, EPS, _schedule=schedule), whole)
-        for ours, expected in zip(add_rms_norm(x, residual, weight, EPS, _schedule=schedule), fused, strict=True):
-            assert_bitwise_equal(ours, expected)
+        for actual, expected in zip(add_rms_norm(x, residual, weight, EPS, _schedule=schedule), fused, strict=True):
+            assert_bitwise_equal(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16])
 def test_views_of_a_merged_qkv(dtype: torch.dtype) -> None:
+    """Views of a merged qkv tensor have the bytes of contiguous copies, with the residual, too."""
     tokens, heads, dim = 9, 3, 64
     merged = randn(tokens, (heads + 2) * dim + 8, dtype=dtype)
     weight = randn(dim, dtype=dtype, seed=2)
@@ -162,6 +167,7 @@ def test_views_of_a_merged_qkv(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BFLOAT16])
 def test_misaligned_and_strided_inputs(dtype: torch.dtype) -> None:
+    """Misaligned and strided views have the bytes of contiguous copies."""
     x, weight = randn(6, 129, dtype=dtype), randn(130, dtype=dtype, seed=2)
     for view, scale in [
         (x[:, 1:], weight[2:]),
@@ -192,6 +198,7 @@ def test_edges() -> None:
 
 
 def test_what_is_refused() -> None:
+    """A weight of another dtype or size, shapes that differ, and rows that are too long are a ValueError."""
     x, weight = randn(2, 8), randn(8)
     with pytest.raises(ValueError, match="needs a weight"):
         rms_norm(x, weight.half(), EPS)
@@ -228,6 +235,7 @@ def test_transformers_own_bytes_where_its_mean_is_ours(hidden: int) -> None:
 
 @pytest.mark.gpu
 def test_offsets_beyond_2_to_the_31() -> None:
+    """The last rows of a tensor of more than 2^31 elements have the bytes of a small tensor."""
     rows, hidden = (1 << 31) // 4096 + 3, 4096
     x = torch.zeros(rows, hidden, dtype=torch.bfloat16, device=DEVICE)
     weight = randn(hidden, dtype=torch.bfloat16)

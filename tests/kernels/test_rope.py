@@ -32,6 +32,7 @@ def eager(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_of_transformers(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """The rotation has the bytes of transformers' eager function."""
     x, cos, sin = inputs(*shape, dtype)
     assert_bitwise_equal(rope.rope(x, cos, sin), eager(x, cos, sin))
 
@@ -89,6 +90,7 @@ def test_tile_shape_covers_a_head() -> None:
 
 @pytest.mark.gpu
 def test_beyond_two_to_the_31_elements() -> None:
+    """The last rows of a tensor of more than 2^31 elements are right, and the others stay zero."""
     tokens, heads, head_dim = 2**19 + 3, 32, 128
     if torch.cuda.mem_get_info()[0] < 5 * tokens * heads * head_dim:
         pytest.skip("needs 11 GB of GPU memory")

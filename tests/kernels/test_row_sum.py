@@ -76,7 +76,7 @@ def test_mean_square_against_float64(columns: int, scale: float) -> None:
 
 
 def test_extremes() -> None:
-    """Mean squares under- and overflow as float32's do; infinities and NaN give NaN; row exponents are the largest."""
+    """Mean squares under- and overflow as float32's do; infinity gives NaN; exponents are the rows' largest."""
     x = torch.tensor(
         [[1e-45, 0.0], [3e38, 3e38], [1e19, 1.0], [0.0, -0.0], [torch.inf, 1], [1, torch.nan], [-1e-20, 0]]
     )
@@ -123,11 +123,12 @@ def test_schedule_cannot_matter() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", [64, 577, 4096])
 def test_layouts_change_a_float_sum_and_not_ours(columns: int) -> None:
+    """Numbers of rows and warps per program change Triton's float sums, and no byte of ours."""
     x = randn(256, columns)
     whole, float_sum, _ = mean_square(x)
     differing = 0
     for rows, warps in [(1, 1), (1, 8), (4, 2), (8, 4), (2, 16)]:
-        ours, floats, _ = mean_square(x, rows, warps)
-        assert_bitwise_equal(ours, whole)
+        means, floats, _ = mean_square(x, rows, warps)
+        assert_bitwise_equal(means, whole)
         differing += count_differing(floats, float_sum)
     assert differing > 0

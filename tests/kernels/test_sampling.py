@@ -56,6 +56,7 @@ def draw(logprobs, temperature=1.0, top_k=0, top_p=1.0, keys=None, positions=Non
 
 
 def test_samples_follow_the_distribution(device):
+    """20,000 samples have the probabilities' shares, within four standard deviations."""
     p = torch.tensor([0.5, 0.25, 0.125, 0.125], device=device)
     n = 20000
     counts = torch.bincount(draw(p.log().expand(n, -1)), minlength=4) / n
@@ -63,6 +64,7 @@ def test_samples_follow_the_distribution(device):
 
 
 def test_temperature_sharpens(device):
+    """Tokens' shares follow the softmax of the logprobs divided by the temperature."""
     p = torch.tensor([0.6, 0.4], device=device).log()
     for temperature in (0.25, 4.0):
         share = draw(p.expand(5000, -1), temperature=temperature).eq(0).double().mean()
@@ -147,6 +149,7 @@ def test_settings_on_the_host_cost_no_synchronisation(top_k):
 
 
 def test_key_and_position_change_the_sample(device):
+    """Equal keys and positions give equal tokens; another key, or another position, gives others."""
     logprobs = torch.zeros(1, 1009, device=device).expand(64, -1).log_softmax(-1)
     zero, distinct = torch.zeros(64, dtype=torch.int64, device=device), torch.arange(64, device=device)
     assert draw(logprobs, keys=zero).unique().numel() == 1

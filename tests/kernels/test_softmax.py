@@ -33,6 +33,7 @@ def test_the_contracts_bits_under_every_schedule(dtype: torch.dtype, columns: in
 
 
 def test_other_chunks_give_other_bits() -> None:
+    """CHUNK is arithmetic: another chunk gives other bytes."""
     x = randn(8, 9001)
     assert count_differing(contract.softmax(x, 1000), softmax(x)) > 0
 
@@ -41,6 +42,7 @@ def test_other_chunks_give_other_bits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [0.1, 20.0])
 def test_against_float64(dtype: torch.dtype, columns: int, scale: float) -> None:
+    """softmax is within its roundings of float64."""
     x = (randn(3, columns) * scale).to(dtype)
     truth = reference.softmax(x)
     below = x.double().amax(1, keepdim=True) - x.double()  # exp carries over the rounding of z - M
@@ -74,6 +76,7 @@ def test_order_inside_a_chunk_cannot_matter() -> None:
 @pytest.mark.parametrize("columns", [65, 4500])
 @pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16])
 def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
+    """A row has the same bytes alone, in any place and under any schedule."""
     x = (randn(11, columns) * 4).to(dtype)
     whole = softmax(x)
     for start, end in [(0, 1), (10, 11), (3, 8)]:
@@ -84,6 +87,7 @@ def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns:
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_any_dim_strides_and_alignment(dim: int) -> None:
+    """Any dimension of a strided, misaligned tensor has the bytes of the last one of a contiguous tensor."""
     x = randn(5, 7, 9)[1:, ::2, 1:].transpose(0, 2)
     out = softmax(x, dim)
     assert out.is_contiguous() and out.shape == x.shape
@@ -93,7 +97,7 @@ def test_any_dim_strides_and_alignment(dim: int) -> None:
 
 @pytest.mark.parametrize("columns", [65, 5000])
 def test_edges(columns: int) -> None:
-    """Rows with NaN or without a finite number are NaN; huge numbers are right; integers are refused."""
+    """Rows with NaN or +inf, or of -inf only, are NaN; huge numbers are right; integers are refused."""
     x = randn(7, columns)
     x[0], x[1, 64], x[2, columns - 1], x[3, 0] = -torch.inf, torch.inf, torch.nan, -torch.nan
     x[4], x[5, 1:] = 1e38, -torch.inf

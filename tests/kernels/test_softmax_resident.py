@@ -44,12 +44,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(softmax, "GLUON", True)
     softmax_resident._programs.cache_clear()
 
-    def be(properties: dict[str, int], capability: tuple[int, int]) -> None:
+    def pretend_to_be(properties: dict[str, int], capability: tuple[int, int]) -> None:
         gpu = SimpleNamespace(max_threads_per_multi_processor=1536, **properties)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
-    yield be
+    yield pretend_to_be
     softmax_resident._programs.cache_clear()
 
 
@@ -106,6 +106,7 @@ def test_on_several_streams_and_in_a_graph() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("chunks", [2, 3, 31, 32, 33, 64, 65, 255, softmax_resident.MAX_CHUNKS])
 def test_any_number_of_chunks(chunks: int) -> None:
+    """Rows of any number of chunks up to the most, full or not, have the contract's bytes."""
     for columns in (chunks * CHUNK - CHUNK + 1, chunks * CHUNK):
         x = torch.randn(37, columns, device="cuda") * 4
         x[1, : columns // 2] = -torch.inf

@@ -33,6 +33,7 @@ def fake_loglikelihood(context: str, continuation: str) -> tuple[float, bool]:
 
 
 def fake_chat(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """Renders messages by the made-up model's chat template."""
     return "".join(f"<{m['role']}>{m['content']}</>" for m in messages) + "<assistant>" * add_generation_prompt
 
 

@@ -99,7 +99,7 @@ EXACT, FLOAT32, BF16 = ("exact", torch.float32), ("fast", torch.float32), ("fast
 def assert_exact_is_closer(checkpoint: Checkpoint, ids: list[int]) -> None:
     """Asserts that `exact` has about half the error of float32.
 
-    float64 inside every op would give a third to a fifth, if each op's output were not rounded to float32."""
+    Even plain float64 inside every op would leave a third to a fifth, because each op's output is a float32."""
     exact, float32, bf16 = errors(checkpoint, ids, EXACT, FLOAT32, BF16)
     assert exact[0] < 0.6 * float32[0] and exact[1] < 0.75 * float32[1]
     assert bf16[0] > 100 * float32[0]  # the errors do measure roundings

@@ -122,6 +122,8 @@ def test_a_shipped_group_has_lm_eval_s_tasks(name: str) -> None:
 
 
 def test_mgsm_s_groups_are_lm_eval_s_tags() -> None:
+    """Our MGSM groups have the tasks that lm-eval's tags have."""
+
     def tagged(tag: str) -> set[str]:
         """Returns the tag's tasks in lm-eval's folder mgsm/, as Spanish Bench puts a task of its own under a tag."""
         entries = task_manager().task_index.items()

@@ -188,7 +188,7 @@ ROW = {"key": 1, "prompt": "Say so.", "instruction_id_list": ["punctuation:no_co
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"kwargs": []}, "it has 1 instructions and arguments for 0"),
         ({"instruction_id_list": ["punctuation:none"]}, "'punctuation:none' is none that lm-eval checks"),
@@ -199,12 +199,12 @@ ROW = {"key": 1, "prompt": "Say so.", "instruction_id_list": ["punctuation:no_co
         ({"kwargs": None}, "has no 'kwargs'"),
     ],
 )
-def test_rows_that_cannot_be_scored(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_scored(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     """A row whose instructions cannot be checked is named, with the reason, when the task is loaded."""
     with pytest.raises(ConfigError) as error:
         task_over(write_rows(tmp_path, [ROW, {**ROW, **changes}])).load()
     (problem,) = error.value.problems
-    assert "row 1" in problem and said in problem
+    assert "row 1" in problem and message in problem
 
 
 def test_what_is_missing_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

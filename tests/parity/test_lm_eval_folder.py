@@ -88,6 +88,7 @@ def test_other_exemplars_are_other_inputs(folders: dict[str, Path]) -> None:
 
 
 def test_baseline_and_gate(folders: dict[str, Path], tmp_path: Path) -> None:
+    """A baseline can be made of a run; the gate judges it by accuracy, and refuses bitwise, as there is no digest."""
     file = tmp_path / "baseline.json"
     assert call("baseline", str(folders["one"]), "-o", str(file)).code == 0
     same = call("gate", str(file), str(folders["again"]), "--policy", "accuracy")

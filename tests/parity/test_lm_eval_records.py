@@ -146,6 +146,7 @@ def test_gate_report_and_explain(runs: Path, tmp_path: Path) -> None:
 
 
 def test_what_lies_beside_the_results(runs: Path) -> None:
+    """A run's folder of records has its files, rows, counts and identity, and the results name it."""
     folder = records(runs / "one")
     assert {file.name for file in folder.iterdir()} == {"digest.txt", "manifest.json", "records.parquet", "tokens.json"}
     rows = read_records(folder / "records.parquet")
@@ -183,7 +184,7 @@ def remove_records(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (edit_response, "is not that of its records"),
         (edit_metric, "one of the two files was edited"),
@@ -191,13 +192,13 @@ def remove_records(run: Path) -> None:
         (remove_records, "missing, but the results name it"),
     ],
 )
-def test_damage_is_found(damage: Callable[[Path], None], said: str, runs: Path, tmp_path: Path) -> None:
+def test_damage_is_found(damage: Callable[[Path], None], message: str, runs: Path, tmp_path: Path) -> None:
     """A run whose files were edited or removed is refused, with a message that names the damage."""
     run = copied(runs / "one", tmp_path / "run")
     assert compared(run, runs / "one")[0].code == 0
     damage(run)
     outcome = call("compare", str(run), str(runs / "one"))
-    assert outcome.code == 2 and said in outcome.err
+    assert outcome.code == 2 and message in outcome.err
 
 
 def test_results_of_older_versions_name_no_records(runs: Path, tmp_path: Path) -> None:
@@ -214,6 +215,7 @@ def test_results_of_older_versions_name_no_records(runs: Path, tmp_path: Path) -
 
 
 def test_bad_usage_is_a_sentence(tasks: list[str], tmp_path: Path) -> None:
+    """Misspelt arguments and places that records cannot go to are refused with a sentence, before any record."""
     base = ["run", "--model", "evalengine", "--tasks", tasks[0], "--limit", "1", "--log_samples"]
     other = [*base, "--output_path", str(tmp_path / "a"), "--model_args", arguments(output_dir=tmp_path / "b")]
     unknown = [*base, "--output_path", str(tmp_path / "a"), "--model_args", arguments(max_num_seq=8, dtyp="float32")]

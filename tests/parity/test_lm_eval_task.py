@@ -84,8 +84,8 @@ def check(reference: dict[str, Any], name: str, task: Task, answered: Answered) 
         assert sample["target"] == task.target(doc)
         assert as_json(sample["filtered_resps"]) == as_json(task.filtered(doc, responses)[sample["filter"]])
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
-        ours = (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target)
-        assert ours == (sample["doc_hash"], sample["prompt_hash"], sample["target_hash"])
+        own_hashes = (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target)
+        assert own_hashes == (sample["doc_hash"], sample["prompt_hash"], sample["target_hash"])
     joined = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)
     assert task_hash(hashes[: len(answered)], len(task.filters)) == hashlib.sha256(joined.encode()).hexdigest()
     results = summarize(task, [task.process_results(doc, responses) for doc, _, responses in answered], ITERATIONS)
@@ -104,6 +104,7 @@ def check(reference: dict[str, Any], name: str, task: Task, answered: Answered) 
 def test_a_task_is_lm_eval_s(
     name: str, shots: int, chat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A task chosen as lm_eval/NAME has lm-eval's requests, hashes and results, with exemplars and chat, too."""
     folder = write_rows(name, tmp_path / "data")
     shots = 0 if name.startswith(NO_SHOTS) else shots
     arguments: dict[str, Any] = {"system_instruction": "Be brief." if chat else None, "fewshot_as_multiturn": True}
@@ -137,6 +138,7 @@ def mmlu_rows(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("shots", [0, 3])
 def test_a_group_is_lm_eval_s(shots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group chosen as lm_eval/NAME has lm-eval's tasks, metrics and standard errors."""
     subjects = mmlu_rows(tmp_path)
     config = composed(tmp_path, "task=lm_eval/mmlu_stem", f"task.num_fewshot={shots}")
     tasks = {name: (our_task(name, config),) for name in config.tasks}

@@ -104,6 +104,7 @@ def lm_eval_answers(task: Any, speak: Callable[[str], str]) -> dict[int, list[An
 
 @pytest.mark.parametrize(("name", "group"), MEMBERS, ids=[name for name, _ in MEMBERS])
 def test_a_member_is_lm_eval_s(name: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member's documents, requests, filtered answers and scores equal those of lm-eval's task."""
     rows, config = rows_for(name, group), outline(group).tasks[name]
     splits = {split: rows[8:] for split in (config.fewshot_split,) if split is not None}
     splits[config.split or ""] = rows[:10]  # some tasks have one split for documents and exemplars

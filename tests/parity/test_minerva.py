@@ -33,7 +33,7 @@ for module in ("lm_eval", "math_verify"):
 
 MATH500 = "minerva_math500"
 NAMES = [*outline("minerva_math").tasks, MATH500]
-ASKED = [
+CASES = [
     *({"name": name, "shots": 4, "chat": False} for name in NAMES),
     {"name": "minerva_math_algebra", "shots": 0, "chat": False},
     {"name": MATH500, "shots": 2, "chat": True},
@@ -65,11 +65,11 @@ def write_rows(folder: Path, name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def lm_eval_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """lm-eval's evaluations of all requests in ASKED, by their JSON."""
+    """lm-eval's evaluations of all CASES, by their JSON."""
     folder = tmp_path_factory.mktemp("theirs")
     for name in (MATH500, "subjects"):
         write_rows(folder / name, name)
-    (folder / "asked.json").write_text(json.dumps(ASKED))
+    (folder / "asked.json").write_text(json.dumps(CASES))
     command = [sys.executable, "-m", "tests.parity.minerva_theirs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -84,12 +84,12 @@ def our_task(name: str, files: dict[str, str], shots: int, **arguments: Any) -> 
 
 
 @pytest.mark.slow  # importing and indexing lm-eval in another process takes 20 seconds
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked['name']}-{asked['shots']}-{asked['chat']}")
-def test_a_subject_is_lm_eval_s(asked: dict[str, Any], lm_eval_results: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['name']}-{case['shots']}-{case['chat']}")
+def test_a_subject_is_lm_eval_s(case: dict[str, Any], lm_eval_results: dict[str, Any], tmp_path: Path) -> None:
     """Requests, hashes and results of a subject, or of MATH-500, equal lm-eval's, and some answers are right."""
-    name, result = asked["name"], lm_eval_results[json.dumps(asked)]
-    chat = fake_chat if asked["chat"] else None
-    task = our_task(name, write_rows(tmp_path / "ours", name), asked["shots"], chat=chat, fewshot_as_multiturn=True)
+    name, result = case["name"], lm_eval_results[json.dumps(case)]
+    chat = fake_chat if case["chat"] else None
+    task = our_task(name, write_rows(tmp_path / "ours", name), case["shots"], chat=chat, fewshot_as_multiturn=True)
     assert task.version == float(result["versions"][name])
     check_equal(result, name, task, answer_task(task, speak))
     num_right = sum(sample["math_verify"] for sample in result["samples"][name])

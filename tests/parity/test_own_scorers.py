@@ -41,6 +41,7 @@ def lm_eval_module(name: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
 def test_aime_s_answers_are_read_and_compared_as_lm_eval_does() -> None:
+    """20,000 random answers get lm-eval's verdicts, among them many that a plain comparison gets wrong."""
     reference, rng, right, naive = lm_eval_module("aime/utils.py"), random.Random(1), 0, 0
     for _ in range(20_000):
         text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(9)))
@@ -94,6 +95,7 @@ def _text(rng: random.Random) -> str:
 
 
 def test_drop_s_answers_are_scored_as_lm_eval_does() -> None:
+    """3,000 random rows have lm-eval's gold answers, exact matches and F1 scores."""
     reference, rng, exact, partial = lm_eval_module("drop/utils.py"), random.Random(1), 0, 0
     for _ in range(3_000):
         others = [_gold(rng) for _ in range(rng.randrange(3))]

@@ -71,12 +71,14 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def hf_tokens(model: PreTrainedModel, prompt: list[int], fields: dict[str, Any]) -> list[int]:
+    """Returns the new tokens of transformers' greedy `generate` with these generation settings."""
     config = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=EOS, pad_token_id=0, **fields)
     ids = torch.tensor([prompt])
     return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[0, len(prompt) :].tolist()
 
 
 def our_tokens(llm: LLM, fields: dict[str, Any]) -> list[list[int]]:
+    """Returns our greedy new tokens for every prompt, with the processors that these settings name."""
     params = SamplingParams(max_tokens=NEW, stop_token_ids=(EOS,), processors=from_fields(fields, VOCAB))
     return [output.token_ids for output in llm.generate(PROMPTS, params)]
 

@@ -50,6 +50,7 @@ def our_task(choice: str, name: str, files: dict[str, str], shots: int, **argume
 
 
 def speak(context: str) -> str:
+    """Returns the made-up model's answer, in one of the forms that the tasks' filters read, or in none."""
     rng = fake_rng(context)
     thing = rng.choice([*THINGS, context.split(" ")[-1]])
     forms = [
@@ -88,6 +89,7 @@ FEWER |= {"aime24": slice(1), "drop": slice(1, 3)}
     [(name, *form) for name in MAKERS for form in FORMS[FEWER.get(name, slice(None))]],
 )
 def test_a_shipped_task_is_lm_eval_s(name: str, shots: int, chat: bool, multiturn: bool, tmp_path: Path) -> None:
+    """Requests, targets, hashes, version and results of a shipped task equal those of lm-eval's task."""
     files = files_of(rows_of(name), tmp_path)
     system = "Be brief." if chat else None
     arguments: dict[str, Any] = {"fewshot_as_multiturn": multiturn, "system_instruction": system}
