@@ -1,6 +1,7 @@
 """Compiles the Gluon kernels, which needs no GPU: `python -m tests.kernels.compile_gluon prefill` (or `resident`).
 
-Prints JSON: a case each, with what the compiled code holds. A process of its own, as the tests' own Triton interprets.
+Prints a JSON list with the compiled code's figures, one object per case. This is a process of its own because Triton
+runs as an interpreter in the tests' process.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-PREFILLS = ((3, 64), (1, 64), (4, 128), (7, 128))  # query heads a KV head, head_dim
-RESIDENTS = (  # compute capability, dtype, whether rows are aligned, chunks
+PREFILLS = ((3, 64), (1, 64), (4, 128), (7, 128))  # (query heads per KV head, head_dim)
+RESIDENTS = (  # (compute capability, dtype, whether rows are aligned to 16 bytes, chunks per row)
     *((90, "fp32", True, 256), (90, "bf16", True, 38), (90, "fp32", False, 38), (90, "bf16", False, 13)),
     (80, "fp32", True, 38),
 )
 
 
 def compiled_elsewhere(which: str) -> list[dict[str, Any]]:
-    """What another process prints."""
+    """Returns the list that this program prints for `which` in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.kernels.compile_gluon", which]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -43,7 +44,7 @@ def _compile(
 
 
 def prefill(group: int, head_dim: int) -> dict[str, Any]:
-    """The Hopper prefill kernel, with pointers and strides (but the block table's) aligned to 16."""
+    """Compiles the Hopper prefill kernel; pointers and strides, except the block table's stride, are aligned to 16."""
     from evalengine.kernels.attention_hopper import STAGES
     from evalengine.kernels.attention_hopper_kernel import prefill_kernel
 
@@ -73,7 +74,7 @@ def prefill(group: int, head_dim: int) -> dict[str, Any]:
 
 
 def resident(arch: int, dtype: str, is_aligned: bool, chunks: int) -> dict[str, Any]:
-    """softmax's kernel for rows that stay on the chip."""
+    """Compiles the softmax kernel that keeps whole rows on the chip."""
     from evalengine.kernels.softmax_resident import REGISTERS, resident_kernel
 
     constants = {

@@ -1,6 +1,6 @@
-"""The workload of test_exact_isa: prints one SHA-256 per op (exact), and per plain torch op (stock).
+"""The workload of test_exact_isa: prints a SHA-256 for every exact op, and one for every plain torch op (`stock`).
 
-Run as a program under other instruction sets, libraries and thread counts: `python exact_workload.py [--no-mkldnn]`.
+The test runs it under other instruction sets, libraries and thread counts: `python exact_workload.py [--no-mkldnn]`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evalengine.invariant import set_batch_invariant_mode
 
 
 def exact_results() -> dict[str, list[Tensor]]:
-    """The kernels' own, and what the aten overrides make of plain torch."""
+    """Returns the exact kernels' results, and under "aten" those of torch code in batch-invariant mode."""
     overridden = []
     for m, n, k in PRODUCTS:
         with set_batch_invariant_mode():
@@ -25,6 +25,7 @@ def exact_results() -> dict[str, list[Tensor]]:
 
 
 def stock_results() -> dict[str, list[Tensor]]:
+    """Returns the results of torch's own ops, outside the mode."""
     x, weight = seeded(1, 37, 577), seeded(2, 300, 577)
     return {
         "mm": [x @ weight.t()],

@@ -1,4 +1,4 @@
-"""A ragged batch over a paged pool in shuffled pages, everything past a sequence's end NaN."""
+"""A ragged attention batch over a pool of shuffled pages, in which every slot past a sequence's end is NaN."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @dataclass
 class PagedBatch:
-    """Sequences of `lens`: (query_len, kv_len), decodes first."""
+    """Queries and a paged KV pool for the sequences of `lens`: (query_len, kv_len) each, decodes first.
+
+    `pages` lists each sequence's pages; q is [tokens, heads, head_dim], a cache [pages, page, kv_heads, head_dim].
+    """
 
     lens: list[tuple[int, int]]
     q: Tensor
@@ -30,6 +33,7 @@ class PagedBatch:
         cls, lens: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, page: int, dtype: torch.dtype,
         seed: int = 0, stale: float = float("nan"), spread: float = 1.0,
     ) -> PagedBatch:  # fmt: skip
+        """Draws normal numbers times `spread`; slots that no sequence uses hold `stale`."""
         generator = torch.Generator(DEVICE).manual_seed(seed)
 
         def randn(*shape: int) -> Tensor:
@@ -40,9 +44,9 @@ class PagedBatch:
         pages = [[order.pop() for _ in range(-(-kv // page))] for _, kv in lens]
         caches = torch.full((2, total, page, kv_heads, head_dim), stale, dtype=dtype, device=DEVICE)
         for (_, kv), table in zip(lens, pages, strict=True):
-            at = torch.arange(kv, device=DEVICE)
-            rows = torch.tensor(table, device=DEVICE)[at // page] if kv else at
-            caches[:, rows, at % page] = randn(2, kv, kv_heads, head_dim)
+            positions = torch.arange(kv, device=DEVICE)
+            rows = torch.tensor(table, device=DEVICE)[positions // page] if kv else positions
+            caches[:, rows, positions % page] = randn(2, kv, kv_heads, head_dim)
         metadata = AttentionMetadata.build(
             [n for n, _ in lens], [kv for _, kv in lens], pages, page, torch.device(DEVICE)
         )
@@ -53,7 +57,7 @@ class PagedBatch:
         return attention.paged_attention(self.q, self.k_cache, self.v_cache, self.metadata, self.scale, schedule)
 
     def part(self, which: list[tuple[int, int, int]]) -> PagedBatch:
-        """Other steps over the same KV: (sequence, first, last + 1) query positions, as batches of their own rows."""
+        """Returns a batch of the query positions `which`, each (sequence, first, last + 1), over the same KV pool."""
         starts = [0]
         for n, _ in self.lens:
             starts.append(starts[-1] + n)
@@ -69,7 +73,7 @@ class PagedBatch:
         )
 
     def truth(self) -> Tensor:
-        """float64, on the CPU."""
+        """Returns the float64 reference's output, computed on the CPU: [tokens, heads, head_dim]."""
         m = self.metadata
         k, v = (cache.double().nan_to_num(nan=0.0).cpu() for cache in (self.k_cache, self.v_cache))
         return reference.paged_attention(self.q.cpu(), k, v, m.block_table.cpu(), m.query_lens, m.kv_lens, self.scale)

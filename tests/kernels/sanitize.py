@@ -1,9 +1,9 @@
 """NVIDIA's compute-sanitizer over our kernels: `make sanitize`, on a machine with CUDA and its tools.
 
-Every workload is a process of its own under `memcheck`, `racecheck` (shared memory) and `synccheck`. What is found is
-told by kernel and by pair of source lines, and written as Markdown to the file that `-o` names. Beside ours stands a
-kernel of a few lines that only splits its warps by `gl.warp_specialize` and has no shared memory of its own: what is
-reported for it is the compiler's own code, and the same pairs of accesses are found in every kernel that splits.
+Every workload is a process of its own under `memcheck`, `racecheck` (shared memory) and `synccheck`. The report lists
+the findings by kernel and by pair of source lines, as Markdown in the file that `-o` names. Beside our kernels runs one
+of a few lines that only splits its warps by `gl.warp_specialize` and has no shared memory of its own: all that is
+reported for it is the compiler's own code, and every kernel that splits its warps has the same pairs of accesses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from evalengine.kernels import attention_hopper_kernel
 from evalengine.kernels.attention_hopper_kernel import thread_barrier
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-TIMEOUT = 280  # seconds a process
+TIMEOUT = 280  # seconds per process
 
 
 @gluon.jit
@@ -48,7 +48,7 @@ def split_in_two(out, rounds):
 
 @gluon.jit
 def split_in_three(out, rounds):
-    """As our prefill is split: of the single warp's group three warps stay idle."""
+    """Splits its warps as our prefill does: three warps of the single warp's group stay idle."""
     gl.warp_specialize(
         [(_writer, (out, rounds, 0, 4)), (_writer, (out, rounds, 1, 4)), (_writer, (out, rounds, 2, 1))],
         [4, 1],
@@ -75,7 +75,7 @@ def softmax() -> None:
 
 
 def decode() -> None:
-    """Split and merged, by block, and without a split."""
+    """Runs decode in its three forms: in chunks that are merged, block by block, and in one chunk."""
     from tests.kernels.paged_batch import PagedBatch
 
     for lens in ([(1, 1300)] * 40, [(1, 1300)], [(1, 70)] * 40):
@@ -144,33 +144,35 @@ _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (.*)")
 
 @dataclass(frozen=True)
 class Result:
+    """One tool's run over one workload."""
+
     tool: str
     workload: str
-    text: str  # what the tool printed
-    ended: bool  # by itself, without an error of the workload's own
+    text: str  # the tool's output
+    ended: bool  # whether the workload ended in time and without an error of its own
 
     @property
     def as_expected(self) -> bool:
-        """Nothing but hazards between two places of a kernel that are the compiler's (`_is_compilers`)."""
+        """Whether the tool reported nothing but hazards between two places of compiler-made code (`_is_compilers`)."""
         races = [line for line in self.text.splitlines() if _FIRST.search(line) or _SECOND.search(line)]
         clean = re.search(r"SUMMARY: 0 (errors|hazards)", self.text) is not None
         return self.ended and (clean or (bool(races) and all(map(_is_compilers, races))))
 
 
 def _is_compilers(line: str) -> bool:
-    """Whether an access lies at a kernel's first line, or where it splits its warps."""
-    found = _FIRST.search(line) or _SECOND.search(line)
-    assert found is not None
+    """Whether the access in the tool's line lies at a kernel's first line, or where the kernel splits its warps."""
+    match = _FIRST.search(line) or _SECOND.search(line)
+    assert match is not None
     sources = {"attention_hopper_kernel.py": Path(attention_hopper_kernel.__file__), "sanitize.py": Path(__file__)}
-    if found[3] not in sources:
+    if match[3] not in sources:
         return False
-    text = sources[found[3]].read_text(encoding="utf-8").splitlines()[int(found[4]) - 1].strip()
+    text = sources[match[3]].read_text(encoding="utf-8").splitlines()[int(match[4]) - 1].strip()
     return text.startswith(("def ", "@gluon.jit", "gl.warp_specialize("))
 
 
 def checked(tool: str, name: str) -> Result:
     command = ["compute-sanitizer", "--tool", tool, "--kernel-name-exclude", "kernel_substring=at::native"]
-    command += ["--report-api-errors", "no"]  # the launcher asks for a kernel's parameters until the driver says no
+    command += ["--report-api-errors", "no"]  # our launcher lists parameters until an error ends it
     command += [sys.executable, "-m", "tests.kernels.sanitize", "--run", name]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
     try:
@@ -181,16 +183,16 @@ def checked(tool: str, name: str) -> Result:
 
 
 def findings(text: str) -> list[str]:
-    """A line a kind of race; the tool's own last words where there is none."""
+    """Returns a line per pair of racing accesses, then the tool's summary (or the output's end, without a summary)."""
     pairs: Counter[str] = Counter()
     before = ""
     for line in text.splitlines():
-        if found := _FIRST.search(line):
-            before = f"{found[2]}: {found[1]} (line {found[4]})"
-        elif found := _SECOND.search(line):
-            pairs[f"{before} and {found[1]} (line {found[4]})"] += int(found[5])
-    said = _SUMMARY.findall(text)
-    last = said[-1] if said else " ".join(text.split())[-300:]
+        if match := _FIRST.search(line):
+            before = f"{match[2]}: {match[1]} (line {match[4]})"
+        elif match := _SECOND.search(line):
+            pairs[f"{before} and {match[1]} (line {match[4]})"] += int(match[5])
+    summaries = _SUMMARY.findall(text)
+    last = summaries[-1] if summaries else " ".join(text.split())[-300:]
     return [f"{pair}: {count} hazards" for pair, count in sorted(pairs.items())] + [last]
 
 

@@ -1,4 +1,4 @@
-"""NUMERICS.md's softmax and log_softmax written again, with NumPy or torch and float64, for the tests of both."""
+"""A second implementation of NUMERICS.md's softmax and log_softmax, in torch and NumPy: what the tests compare with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evalengine.kernels.softmax import Schedule
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 WALKS = [Schedule(), Schedule(rows=4, warps=8), Schedule(rows=2, warps=2)]
-SCHEDULES = [*WALKS, Schedule(resident=True)] if CUDA else WALKS  # the interpreter knows no Gluon
+SCHEDULES = [*WALKS, Schedule(resident=True)] if CUDA else WALKS  # Triton's interpreter cannot run Gluon kernels
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -19,7 +19,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 
 def _exp(x: Tensor) -> Tensor:
-    return x.exp() if CUDA else torch.from_numpy(np.exp(x.numpy()))  # NumPy's is the interpreter's
+    return x.exp() if CUDA else torch.from_numpy(np.exp(x.numpy()))  # Triton's interpreter calls NumPy's exp
 
 
 def _log(x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def _fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 
 def normalizer(x: Tensor, chunk: int = 4096) -> tuple[Tensor, Tensor]:
-    """float32 [n, V] of finite numbers and -inf -> M, l [n, 1]."""
+    """float32 [n, V] of finite numbers and -inf -> each row's maximum M and normalizer l, both [n, 1]."""
     m = torch.full((len(x), 1), -torch.inf, device=x.device)
     norm = torch.zeros_like(m)
     for z in x.split(chunk, 1):

@@ -1,4 +1,4 @@
-"""SiLU: the bytes of torch's CUDA kernels on the GPU; the same arithmetic up to exp's last ulp in the interpreter."""
+"""SiLU has the bytes of torch's CUDA kernels on a GPU; in the interpreter it is equal up to exp's last ulp."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bitwise import assert_bitwise_equal, count_differing
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
-IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's: overflow, infinity * 0
+IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of overflow and infinity * 0
 SHAPES = [(0, 64), (5, 0), (1, 1), (7, 3), (2, 1023), (3, 1025), (2, 1536)]
 
 
@@ -22,7 +22,7 @@ def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def assert_agrees(actual: Tensor, expected: Tensor) -> None:
-    """Bytes on CUDA (a NaN is a NaN); in the interpreter, whose exp and fma are not CUDA's, a few ulp."""
+    """Compares bytes on CUDA (any NaN equals any NaN), and to a few ulp in the interpreter: its exp and fma differ."""
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
     assert torch.equal(actual.isnan(), expected.isnan())
     if CUDA:
@@ -35,6 +35,7 @@ def assert_agrees(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_of_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """silu and silu_and_mul equal torch's, by `assert_agrees`."""
     tokens, width = shape
     gate_up = randn(tokens, 2 * width, dtype=dtype)
     gate, up = gate_up.chunk(2, -1)
@@ -45,7 +46,7 @@ def test_bytes_of_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
 @IGNORE_INTERPRETER
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 def test_every_input(dtype: torch.dtype) -> None:
-    """Every 16-bit number, infinities, NaN, subnormals and both zeros among them."""
+    """silu equals torch's on all 65,536 numbers of a 16-bit dtype: infinities, NaN and subnormals, too."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).to(DEVICE)
     assert_agrees(activation.silu(x), F.silu(x))
     up = randn(2**16, dtype=dtype)
@@ -55,6 +56,7 @@ def test_every_input(dtype: torch.dtype) -> None:
 
 @IGNORE_INTERPRETER
 def test_float32_edges() -> None:
+    """silu equals torch's on zeros, subnormals, infinities, NaN and where exp over- or underflows."""
     small, large = [0.0, -0.0, 1e-45, -1e-38, 1e-30], [-17.0, -87.5, -88.5, -89.0, -104.0, 3e38]
     x = torch.tensor([*small, *large, torch.inf, -torch.inf, torch.nan], device=DEVICE)
     assert_agrees(activation.silu(x), F.silu(x))
@@ -62,15 +64,16 @@ def test_float32_edges() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_accuracy(dtype: torch.dtype) -> None:
+    """silu_and_mul, which rounds twice, is within 1.5 eps of float64, relative to the result."""
     gate_up = randn(5, 2 * 131, dtype=dtype)
     truth = reference.silu_and_mul(gate_up)
     error = (activation.silu_and_mul(gate_up).double() - truth).abs()
-    assert (error <= 1.5 * torch.finfo(dtype).eps * truth.abs() + torch.finfo(dtype).tiny).all()  # two roundings
+    assert (error <= 1.5 * torch.finfo(dtype).eps * truth.abs() + torch.finfo(dtype).tiny).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 def test_rounding_points_matter(dtype: torch.dtype) -> None:
-    """silu left unrounded gives other bytes, so equality with eager code says something."""
+    """A silu that is not rounded before the product gives other bytes, so that equality with torch can fail."""
     gate_up = randn(5, 2 * 131, dtype=dtype)
     gate, up = gate_up.float().chunk(2, -1)
     assert count_differing((F.silu(gate) * up).to(dtype), activation.silu_and_mul(gate_up)) > 50
@@ -78,6 +81,7 @@ def test_rounding_points_matter(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides(dtype: torch.dtype) -> None:
+    """Slices and transposes give the bytes of contiguous copies."""
     wide = randn(5, 300, dtype=dtype)
     contiguous = activation.silu_and_mul(wide[:, 3:265].contiguous())
     assert_bitwise_equal(activation.silu_and_mul(wide[:, 3:265]), contiguous)
@@ -86,7 +90,7 @@ def test_strides(dtype: torch.dtype) -> None:
 
 
 def test_an_element_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any place in a row (torch's CPU silu has another tail), any neighbours, any block: the same bytes."""
+    """An element has the same bytes at any place in a row (unlike torch's CPU silu), with any neighbours and blocks."""
     gate_up = randn(3, 2 * 37, dtype=torch.float32)
     together = activation.silu_and_mul(gate_up)
     order = torch.randperm(37, generator=torch.Generator().manual_seed(1)).to(DEVICE)
@@ -105,6 +109,7 @@ def test_an_element_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.gpu
 def test_beyond_two_to_the_31_elements() -> None:
+    """The last row of a tensor of more than 2^31 elements is right, and no other row is written over."""
     tokens, width = 2**17 + 1, 2**14
     if torch.cuda.mem_get_info()[0] < 5 * tokens * width * 2:
         pytest.skip("needs 21 GB of GPU memory")

@@ -1,4 +1,4 @@
-"""`native` attention: right to a rounding, and the same bytes however its rows are tiled, split, paged or chunked."""
+"""`native` attention is right to a rounding, and has the same bytes however rows are tiled, split, paged or chunked."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE, Schedule
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.paged_batch import PagedBatch
 
-# Rows that pad a tile see stale slots; nobody reads them.
+# Rows that pad a tile read stale slots, which are NaN here; their results are never stored.
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
-# Relative to the largest output: one rounding of the result, p rounded to the KV dtype, and float32 chains.
+# Errors allowed, relative to the largest output: the result's rounding, p's to the KV dtype, and float32 sums.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 MIXED = [(1, 1), (1, 65), (1, 131), (7, 7), (5, 70), (64, 64), (3, 129)]
 
@@ -26,7 +26,7 @@ def assert_close(batch: PagedBatch, schedule: Schedule | None = None) -> None:
     assert (out - truth).abs().max() <= TOLERANCE[batch.q.dtype] * max(1.0, truth.abs().max().item())
 
 
-SMALL = [
+SMALL = [  # (dtype, heads, kv_heads, head_dim, page)
     (torch.float32, 4, 2, 16, 16),
     (torch.float16, 3, 3, 64, 64),
     (torch.float16, 6, 1, 48, 16),
@@ -36,16 +36,18 @@ SMALL = [
 
 @pytest.mark.parametrize(("dtype", "heads", "kv_heads", "head_dim", "page"), SMALL)
 def test_mixed_batch_against_float64(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page: int) -> None:
+    """Prefills and decodes in one batch are close to float64, for every dtype and shape in SMALL."""
     assert_close(PagedBatch.random(MIXED, heads, kv_heads, head_dim, page, dtype))
 
 
 @pytest.mark.parametrize("schedule", [REFERENCE, Schedule(32, 4, 2), Schedule(64, 4, 2, by_block=1 << 30)])
 def test_schedules_and_tensor_descriptors(schedule: Schedule) -> None:
+    """Large tiles by tensor descriptors, in several stages, are close to float64."""
     assert_close(PagedBatch.random([(1, 70), (70, 70)], 2, 1, 64, 64, torch.float16), schedule)
 
 
 def test_more_than_a_chunk() -> None:
-    """Two chunks, merged in registers (prefill) and by the second kernel (decode), beside a sequence with one."""
+    """Two chunks are merged in registers (prefill) and by the second kernel (decode), beside a one-chunk sequence."""
     batch = PagedBatch.random([(1, CHUNK + 3), (1, 5), (2, CHUNK + BLOCK + 1)], 2, 1, 16, 64, torch.float32)
     for by_block in (0, 1 << 30):
         assert_close(batch, Schedule(16, 4, 1, by_block=by_block))
@@ -54,7 +56,7 @@ def test_more_than_a_chunk() -> None:
 @pytest.mark.parametrize("by_block", [0, 1 << 30])
 @pytest.mark.parametrize("kv_len", [40, 64])
 def test_an_infinite_query_gives_nan_in_every_form(kv_len: int, by_block: int) -> None:
-    """Scores that are all -inf: no form may take the row for one that saw nothing and call it 0."""
+    """A row whose scores are all -inf gives NaN; no form may take it for a row without keys, whose output is 0."""
     for lens in ([(1, kv_len)], [(2, kv_len)]):
         batch = PagedBatch.random(lens, 2, 1, 16, 16, torch.float32)
         batch.k_cache[..., 0] = -batch.k_cache[..., 0].abs() - 1
@@ -64,6 +66,7 @@ def test_an_infinite_query_gives_nan_in_every_form(kv_len: int, by_block: int) -
 
 
 def test_a_schedule_whose_decode_is_excluded_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule with a form in `excluded` is never chosen, and the reference takes its place."""
     device = torch.cuda.current_device() if torch.cuda.is_available() else -1
     schedule = attention.choose(64, torch.float16, 64, 64, device)
     assert schedule != REFERENCE
@@ -74,11 +77,12 @@ def test_a_schedule_whose_decode_is_excluded_is_not_chosen(monkeypatch: pytest.M
 
 
 def test_nothing_to_do() -> None:
+    """A batch without queries gives an empty output."""
     batch = PagedBatch.random([(0, 3)], 2, 1, 16, 16, torch.float32)
     assert batch.run().shape == (0, 2, 16)
 
 
-def test_what_it_does_not_cover_is_refused() -> None:
+def test_uncovered_dtypes_and_head_dims_are_refused() -> None:
     batch = PagedBatch.random([(1, 3)], 2, 1, 16, 16, torch.float32)
     for change in ({"q": batch.q.double()}, {"q": batch.q[..., :8], "k_cache": batch.k_cache[..., :8]}):
         with pytest.raises(ValueError, match=r"attention takes"):
@@ -87,7 +91,7 @@ def test_what_it_does_not_cover_is_refused() -> None:
 
 # -- equal bytes, on the GPU ------------------------------------------------------------------------------------------
 
-FREE = [
+FREE = [  # schedules that must give the reference's bytes
     *(Schedule(m, w, s) for m, w, s in ((16, 4, 3), (16, 1, 2), (32, 4, 2), (32, 2, 3), (64, 4, 2), (64, 4, 3))),
     *(Schedule(m, w, s) for m, w, s in ((64, 8, 2), (128, 8, 2), (128, 4, 1))),
     Schedule(64, 4, 2, tma=False),
@@ -106,6 +110,7 @@ LONG = [(1, 1), (1, 1023), (1, 1024), (1, 1025), (1, 2500), (1, 777), (1500, 150
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
 def test_every_schedule_gives_the_same_bytes(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Every schedule that covers the shape has the reference schedule's bytes, and so has the one that is chosen."""
     batch = PagedBatch.random(LONG, heads, kv_heads, head_dim, 64, dtype, spread=2.0)
     assert_close(batch)
     expected = batch.run(REFERENCE)
@@ -122,7 +127,7 @@ def test_every_schedule_gives_the_same_bytes(heads: int, kv_heads: int, head_dim
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("page", [16, 64, 256, 48])
 def test_prefill_chunks_decode_and_pages_give_the_same_bytes(page: int, dtype: torch.dtype) -> None:
-    """Whole prompts, then the same rows in pieces that end anywhere, then each as a decode, on any page size."""
+    """Rows have the same bytes in whole prompts, in pieces that end anywhere, and as decodes, on any page size."""
     lens = [(1500, 1500), (777, 777), (64, 64), (1, 1), (2100, 2100)]
     first = PagedBatch.random(lens, 8, 2, 64, 64, dtype)
     whole = PagedBatch.random(lens, 8, 2, 64, page, dtype)
@@ -143,6 +148,7 @@ def test_prefill_chunks_decode_and_pages_give_the_same_bytes(page: int, dtype: t
 
 @pytest.mark.gpu
 def test_neighbours_and_stale_pages_change_nothing() -> None:
+    """A sequence has the same bytes alone and in a batch, whatever the unused slots hold."""
     lens = [(1, 1200), (300, 1300), (40, 40)]
     batch = PagedBatch.random(lens, 16, 8, 128, 64, torch.bfloat16)
     alone = [batch.part([(s, kv - n, kv)]).run() for s, (n, kv) in enumerate(lens)]
@@ -154,12 +160,12 @@ def test_neighbours_and_stale_pages_change_nothing() -> None:
 
 @pytest.mark.gpu
 def test_other_chunks_and_blocks_do_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inverse: CHUNK and BLOCK are arithmetic, and the comparison sees a change of it."""
+    """The comparison can fail: another CHUNK or BLOCK is other arithmetic, and gives other bytes."""
     batch = PagedBatch.random([(300, 1500)], 8, 2, 128, 64, torch.bfloat16)
     expected = batch.run()
     monkeypatch.setattr(attention, "CHUNK", 512)
-    batch.metadata.plans.clear()  # the launches of the run before
+    batch.metadata.plans.clear()  # the plans hold the first run's launches
     assert count_differing(batch.run(), expected) > 0
     monkeypatch.setattr(attention, "CHUNK", 1024)
-    monkeypatch.setattr(attention, "BLOCK", 32)  # which the Hopper form has of its own
+    monkeypatch.setattr(attention, "BLOCK", 32)  # the Hopper form does not read this BLOCK
     assert count_differing(batch.run(Schedule(64, 4, 2)), expected) > 0

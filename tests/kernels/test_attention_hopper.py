@@ -1,4 +1,4 @@
-"""The Hopper prefill form: what its compiled code must hold to, and its bytes while other processes use the GPU."""
+"""The Hopper prefill form: the limits on its compiled code, and its bytes while another process uses the GPU."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from evalengine.certify.busy import busy_neighbour
 from tests.kernels.compile_gluon import compiled_elsewhere
 from tests.kernels.paged_batch import PagedBatch
 
-SHARED_BYTES = 227 << 10  # of an SM
+SHARED_BYTES = 227 << 10  # the shared memory that a block may have on an H100
 
 
-def test_no_barrier_is_initialised_that_nobody_uses() -> None:
-    """The compiler gives an unused barrier's memory to others, and a switch between processes writes the barrier back
-    over what they put there: NaN, once in some thousand launches. Four rings of barriers, and two for q by TMA."""
+def test_no_unused_barrier_is_initialised() -> None:
+    """The kernel initialises the barriers of its four rings, and two more where q comes by TMA, and no other.
+
+    The compiler reuses an unused barrier's memory, and a switch between processes writes the barrier back over the new
+    contents: NaN, once in some thousand launches."""
     cases = compiled_elsewhere("prefill")
-    found = {(case["group"], case["head_dim"]): case["initialised"] for case in cases}
-    assert found == {(3, 64): 16, (1, 64): 18, (4, 128): 14, (7, 128): 12}
+    initialised = {(case["group"], case["head_dim"]): case["initialised"] for case in cases}
+    assert initialised == {(3, 64): 16, (1, 64): 18, (4, 128): 14, (7, 128): 12}
     assert all(case["shared_bytes"] <= SHARED_BYTES for case in cases)
 
 
@@ -25,7 +27,7 @@ def test_no_barrier_is_initialised_that_nobody_uses() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (32, 8, 128)])
 def test_bytes_beside_a_busy_process(heads: int, kv_heads: int, head_dim: int) -> None:
-    """Of the launches that went wrong, 1 in 4,000 or so did: 20,000 of them."""
+    """20,000 launches beside a busy process have the same bytes; with the known fault about 1 in 4,000 differed."""
     lens = [(1, 900 + i) for i in range(40)] + [(403, 1145), (1075, 1077), (837, 840), (1058, 1061)]
     batch = PagedBatch.random(lens, heads, kv_heads, head_dim, 64, torch.bfloat16)
     expected = batch.run().view(torch.int16)

@@ -1,4 +1,4 @@
-"""cuBLASLt as a schedule: what it is asked, by a library made up here; on a GPU that it has the reference's bytes."""
+"""cuBLASLt as a schedule: a stand-in library checks the calls to it; on a GPU its bytes are the reference's."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DTYPES = {number: dtype for dtype, number in cublaslt.DATA_TYPES.items()}
 
 
 class FakeLibrary:
-    """cuBLASLt's functions in the host's memory; `refuse` is the name of one that fails."""
+    """Stands in for cuBLASLt, in the host's memory; `refuse` names a function that returns an error."""
 
     def __init__(self, refuse: str = "", algorithms: int = 1, workspace: int = 0) -> None:
         self.refuse, self.algorithms, self.workspace = refuse, algorithms, workspace
-        self.made: list[tuple[Any, ...]] = []
+        self.made: list[tuple[Any, ...]] = []  # a description of each object; its pointer is its place + 1
         self.preferences: dict[int, int] = {}
-        self.asked: list[int] = []  # for how many rows an algorithm was asked
-        self.taken: list[int] = []  # the algorithm of each product
+        self.requested_rows: list[int] = []  # of each request for an algorithm
+        self.used_algorithms: list[int] = []  # the number of each product's algorithm
         self.destroyed: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -43,8 +43,8 @@ class FakeLibrary:
             raise AttributeError(name)
         return function
 
-    def _make(self, pointer: Any, *what: Any) -> None:
-        self.made.append(what)
+    def _make(self, pointer: Any, *description: Any) -> None:
+        self.made.append(description)
         pointer._obj.value = len(self.made)
 
     def _Create(self, pointer: Any) -> None:
@@ -74,17 +74,17 @@ class FakeLibrary:
         self.preferences[name] = value._obj.value
 
     def _MatmulAlgoGetHeuristic(self, *arguments: Any) -> None:
-        (_, _, _, x, *_), (_, most, found, count) = arguments[:4], arguments[-4:]
+        (_, _, _, x, *_), (_, most, heuristic, count) = arguments[:4], arguments[-4:]
         assert most == 1
-        self.asked.append(self.made[x.value - 1][2])
-        found._obj.algorithm[0], found._obj.workspace = len(self.asked), self.workspace
+        self.requested_rows.append(self.made[x.value - 1][2])
+        heuristic._obj.algorithm[0], heuristic._obj.workspace = len(self.requested_rows), self.workspace
         count._obj.value = self.algorithms
 
     def _MatmulAlgoCheck(self, *arguments: Any) -> None:
         pass
 
     def _matrix(self, at: Any, layout: Any) -> Tensor:
-        """Column by column."""
+        """Returns the matrix at an address, whose layout is column-major, as a tensor."""
         dtype, height, width, stride = self.made[layout.value - 1]
         count = (width - 1) * stride + height
         buffer = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(at.value)
@@ -95,7 +95,7 @@ class FakeLibrary:
         assert (one._obj.value, zero._obj.value) == (1.0, 0.0)
         assert (c.value, c_layout.value, memory, size.value) == (d.value, d_layout.value, None, 0)
         assert stream.value == 77
-        self.taken.append(algorithm[0])
+        self.used_algorithms.append(algorithm[0])
         product = self._matrix(a, a_layout).float().t() @ self._matrix(b, b_layout).float()
         out = self._matrix(d, d_layout)
         out.copy_(product.to(out.dtype))
@@ -107,7 +107,9 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(handle: CublasLt, rows: int, algorithm_rows: int, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
-    """Small whole numbers, whose products any order adds exactly; rows of x further apart than they are long."""
+    """Checks a product's bytes.
+
+    The operands are small whole numbers, which any order adds exactly; x's row stride exceeds its row length."""
     generator = torch.Generator().manual_seed(rows)
     x = torch.randint(-4, 5, (rows, 24), generator=generator).to(dtype)[:, :16]
     weight = torch.randint(-4, 5, (5, 16), generator=generator).to(dtype)
@@ -124,9 +126,11 @@ def run(handle: CublasLt, rows: int, algorithm_rows: int, dtype: torch.dtype, ou
                              (torch.bfloat16, torch.float32)], ids=str,
 )  # fmt: skip
 def test_x_times_w_transposed(rows: int, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+    """The calls give x @ w.t() and ask for algorithms without a workspace or a reduction between blocks."""
     library = FakeLibrary()
     run(CublasLt(library, 0), rows, rows, dtype, out_dtype)
-    assert library.preferences == {1: 0, 3: 0, 5: 16, 6: 16, 7: 16, 8: 16}  # no workspace, no reduction between blocks
+    # Attribute 1 is the bytes of workspace, 3 the reduction schemes allowed, and 5-8 the operands' alignment.
+    assert library.preferences == {1: 0, 3: 0, 5: 16, 6: 16, 7: 16, 8: 16}
 
 
 @pytest.mark.usefixtures("stream")
@@ -135,7 +139,7 @@ def test_the_rows_of_a_bucket_share_an_algorithm() -> None:
     handle = CublasLt(library, 0)
     for rows, algorithm_rows in ((33, 48), (48, 48), (40, 48), (49, 64)):
         run(handle, rows, algorithm_rows, torch.bfloat16, torch.bfloat16)
-    assert library.asked == [48, 64] and library.taken == [1, 1, 1, 2]
+    assert library.requested_rows == [48, 64] and library.used_algorithms == [1, 1, 1, 2]
 
 
 @pytest.mark.usefixtures("stream")
@@ -144,11 +148,11 @@ def test_what_was_made_is_destroyed_with_the_product() -> None:
     handle = CublasLt(library, 0)
     kept = handle.product(Product(3, 3, 5, 16, (16, 16), torch.bfloat16, torch.bfloat16))
     gc.collect()
-    alive = {number + 1 for number, what in enumerate(library.made) if what} - library.destroyed
+    alive = {number + 1 for number, description in enumerate(library.made) if description} - library.destroyed
     assert sorted(len(library.made[number - 1]) for number in alive) == [1, 4, 4, 4], "an operation and three layouts"
     del kept
     gc.collect()
-    assert {number + 1 for number, what in enumerate(library.made) if what} == library.destroyed
+    assert {number + 1 for number, description in enumerate(library.made) if description} == library.destroyed
 
 
 @pytest.mark.usefixtures("stream")
@@ -163,7 +167,8 @@ def test_what_the_library_refuses_is_an_error(library: FakeLibrary) -> None:
         run(CublasLt(library, 0), 7, 7, torch.bfloat16, torch.bfloat16)
 
 
-def test_without_cuda_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_there_is_no_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the CPU nor a torch for an unknown CUDA version has a cuBLASLt."""
     cublaslt.cublaslt.cache_clear()
     assert cublaslt.cublaslt(-1) is None
     monkeypatch.setattr(torch.version, "cuda", "1.0")
@@ -172,21 +177,22 @@ def test_without_cuda_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_version_of_the_library_has_verdicts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of kept verdicts holds cuBLASLt's version, and None where there is no library."""
     properties = {"major": 9, "minor": 0, "multi_processor_count": 132}
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU X")
-    found = []
+    keys = []
     for number in (130002, 130100):
         library = SimpleNamespace(cublasLtGetVersion=_Version(number))
         monkeypatch.setattr(cublaslt, "_library", lambda library=library: library)
-        found.append(verdict_cache.environment(torch.device("cuda"), CONTRACT_VERSION))
-    assert [one.pop("cublaslt") for one in found] == [130002, 130100] and found[0] == found[1]
+        keys.append(verdict_cache.environment(torch.device("cuda"), CONTRACT_VERSION))
+    assert [fields.pop("cublaslt") for fields in keys] == [130002, 130100] and keys[0] == keys[1]
     monkeypatch.setattr(cublaslt, "_library", lambda: None)
     assert cublaslt.version() is None
 
 
 class _Version:
-    """A function of the library, whose type of result can be set."""
+    """Stands in for a ctypes function, whose `restype` the caller sets."""
 
     restype: Any = None
 
@@ -197,10 +203,10 @@ class _Version:
         return self._number
 
 
-def test_operands_that_do_not_suit_it_are_refused() -> None:
+def test_operands_that_do_not_suit_cublaslt_are_refused() -> None:
     x, weight = torch.randn(33, 64, dtype=torch.float16), torch.randn(48, 64, dtype=torch.float16)
     with pytest.raises(ValueError, match="of the form cublaslt"):
-        matmul.matmul(x, weight.t(), schedule=by_cublaslt(48))  # the interpreter has none
+        matmul.matmul(x, weight.t(), schedule=by_cublaslt(48))  # there is no cuBLASLt in the interpreter
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------
@@ -210,7 +216,8 @@ SHAPES = [(4096, 1024), (1024, 3072), (24576, 4096), (4096, 12288), (1000, 520),
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_the_references_bytes(n: int, k: int) -> None:
+def test_cublaslts_bytes_are_the_references(n: int, k: int) -> None:
+    """For every bucket's algorithm, products of several numbers of rows have the reference's bytes."""
     generator = torch.Generator("cuda").manual_seed(n + k)
     weight = torch.randn(n, k, device="cuda", generator=generator, dtype=torch.bfloat16)
     out_dtype = torch.float32 if n == 151936 else None
@@ -220,12 +227,12 @@ def test_the_references_bytes(n: int, k: int) -> None:
                 continue
             x = torch.randn(rows, k, device="cuda", generator=generator, dtype=torch.bfloat16)
             expected = matmul.matmul(x, weight.t(), out_dtype=out_dtype, schedule=matmul.REFERENCE)
-            made = matmul.matmul(x, weight.t(), out_dtype=out_dtype, schedule=by_cublaslt(most))
-            assert_bitwise_equal(made, expected, f"{rows} rows by the algorithm for {most}")
+            product = matmul.matmul(x, weight.t(), out_dtype=out_dtype, schedule=by_cublaslt(most))
+            assert_bitwise_equal(product, expected, f"{rows} rows by the algorithm for {most}")
 
 
 @pytest.mark.gpu
-def test_it_is_chosen_between_tuned_numbers_of_rows_and_for_unknown_shapes() -> None:
+def test_cublaslt_is_chosen_between_tuned_numbers_of_rows_and_for_unknown_shapes() -> None:
     def chosen(rows: int, n: int, k: int, **changed: Any) -> str:
         x, weight = (torch.zeros(size, k, device="cuda", dtype=torch.bfloat16) for size in (rows, n))
         return matmul.schedule_for(x, weight.t(), **changed).form
@@ -239,6 +246,7 @@ def test_it_is_chosen_between_tuned_numbers_of_rows_and_for_unknown_shapes() -> 
 
 @pytest.mark.gpu
 def test_in_a_cuda_graph_and_on_another_stream() -> None:
+    """A product captured in a CUDA graph on another stream gives the same bytes when the graph is replayed."""
     x, weight = (torch.randn(rows, 512, device="cuda", dtype=torch.bfloat16) for rows in (100, 520))
     expected = matmul.linear(x, weight)
     assert matmul.schedule_for(x, weight.t()) == by_cublaslt(112)

@@ -1,4 +1,4 @@
-"""The elementary functions inside kernels: torch's own bits on CUDA, and a maximum that keeps NaN."""
+"""The elementary functions inside kernels have torch's bits on CUDA, and the row maximum keeps NaN."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ def _row_max_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 
 def functions(x: Tensor) -> Tensor:
-    """float32 [n] -> [4, n]: exp, log, rsqrt, and Triton's own exp."""
+    """float32 [n] -> [4, n]: exp(x), log|x|, rsqrt|x|, and Triton's own exp(x)."""
     out = torch.empty(4, len(x), device=DEVICE)
     _functions_kernel[(len(x) // 1024,)](x.to(DEVICE), out, BLOCK=1024, enable_fp_fusion=False)
     return out
 
 
 def values(count: int) -> Tensor:
+    """Returns random float32 numbers of magnitudes around 2^-60 to 2^7."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, generator=generator) * torch.exp2(torch.randint(-60, 7, (count,), generator=generator))
 
@@ -49,6 +50,7 @@ def values(count: int) -> Tensor:
     ("row", "truth"), [(0, torch.exp), (1, lambda v: v.abs().log()), (2, lambda v: v.abs() ** -0.5)]
 )
 def test_against_float64(row: int, truth: Callable[[Tensor], Tensor]) -> None:
+    """exp, log and rsqrt are within 2 ulp of float64."""
     x = values(2048)
     x = x[x.abs() < 80]
     x = torch.cat((x, torch.ones(2048 - len(x))))
@@ -59,6 +61,7 @@ def test_against_float64(row: int, truth: Callable[[Tensor], Tensor]) -> None:
 
 @pytest.mark.gpu
 def test_torchs_bits_and_not_those_of_tl_exp() -> None:
+    """exp, log and rsqrt have torch's bits on CUDA; Triton's own exp has not, so that a test of bits can fail."""
     x = values(1 << 20)
     out = functions(x)
     on_device = x.to(DEVICE)
@@ -69,7 +72,7 @@ def test_torchs_bits_and_not_those_of_tl_exp() -> None:
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan, -torch.nan])
 @pytest.mark.parametrize("place", [0, 100, 255])
-def test_row_max_keeps_what_is_not_finite(bad: float, place: int) -> None:
+def test_row_max_keeps_infinities_and_nan(bad: float, place: int) -> None:
     x = torch.linspace(-5.0, 5.0, 256)
     out = torch.empty(1, device=DEVICE)
     _row_max_kernel[(1,)](x.to(DEVICE), out, BLOCK=256)

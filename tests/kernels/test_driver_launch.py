@@ -1,4 +1,4 @@
-"""Repeated launches by the CUDA driver: what reaches it, seen by a library that stands in for it."""
+"""Repeated launches by the CUDA driver: a stand-in for libcuda records what each call passes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRID, DEVICE, STREAM, FUNCTION, CONTEXT = (7, 2, 3), 0, 4321, 99, 77
 
 
 class FakeLibrary:
-    """libcuda's functions over `sizes`, the bytes of the kernel's parameters."""
+    """Stands in for libcuda; `sizes` are the bytes of the kernel's parameters, `status` is what calls return."""
 
     def __init__(self, sizes: list[int], status: int = 0) -> None:
         self.sizes, self.status = sizes, status
@@ -32,7 +32,7 @@ class FakeLibrary:
         self.cuFuncGetParamInfo = ctypes.CFUNCTYPE(ctypes.c_int, pointer, size_t, *info)(self._parameter)
         kinds = [pointer, number, number, pointer, *[pointer] * 4, *[number] * 4]
         self.cuTensorMapEncodeTiled = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._encode)
-        self.contexts: dict[int, int] = {}  # of each thread
+        self.contexts: dict[int, int] = {}  # each thread's current context, by thread id
         context = ctypes.POINTER(pointer)
         self.cuCtxGetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, context)(self._current)
         self.cuDevicePrimaryCtxRetain = ctypes.CFUNCTYPE(ctypes.c_int, context, ctypes.c_int)(self._retain)
@@ -61,13 +61,13 @@ class FakeLibrary:
     def _launch(self, config: int, function: int, params: int, extra: int | None) -> int:
         assert function == FUNCTION and extra is None
         c = driver._Config.from_address(config)
-        at = (ctypes.c_void_p * len(self.sizes)).from_address(params)
-        values = [ctypes.string_at(at[i], size) for i, size in enumerate(self.sizes)]
+        addresses = (ctypes.c_void_p * len(self.sizes)).from_address(params)
+        values = [ctypes.string_at(addresses[i], size) for i, size in enumerate(self.sizes)]
         self.attributes = [driver._Attribute.from_address(c.attributes)] if c.attributes else []
         self.launches.append((tuple(c.grid), tuple(c.block), c.shared, c.stream, c.num_attributes, values))
         return self.status
 
-    def _encode(self, memory: int, kind: int, rank: int, at: int, *rest: Any) -> int:
+    def _encode(self, memory: int, kind: int, rank: int, address: int, *rest: Any) -> int:
         shape, strides, block, steps, interleave, swizzle, promotion, fill = rest
 
         def numbers(pointer: int, kind: Any, count: int) -> list[int]:
@@ -76,14 +76,15 @@ class FakeLibrary:
         assert memory % 64 == 0 and (interleave, promotion, fill) == (0, 2, 0)
         assert numbers(steps, ctypes.c_uint32, rank) == [1] * rank
         self.encoded.append(
-            (kind, at, swizzle, numbers(shape, ctypes.c_uint64, rank), numbers(strides, ctypes.c_uint64, rank - 1),
+            (kind, address, swizzle, numbers(shape, ctypes.c_uint64, rank), numbers(strides, ctypes.c_uint64, rank - 1),
              numbers(block, ctypes.c_uint32, rank))
         )  # fmt: skip
-        ctypes.memmove(memory, struct.pack("<Q", at) * 16, 128)
+        ctypes.memmove(memory, struct.pack("<Q", address) * 16, 128)
         return self.status
 
 
 def compiled(signature: dict[str, str], **changed: Any) -> Any:
+    """Returns a stand-in for a kernel that Triton compiled, with `changed` fields of its launcher or metadata."""
     launcher = {"launch_cooperative_grid": False, "launch_pdl": False, "global_scratch_size": 0}
     launcher |= {"profile_scratch_size": 0}
     metadata = {"num_warps": 4, "num_ctas": 1, "shared": 1234, "tensordesc_meta": []}
@@ -105,7 +106,7 @@ SIGNATURE = {
     "B": "constexpr",
 }
 
-SIZES = [8, 4, 8, 4, 8, 8, 8]  # the last two: scratch memory
+SIZES = [8, 4, 8, 4, 8, 8, 8]  # the last two parameters are pointers to scratch memory
 
 
 @pytest.fixture
@@ -123,6 +124,7 @@ def address(x: Tensor) -> bytes:
 
 
 def test_a_kernel_that_waits_by_itself_is_launched_early(library: FakeLibrary) -> None:
+    """A kernel whose PTX waits for the previous kernel is launched with the attribute that lets it start early."""
     x, y = torch.zeros(4), torch.zeros(4)
     args = (x, -5, 1, 1 << 33, 1e-6, y)
     for ptx, expected in (("griddepcontrol.wait;", [(6, 1)]), ("ret;", [])):
@@ -134,6 +136,7 @@ def test_a_kernel_that_waits_by_itself_is_launched_early(library: FakeLibrary) -
 
 
 def test_parameters_as_the_kernel_reads_them(library: FakeLibrary) -> None:
+    """The driver gets the grid, block, stream and the arguments' bytes, with the varying argument replaced."""
     x, y, other = (torch.zeros(4) for _ in range(3))
     args = (x, -5, 1, 1 << 33, 1e-6, y)
     repeat = Repeat(DriverKernel(compiled(SIGNATURE), DEVICE), GRID, args, varying=(5,))
@@ -146,9 +149,10 @@ def test_parameters_as_the_kernel_reads_them(library: FakeLibrary) -> None:
 
 
 def test_a_thread_without_a_context_gets_the_devices(library: FakeLibrary) -> None:
+    """A launch from a thread without a current context makes the device's primary context current."""
     x, y = torch.zeros(4), torch.zeros(4)
     repeat = Repeat(DriverKernel(compiled(SIGNATURE), DEVICE), GRID, (x, -5, 1, 1 << 33, 1e-6, y), varying=(5,))
-    library.contexts[threading.get_ident()] = 5  # torch's own call gave this one its context
+    library.contexts[threading.get_ident()] = 5  # a call by torch gave this thread its context
     repeat(y)
     other = threading.Thread(target=lambda: (repeat(y), repeat(y)))
     other.start()
@@ -156,7 +160,7 @@ def test_a_thread_without_a_context_gets_the_devices(library: FakeLibrary) -> No
     assert sorted(library.contexts.values()) == [5, CONTEXT] and len(library.launches) == 3
 
 
-def test_a_map_is_encoded_once_an_address(library: FakeLibrary) -> None:
+def test_a_tensor_map_is_encoded_once_per_address(library: FakeLibrary) -> None:
     library.sizes = [128, 4, 4, 8, 8, 8]
     meta = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 32], "fp4_padded": False}
     first, second = torch.zeros(5, 48, dtype=torch.bfloat16), torch.ones(5, 48, dtype=torch.bfloat16)
@@ -166,7 +170,7 @@ def test_a_map_is_encoded_once_an_address(library: FakeLibrary) -> None:
     repeat = Repeat(kernel, GRID, (descriptor, y), varying=(0,))
     for tensor in (first, second, first, second):
         repeat(tensor)
-    shared = (9, [40, 5], [96], [32, 64])  # innermost first, the stride in bytes; Triton's type 10 is the driver's 9
+    shared = (9, [40, 5], [96], [32, 64])  # innermost first, stride in bytes; type 10 in Triton is 9 in the driver
     assert [(kind, *rest) for kind, _, _, *rest in library.encoded] == [shared, shared]
     assert [(at, swizzle) for _, at, swizzle, *_ in library.encoded] == [(first.data_ptr(), 3), (second.data_ptr(), 3)]
     numbers = [struct.pack("<i", 5), struct.pack("<i", 40), struct.pack("<q", 48), struct.pack("<q", 1)]
@@ -183,6 +187,7 @@ def test_a_map_is_encoded_once_an_address(library: FakeLibrary) -> None:
     ],
 )  # fmt: skip
 def test_what_triton_must_launch_itself(library: FakeLibrary, changed: dict[str, Any]) -> None:
+    """Kernels with clusters, dependent or cooperative launches, or scratch memory are left to Triton's launcher."""
     with pytest.raises(Unsupported):
         DriverKernel(compiled(SIGNATURE, **changed), DEVICE)
 
@@ -196,6 +201,7 @@ def test_parameters_of_another_layout_are_not_guessed(library: FakeLibrary, size
 
 @pytest.mark.parametrize("changed", [{"padding": "nan"}, {"round_f32_to_tf32": True}])
 def test_maps_that_only_triton_encodes(library: FakeLibrary, changed: dict[str, Any]) -> None:
+    """Tensor maps with NaN padding or rounding to TF32 are left to Triton's launcher."""
     library.sizes = [128, 4, 4, 8, 8]
     meta = {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [64, 32], "fp4_padded": False}
     kernel = DriverKernel(compiled({"a": "tensordesc<fp32[64, 32]>"}, tensordesc_meta=[meta]), DEVICE)

@@ -1,4 +1,4 @@
-"""The exact level's row ops: the contract's integers, float64 truth, and bits that no schedule can move."""
+"""The exact level's row ops give the contract's integers, are close to float64, and depend on no schedule."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def outlier_activations(rows: int, columns: int) -> Tensor:
-    """Normal numbers, one channel of them 2.5e4 times the rest, as before SmolLM2's down_proj."""
+    """Returns normal numbers with one channel about 2.5e4 times the others, as in the input of SmolLM2's down_proj."""
     x = randn(rows, columns)
     x[:, 3] = 2.5e4
     return x
 
 
 def contract_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """NUMERICS to the letter, with frexp, rint and int64 sums (below 2^63, so exact for any K here)."""
+    """Computes NUMERICS.md's linear literally: frexp, rint and int64 sums (below 2^63, so exact for any K here)."""
     _, e = torch.frexp(x.double().abs().amax(1, keepdim=True))
     _, ew = torch.frexp(weight.double().abs().amax(1, keepdim=True))
     scaled = torch.ldexp(x.double(), 17 - e)
@@ -49,17 +49,18 @@ def test_linear_is_the_contracts_integer_product(m: int, n: int, k: int) -> None
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_linear_and_bmm_against_float64(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    """linear is within the weights' unit of float64, and bmm has linear's bytes."""
     x, weight, bias = randn(m, k).to(dtype), randn(n, k, seed=1).to(dtype), randn(n, seed=2)
     truth = reference.linear(x, weight, bias)
     result = exact.linear(x, exact.quantize_weight(weight), bias)
-    unit = 2 * weight.abs().amax(1).double() * 2.0**-26  # of the weights' limb
+    unit = 2 * weight.abs().amax(1).double() * 2.0**-26  # a unit of the weights' limb
     assert ((result - truth).abs() <= 1.5 * x.double().norm(dim=1, keepdim=True) * unit + 1e-7 * truth.abs()).all()
     product = exact.bmm(x[None], weight.t()[None])
     assert_bitwise_equal(product[0], exact.linear(x, exact.quantize_weight(weight)))
 
 
 def row_error(x: Tensor, weight: Tensor, *, limbs: int) -> float:
-    """Largest relative row error (L2) before the rounding to float32, with one activation limb or two."""
+    """Returns the largest relative row error (L2) before the rounding to float32, with one or two activation limbs."""
     quantized = exact.quantize_weight(weight)
     parts = torch.empty(2, *x.shape, dtype=torch.float64)
     em.split_limbs(em.widen(x), em.row_absmax(x), 17, parts)
@@ -69,10 +70,11 @@ def row_error(x: Tensor, weight: Tensor, *, limbs: int) -> float:
 
 
 def test_two_limbs_are_needed_and_enough() -> None:
+    """Beside an outlier channel, two activation limbs are as close as float32 arithmetic, and one is not."""
     x = outlier_activations(16, 1536)
     weight = torch.randint(-128, 128, (64, 1536), generator=torch.Generator().manual_seed(3)).bfloat16()
-    weight[:, 3] = 0  # the outlier channel sets the scale and adds nothing: the worst case for the rest
-    assert row_error(x, weight, limbs=2) <= 5e-7  # as float32 arithmetic: 3.3e-7
+    weight[:, 3] = 0  # the outlier sets the rows' scale but adds nothing, so it only costs precision
+    assert row_error(x, weight, limbs=2) <= 5e-7  # float32 arithmetic has 3.3e-7
     assert row_error(x, weight, limbs=1) >= 1e-4
 
 
@@ -88,7 +90,7 @@ def test_a_row_does_not_depend_on_the_batch(rows: int) -> None:
 def test_neither_the_order_of_k_nor_zeros_in_it_change_a_bit(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = outlier_activations(7, max(k, 4))[:, :k], randn(11, k, seed=1)
     weight[0] *= 2e-4
-    weight[0, -1] = 3.0  # rows of one sign, of cancelling ones and with an outlier
+    weight[0, -1] = 3.0  # the rows have: an outlier, terms of one sign, terms that cancel
     weight[1] = weight[1].abs() * x[0].sign()
     whole = exact.linear(x, exact.quantize_weight(weight))
     order = torch.randperm(k + 700, generator=torch.Generator().manual_seed(k))
@@ -102,6 +104,7 @@ def test_neither_the_order_of_k_nor_zeros_in_it_change_a_bit(k: int, monkeypatch
 
 
 def test_float32_products_do_depend_on_the_order_of_k() -> None:
+    """torch's float32 product changes with the order of K, so that the test above can fail."""
     x, weight = randn(7, 5000), randn(11, 5000, seed=1)
     assert not torch.equal(x @ weight.t(), x.flip(1) @ weight.flip(1).t())
 
@@ -117,6 +120,7 @@ def test_row_sums_depend_on_neither_order_nor_zeros(columns: int) -> None:
 
 
 def test_float32_rows_do_depend_on_the_batch() -> None:
+    """torch's float32 linear gives some row other bits in another batch, so that the tests above can fail."""
     x, weight = randn(64, 576), randn(576, 576, seed=1)
     whole = torch.nn.functional.linear(x, weight)
     assert any(not torch.equal(torch.nn.functional.linear(x[:m], weight), whole[:m]) for m in range(1, 64))
@@ -145,6 +149,7 @@ TRUTHS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("columns", [1, 7, 513, 9001])
 @pytest.mark.parametrize("name", ROW_OPS)
 def test_row_ops_against_float64_and_alone(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row op is close to float64, and has the same bytes for a row alone and with smaller tiles."""
     x = randn(37, columns) * 5
     whole = ROW_OPS[name](x)
     truth = TRUTHS[name](x)
@@ -182,6 +187,7 @@ def test_tiles_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("name", ["linear", "bmm", "rms_norm", "log_softmax", "softmax", "mean"])
 def test_a_bad_number_spoils_its_own_row_only(name: str, bad: float) -> None:
+    """A row with NaN or an infinity becomes NaN as a whole, and no other row changes."""
     weight = randn(6, 50, seed=1)
     ops = {
         **ROW_OPS,
@@ -191,7 +197,7 @@ def test_a_bad_number_spoils_its_own_row_only(name: str, bad: float) -> None:
     x = randn(5, 50)
     clean = ops[name](x)
     x[2, 20] = bad
-    if name in ("log_softmax", "softmax") and bad == -torch.inf:  # a masked logit is no fault
+    if name in ("log_softmax", "softmax") and bad == -torch.inf:  # -inf is a masked logit, not an error
         assert not ops[name](x).isnan().any()
         return
     spoilt = ops[name](x)
@@ -200,6 +206,7 @@ def test_a_bad_number_spoils_its_own_row_only(name: str, bad: float) -> None:
 
 
 def test_zero_rows_empty_batches_and_subnormals() -> None:
+    """Zero rows and subnormals give +0, and empty batches give empty results of the right shape."""
     weight = exact.quantize_weight(randn(6, 50, seed=1))
     zeros = torch.zeros(2, 50)
     assert_bitwise_equal(exact.linear(-zeros, weight), torch.zeros(2, 6))
@@ -214,6 +221,7 @@ def test_zero_rows_empty_batches_and_subnormals() -> None:
 
 @pytest.mark.parametrize("name", ["linear", *ROW_OPS])
 def test_denormals_are_zero_mode_changes_nothing(name: str) -> None:
+    """A CPU mode that flushes subnormals, which other code in the process may set, changes no byte."""
     weight = exact.quantize_weight(randn(6, 50, seed=1))
     op = ROW_OPS.get(name, lambda x: exact.linear(x, weight))
     x = randn(4, 50)
@@ -239,6 +247,7 @@ def test_huge_and_small_numbers_keep_their_precision(magnitude: float) -> None:
 
 
 def test_a_vocabulary_of_2_to_the_19() -> None:
+    """softmax and log_softmax are right for 2^19 columns, and refuse more."""
     row = torch.zeros(1, 2**19)
     assert exact.softmax(row).unique().tolist() == [2.0**-19]
     assert abs(exact.log_softmax(row)[0, 0].item() + 19 * 0.6931471805599453) < 1e-6
@@ -253,12 +262,14 @@ def test_log_softmax_keeps_tiny_logprobs() -> None:
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -2])
 def test_softmax_along_any_axis(dim: int) -> None:
+    """softmax along any axis has the bytes of softmax along the last one."""
     x = randn(4, 6, 9)
     assert_bitwise_equal(exact.softmax(x, dim), exact.softmax(x.movedim(dim, -1)).movedim(-1, dim).contiguous())
 
 
 @pytest.mark.parametrize(("dim", "keepdim"), [(0, True), ((0, 2), False), ((-1,), True), ((0, 1, 2), False)])
 def test_mean_over_axes(dim: int | tuple[int, ...], keepdim: bool) -> None:
+    """mean is close to float64 over one axis, several or all, with and without `keepdim`."""
     x = randn(4, 6, 9)
     truth = reference.mean(x, dim, keepdim)
     result = exact.mean(x, dim, keepdim)
@@ -267,6 +278,7 @@ def test_mean_over_axes(dim: int | tuple[int, ...], keepdim: bool) -> None:
 
 
 def test_rope_table_and_rotation() -> None:
+    """The table is close to float64, a shorter table is its beginning, and a rotated row does not depend on others."""
     inv_freq = 1.0 / 1e5 ** (torch.arange(0, 48, 2).float() / 48)
     cos, sin = exact.rope_table(inv_freq, 3000, 1.5)
     angle = (torch.arange(3000).float()[:, None] * inv_freq).double()
@@ -281,6 +293,7 @@ def test_rope_table_and_rotation() -> None:
 
 
 def test_self_test_refuses_emulated_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose float64 products are computed in less precision is refused by name."""
     exact.self_test("cpu")
     real = torch.mm
 

@@ -1,4 +1,4 @@
-"""Exact paged attention: the contract's arithmetic, float64 truth, and bits that no batching or paging moves."""
+"""Exact paged attention is the contract's arithmetic, close to float64, and independent of batching and paging."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUERY_LENS = [1, 1, 64, 3, 0, 1, 40, 1]
 
 
 def dense_batch(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Queries of the whole batch, and every sequence's keys and values."""
+    """Returns the batch's queries [tokens, heads, dim], and each sequence's keys and values [L, kv_heads, dim]."""
     generator = torch.Generator().manual_seed(heads * dim)
     q = torch.randn(sum(QUERY_LENS), heads, dim, generator=generator)
     k, v = ([torch.randn(n, kv_heads, dim, generator=generator).to(dtype) for n in KV_LENS] for _ in range(2))
@@ -23,21 +23,22 @@ def dense_batch(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tupl
 
 
 def paged(sequences: list[Tensor], block: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sequences scattered over a pool full of NaN -> the pool, and the block table padded with page 0."""
+    """Scatters sequences over a pool full of NaN; returns the pool and the block table, padded with page 0."""
     counts = [-(-len(s) // block) for s in sequences]
     pages = torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(seed))
     pool = torch.full((len(pages), block, *sequences[0].shape[1:]), torch.nan, dtype=sequences[0].dtype)
     table = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
     for s, sequence in enumerate(sequences):
-        mine = pages[sum(counts[:s]) : sum(counts[: s + 1])]
-        table[s, : counts[s]] = mine.int()
-        for number, page in enumerate(mine.tolist()):
+        own_pages = pages[sum(counts[:s]) : sum(counts[: s + 1])]
+        table[s, : counts[s]] = own_pages.int()
+        for number, page in enumerate(own_pages.tolist()):
             rows = sequence[number * block : (number + 1) * block]
             pool[page, : len(rows)] = rows
     return pool, table
 
 
 def attend(q: Tensor, k: list[Tensor], v: list[Tensor], queries: list[int], block: int = 16) -> Tensor:
+    """Returns exact attention of the queries over sequences that are scattered over pages of `block` slots."""
     k_pool, table = paged(k, block, seed=1)
     v_pool, _ = paged(v, block, seed=1)
     lens = [len(s) for s in k]
@@ -49,6 +50,7 @@ SHAPES = [(9, 3, 64, torch.bfloat16), (4, 4, 48, torch.float32), (8, 1, 128, tor
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "dtype"), SHAPES)
 def test_against_float64(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Attention is within 2e-6 of float64."""
     q, k, v = dense_batch(heads, kv_heads, dim, dtype)
     result = attend(q, k, v, QUERY_LENS)
     k_pool, table = paged(k, 16, seed=1)
@@ -63,6 +65,7 @@ def test_against_float64(heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 def test_alone_as_decode_and_on_other_pages(
     heads: int, kv_heads: int, dim: int, dtype: torch.dtype, block: int
 ) -> None:
+    """A row has the bytes of the batch when it is computed alone, as a decode, on pages of another size."""
     q, k, v = dense_batch(heads, kv_heads, dim, dtype)
     whole = attend(q, k, v, QUERY_LENS)
     start = 0
@@ -95,7 +98,7 @@ def test_tiles_groups_and_chunks_change_nothing(tile: int, group: int, monkeypat
 
 
 def contract_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One query row of one head, q [D], k and v [L, D], to the letter: frexp, rint and int64 sums."""
+    """Computes one query row of one head literally, q [D], k and v [L, D]: frexp, rint and int64 sums."""
 
     def limb(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         _, e = torch.frexp(x.double().abs().amax(-1, keepdim=True))
@@ -121,7 +124,7 @@ def contract_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 1024, 1025, 2500])
-def test_is_the_contracts_arithmetic(length: int) -> None:
+def test_attention_is_the_contracts_arithmetic(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
     q = torch.randn(1, 1, 24, generator=generator) * 3
     k, v = (torch.randn(length, 1, 24, generator=generator) for _ in range(2))
@@ -146,6 +149,7 @@ def test_a_bad_token_spoils_only_the_rows_that_see_it(which: str, bad: float) ->
 
 
 def test_zero_keys_values_and_queries() -> None:
+    """Zero queries and keys give the values' mean, and zero values give 0, never -0 or NaN."""
     q, zeros = torch.zeros(3, 2, 8), torch.zeros(5, 1, 8)
     assert_bitwise_equal(attend(q, [zeros], [-zeros], [3]), torch.zeros(3, 2, 8))
     ones = torch.ones(5, 1, 8)
@@ -153,6 +157,7 @@ def test_zero_keys_values_and_queries() -> None:
 
 
 def test_torch_attention_does_depend_on_the_query_tile() -> None:
+    """torch's attention gives a row alone other bits than in the batch, so that the tests above can fail."""
     generator = torch.Generator().manual_seed(11)
     q, k, v = (torch.randn(1, 4, 300, 64, generator=generator) for _ in range(3))
     whole = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -1,4 +1,4 @@
-"""The exact level's float64 functions: against mpmath, at the edges, and independent of position and length."""
+"""The exact level's float64 functions agree with mpmath, have the right edges, and depend on no position or length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POSITIVE = float32_values([2 ** RNG.uniform(-120, 120) for _ in range(COUNT)] + 
 ANGLES = float32_values(
     [RNG.uniform(-131072, 131072) for _ in range(COUNT)]
     + [RNG.uniform(-7, 7) for _ in range(COUNT)]
-    + [n * math.pi / 2 for n in range(64)]  # the hardest: float32 numbers nearest to a zero
+    + [n * math.pi / 2 for n in range(64)]  # the float32 numbers nearest to a zero of sin or cos are the hardest
     + [0.0, 1e-20, 131071.0, 131072.0, 1e5]
 )
 
@@ -55,10 +55,11 @@ def test_within_one_ulp_of_float32(
         expected = truth(mpmath.mpf(value))
         ulp = np.spacing(np.float32(abs(float(expected)))) if expected else 2.0**-149
         worst = max(worst, float(abs(mpmath.mpf(result) - expected) / mpmath.mpf(float(ulp))))
-    assert worst <= 0.6  # half an ulp is the rounding's own
+    assert worst <= 0.6  # the rounding to float32 alone is half an ulp
 
 
 def test_exp_edges() -> None:
+    """exp is 1 at zero, 0 and infinity far out, and NaN at NaN."""
     x = torch.tensor([0.0, -0.0, -torch.inf, torch.inf, torch.nan, -1e30, 1e30], dtype=torch.float64)
     y = em.round_float32(em.exp(x))
     assert y[:2].tolist() == [1.0, 1.0]
@@ -76,6 +77,7 @@ def test_a_value_does_not_depend_on_its_place(function: Callable[[Tensor], Tenso
 
 
 def test_torch_sigmoid_does_depend_on_the_place() -> None:
+    """torch's sigmoid gives a value other bits in a shorter tensor, so that the test above can fail."""
     x = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 3
     whole = torch.sigmoid(x)
     assert any(not torch.equal(torch.sigmoid(x[:n]), whole[:n]) for n in range(1, 200))
@@ -89,7 +91,7 @@ def test_rounding_flushes_subnormals_and_minus_zero() -> None:
     y = em.round_float32(x)
     expected = torch.tensor([tiny, -tiny, 0.0, 0.0, 0.0, 0.0, torch.inf, torch.nan] * 5)
     assert_bitwise_equal(y[~x.isnan()], expected[~x.isnan()])
-    assert y[x.isnan()].isnan().all()  # at every place of the vector body and its tail
+    assert y[x.isnan()].isnan().all()  # NaN survives in the vectorized body and in its tail
     out = torch.ones(40)
     em.store_float32(x, out)
     assert_bitwise_equal(out, y)
@@ -104,6 +106,7 @@ def test_widen_flushes_float32_subnormals_but_not_fp16s() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_row_absmax_and_exponent(dtype: torch.dtype) -> None:
+    """`row_absmax` and `exponent` are right for every dtype; a row with NaN or inf has a NaN grid."""
     x = torch.tensor([[0.75, -3.0], [0.0, -0.0], [-1.0, 0.5], [torch.nan, 9.0], [-torch.inf, 1.0]], dtype=dtype)
     absmax = em.row_absmax(x)
     assert absmax[:3, 0].tolist() == [3.0, 0.0, 1.0]
@@ -138,7 +141,7 @@ def test_an_exact_sum_is_pythons_integer_sum_rounded_once(parts: int) -> None:
     rows[0][0] = rows[-1][0] = 2**53
     rows[0][1], rows[-1][1] = -(2**53), 2**53  # one part cancels another
     unit = torch.exp2(torch.randint(-60, 60, (200,), generator=torch.Generator().manual_seed(1))).double()
-    total = em.ExactSum(em.grid(unit, 1))  # 2^(e-1) is the power of two itself
+    total = em.ExactSum(em.grid(unit, 1))  # frexp's 2^(e-1) of a power of two is that power
     for row in rows:
         total.add(torch.tensor(row, dtype=torch.float64) * unit)
     expected = torch.tensor([float(sum(column)) for column in zip(*rows, strict=True)], dtype=torch.float64)
@@ -148,7 +151,7 @@ def test_an_exact_sum_is_pythons_integer_sum_rounded_once(parts: int) -> None:
 @pytest.mark.parametrize("length", [1, 512, 513, 5000])
 def test_a_row_sum_is_the_integer_sum_rounded_once(length: int) -> None:
     x = torch.randn(4, length, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    x[0] = 1.0 - 2.0**-50  # rounds up: the largest sum there can be
+    x[0] = 1.0 - 2.0**-50  # every term rounds up to 1: the largest possible sum
     x[1, : length // 2] = -x[1, length // 2 : length // 2 * 2]
     absmax = x.abs().amax(-1, keepdim=True)
     _, e = torch.frexp(absmax)

@@ -1,4 +1,4 @@
-"""The mode's products: a schedule is compared before it is first used, once for each way in which it goes."""
+"""Batch-invariant mode compares a product's schedule with the reference before its first use, once per variant."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RANDOM_LIKE = first_use._random_like
 
 
 def integers(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Whose sums are exact: the interpreter's products are numpy's, whose order of additions follows the tile."""
+    """Returns small integers, whose sums are exact: the interpreter's NumPy adds in an order that follows the tile."""
     return torch.randint(-2, 3, x.shape, generator=generator, device=x.device).to(x.dtype)
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(matmul_schedules, "excluded", set())
     for memory in ("_compared", "_unproved", "_known"):
         monkeypatch.setattr(first_use, memory, set())
@@ -41,24 +41,24 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> matmul.Schedule:
-    """The one schedule that is chosen."""
+    """Makes every choice this one schedule."""
     schedule = matmul.Schedule("pointer", 16, 16, 64)
     monkeypatch.setattr(matmul_schedules, "_choose", lambda *key: schedule)
     return schedule
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, matmul.Schedule | None]]:
-    """(rows, schedule) of every product."""
-    seen: list[tuple[int, matmul.Schedule | None]] = []
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, matmul.Schedule | None]]:
+    """Records the (rows, schedule) of every product."""
+    recorded: list[tuple[int, matmul.Schedule | None]] = []
     real = matmul.matmul
 
     def product(a: Tensor, *rest: Any, **more: Any) -> Tensor:
-        seen.append((len(a), more.get("schedule")))
+        recorded.append((len(a), more.get("schedule")))
         return real(a, *rest, **more)
 
     monkeypatch.setattr(matmul, "matmul", product)
-    return seen
+    return recorded
 
 
 def run(rows: int, bias: bool = False, zeros: bool = False, dtype: torch.dtype = torch.float16) -> Tensor:
@@ -68,26 +68,27 @@ def run(rows: int, bias: bool = False, zeros: bool = False, dtype: torch.dtype =
     return first_use.checked(product, *operands)
 
 
-def test_each_way_is_compared_once(small: matmul.Schedule, asked: list[tuple[int, Any]]) -> None:
+def test_each_way_is_compared_once(small: matmul.Schedule, products: list[tuple[int, Any]]) -> None:
+    """Few rows, which mask the tile, many rows, and a bias are variants that are each compared at their first use."""
     assert small.masks_rows(8) and not small.masks_rows(15)
     for rows in (8, 8, 7, 15, 15, 8, 16):
         assert float(run(rows)[0, 0]) == K
-    # 16 goes the way of 15, 7 that of 8
+    # 16 rows use the variant of 15 rows, and 7 rows that of 8
     first = [(8, matmul.REFERENCE), (8, small), (8, None), (8, None), (7, None)]
-    assert asked == [*first, (15, matmul.REFERENCE), (15, small), (15, None), (15, None), (8, None), (16, None)]
+    assert products == [*first, (15, matmul.REFERENCE), (15, small), (15, None), (15, None), (8, None), (16, None)]
     assert not matmul_schedules.excluded
-    asked.clear()
+    products.clear()
     run(8, bias=True)
-    assert len(asked) == 3, "a bias is another way"
+    assert len(products) == 3, "a bias is another way"
     run(8, bias=True)
-    assert len(asked) == 4
+    assert len(products) == 4
 
 
 @pytest.mark.parametrize("zeros", [False, True])
 def test_a_wrong_schedule_is_dropped_before_its_first_use(
     zeros: bool, small: matmul.Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though what is multiplied first hides the fault."""
+    """The comparison uses random operands, for a product of zeros would hide the fault."""
     real = matmul.matmul
 
     def product(a: Tensor, b: Tensor, *rest: Any, schedule: Any = None, **more: Any) -> Tensor:
@@ -100,8 +101,8 @@ def test_a_wrong_schedule_is_dropped_before_its_first_use(
 
 
 @pytest.mark.usefixtures("small")
-def test_without_it_a_wrong_schedule_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inverse: the fault of the test above shows where nothing is compared."""
+def test_without_the_comparison_a_wrong_schedule_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: its fault shows where nothing is compared."""
     monkeypatch.setattr(first_use.Verdict, "compare", lambda *args: None)
     real = matmul.matmul
     wrong = {None: 1.5, small: 1.5}
@@ -113,8 +114,10 @@ def test_without_it_a_wrong_schedule_is_used(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("small")
 def test_a_schedule_that_cannot_be_compared_now_is_not_used(
-    asked: list[tuple[int, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    products: list[tuple[int, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Without memory for the comparison the reference serves, and the warning appears once."""
+
     def compare(*args: Any) -> None:
         raise torch.OutOfMemoryError
 
@@ -123,12 +126,13 @@ def test_a_schedule_that_cannot_be_compared_now_is_not_used(
         run(8)
         monkeypatch.setattr(first_use, "_compare", lambda *args: pytest.fail("asked once"))
         run(8)
-    assert asked == [(8, matmul.REFERENCE)] * 2 and not first_use._compared and not first_use._known
+    assert products == [(8, matmul.REFERENCE)] * 2 and not first_use._compared and not first_use._known
     assert caplog.text.count("no memory to compare") == 1
 
 
 @pytest.mark.parametrize("shape", [(0, K, N), (3, 0, N), (3, K, 0)])
 def test_empty(shape: tuple[int, int, int]) -> None:
+    """An empty product compares nothing and gives zeros of the right shape."""
     m, k, n = shape
     product = partial(matmul.matmul, out_dtype=None, round_product=False)
     out = first_use.checked(product, torch.ones(m, k, device=DEVICE), torch.ones(k, n, device=DEVICE))
@@ -138,16 +142,17 @@ def test_empty(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("shape", [(7, 9), (1, 8), (3, 7, 9)])
 def test_random_operands_lie_as_the_real_ones_do(shape: tuple[int, ...], across: bool) -> None:
+    """The comparison's random operands are contiguous along the real ones' axis, with rows that a descriptor takes."""
     x = torch.ones(shape).mT if across else torch.ones(shape)
-    made = RANDOM_LIKE(x, torch.Generator().manual_seed(0))
-    assert made.shape == x.shape and made.dtype == x.dtype and made.unique().numel() > 4
-    row, k = made.stride(-1 if across else -2), made.stride(-2 if across else -1)
+    random = RANDOM_LIKE(x, torch.Generator().manual_seed(0))
+    assert random.shape == x.shape and random.dtype == x.dtype and random.unique().numel() > 4
+    row, k = random.stride(-1 if across else -2), random.stride(-2 if across else -1)
     assert k == 1 and row % 8 == 0, "a descriptor can address its rows"
 
 
 @pytest.mark.gpu
 def test_in_the_mode() -> None:
-    """Ordinary layers compare their schedules, drop none, and a graph that is captured first takes the reference."""
+    """A layer under the mode compares its schedule and keeps it; a graph captured before that holds the reference."""
     x, weight = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((33, 512), (768, 512)))
     graph = torch.cuda.CUDAGraph()
     with set_batch_invariant_mode(), torch.no_grad():

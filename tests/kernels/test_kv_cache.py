@@ -1,4 +1,4 @@
-"""Writing KV: exactly the slots named, exactly the values, whatever the strides of either side."""
+"""Writing KV stores exactly the values, in exactly the slots named, whatever the strides of sources and pools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytes
 
 
 def new_kv(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """k and v as views of one merged tensor, as a qkv projection leaves them."""
+    """Returns k and v [tokens, heads, head_dim] as views of one merged tensor, as a qkv projection leaves them."""
     generator = torch.Generator().manual_seed(tokens + heads + head_dim)
     merged = torch.randn(tokens, 3 * heads * head_dim, generator=generator).to(DEVICE, dtype)
     k, v = merged[:, heads * head_dim :].chunk(2, -1)
@@ -23,7 +23,7 @@ def new_kv(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple[
 
 
 def slots_for(tokens: int, pages: int, page: int) -> Tensor:
-    """Distinct slots out of order, every third of them -1."""
+    """Returns distinct slots in random order, every third of them replaced by -1 (not stored)."""
     slots = torch.randperm(pages * page, generator=torch.Generator().manual_seed(tokens))[:tokens]
     slots[1::3] = -1
     return slots.to(DEVICE)
@@ -35,7 +35,7 @@ def slots_for(tokens: int, pages: int, page: int) -> Tensor:
 )
 @pytest.mark.parametrize("page", [1, 16, 24, 256])
 def test_bytes_of_the_reference(tokens_heads_dim: tuple[int, int, int], page: int, dtype: torch.dtype) -> None:
-    """By the kernel and by the plain layers' op, into pools that hold NaN, which stays wherever nothing is stored."""
+    """The kernel and the plain layers' op store the reference's bytes, and leave the pools' NaN everywhere else."""
     tokens, heads, head_dim = tokens_heads_dim
     k, v = new_kv(tokens, heads, head_dim, dtype)
     pages = 3 + tokens // page
@@ -51,7 +51,7 @@ def test_bytes_of_the_reference(tokens_heads_dim: tuple[int, int, int], page: in
 
 
 def test_strided_pools_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools interleaved by layer, by K and V, and by head; sources by head and by element; any tile."""
+    """Pools and sources may be strided along any axis, and tiles may have any size: the bytes are the same."""
     k, v = new_kv(11, 3, 48, torch.float16)
     slots = slots_for(11, 3, 16)
 
@@ -75,6 +75,7 @@ def test_strided_pools_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rounds_to_the_pools_dtype() -> None:
+    """Values of another dtype are rounded to the pool's as the reference rounds them."""
     k, v = new_kv(3, 2, 64, torch.float32)
     stored = torch.zeros(2, 1, 16, 2, 64, dtype=torch.float16, device=DEVICE)
     slots = torch.tensor([5, 0, 15], device=DEVICE)

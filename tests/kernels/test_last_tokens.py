@@ -1,4 +1,4 @@
-"""References to the last step's tokens, by the kernel and by torch's ops."""
+"""The kernel resolves references to the last step's tokens as torch's ops do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.kernels.softmax_contract import DEVICE
 def test_the_kernel_gives_what_torchs_ops_give(count: int) -> None:
     last = LastTokens(300, 1000, torch.device("cpu"))
     last.put(torch.arange(300))
-    last.tokens[33] = 1000  # of a row that was not finite
+    last.tokens[33] = 1000  # the id that a row with NaN logits gets
     ids = torch.arange(count) * 37 % 1000
     ids[::3] = -1 - torch.arange(count)[::3] % 300
-    found = resolve(ids.to(DEVICE), last.tokens.to(DEVICE), 999)
-    assert_bitwise_equal(found, last.resolve(ids))
-    assert count < 256 or found[33] == 999
+    resolved = resolve(ids.to(DEVICE), last.tokens.to(DEVICE), 999)
+    assert_bitwise_equal(resolved, last.resolve(ids))
+    assert count < 256 or resolved[33] == 999

@@ -1,4 +1,4 @@
-"""log_softmax and read_out: the contract's arithmetic, float64 truth, and bits that no batch or schedule can move."""
+"""log_softmax and read_out are the contract's arithmetic, close to float64, under any batch and any schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
 DTYPES = [torch.float32, torch.float16, BFLOAT16]
 VOCABULARIES = [1, 7, 65, 577, 4095, 4096, 4097, 9001]
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, on rows of NaN
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy warns on rows of NaN
 
 
 @pytest.mark.parametrize("columns", VOCABULARIES)
@@ -33,9 +33,10 @@ def test_the_contracts_bits_under_every_schedule(dtype: torch.dtype, columns: in
 
 
 def test_other_chunks_give_other_bits() -> None:
-    x = randn(32, 9001) * 8  # l is near 1 to 2, where log(l) shows its last bits
+    """CHUNK is arithmetic: another chunk, or columns moved to other chunks, gives other bytes."""
+    x = randn(32, 9001) * 8  # l is 1 to 2, where log(l) changes with l's last bits
     assert count_differing(contract.log_softmax(x, 1000), log_softmax(x)) > 0
-    moved = torch.cat((x[:, CHUNK:], x[:, :CHUNK]), 1)  # the same numbers, other chunks
+    moved = torch.cat((x[:, CHUNK:], x[:, :CHUNK]), 1)  # the same numbers in other chunks
     back = log_softmax(moved)
     assert count_differing(torch.cat((back[:, -CHUNK:], back[:, :-CHUNK]), 1), log_softmax(x)) > 0
 
@@ -44,10 +45,11 @@ def test_other_chunks_give_other_bits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [0.1, 30.0])
 def test_against_float64(dtype: torch.dtype, columns: int, scale: float) -> None:
+    """log_softmax is within its roundings of float64."""
     x = (randn(3, columns) * scale).to(dtype)
     truth = reference.log_softmax(x)
     error = (log_softmax(x) - truth).abs()
-    # z - M and log(l) are rounded, and so is their difference; log(l) < 13
+    # z - M, log(l) and their difference are each rounded; log(l) < 13
     assert (error <= (1.01 * UNIT[dtype] + 2.0**-23) * truth.abs() + 13 * 2.0**-23).all()
 
 
@@ -70,6 +72,7 @@ def test_a_chunk_of_minus_infinity_changes_nothing() -> None:
 @pytest.mark.parametrize("columns", [65, 4500])
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
 def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
+    """A row has the same bytes alone, in any place and under any schedule."""
     x = (randn(11, columns) * 4).to(dtype)
     whole = log_softmax(x)
     for start, end in [(0, 1), (10, 11), (3, 8)]:
@@ -81,6 +84,7 @@ def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns:
 
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_any_dim_and_strides(dim: int) -> None:
+    """Any dimension of a strided tensor has the bytes of the last dimension of a contiguous one."""
     x = randn(5, 7, 9)[1:, ::2].transpose(0, 2)
     out = log_softmax(x, dim)
     assert out.is_contiguous() and out.shape == x.shape
@@ -89,6 +93,7 @@ def test_any_dim_and_strides(dim: int) -> None:
 
 
 def test_misaligned_rows() -> None:
+    """Rows that start or end off an alignment have the bytes of a contiguous copy."""
     x = randn(4, 4102, dtype=torch.float16)
     for view in (x[:, 1:], x[:, 2:4099], x[1::2, 3:70]):
         assert_bitwise_equal(log_softmax(view), log_softmax(view.contiguous()))
@@ -96,6 +101,7 @@ def test_misaligned_rows() -> None:
 
 @pytest.mark.parametrize("columns", [65, 5000])
 def test_edges(columns: int) -> None:
+    """Rows with NaN or +inf, or of -inf only, are NaN, and their greedy id is out of range; huge numbers are right."""
     x = randn(8, columns)
     x[0], x[1, 64], x[2, columns - 1], x[3, 0] = -torch.inf, torch.inf, torch.nan, -torch.nan
     x[4], x[5] = 1e38, -3e38
@@ -113,6 +119,7 @@ def test_edges(columns: int) -> None:
 
 
 def test_empty_scalar_and_refused() -> None:
+    """Empty tensors and scalars work; float64, and read_out of float16, are a ValueError."""
     assert log_softmax(torch.empty(0, 9, device=DEVICE)).shape == (0, 9)
     assert log_softmax(torch.empty(3, 0, device=DEVICE)).shape == (3, 0)
     assert log_softmax(torch.tensor(3.0, device=DEVICE)).item() == 0
@@ -136,12 +143,13 @@ def test_read_out_gives_what_log_softmax_gives(columns: int, count: int) -> None
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 65, 4095, 4096, 4097, 9001])
 def test_read_out_of_one_column_a_row(columns: int) -> None:
+    """Without row numbers read_out takes one column per row, and refuses another number of columns."""
     x = randn(5, columns) * 4
     x[1] = 0.5
     x[2] = -torch.inf
     wanted = torch.tensor([-1, columns - 1, 0, columns + 5, columns // 2], device=DEVICE)
-    every = torch.arange(5, device=DEVICE)
-    for actual, expected in zip(read_out(x, None, wanted), read_out(x, every, wanted), strict=True):
+    all_rows = torch.arange(5, device=DEVICE)
+    for actual, expected in zip(read_out(x, None, wanted), read_out(x, all_rows, wanted), strict=True):
         assert_bitwise_equal(actual, expected)
     with pytest.raises(ValueError, match="one column for each of 5 rows"):
         read_out(x, None, wanted[:3])
@@ -149,8 +157,8 @@ def test_read_out_of_one_column_a_row(columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [4093, 4096])
 def test_read_out_where_the_nearest_are_not_equal(columns: int) -> None:
-    """Logits just below the maximum: their logprobs may equal its, and then the first counts, or not."""
-    step = 2.0**-25  # of 0.25 ... 0.5; half an ulp of log l, which is 1 to 8 here, is 2 to 8 of them
+    """A logit just below the maximum may round to the same logprob, and then the lower id is the greedy one."""
+    step = 2.0**-25  # the spacing of float32 below 0.5; log l is 1 to 8 here, and half its ulp is 2 to 8 steps
     x = torch.full((64, columns), -30.0, device=DEVICE)
     for row in range(64):
         x[row, 200 : 203 + 50 * row] = 0.0
@@ -174,8 +182,8 @@ def test_read_out_takes_the_lowest_of_equals_and_clamps_columns() -> None:
     greedy, logprobs = read_out(x, rows, torch.tensor([9001, 1 << 40, -1], device=DEVICE))
     assert greedy.tolist() == [4100, 4095, 0, 16]
     table = log_softmax(x)
-    assert_bitwise_equal(logprobs, table[0, [9000, 9000, 4100]])  # -1: the row's own greedy token
-    padded = torch.cat((x, torch.full_like(x, torch.nan)), 1)[:, :9001]  # a padded vocabulary's row stride
+    assert_bitwise_equal(logprobs, table[0, [9000, 9000, 4100]])  # column -1 means the row's greedy token
+    padded = torch.cat((x, torch.full_like(x, torch.nan)), 1)[:, :9001]  # rows have the stride of a padded vocabulary
     assert_bitwise_equal(read_out(padded, rows, rows)[1], table[0, [0, 0, 0]])
     assert read_out(x[:0], rows[:0], rows[:0])[0].shape == (0,)
 
@@ -185,20 +193,21 @@ def test_read_out_takes_the_lowest_of_equals_and_clamps_columns() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 300])
 def test_a_whole_vocabulary(rows: int, columns: int, dtype: torch.dtype) -> None:
-    """More units than programs, fewer than programs, and rows that no asynchronous copy takes."""
+    """Real vocabularies: more rows than programs, fewer, and rows that asynchronous copies cannot take."""
     x = (torch.randn(rows, columns, device=DEVICE) * 4).to(dtype)
     expected = contract.log_softmax(x)
     for schedule in (None, Schedule(), Schedule(resident=True)):
         assert_bitwise_equal(log_softmax(x, _schedule=schedule), expected.to(dtype))
     assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32), expected)
-    which, wanted = torch.randint(0, rows, (1000,), device=DEVICE), torch.randint(0, columns, (1000,), device=DEVICE)
-    greedy, logprobs = read_out(x.float(), which, wanted)
-    assert_bitwise_equal(logprobs, expected[which, wanted])
+    row_ids, wanted = torch.randint(0, rows, (1000,), device=DEVICE), torch.randint(0, columns, (1000,), device=DEVICE)
+    greedy, logprobs = read_out(x.float(), row_ids, wanted)
+    assert_bitwise_equal(logprobs, expected[row_ids, wanted])
     assert torch.equal(x.gather(1, greedy[:, None])[:, 0], x.amax(1))
 
 
 @pytest.mark.gpu
 def test_offsets_beyond_2_to_the_31() -> None:
+    """The last rows of a tensor of more than 2^31 elements have the bytes of a small tensor."""
     columns = 151936
     x = torch.zeros((1 << 31) // columns + 3, columns, dtype=torch.float32, device=DEVICE)
     x[-3:] = randn(3, columns)

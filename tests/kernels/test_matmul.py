@@ -1,8 +1,9 @@
-"""`native` products: values against float64, bytes under every schedule, and whatever strides torch hands over.
+"""`native` products: values close to float64, and the same bytes under every schedule and for any strides.
 
-On the CPU the interpreter multiplies with numpy, whose order of summation follows the tile: there, bytes are compared
+On the CPU the interpreter multiplies with NumPy, whose order of summation follows the tile: there, bytes are compared
 between equal tiles only; across schedules they are compared on the GPU. On some processors NumPy's product gives a row
-other bits in another place of a tile (OpenBLAS on a Zen 3, 16 x 16 x 16 in float32): rows of small integers are moved.
+other bits in another place of a tile (OpenBLAS on a Zen 3, 16 x 16 x 16 in float32), so the tests that move rows do so
+with small integers, whose sums are exact.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from evalengine.kernels.matmul import REFERENCE, Schedule, bmm, linear, matmul
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter's bf16 is wrong
+BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter computes bf16 wrongly
 DTYPES = [torch.float32, torch.float16, BF16]
 HALVES = [torch.float16, BF16]
 UNIT = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}  # the largest relative error of a rounding
@@ -35,11 +36,11 @@ DESCRIPTORS = [
     Schedule("tma", 16, 64, 32, swap=True),
     Schedule("tma", 64, 64, 16, num_warps=8, persistent=True, subtiles=2),
     Schedule("tma", 32, 64, 16, swap=True, persistent=True, subtiles=2),
-    Schedule("tma", 16, 48, 32),  # 32 + 16 columns
+    Schedule("tma", 16, 48, 32),  # split into 32 + 16 columns
     Schedule("tma", 64, 80, 16, persistent=True, group_m=2, subtiles=2),
 ]
 SHAPES = [(1, 1, 1), (5, 7, 3), (17, 65, 33), (31, 1, 40), (1, 67, 129)]  # M, N, K
-ALIGNED = [(1, 8, 8), (17, 72, 40), (67, 136, 72)]  # rows of 16 bytes: what a descriptor may address
+ALIGNED = [(1, 8, 8), (17, 72, 40), (67, 136, 72)]  # rows are multiples of 16 bytes, as descriptors need
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -48,13 +49,13 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def movable(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """On a GPU anything; in the interpreter integers whose sums are exact, so that only a wrong row can differ."""
+    """Returns random numbers; in the interpreter, small integers, whose sums are exact in any place of a tile."""
     values = random(*shape, dtype=dtype, seed=seed)
     return values if DEVICE == "cuda" else (values * 4).round()
 
 
 def assert_close(actual: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
-    """Within one rounding of the output's dtype, and of the float32 chain: K steps of 2^-23 of the magnitudes."""
+    """Allows one rounding to the output's dtype, and the float32 chain's K roundings of 2^-23 of the magnitudes."""
     wide = (a.cpu().double(), b.cpu().double())
     added = 0 if bias is None else bias.cpu().double()
     truth = wide[0] @ wide[1] + added
@@ -89,6 +90,7 @@ def test_descriptor_forms_are_float64_rounded(schedule: Schedule, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_rounding_after_the_bias_unless_asked(dtype: torch.dtype) -> None:
+    """The output is rounded once, after the bias; with `round_product` the product is rounded before it, too."""
     a, b, bias = random(33, 48, dtype=dtype), random(48, 72, dtype=dtype), random(72, dtype=dtype, seed=2)
     schedules = [*POINTERS, *([] if dtype == torch.float32 else DESCRIPTORS)]
     columns = b.t().contiguous().t()  # contiguous along K, for the descriptors
@@ -106,6 +108,7 @@ def test_one_rounding_after_the_bias_unless_asked(dtype: torch.dtype) -> None:
 
 
 def test_reference_agrees() -> None:
+    """linear is close to float64, as computed here and by `reference`."""
     x, weight, bias = (
         random(3, 5, dtype=torch.float32),
         random(7, 5, dtype=torch.float32),
@@ -115,11 +118,11 @@ def test_reference_agrees() -> None:
     torch.testing.assert_close(linear(x, weight, bias).double(), reference.linear(x, weight, bias), rtol=0, atol=1e-5)
 
 
-# -- what torch hands over --------------------------------------------------------------------------------------------
+# -- the operands' layouts --------------------------------------------------------------------------------------------
 
 
 def layouts(x: Tensor) -> Iterator[Tensor]:
-    """Views that equal x [R, C], each laid out in another way, in storage that is NaN wherever x is not."""
+    """Yields views equal to x [R, C] in several layouts; the storage between their elements is NaN."""
     rows, columns = x.shape
     yield x
     yield x.t().contiguous().t()
@@ -187,6 +190,7 @@ def test_linear_is_matmul_by_the_transpose(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_empty(dtype: torch.dtype) -> None:
+    """Products without rows or columns are empty, and sums of no terms are 0 or the bias."""
     bias = random(4, dtype=dtype)
     assert matmul(random(0, 3, dtype=dtype), random(3, 4, dtype=dtype), bias).shape == (0, 4)
     assert matmul(random(2, 3, dtype=dtype), random(3, 0, dtype=dtype)).shape == (2, 0)
@@ -203,6 +207,7 @@ def test_sums_of_negative_zeros_are_positive(dtype: torch.dtype) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
+    """Shapes, dtypes or layouts that do not suit the product or the schedule are a ValueError."""
     a, b = random(3, 5, dtype=torch.float32), random(5, 7, dtype=torch.float32)
     tma = DESCRIPTORS[0]
     for call in (
@@ -224,6 +229,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_alone_and_anywhere(dtype: torch.dtype) -> None:
+    """A row has the same bytes alone and in any place of the batch."""
     a, weight = movable(35, 72, dtype=dtype), movable(48, 72, dtype=dtype, seed=1)
     order = torch.randperm(35, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     for schedule in [*POINTERS, *([] if dtype == torch.float32 else DESCRIPTORS)]:
@@ -244,7 +250,7 @@ EVERY_SHAPE = [(1024, 3072), (2560, 1536), (4096, 1000), (24576, 512), (67, 131)
     + [(dtype, *shape) for dtype in (torch.float16, torch.float32) for shape in EVERY_SHAPE[2::2]],
 )
 def test_every_schedule_gives_the_same_bytes(n: int, k: int, dtype: torch.dtype, rows: tuple[int, ...]) -> None:
-    """Of the float32 chains, before any rounding could hide a difference."""
+    """Compares float32 outputs, because a rounding to half precision could hide a difference."""
     weight, bias = random(n, k, dtype=dtype, seed=1), random(n, dtype=dtype, seed=2)
     x = random(1025, k, dtype=dtype)
     expected = matmul(x, weight.t(), bias, out_dtype=torch.float32, schedule=REFERENCE)
@@ -255,24 +261,25 @@ def test_every_schedule_gives_the_same_bytes(n: int, k: int, dtype: torch.dtype,
             actual = matmul(x[:m], weight.t(), bias, out_dtype=torch.float32, schedule=schedule)
             assert_bitwise_equal(actual, expected[:m])
             tried.add(schedule)
-        for _ in range(2):  # the second call takes what the first has found out
+        for _ in range(2):  # the second call repeats the first call's launch
             assert_bitwise_equal(linear(x[:m], weight, bias, out_dtype=torch.float32), expected[:m])
     assert len(tried) >= (5 if tma_ok else 2)
 
 
 @pytest.mark.gpu
 def test_the_float32_chain_is_a_loop_of_fused_multiply_adds() -> None:
+    """A float32 product adds its K terms one by one, each by a fused multiply-add."""
     a, b = random(4, 300, dtype=torch.float32), random(300, 5, dtype=torch.float32, seed=1)
     left, right = a.cpu().double(), b.cpu().double()
     chain = torch.zeros(4, 5, dtype=torch.float64)
-    for step in range(300):  # a product of two float32 is exact in float64; its sum with a float32 nearly always is
+    for step in range(300):  # float64 holds a product of two float32 exactly; its sum with a third nearly always
         chain = (chain + left[:, step, None] * right[step]).float().double()
     assert_bitwise_equal(matmul(a, b), chain.float().to(DEVICE))
 
 
 @pytest.mark.gpu
 def test_inverse_cublas_changes_bits_with_the_number_of_rows() -> None:
-    """Where cuBLAS splits K for few rows; ours does not."""
+    """cuBLAS splits K for few rows, which changes bits; our kernels never split it."""
     weight, rows = random(1024, 3072, dtype=torch.bfloat16, seed=1), random(256, 3072, dtype=torch.bfloat16)
     assert count_differing(torch.mm(rows[:1], weight.t()), torch.mm(rows, weight.t())[:1]) > 0
     assert_bitwise_equal(linear(rows[:1], weight), linear(rows, weight)[:1])
@@ -280,6 +287,7 @@ def test_inverse_cublas_changes_bits_with_the_number_of_rows() -> None:
 
 @pytest.mark.gpu
 def test_beyond_2_to_the_31_elements() -> None:
+    """Outputs and operands of more than 2^31 elements give the bytes of small ones."""
     bf16 = torch.bfloat16
     if torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GiB of GPU memory")
@@ -304,7 +312,7 @@ def test_beyond_2_to_the_31_elements() -> None:
 
 
 def test_linear_remembers_which_operand_is_unaligned() -> None:
-    """Two calls alike but for the operand that starts off a 16-byte border: each needs its own compiled variant."""
+    """Calls that differ only in which operand is not 16-byte aligned each need their own compiled variant."""
     x, weight, bias = (torch.randn(n + 1, device=DEVICE).half() for n in (5 * 64, 96 * 64, 96))
     expected = None
     for off in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)) * 2:

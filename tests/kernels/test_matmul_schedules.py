@@ -1,4 +1,4 @@
-"""Which schedule a product gets: text, table, heuristic; and the tuner that makes the table."""
+"""The schedule that a product gets, from its text, the table or the heuristic; and the tuner that makes the table."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def all_candidates() -> set[Schedule]:
 
 
 def test_schedules_as_text_and_back() -> None:
-    found = all_candidates()
-    assert len(found) > 60
-    assert any(sum(s.columns) == s.block_n == 160 and s.columns[1] == 32 for s in found)
+    schedules = all_candidates()
+    assert len(schedules) > 60
+    assert any(sum(s.columns) == s.block_n == 160 and s.columns[1] == 32 for s in schedules)
     assert Schedule.parse("cublaslt m160") == by_cublaslt(160) and str(by_cublaslt(160)) == "cublaslt m160"
-    for schedule in found:
+    for schedule in schedules:
         assert all(part & (part - 1) == 0 for part in schedule.columns) and sum(schedule.columns) == schedule.block_n
         assert Schedule.parse(str(schedule)) == schedule
     for text in ("", "tma 128x256 w8 s3 g8", "wmma 16x16x16 w4 s3 g8", f"{REFERENCE} fast"):
@@ -45,6 +45,7 @@ def test_schedules_as_text_and_back() -> None:
 
 
 def test_buckets() -> None:
+    """A number of rows belongs to the smallest bucket that holds it, or to the largest."""
     assert [bucket(m) for m in (0, 1, 2, 3, 4, 5, 33, 127, 128, 129, 200, 8191, 8193, 10**6)] == [
         1, 1, 2, 4, 4, 8, 48, 128, 128, 160, 224, 8192, 8192, 8192,
     ]  # fmt: skip
@@ -66,6 +67,7 @@ def fresh_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 @pytest.mark.usefixtures("fresh_table")
 def test_cublaslt_serves_what_was_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLASLt serves numbers of rows and shapes without a tuned tile, unless its bucket is excluded."""
     bf16, tuned = torch.bfloat16, Schedule("tma", 64, 64, 64, 4, 3)
 
     def chosen(m: int, n: int, dtype: torch.dtype = bf16, gpu: str = "GPU X") -> Schedule:
@@ -74,7 +76,7 @@ def test_cublaslt_serves_what_was_not_tuned(monkeypatch: pytest.MonkeyPatch) -> 
     assert chosen(64, 1024) == tuned
     for m, rows in ((32, 32), (33, 48), (65, 80), (129, 160), (9000, 8192)):
         assert chosen(m, 1024) == chosen(m, 4096) == chosen(m, 4096, gpu="GPU Y") == by_cublaslt(rows)
-    assert chosen(16, 1024) == tuned  # the next larger bucket that was tuned
+    assert chosen(16, 1024) == tuned  # the bucket tuned next above 16 rows
     assert chosen(64, 4096, torch.float32) == heuristic(torch.float32, 64, 4096, 512, True)
     monkeypatch.setattr(matmul_schedules, "excluded", {by_cublaslt(48)})
     assert chosen(33, 1024) == tuned, "it differed here: the tile goes"
@@ -88,13 +90,14 @@ def test_choice_takes_the_row_the_nearest_row_or_the_heuristic() -> None:
     assert choose("GPU X", bf16, 1, 1024, 512, True) == Schedule("pointer", 16, 16, 256, 4, 4)
     assert choose("GPU X", torch.float16, 33, 1024, 512, True) == tuned
     assert choose("GPU X", bf16, 5000, 1024, 512, True) == tuned  # the largest bucket that was tuned
-    assert choose("GPU X", bf16, 64, 4096, 4096, True) == tuned  # the nearest shape
+    assert choose("GPU X", bf16, 64, 4096, 4096, True) == tuned  # the table's nearest shape
     for other in (choose("GPU X", bf16, 64, 1024, 512, False), choose("GPU Y", bf16, 64, 1024, 512, False)):
-        assert other == heuristic(bf16, 64, 1024, 512, False)  # its operands are no descriptors', or it has no row
+        assert other == heuristic(bf16, 64, 1024, 512, False)  # unfit for descriptors; an unknown GPU
     assert choose("GPU X", torch.float32, 1, 1024, 512, True) == heuristic(torch.float32, 1, 1024, 512, True)
 
 
 def test_the_heuristic_fits_every_gpu_and_shape() -> None:
+    """The heuristic's tiles fit into shared memory, and need descriptors only where they are allowed."""
     for dtype in DTYPES:
         size = dtype.itemsize
         for m in (1, 17, 33, 65, 129, 300, 8192):
@@ -107,6 +110,7 @@ def test_the_heuristic_fits_every_gpu_and_shape() -> None:
 
 
 def test_the_committed_table_is_sound() -> None:
+    """Every schedule of the shipped table is one of the tuner's candidates for its bucket."""
     for gpu in json.loads(matmul_schedules.TABLE.read_text()):
         for (n, k), row in matmul_schedules._tuned(gpu).items():
             assert n > 0 and k > 0 and set(row) <= set(BUCKETS)
@@ -117,8 +121,8 @@ def test_the_committed_table_is_sound() -> None:
 def test_candidates_are_few_and_distinct() -> None:
     for m in (1, 16, 32, 64, 128, 256, 8192):
         for n in (576, 4096, 151936):
-            found = candidates(torch.bfloat16, m, n, 1024, True)
-            assert 5 <= len(found) <= 19 and len(found) == len(set(found))
+            schedules = candidates(torch.bfloat16, m, n, 1024, True)
+            assert 5 <= len(schedules) <= 19 and len(schedules) == len(set(schedules))
             assert all(replace(s, form="pointer") == s for s in candidates(torch.bfloat16, m, n, 1024, False))
 
 
@@ -126,13 +130,15 @@ def test_candidates_are_few_and_distinct() -> None:
 
 
 def test_shapes_of_the_models() -> None:
-    found = {(s.n, s.k): s for s in shapes()}
-    assert len(found) == len(shapes()) == 32
-    assert found[6144, 4096].names == ("Qwen3-8B qkv_proj", "Llama-3.1-8B qkv_proj") and not found[6144, 4096].lm_head
-    assert found[49152, 576].out_dtype == torch.float32
+    """The tuned shapes are those of the benched models' layers, each once."""
+    sizes = {(s.n, s.k): s for s in shapes()}
+    assert len(sizes) == len(shapes()) == 32
+    assert sizes[6144, 4096].names == ("Qwen3-8B qkv_proj", "Llama-3.1-8B qkv_proj") and not sizes[6144, 4096].lm_head
+    assert sizes[49152, 576].out_dtype == torch.float32
 
 
 def test_the_table_is_extended_shape_by_shape(tmp_path: Path) -> None:
+    """`write_table` keeps other GPUs and shapes, sorts shapes, and writes a line for each."""
     small, large = (Shape(n, 64, False, ("x",)) for n in (96, 1024))
     path = tmp_path / "table.json"
     path.write_text("{}\n")
@@ -143,7 +149,7 @@ def test_the_table_is_extended_shape_by_shape(tmp_path: Path) -> None:
     rows = {"96,64": row, "1024,64": row}
     assert json.loads(path.read_text()) == {"GPU A": {"bfloat16": rows}, "GPU B": {"bfloat16": {"1024,64": row}}}
     assert path.read_text().index('"96,64"') < path.read_text().index('"1024,64"')
-    assert sum(line.startswith('   "') for line in path.read_text().splitlines()) == 3  # a line a shape
+    assert sum(line.startswith('   "') for line in path.read_text().splitlines()) == 3  # a line per shape
     assert [p.name for p in tmp_path.iterdir()] == ["table.json"]
 
 
@@ -166,17 +172,17 @@ def test_tuning_finds_equal_schedules_and_writes_what_choose_reads(tmp_path: Pat
     (rows,) = json.loads(table.read_text()).values()
     for m, text in rows["bfloat16"]["576,576"].items():
         assert Schedule.parse(text) in candidates(torch.bfloat16, int(m), 576, 576, True)
-    written = json.loads(report.read_text())
-    assert written["differing"] == [] and len(written["times"]) == len(BUCKETS)
-    by_tiles = [str(time["m"]) for time in written["times"] if not time["schedule"].startswith("cublaslt")]
-    assert list(rows["bfloat16"]["576,576"]) == by_tiles  # cuBLASLt is what no row of the table says
-    for time in written["times"]:
+    tuning_report = json.loads(report.read_text())
+    assert tuning_report["differing"] == [] and len(tuning_report["times"]) == len(BUCKETS)
+    by_tiles = [str(time["m"]) for time in tuning_report["times"] if not time["schedule"].startswith("cublaslt")]
+    assert list(rows["bfloat16"]["576,576"]) == by_tiles  # the table omits rows that cuBLASLt serves
+    for time in tuning_report["times"]:
         assert 0 < time["floor_seconds"] < time["seconds"] < 0.01
 
 
 @pytest.mark.gpu
 def test_a_schedule_with_other_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tuner against a product that is wrong under every pointer schedule but the reference."""
+    """The tuner drops every schedule whose product is wrong: here, all pointer schedules but the reference."""
 
     def broken(*arguments: Tensor, schedule: Schedule, **options: torch.dtype) -> Tensor:
         product = matmul(*arguments, schedule=schedule, **options)
@@ -185,9 +191,9 @@ def test_a_schedule_with_other_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(matmul_tune, "matmul", broken)
     (shape,) = (s for s in shapes() if (s.n, s.k) == (576, 576))
     x, weight = operands(shape, 64, torch.device(DEVICE))
-    found = matmul_tune.tune_point(shape, x, weight)
-    assert not found.schedule.startswith("pointer") and found.differing
-    assert all(text.startswith("pointer") for text in found.differing)
+    point = matmul_tune.tune_point(shape, x, weight)
+    assert not point.schedule.startswith("pointer") and point.differing
+    assert all(text.startswith("pointer") for text in point.differing)
 
 
 def test_no_gpu_or_an_unknown_shape_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""mean: float64 truth, any dims, and bits that no order, batch or schedule can move."""
+"""mean is close to float64 over any dims, and its bits depend on no order, batch or schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
 DTYPES = [torch.float32, torch.float16, BFLOAT16]
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, on rows of NaN
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy warns on rows of NaN
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -26,11 +26,12 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 @pytest.mark.parametrize("columns", [1, 7, 63, 65, 577, 4097, 16384, 16385, 50000])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_against_float64(dtype: torch.dtype, columns: int) -> None:
+    """mean is within its grid and its roundings of float64."""
     x = randn(3, columns, dtype=dtype)
-    x[1] = x[1].abs()  # nothing cancels
+    x[1] = x[1].abs()  # in this row no terms cancel
     truth = reference.mean(x, -1)
     parts = -(-columns // 16384)
-    largest = x.double().abs().amax(1)  # the grid's, 2^-44 of it toward zero
+    largest = x.double().abs().amax(1)  # the grid's unit is 2^-44 of this, and rounds toward zero
     rounding = (2 + parts) * 2.0**-24 * x.double().abs().mean(1).clamp(max=1) * (parts > 1) + 2.0**-43 * largest
     assert ((mean(x, -1, out_dtype=torch.float32) - truth).abs() <= rounding + 2.01 * 2.0**-24 * truth.abs()).all()
     rounded = (mean(x, -1) - truth).abs()
@@ -55,24 +56,26 @@ def test_order_inside_a_part_cannot_matter(columns: int) -> None:
     order = torch.randperm(min(columns, 16384), generator=torch.Generator().manual_seed(1))
     order = torch.cat((order, torch.arange(16384, columns))) if columns > 16384 else order
     assert_bitwise_equal(mean(x[:, order], 1), whole)
-    values = x.cpu().numpy()  # the inverse: float32, one after another
+    values = x.cpu().numpy()  # float32 sums, one term after another, do depend on the order
     chain, other = (v.cumsum(1, dtype=np.float32)[:, -1] for v in (values, values[:, order]))
     assert count_differing(chain, other) > 0
 
 
 def test_parts_are_added_in_order() -> None:
+    """Parts of 16,384 columns are each rounded to float32, and added from first to last."""
     x = randn(5, 40000, seed=3)
     parts = [part.double() for part in x.split(16384, 1)]
     total = torch.zeros(5, device=DEVICE)
     for part in parts:
         total = total + (part.sum(1).float() / 40000)
     assert torch.allclose(mean(x, 1), total, rtol=0, atol=2.0**-30)
-    assert count_differing(mean(x.flip(1), 1), mean(x, 1)) > 0  # other parts, other bits: the cut is arithmetic
+    assert count_differing(mean(x.flip(1), 1), mean(x, 1)) > 0  # flipped columns fall into other parts: other bits
 
 
 @pytest.mark.parametrize("columns", [65, 577, 17000])
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
 def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
+    """A row has the same bytes alone, in any layout and under any schedule."""
     x = randn(9, columns, dtype=dtype)
     whole = mean(x, 1)
     for start, end in [(0, 1), (8, 9), (3, 7)]:
@@ -84,6 +87,7 @@ def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns:
 
 
 def test_edges() -> None:
+    """Rows with infinities or NaN are NaN; tiny and huge numbers are right; wrong dtypes and dims are a ValueError."""
     x = randn(7, 65)
     x[0], x[1, 3], x[2, 64], x[3], x[4], x[5] = 0, torch.inf, torch.nan, 3e38, 2e-45, -1e-38
     out = mean(x, 1)
@@ -102,6 +106,7 @@ def test_edges() -> None:
 
 @pytest.mark.gpu
 def test_offsets_beyond_2_to_the_31() -> None:
+    """The last rows of a tensor of more than 2^31 elements have the bytes of a small tensor."""
     x = torch.zeros((1 << 31) // 4096 + 3, 4096, dtype=torch.bfloat16, device=DEVICE)
     x[-3:] = randn(3, 4096, dtype=torch.bfloat16)
     assert_bitwise_equal(mean(x, 1)[-3:], mean(x[-3:].clone(), 1))

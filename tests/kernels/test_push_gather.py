@@ -1,4 +1,4 @@
-"""The pushing all-gather: every rank's columns in every rank's memory; here all ranks' memory is this process's."""
+"""The pushing all-gather writes every rank's columns into every rank's memory; one process plays all ranks here."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.kernels.softmax_contract import DEVICE
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (1, 129), (5, 64), (17, 131)])
 def test_every_slot_has_all_columns_side_by_side(rows: int, columns: int, size: int) -> None:
+    """After every turn each rank's memory holds all ranks' columns in order, and nothing is written past them."""
     sources = [torch.arange(rows * (columns + 3)).view(rows, -1)[:, :columns].to(DEVICE) * (r + 1) for r in range(size)]
     slots = torch.full((size, rows * size * columns + 5), -7, device=DEVICE)
     flags = torch.zeros(size, size, dtype=torch.int32, device=DEVICE)
@@ -22,7 +23,7 @@ def test_every_slot_has_all_columns_side_by_side(rows: int, columns: int, size: 
     )
     for turn in (1, 2, 3):
         for rank, source in enumerate(sources):
-            flags[rank, rank + 1 :] = 1 << 20  # one rank comes after the other here: it need not wait for later ones
+            flags[rank, rank + 1 :] = 1 << 20  # later ranks run later here, so none may wait for them
             push_gather(source + turn, addresses, tables, flags[rank], states[rank], rank, size)
         wanted = torch.cat([source + turn for source in sources], dim=1)
         for slot in slots:

@@ -1,4 +1,4 @@
-"""The fused q/k norm, RoPE and KV write: the bytes of the three kernels one after another."""
+"""The fused q/k norm, RoPE and KV write has the bytes of the three kernels one after another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = [  # tokens, query heads, KV heads, head_dim, page size
 
 @dataclass(frozen=True)
 class Step:
-    """What a layer has after its qkv projection."""
+    """A layer's tensors after its qkv projection: q, k, v [tokens, heads, D], norms, tables [tokens, D / 2], slots."""
 
     q: Tensor
     k: Tensor
@@ -40,12 +40,13 @@ class Step:
     pools: Tensor  # [2, B, block_size, Hkv, D]
 
     def fused(self) -> tuple[Tensor, Tensor]:
-        """The rotated q, and the pools after the write (a fresh copy)."""
+        """Returns the rotated q, and a copy of the pools after the write, by the fused kernel."""
         pools = self.pools.clone()
         arguments = (self.q, self.k, self.v, self.q_weight, self.k_weight, EPS, self.cos, self.sin)
         return qkv.qk_norm_rope_store(*arguments, *pools, self.slots), pools
 
     def unfused(self) -> tuple[Tensor, Tensor]:
+        """Returns what `fused` returns, by the three kernels."""
         pools, q, k = self.pools.clone(), self.q, self.k
         if self.q_weight is not None and self.k_weight is not None:
             q, k = rms_norm.rms_norm(q, self.q_weight, EPS), rms_norm.rms_norm(k, self.k_weight, EPS)
@@ -53,13 +54,13 @@ class Step:
         return rope.rope(q, self.cos, self.sin), pools
 
     def tokens(self, rows: Tensor) -> Step:
-        """Some of the step's tokens."""
-        picked = {name: getattr(self, name)[rows] for name in ("q", "k", "v", "cos", "sin", "slots")}
-        return replace(self, **picked)
+        """Returns the step with only the tokens `rows`."""
+        selected = {name: getattr(self, name)[rows] for name in ("q", "k", "v", "cos", "sin", "slots")}
+        return replace(self, **selected)
 
 
 def step(tokens: int, q_heads: int, kv_heads: int, head_dim: int, page: int, dtype: torch.dtype, norm: bool) -> Step:
-    """Magnitudes that differ from head to head, weights up to about 100, slots out of order, one in three -1."""
+    """Makes a step: magnitudes vary between heads, weights reach about 100, slots are shuffled, a third of them -1."""
     generator = torch.Generator().manual_seed(tokens + q_heads + head_dim)
 
     def randn(*shape: int) -> Tensor:
@@ -91,7 +92,7 @@ def assert_same(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_of_the_three_kernels(shape: tuple[int, int, int, int, int], dtype: torch.dtype, norm: bool) -> None:
-    """q is there even where the slot is -1; in the pools NaN stays wherever nothing is stored."""
+    """The bytes are equal; q is computed even for slot -1, and the pools' NaN stays wherever nothing is stored."""
     s = step(*shape, dtype, norm)
     q, pools = s.fused()
     assert_same((q, pools), s.unfused())
@@ -101,17 +102,18 @@ def test_bytes_of_the_three_kernels(shape: tuple[int, int, int, int, int], dtype
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_accuracy(dtype: torch.dtype) -> None:
+    """The rotated q is within its five roundings, of eps / 2 each, of float64."""
     s = step(5, 3, 1, 80, 16, dtype, norm=True)
     assert s.q_weight is not None
     normed = reference.rms_norm(s.q, s.q_weight, EPS)
     truth = reference.apply_rope(normed, s.cos, s.sin)
     size = normed.abs().unflatten(-1, (2, -1)).sum(-2).repeat(1, 1, 2)
-    assert ((s.fused()[0].double() - truth).abs() <= 3 * torch.finfo(dtype).eps * size).all()  # five roundings, eps / 2
+    assert ((s.fused()[0].double() - truth).abs() <= 3 * torch.finfo(dtype).eps * size).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 def test_rounding_points_matter(dtype: torch.dtype) -> None:
-    """A norm that multiplies by the weight before it rounds gives other bytes; so does the norm after RoPE."""
+    """A norm that rounds only after the weight gives other bytes, and so does a norm after RoPE."""
     s = step(5, 3, 1, 80, 16, dtype, norm=True)
     assert s.q_weight is not None
     fused = s.fused()[0]
@@ -123,7 +125,7 @@ def test_rounding_points_matter(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("norm", [True, False], ids=["normed", "plain"])
 def test_strides(norm: bool) -> None:
-    """Sources that are not views of one tensor, pools interleaved by page and with padding."""
+    """Sources that are not views of one tensor, and pools interleaved by page, with padding, give the same bytes."""
     s = step(7, 6, 3, 48, 16, torch.float16, norm)
     expected = s.fused()
     apart = replace(
@@ -134,7 +136,7 @@ def test_strides(norm: bool) -> None:
         cos=s.cos.t().contiguous().t(),
     )
     assert_same(apart.fused(), expected)
-    assert_same(replace(s, v=s.v.contiguous()).fused(), expected)  # k and v of different token strides
+    assert_same(replace(s, v=s.v.contiguous()).fused(), expected)  # k and v have different token strides
     pages = s.pools.shape[1]
     pools = torch.full((pages, 16, 2, 3, 50), torch.nan, dtype=torch.float16, device=DEVICE)
     strided = pools.permute(2, 0, 1, 3, 4)[..., :48]
@@ -143,9 +145,9 @@ def test_strides(norm: bool) -> None:
     assert pools[..., 48:].isnan().all()
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's: NaN to an integer
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns when NaN becomes an integer
 def test_a_token_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, shuffled, or beside infinities, and with every tile: the same bytes; at another position: others."""
+    """A token has the same bytes alone, shuffled, beside infinities and with every tile; its position has an effect."""
     s = step(7, 9, 3, 64, 16, torch.float16, norm=True)
     q, pools = s.fused()
     order = torch.randperm(7, generator=torch.Generator().manual_seed(1)).to(DEVICE)
@@ -161,7 +163,7 @@ def test_a_token_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
     poisoned.q[0] = torch.inf
     poisoned.q[3, 2, 40] = torch.nan
     poisoned_q = poisoned.fused()[0]
-    assert poisoned_q[0].isnan().all() and poisoned_q[3, 2].isnan().all()  # a row as a whole, and no other
+    assert poisoned_q[0].isnan().all() and poisoned_q[3, 2].isnan().all()  # the bad rows are NaN as a whole
     assert_bitwise_equal(poisoned_q[3, [0, 1, 3]], q[3, [0, 1, 3]])
     assert_bitwise_equal(poisoned_q[4:], q[4:])
     for warps in (1, 2, 8):
@@ -172,8 +174,9 @@ def test_a_token_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("tokens", [1, 257, *(pytest.param(n, marks=pytest.mark.slow) for n in (255, 256, 600))])
 def test_a_token_does_not_see_how_many_there_are(tokens: int, dtype: torch.dtype) -> None:
-    """Around 256 tokens, where other engines' norms change their block. Eight tokens over and over, each beside itself
-    alone; only the first is stored, for the interpreter takes some 10 ms a program."""
+    """A token's bytes do not depend on the number of tokens, above all around 256, where other engines' norms change
+    their block. The batch repeats eight tokens, each of which is compared with itself alone; only the first is stored,
+    because the interpreter takes some 10 ms per program."""
     s = step(8, 1, 1, 16, 16, dtype, norm=True)
     s.slots[1:] = -1
     q, pools = s.tokens(torch.arange(tokens, device=DEVICE) % 8).fused()
@@ -181,11 +184,11 @@ def test_a_token_does_not_see_how_many_there_are(tokens: int, dtype: torch.dtype
     expected = torch.cat([alone_q for alone_q, _ in alone])
     assert_bitwise_equal(q, expected[torch.arange(tokens, device=DEVICE) % 8])
     assert_bitwise_equal(pools, alone[0][1])
-    assert count_differing(expected[1:], expected[:-1]) > 50  # eight different tokens
+    assert count_differing(expected[1:], expected[:-1]) > 50  # the eight tokens do differ
 
 
 def test_extreme_magnitudes() -> None:
-    """Rows of zeros, of the largest and of the smallest numbers: the halves share one exponent."""
+    """Rows of zeros, of huge and of tiny numbers, whose halves share one exponent, have the three kernels' bytes."""
     s = step(6, 2, 1, 64, 16, torch.float32, norm=True)
     q = s.q.clone()
     q[0], q[1, :, :32], q[2, :, 32:], q[3] = 0.0, 1e-30, 1e-30, 1e-44
@@ -196,6 +199,7 @@ def test_extreme_magnitudes() -> None:
 
 @pytest.mark.gpu
 def test_pools_beyond_two_to_the_31_elements() -> None:
+    """Slots of pools of more than 2^31 elements have the three kernels' bytes."""
     s = step(5, 32, 8, 128, 64, torch.bfloat16, norm=True)
     pages = 2**15 + 1
     if torch.cuda.mem_get_info()[0] < 20 * pages * 64 * 8 * 128:
@@ -205,12 +209,12 @@ def test_pools_beyond_two_to_the_31_elements() -> None:
     s = replace(s, slots=slots, pools=torch.zeros(2, pages, 64, 8, 128, dtype=torch.bfloat16, device=DEVICE))
     (q, fused), (expected_q, unfused) = s.fused(), s.unfused()
     assert_bitwise_equal(q, expected_q)
-    assert torch.equal(fused.view(torch.int16), unfused.view(torch.int16))  # 8 GB each: compared where they lie
+    assert torch.equal(fused.view(torch.int16), unfused.view(torch.int16))  # 8 GB each, so compared without copies
 
 
 @pytest.mark.gpu
 def test_many_tokens() -> None:
-    """A prefill of Qwen3-8B's shape, against the three kernels and against one token alone."""
+    """A prefill of Qwen3-8B's shape has the three kernels' bytes, and those of single tokens."""
     s = step(8191, 32, 8, 128, 64, torch.bfloat16, norm=True)
     q, pools = s.fused()
     assert_same((q, pools), s.unfused())

@@ -1,4 +1,4 @@
-"""Repeated launches: what Triton repeats itself, and on a GPU that a repeat gives the bytes of a first launch."""
+"""Repeated launches: Triton repeats those that the driver cannot; on a GPU repeats give the first launch's bytes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ GRID = (7, 2, 3)
 
 
 def test_triton_repeats_what_the_driver_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton repeats the launch on its device, with the varying tensors replaced and the other arguments unchanged."""
     calls: list[tuple] = []
-    on: list[int] = []  # the devices made current, innermost last
+    current: list[int] = []  # the devices made current, the innermost last
 
     @contextmanager
     def device(index: int) -> Iterator[None]:
-        on.append(index)
+        current.append(index)
         yield
-        on.pop()
+        current.pop()
 
     monkeypatch.setattr(torch.cuda, "device", device)
 
     def run(*args: Any) -> None:
-        assert on == [1], "Triton takes the current device's stream"
+        assert current == [1], "Triton takes the current device's stream"
         calls.append(args)
 
-    variant = launch._Variant({GRID: run}, (64, True), 1)  # not a compiled kernel
+    variant = launch._Variant({GRID: run}, (64, True), 1)  # `run` is no compiled kernel, so the driver cannot launch it
     assert variant.direct is None
     x, y, new = torch.zeros(2), torch.zeros(2), torch.ones(2)
     descriptor = SimpleNamespace(base=x, shape=[2], strides=[1])
@@ -50,6 +51,7 @@ def test_triton_repeats_what_the_driver_cannot(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`remember` drops old entries beyond MAX_REMEMBERED, never the newest."""
     monkeypatch.setattr(launch, "MAX_REMEMBERED", 2)
     memory: dict[tuple, Any] = {}
     for i in range(5):
@@ -66,7 +68,7 @@ def randn(*shape: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("m", [1, 17, 64, 129, 1024])
 @pytest.mark.parametrize("biased", [False, True])
 def test_products_repeated_with_other_operands(m: int, biased: bool) -> None:
-    """The third call repeats the first one's launch; by another schedule the same product has the same bytes."""
+    """Later calls repeat the first one's launch, with the reference's bytes for their own operands."""
     for seed in range(3):
         x, weight = randn(m, 576, seed=seed), randn(1536, 576, seed=seed + 10)
         bias = randn(1536, seed=seed + 20) if biased else None
@@ -79,32 +81,34 @@ def test_products_repeated_with_other_operands(m: int, biased: bool) -> None:
 
 @pytest.mark.gpu
 def test_a_new_thread_repeats_a_launch_first() -> None:
+    """A thread whose first CUDA call is a repeated launch gets the right bytes."""
     x, weight = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((16, 512), (512, 512)))
     expected = matmul.linear(x, weight)
     assert_bitwise_equal(matmul.linear(x, weight), expected)
-    found: list[Any] = []
+    results: list[Any] = []
 
     def work() -> None:
         try:
-            found.append(matmul.linear(x, weight))
+            results.append(matmul.linear(x, weight))
         except RuntimeError as error:
-            found.append(error)
+            results.append(error)
 
     for _ in range(2):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    for out in found:
+    for out in results:
         assert_bitwise_equal(out, expected)
 
 
 @pytest.mark.gpu
 def test_rows_repeated_with_other_operands() -> None:
+    """Repeats of row kernels with other operands have the bytes of first launches."""
     for seed in range(3):
         x, residual, weight = randn(33, 576, seed=seed), randn(33, 576, seed=seed + 10), randn(576, seed=seed + 20)
-        for ours, schedule in (((x, residual), (1, 2)), ((residual, x), (4, 8))):
-            expected = rms_norm.add_rms_norm(*ours, weight, 1e-6, _schedule=schedule)
-            for actual, wanted in zip(rms_norm.add_rms_norm(*ours, weight, 1e-6), expected, strict=True):
+        for operands, schedule in (((x, residual), (1, 2)), ((residual, x), (4, 8))):
+            expected = rms_norm.add_rms_norm(*operands, weight, 1e-6, _schedule=schedule)
+            for actual, wanted in zip(rms_norm.add_rms_norm(*operands, weight, 1e-6), expected, strict=True):
                 assert_bitwise_equal(actual, wanted)
         strided = randn(33, 2 * 600, seed=seed)[:, :1152]
         assert_bitwise_equal(activation.silu_and_mul(strided), activation.silu_and_mul(strided.clone()))
@@ -113,7 +117,7 @@ def test_rows_repeated_with_other_operands() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("lens", [[(1, 40), (1, 1500), (1, 3)], [(1, 900), (70, 300), (1, 1)], [(200, 200)]])
 def test_a_layer_repeats_the_layer_before(lens: list[tuple[int, int]]) -> None:
-    """Three layers' q and pools through one batch, against each through a batch of its own."""
+    """Three layers that share one batch's launches have the bytes that each has with a batch of its own."""
     shared = PagedBatch.random(lens, 8, 2, 128, 64, torch.bfloat16, stale=0.0)
     results = []
     for seed in range(3):
@@ -130,7 +134,7 @@ def test_a_layer_repeats_the_layer_before(lens: list[tuple[int, int]]) -> None:
 
 @pytest.mark.gpu
 def test_every_variant_on_this_triton_goes_by_the_driver() -> None:
-    """After this file's other tests: pointers, tensor maps, fused kernels."""
+    """The driver launches every kernel that this file's tests launched before: with pointers, tensor maps, or fused."""
     matmul.linear(randn(300, 576, seed=0), randn(1536, 576, seed=1))
     by_triton = [variant.compiled.name for variant in launch._variants.values() if variant.direct is None]
     assert launch._variants and not by_triton

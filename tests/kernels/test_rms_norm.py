@@ -1,4 +1,4 @@
-"""RMS norm: eager code's roundings, float64 truth, and bits that no batch, view, fusion or schedule can move."""
+"""RMS norm rounds as eager code does, and its bits depend on no batch, view, fusion or schedule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
 DTYPES = [torch.float32, torch.float16, BFLOAT16]
 HIDDEN = [1, 7, 63, 64, 65, 577, 4097]
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")  # NumPy's
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")  # NumPy warns
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _mean_square_kernel(x_ptr, out_ptr, H: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _normalize_kernel(x_ptr, weight_ptr, out_ptr, n, eps, BLOCK: tl.constexpr):
-    """Two rows, axis 1, the width known at run time: as a fused kernel may call `normalize`."""
+    """Calls `normalize` as a fused kernel may: two rows, along axis 1, with a width known only at run time."""
     row, column = tl.arange(0, 2)[:, None], tl.arange(0, BLOCK)[None, :]
     x = tl.load(x_ptr + row * n + column, column < n, 0.0)
     weight = tl.load(weight_ptr + column, column < n, 0.0)
@@ -46,7 +46,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 
 def eager(x: Tensor, weight: Tensor, variance: Tensor) -> Tensor:
-    """transformers' LlamaRMSNorm and Qwen3RMSNorm from the variance on (CPU: the interpreter's 1 / sqrt)."""
+    """Computes transformers' LlamaRMSNorm and Qwen3RMSNorm after the variance; a CPU takes the interpreter's rsqrt."""
     if CUDA:
         rstd = torch.rsqrt(variance + EPS)
     else:
@@ -55,6 +55,7 @@ def eager(x: Tensor, weight: Tensor, variance: Tensor) -> Tensor:
 
 
 def kernel_variance(x: Tensor) -> Tensor:
+    """Returns the mean square of each row, by the fixed-point sum that the norm uses: [n, H] -> float32 [n]."""
     variance = torch.empty(len(x), device=DEVICE)
     hidden = x.shape[1]
     _mean_square_kernel[(len(x),)](
@@ -66,6 +67,7 @@ def kernel_variance(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rounds_where_eager_code_rounds(dtype: torch.dtype, hidden: int) -> None:
+    """Given the kernel's variance, the norm, with and without the residual, has the bytes of eager code."""
     x, residual = randn(5, hidden, dtype=dtype), randn(5, hidden, dtype=dtype, seed=1)
     weight = randn(hidden, dtype=dtype, seed=2) * 30  # K-norm weights reach 96
     assert_bitwise_equal(rms_norm(x, weight, EPS), eager(x, weight, kernel_variance(x)))
@@ -76,6 +78,7 @@ def test_rounds_where_eager_code_rounds(dtype: torch.dtype, hidden: int) -> None
 
 @pytest.mark.parametrize("hidden", [65, 577])
 def test_other_rounding_points_give_other_bits(hidden: int) -> None:
+    """A weight multiplied before the rounding, or a residual sum left unrounded, gives other bytes."""
     x, residual = randn(5, hidden, dtype=torch.float16), randn(5, hidden, dtype=torch.float16, seed=1)
     weight = randn(hidden, dtype=torch.float16, seed=2)
     rstd = torch.rsqrt(kernel_variance(x) + EPS)[:, None]
@@ -90,17 +93,19 @@ def test_other_rounding_points_give_other_bits(hidden: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [2.0**-8, 1.0, 2.0**8])
 def test_against_float64(dtype: torch.dtype, hidden: int, scale: float) -> None:
+    """The norm is within its roundings of float64."""
     x = randn(4, hidden, dtype=dtype) * scale
     x[1, hidden // 2] = 100 * scale
     x[2] = 0
     weight = randn(hidden, dtype=dtype, seed=2)
     truth = reference.rms_norm(x, weight, EPS)
     error = (rms_norm(x, weight, EPS) - truth).abs()
-    # the two roundings to the dtype, and four to float32 (mean, + eps, rsqrt of 2 ulp, product)
+    # There are two roundings to the dtype, and four to float32: mean, + eps, rsqrt (2 ulp), product.
     assert (error <= (2.01 * UNIT[dtype] + 8 * 2.0**-24) * truth.abs() + 2.0**-22).all()
 
 
 def test_rows_alone_and_anywhere() -> None:
+    """A row has the same bytes alone and in any place of the batch."""
     x, weight = randn(37, 65), randn(65, seed=2)
     whole = rms_norm(x, weight, EPS)
     for start, end in [(0, 1), (36, 37), (5, 9), (31, 37)]:
@@ -109,7 +114,7 @@ def test_rows_alone_and_anywhere() -> None:
 
 
 def differing_from_alone(norm: Callable[[Tensor], Tensor], rows: int, dtype: torch.dtype) -> int:
-    """Of `rows` normed rows (seven of 48 numbers, over and over), the elements that differ from their row's alone."""
+    """Norms `rows` rows that repeat seven of 48 numbers; counts the elements that differ from the row normed alone."""
     x = randn(7, 48, dtype=dtype)
     alone = torch.cat([norm(row[None]) for row in x])
     repeated = torch.arange(rows) % len(x)
@@ -117,7 +122,7 @@ def differing_from_alone(norm: Callable[[Tensor], Tensor], rows: int, dtype: tor
 
 
 def norm_of_float_sums(x: Tensor) -> Tensor:
-    """The trap: float32 squares added in blocks of 16 columns, of 8 in a batch above 256 rows; blocks added in turn."""
+    """A norm that depends on the batch: float32 squares added in blocks of 16 columns, or of 8 above 256 rows."""
     values = x.float().cpu().numpy()
     squares = np.square(values).reshape(len(x), -1, 16 if len(x) <= 256 else 8)
     total = squares.cumsum(2)[..., -1].cumsum(1)[..., -1:]
@@ -127,7 +132,7 @@ def norm_of_float_sums(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
 def test_a_row_does_not_see_how_many_there_are(dtype: torch.dtype, rows: int) -> None:
-    """Other engines' norms change their block above 256 tokens; the third norm here does, and is found."""
+    """A row does not depend on the number of rows; a norm whose block changes above 256 rows is caught."""
     weight = randn(48, dtype=dtype, seed=2)
     assert differing_from_alone(lambda x: rms_norm(x, weight, EPS), rows, dtype) == 0
     assert differing_from_alone(lambda x: torch.cat(add_rms_norm(x, x.flip(1), weight, EPS), 1), rows, dtype) == 0
@@ -141,16 +146,17 @@ def test_schedule_cannot_matter(dtype: torch.dtype, hidden: int) -> None:
     whole, fused = rms_norm(x, weight, EPS), add_rms_norm(x, residual, weight, EPS)
     for schedule in [(1, 1), (2, 8), (4, 2), (8, 16)][: 4 if CUDA else 2]:
         assert_bitwise_equal(rms_norm(x, weight, EPS, _schedule=schedule), whole)
-        for ours, expected in zip(add_rms_norm(x, residual, weight, EPS, _schedule=schedule), fused, strict=True):
-            assert_bitwise_equal(ours, expected)
+        for actual, expected in zip(add_rms_norm(x, residual, weight, EPS, _schedule=schedule), fused, strict=True):
+            assert_bitwise_equal(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16])
 def test_views_of_a_merged_qkv(dtype: torch.dtype) -> None:
+    """Views of a merged qkv tensor have the bytes of contiguous copies, with the residual, too."""
     tokens, heads, dim = 9, 3, 64
     merged = randn(tokens, (heads + 2) * dim + 8, dtype=dtype)
     weight = randn(dim, dtype=dtype, seed=2)
-    for start in (0, dim, 8):  # 8: a view whose pointer is only 16 bytes aligned
+    for start in (0, dim, 8):  # 8 gives a view whose pointer is only 16-byte aligned
         view = merged[:, start : start + heads * dim].view(tokens, heads, dim)
         assert not view.is_contiguous()
         assert_bitwise_equal(rms_norm(view, weight, EPS), rms_norm(view.contiguous(), weight, EPS))
@@ -161,6 +167,7 @@ def test_views_of_a_merged_qkv(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BFLOAT16])
 def test_misaligned_and_strided_inputs(dtype: torch.dtype) -> None:
+    """Misaligned and strided views have the bytes of contiguous copies."""
     x, weight = randn(6, 129, dtype=dtype), randn(130, dtype=dtype, seed=2)
     for view, scale in [
         (x[:, 1:], weight[2:]),
@@ -175,10 +182,11 @@ def test_misaligned_and_strided_inputs(dtype: torch.dtype) -> None:
 
 
 def test_edges() -> None:
+    """Zero rows give zeros, rows with NaN or infinities NaN; tiny and huge numbers give what eager code gives."""
     x, weight = randn(7, 65), torch.ones(65, device=DEVICE)
     x[0], x[1, 3], x[2, 64], x[3, 0] = 0, torch.inf, torch.nan, -torch.nan
-    x[4] *= 1e-42  # subnormal: eps is all there is
-    x[5] *= 1e30  # its squares are beyond float32: zeros, as eager code gives
+    x[4] *= 1e-42  # the squares vanish beside eps
+    x[5] *= 1e30  # the squares overflow, so that the row becomes zeros, as in eager code
     out = rms_norm(x, weight, EPS)
     assert out[0].eq(0).all()
     assert out[1:4].isnan().all()
@@ -190,6 +198,7 @@ def test_edges() -> None:
 
 
 def test_what_is_refused() -> None:
+    """A weight of another dtype or size, shapes that differ, and rows that are too long are a ValueError."""
     x, weight = randn(2, 8), randn(8)
     with pytest.raises(ValueError, match="needs a weight"):
         rms_norm(x, weight.half(), EPS)
@@ -212,19 +221,21 @@ def test_normalize_with_a_width_known_at_run_time(hidden: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("hidden", [576, 1024, 4096, 16384])
 def test_transformers_own_bytes_where_its_mean_is_ours(hidden: int) -> None:
+    """Rows whose variance torch computes to our float32 have the bytes of transformers' own layer."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
     x = randn(2048, hidden, dtype=torch.bfloat16)
     layer = Qwen3RMSNorm(hidden, EPS).to(DEVICE, torch.bfloat16)
     layer.weight.data.copy_(randn(hidden, seed=2) * 30)
-    same = x.float().pow(2).mean(-1) == kernel_variance(x)
-    assert same.sum() > 100  # often an ulp apart: the sums differ
+    same_variance = x.float().pow(2).mean(-1) == kernel_variance(x)
+    assert same_variance.sum() > 100  # other rows' variances differ by an ulp
     with torch.no_grad():
-        assert_bitwise_equal(rms_norm(x, layer.weight.data, EPS)[same], layer(x)[same])
+        assert_bitwise_equal(rms_norm(x, layer.weight.data, EPS)[same_variance], layer(x)[same_variance])
 
 
 @pytest.mark.gpu
 def test_offsets_beyond_2_to_the_31() -> None:
+    """The last rows of a tensor of more than 2^31 elements have the bytes of a small tensor."""
     rows, hidden = (1 << 31) // 4096 + 3, 4096
     x = torch.zeros(rows, hidden, dtype=torch.bfloat16, device=DEVICE)
     weight = randn(hidden, dtype=torch.bfloat16)

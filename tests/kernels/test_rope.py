@@ -1,4 +1,4 @@
-"""RoPE: the bytes of torch's eager formula, whatever the strides, tiles and neighbours."""
+"""RoPE has the bytes of transformers' eager formula, whatever the strides, tiles and neighbours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = [(0, 4, 64), (1, 1, 48), (7, 3, 80), (3, 9, 64), (2, 17, 96), (5, 5, 12
 
 
 def inputs(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x and tables of angles, cos and sin not of one another's row: the kernel may assume nothing of them."""
+    """Returns x [tokens, heads, head_dim], and cos and sin [tokens, head_dim / 2] of random angles."""
     generator = torch.Generator().manual_seed(tokens * heads + head_dim)
     x = torch.randn(tokens, heads, head_dim, generator=generator).to(DEVICE, dtype)
     angle = torch.rand(tokens, head_dim // 2, generator=generator) * 100
@@ -24,7 +24,7 @@ def inputs(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple[
 
 
 def eager(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """transformers' own function, which wants [batch, heads, tokens, D] and both halves of the tables."""
+    """Calls transformers' own function, which takes [batch, heads, tokens, D] and tables of the whole width."""
     tables = (torch.cat((table, table), -1)[None] for table in (cos, sin))
     return apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], *tables)[0][0].transpose(0, 1)
 
@@ -32,28 +32,30 @@ def eager(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_of_transformers(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """The rotation has the bytes of transformers' eager function."""
     x, cos, sin = inputs(*shape, dtype)
     assert_bitwise_equal(rope.rope(x, cos, sin), eager(x, cos, sin))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_accuracy(dtype: torch.dtype) -> None:
+    """The result is within its roundings of float64."""
     x, cos, sin = inputs(5, 3, 80, dtype)
     error = (rope.rope(x, cos, sin).double() - reference.apply_rope(x, cos, sin)).abs()
-    size = x.double().abs().unflatten(-1, (2, -1)).amax(-2).repeat(1, 1, 2)  # |x1| |cos|, |x2| |sin| are below it
-    assert (error <= 2 * torch.finfo(dtype).eps * size).all()  # two rounded products, one rounded sum: eps / 2 each
+    size = x.double().abs().unflatten(-1, (2, -1)).amax(-2).repeat(1, 1, 2)  # bounds |x1 cos| and |x2 sin|
+    assert (error <= 2 * torch.finfo(dtype).eps * size).all()  # two rounded products and a rounded sum
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rounding_points_matter(dtype: torch.dtype) -> None:
-    """Rounding only the sum gives other bytes, so equality with eager code says something."""
+    """Rounding only the sum gives other bytes, so that equality with eager code can fail."""
     x, cos, sin = inputs(5, 3, 80, dtype)
     assert count_differing(reference.apply_rope(x, cos, sin).to(dtype), rope.rope(x, cos, sin)) > 10
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides(dtype: torch.dtype) -> None:
-    """A slice of a merged qkv tensor, heads in any order, an inner stride, and a table that is a view."""
+    """Slices of a merged qkv tensor, transposed operands and tables that are views give the same bytes."""
     x, cos, sin = inputs(5, 12, 48, dtype)
     q, expected = x[:, 2:9], eager(x, cos, sin)
     assert_bitwise_equal(rope.rope(q, cos, sin), expected[:, 2:9])
@@ -64,7 +66,7 @@ def test_strides(dtype: torch.dtype) -> None:
 
 
 def test_a_row_depends_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone or among others (NaN among them), and with every tile: the same bytes; another angle: others."""
+    """A row has the same bytes alone, beside NaN, and with every tile; another angle gives other bytes."""
     x, cos, sin = inputs(7, 9, 64, torch.float16)
     together = rope.rope(x, cos, sin)
     assert_bitwise_equal(rope.rope(x[3:4, 5:6], cos[3:4], sin[3:4]), together[3:4, 5:6])
@@ -88,6 +90,7 @@ def test_tile_shape_covers_a_head() -> None:
 
 @pytest.mark.gpu
 def test_beyond_two_to_the_31_elements() -> None:
+    """The last rows of a tensor of more than 2^31 elements are right, and the others stay zero."""
     tokens, heads, head_dim = 2**19 + 3, 32, 128
     if torch.cuda.mem_get_info()[0] < 5 * tokens * heads * head_dim:
         pytest.skip("needs 11 GB of GPU memory")

@@ -1,4 +1,4 @@
-"""Fixed-point row sums: right to a rounding, and free of the order that float32 sums depend on."""
+"""Fixed-point row sums are right to a rounding, and do not depend on the order, as float32 sums do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evalengine.kernels import row_sum
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")  # NumPy's
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")  # NumPy warns
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _round_trip_kernel(x_ptr, fixed_ptr, scaled_ptr, exponent_ptr, BLOCK: tl.con
 
 
 def mean_square(x: Tensor, rows_per_program: int = 1, warps: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    """[n, K] -> float32 [n]: the mean square, tl.sum of squares; int32 [n] row exponents."""
+    """[n, K] -> float32 [n] mean squares, float32 [n] sums of squares by tl.sum, and int32 [n] row exponents."""
     n, columns = x.shape
     out, floats = torch.empty(2, n, device=DEVICE)
     exponents = torch.empty(n, dtype=torch.int32, device=DEVICE)
@@ -67,20 +67,21 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("scale", [2.0**-50, 1.0, 2.0**45])
 def test_mean_square_against_float64(columns: int, scale: float) -> None:
     x = randn(4, columns) * scale
-    x[2, columns // 2] = 3e4 * scale  # an outlier sets the grid
+    x[2, columns // 2] = 3e4 * scale  # the outlier sets the row's grid
     x[3] = 0
     truth = x.double().square().mean(1)
     result = mean_square(x)[0].cpu()
-    # a rounding of each square, of the sum, and of the division
+    # Each square, the sum and the division are rounded.
     assert ((result - truth).abs() <= 2.5 * 2.0**-24 * truth).all()
 
 
 def test_extremes() -> None:
+    """Mean squares under- and overflow as float32's do; infinity gives NaN; exponents are the rows' largest."""
     x = torch.tensor(
         [[1e-45, 0.0], [3e38, 3e38], [1e19, 1.0], [0.0, -0.0], [torch.inf, 1], [1, torch.nan], [-1e-20, 0]]
     )
     result, _, exponents = mean_square(x)
-    expected = x.square().mean(1)  # float32: 0 below its range, infinity above
+    expected = x.square().mean(1)  # float32 gives 0 below its range, and infinity above
     expected[4] = torch.nan
     assert torch.equal(result.cpu().isnan(), expected.isnan())
     finite = ~expected.isnan()
@@ -89,6 +90,7 @@ def test_extremes() -> None:
 
 
 def test_fixed_point_and_scales() -> None:
+    """Fixed point keeps 44 fractional bits, rounding toward zero; a row's two scales multiply to 1."""
     x = torch.tensor([16.0, -16.0, 1.0, 2.0**-44, 1.5 * 2.0**-44, -1.5 * 2.0**-44, 2.0**-45, -1 / 3])
     exponents = torch.tensor([0, 1, 2, 127, 252, 253, 254, 255], dtype=torch.int32)
     fixed, scaled = torch.empty(2, 8, device=DEVICE)
@@ -106,7 +108,7 @@ def test_order_cannot_matter(columns: int) -> None:
     orders = [torch.randperm(columns, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     for order in orders:
         assert_bitwise_equal(mean_square(x[:, order])[0], whole)
-    squares = x.square().numpy()  # the inverse: float32, one after another
+    squares = x.square().numpy()  # float32 sums, one term after another, do depend on the order
     chain = squares.cumsum(1, dtype=np.float32)[:, -1]
     assert any(count_differing(squares[:, order].cumsum(1, dtype=np.float32)[:, -1], chain) for order in orders)
 
@@ -121,11 +123,12 @@ def test_schedule_cannot_matter() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", [64, 577, 4096])
 def test_layouts_change_a_float_sum_and_not_ours(columns: int) -> None:
+    """Numbers of rows and warps per program change Triton's float sums, and no byte of ours."""
     x = randn(256, columns)
     whole, float_sum, _ = mean_square(x)
-    different = 0
+    differing = 0
     for rows, warps in [(1, 1), (1, 8), (4, 2), (8, 4), (2, 16)]:
-        ours, floats, _ = mean_square(x, rows, warps)
-        assert_bitwise_equal(ours, whole)
-        different += count_differing(floats, float_sum)
-    assert different > 0
+        means, floats, _ = mean_square(x, rows, warps)
+        assert_bitwise_equal(means, whole)
+        differing += count_differing(floats, float_sum)
+    assert differing > 0

@@ -1,6 +1,6 @@
-"""Sampling: the float64 truth's tokens, whatever lies beside a row; noise, ties and the sets of top-k and top-p.
+"""Sampling takes the float64 reference's tokens, whatever lies beside a row; noise, ties, top-k and top-p.
 
-The noise as a CUDA kernel has a file of its own, `test_gumbel.py`.
+The CUDA kernel for the noise is tested in `test_gumbel.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.bitwise import assert_bitwise_equal
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-# Known answers published with Random123 (kat_vectors, philox4x32 10): counter, key, result.
+# The known answers published with Random123 (kat_vectors, philox4x32 10), as (counter, key, result).
 KNOWN = [
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
@@ -39,7 +39,7 @@ def test_philox_known_answers(counter, key, expected, device):
 
 @pytest.fixture(params=DEVICES)
 def device(request):
-    """Where logprobs lie, and where `draw` samples."""
+    """The device that holds the logprobs and samples."""
     return request.param
 
 
@@ -56,6 +56,7 @@ def draw(logprobs, temperature=1.0, top_k=0, top_p=1.0, keys=None, positions=Non
 
 
 def test_samples_follow_the_distribution(device):
+    """20,000 samples have the probabilities' shares, within four standard deviations."""
     p = torch.tensor([0.5, 0.25, 0.125, 0.125], device=device)
     n = 20000
     counts = torch.bincount(draw(p.log().expand(n, -1)), minlength=4) / n
@@ -63,6 +64,7 @@ def test_samples_follow_the_distribution(device):
 
 
 def test_temperature_sharpens(device):
+    """Tokens' shares follow the softmax of the logprobs divided by the temperature."""
     p = torch.tensor([0.6, 0.4], device=device).log()
     for temperature in (0.25, 4.0):
         share = draw(p.expand(5000, -1), temperature=temperature).eq(0).double().mean()
@@ -70,7 +72,7 @@ def test_temperature_sharpens(device):
 
 
 def random_rows(rows, vocab):
-    """float32 logprobs [rows, vocab] on the CPU, keys and positions."""
+    """Returns random float32 logprobs [rows, vocab], int64 keys [rows] and positions [rows], on the CPU."""
     generator = torch.Generator().manual_seed(rows)
     logprobs = torch.randn(rows, vocab, generator=generator).log_softmax(-1)
     keys = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
@@ -78,14 +80,14 @@ def random_rows(rows, vocab):
 
 
 def every_setting(device):
-    """float64 temperatures, int64 top-k and float64 top-p, 100 rows: each with each."""
+    """Returns float64 temperatures, int64 top-k and float64 top-p, each [100]: every combination of a few values."""
     grid = itertools.product((0.1, 0.7, 1.0, 1.3, 4.0), (0, 1, 7, 50, 400), (0.05, 0.5, 0.9, 1.0))
     temperatures, top_k, top_p = torch.tensor(list(grid), dtype=torch.float64, device=device).unbind(1)
     return temperatures, top_k.long(), top_p
 
 
 def test_tokens_of_the_float64_truth(device):
-    """Every setting, in one batch; logprobs on a coarse grid, so that equals lie on both sides of what top-k leaves."""
+    """One batch of all settings gives the reference's tokens; coarse logprobs make ties at the edge of top-k."""
     settings = every_setting(device)
     logprobs, keys, positions = (x.to(device) for x in random_rows(100, 211))
     logprobs = (logprobs * 4).round() / 4
@@ -95,14 +97,14 @@ def test_tokens_of_the_float64_truth(device):
     assert truth.unique().numel() > 30
     no_top_k, no_top_p = torch.zeros_like(settings[1]), torch.ones_like(settings[2])
     others = [(settings[0], no_top_k, settings[2]), (*settings[:2], no_top_p), (1 / settings[0], *settings[1:])]
-    for other in others:  # each setting moves some token, so equality with the truth says something of it
+    for other in others:  # every setting changes some token, so that equality can fail for each
         assert not torch.equal(reference.sample(logprobs, *other, noise), truth)
     highest_first = reference.sample(logprobs.flip(1), *settings, noise.flip(1))
-    assert not torch.equal(210 - highest_first, truth)  # so do equals that go to the highest id
+    assert not torch.equal(210 - highest_first, truth)  # ties that go to the highest id differ, too
 
 
 def test_a_row_does_not_depend_on_its_neighbours_or_slot(device):
-    logprobs, keys, positions = (x.to(device) for x in random_rows(45, 1009))  # one engine changes algorithm at 44
+    logprobs, keys, positions = (x.to(device) for x in random_rows(45, 1009))  # one engine changes its kernel at 44
     together = draw(logprobs, 0.7, 50, 0.9, keys, positions)
     order = torch.randperm(45, generator=torch.Generator().manual_seed(0)).to(device)
     assert torch.equal(draw(logprobs[order], 0.7, 50, 0.9, keys[order], positions[order]), together[order])
@@ -114,7 +116,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_slot(device):
 
 @pytest.mark.parametrize("vocab", [1, 1009, 49152])
 def test_no_filter_takes_the_same_token_without_a_sort(device, vocab):
-    """top-k of the whole vocabulary sorts, 0 does not; a row must not see which its neighbours ask for."""
+    """A top-k of the whole vocabulary sorts, and 0 does not; the token does not depend on whether a batch sorts."""
     logprobs, keys, positions = (x.to(device) for x in random_rows(7, vocab))
     logprobs[2, vocab // 2] = torch.nan
     unsorted = draw(logprobs, 0.7, 0, 1.0, keys, positions)
@@ -126,7 +128,7 @@ def test_no_filter_takes_the_same_token_without_a_sort(device, vocab):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (50, 1.0), (0, 0.9), (50, 0.9)])
 def test_cuda_takes_the_cpus_tokens(top_k, top_p):
-    """From equal logprobs: noise, exp and the masses have the same bits."""
+    """From equal logprobs CUDA takes the CPU's tokens, as noise, exp and the masses have the same bits."""
     logprobs, keys, positions = random_rows(45, 49152)
     noise = sampling.gumbel_noise(keys, positions, 49152)
     assert_bitwise_equal(sampling.gumbel_noise(keys.cuda(), positions.cuda(), 49152), noise)
@@ -147,11 +149,12 @@ def test_settings_on_the_host_cost_no_synchronisation(top_k):
 
 
 def test_key_and_position_change_the_sample(device):
+    """Equal keys and positions give equal tokens; another key, or another position, gives others."""
     logprobs = torch.zeros(1, 1009, device=device).expand(64, -1).log_softmax(-1)
-    zero, each = torch.zeros(64, dtype=torch.int64, device=device), torch.arange(64, device=device)
+    zero, distinct = torch.zeros(64, dtype=torch.int64, device=device), torch.arange(64, device=device)
     assert draw(logprobs, keys=zero).unique().numel() == 1
-    assert draw(logprobs, keys=each << 32).unique().numel() > 50  # the key's high word counts too
-    assert draw(logprobs, keys=zero, positions=each).unique().numel() > 50
+    assert draw(logprobs, keys=distinct << 32).unique().numel() > 50  # the key's high word has an effect, too
+    assert draw(logprobs, keys=zero, positions=distinct).unique().numel() > 50
 
 
 @pytest.mark.parametrize(
@@ -159,10 +162,10 @@ def test_key_and_position_change_the_sample(device):
     [
         (1, 1.0, [1]),
         (2, 1.0, [1, 3]),
-        (0, 0.4, [1]),  # 0.4 reaches 0.4
+        (0, 0.4, [1]),  # a mass of 0.4 reaches 0.4
         (0, 0.41, [1, 3]),
         (0, 1.0, [1, 3, 2, 0]),
-        (3, 0.5, [1, 3]),  # top-p of what top-k left: 0.44, 0.78
+        (3, 0.5, [1, 3]),  # top-p applies to what top-k left: masses 0.44 and 0.78
     ],
 )
 def test_top_k_and_top_p_keep_what_they_should(top_k, top_p, kept, device):
@@ -197,7 +200,7 @@ def test_argmax_of_nan_is_out_of_range(device):
 @pytest.mark.parametrize("vocab", [1, 2, 129, 1009])
 @pytest.mark.parametrize("device", DEVICES)
 def test_top_is_a_stable_sort(vocab, device):
-    """Of values with many equals, both zeros, infinities, and NaN in another row."""
+    """`top` orders as a stable sort does, among many ties, both zeros and infinities, and beside a row with NaN."""
     torch.manual_seed(vocab)
     values = torch.randint(-3, 2, (7, vocab)).float() / 3
     values[0, vocab // 2], values[1, 0], values[2] = float("-inf"), -0.0, -torch.rand(vocab) * 90

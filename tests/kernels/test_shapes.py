@@ -1,4 +1,4 @@
-"""`Shapes`: the sizes that schedules are verified for are those of the weights that the layers really make."""
+"""`Shapes`: schedules are verified for the sizes of the weights that the layers really make."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC = ModelSpec(
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_the_linear_layers_are_those_of_the_model(ranks: int) -> None:
-    """Also where there are fewer KV heads than ranks."""
+    """The shapes are those of the model's weights, also with fewer KV heads than ranks."""
     ops = ExactOps(torch.float32, torch.device("cpu"))
     ops.tp = TensorParallel(ranks - 1, ranks, group=SimpleNamespace())
     layer = Qwen2ForCausalLM(SPEC, ops).model.layers[0]

@@ -1,4 +1,4 @@
-"""softmax: the contract's arithmetic, float64 truth, masked attention rows, and bits that no schedule can move."""
+"""softmax is the contract's arithmetic under any schedule, close to float64, and right for masked attention rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BFLOAT16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)
 DTYPES = [torch.float32, torch.float16, BFLOAT16]
 COLUMNS = [1, 7, 65, 577, 4096, 4097, 9001]
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-SMALLEST = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # subnormal
-pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy's, on rows of NaN
+SMALLEST = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}  # the smallest subnormal
+pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # NumPy warns on rows of NaN
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
@@ -33,6 +33,7 @@ def test_the_contracts_bits_under_every_schedule(dtype: torch.dtype, columns: in
 
 
 def test_other_chunks_give_other_bits() -> None:
+    """CHUNK is arithmetic: another chunk gives other bytes."""
     x = randn(8, 9001)
     assert count_differing(contract.softmax(x, 1000), softmax(x)) > 0
 
@@ -41,15 +42,17 @@ def test_other_chunks_give_other_bits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [0.1, 20.0])
 def test_against_float64(dtype: torch.dtype, columns: int, scale: float) -> None:
+    """softmax is within its roundings of float64."""
     x = (randn(3, columns) * scale).to(dtype)
     truth = reference.softmax(x)
-    below = x.double().amax(1, keepdim=True) - x.double()  # z - M is rounded once, and exp carries that over
+    below = x.double().amax(1, keepdim=True) - x.double()  # exp carries over the rounding of z - M
     bound = (1.01 * UNIT[dtype] + (4 + below) * 2.0**-23) * truth + SMALLEST[dtype]
     assert ((softmax(x) - truth).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("keys", [1, 33, 64, 65, 5000])
 def test_masked_attention_rows(keys: int) -> None:
+    """Masked keys get 0 and change no byte of the others; a row that is masked as a whole is NaN."""
     scores = randn(2, 3, 5, keys)
     visible = (torch.arange(keys, device=DEVICE) <= torch.arange(5, device=DEVICE)[:, None] * 7)[None, None]
     scores = scores.masked_fill(~visible, -torch.inf)
@@ -60,7 +63,7 @@ def test_masked_attention_rows(keys: int) -> None:
     seen = visible.expand_as(out) & ~out.isnan()
     assert out[~seen & ~out.isnan()].eq(0).all()
     assert (out - reference.softmax(scores))[seen].abs().max() < 2e-7
-    if keys > 40:  # what is hidden, or cut off, is nothing: a row's bits are those of its visible keys
+    if keys > 40:  # a row has the bytes that it has without the masked keys
         assert_bitwise_equal(out[0, :, 4, :29], softmax(scores[0, :, 4, :29]))
 
 
@@ -73,6 +76,7 @@ def test_order_inside_a_chunk_cannot_matter() -> None:
 @pytest.mark.parametrize("columns", [65, 4500])
 @pytest.mark.parametrize("dtype", [torch.float16, BFLOAT16])
 def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns: int) -> None:
+    """A row has the same bytes alone, in any place and under any schedule."""
     x = (randn(11, columns) * 4).to(dtype)
     whole = softmax(x)
     for start, end in [(0, 1), (10, 11), (3, 8)]:
@@ -83,6 +87,7 @@ def test_rows_alone_anywhere_and_under_any_schedule(dtype: torch.dtype, columns:
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_any_dim_strides_and_alignment(dim: int) -> None:
+    """Any dimension of a strided, misaligned tensor has the bytes of the last one of a contiguous tensor."""
     x = randn(5, 7, 9)[1:, ::2, 1:].transpose(0, 2)
     out = softmax(x, dim)
     assert out.is_contiguous() and out.shape == x.shape
@@ -92,6 +97,7 @@ def test_any_dim_strides_and_alignment(dim: int) -> None:
 
 @pytest.mark.parametrize("columns", [65, 5000])
 def test_edges(columns: int) -> None:
+    """Rows with NaN or +inf, or of -inf only, are NaN; huge numbers are right; integers are refused."""
     x = randn(7, columns)
     x[0], x[1, 64], x[2, columns - 1], x[3, 0] = -torch.inf, torch.inf, torch.nan, -torch.nan
     x[4], x[5, 1:] = 1e38, -torch.inf

@@ -1,4 +1,4 @@
-"""One made-up model, asked by lm-eval and by us; and what must then be equal."""
+"""Runs a task with one made-up model by lm-eval and by evalengine, and checks that everything of both is equal."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response
 from tests.parity.local_tasks import task_manager
 
-Speak = Callable[[str], str]  # context -> what the model writes
-ITERATIONS = 100  # of a bootstrapped standard error
+Speak = Callable[[str], str]  # context -> the text that the made-up model writes
+ITERATIONS = 100  # the bootstrap's samples for a standard error
 
 
 def fake_rng(*texts: str) -> random.Random:
+    """Returns a generator that is seeded by the texts alone."""
     return random.Random(hashlib.sha256("\0".join(texts).encode()).digest())
 
 
 def fake_loglikelihood(context: str, continuation: str) -> tuple[float, bool]:
+    """Returns the made-up model's log-likelihood, and whether it is greedy; both depend on the texts alone."""
     rng = fake_rng(context, continuation)
     return -rng.uniform(0, 5) * len(continuation), rng.random() < 0.5
 
 
 def fake_chat(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """Renders messages by the made-up model's chat template."""
     return "".join(f"<{m['role']}>{m['content']}</>" for m in messages) + "<assistant>" * add_generation_prompt
 
 
 class FakeChat:
-    """The same as a run's chat template, which can leave the last message open."""
+    """`fake_chat` in the form of a run's chat template, which can leave the last message open."""
 
     def __call__(self, messages: list[dict[str, str]]) -> str:
         return fake_chat(messages)
@@ -44,10 +47,10 @@ class FakeChat:
         return fake_chat(messages, add_generation_prompt=False)
 
 
-def run_theirs(config: Path | str, shots: int, speak: Speak, **arguments: Any) -> dict[str, Any]:
-    """lm-eval's whole evaluation of a task file, with a model whose answers are made of hashes.
+def evaluate_by_lm_eval(config: Path | str, shots: int, speak: Speak, **arguments: Any) -> dict[str, Any]:
+    """Returns lm-eval's evaluation of a task by the made-up model.
 
-    config: the file, or a name that `task_manager` knows.
+    config: the task's file, or a name that `task_manager` knows.
     """
     import lm_eval
     from lm_eval.api.model import LM
@@ -83,8 +86,8 @@ def run_theirs(config: Path | str, shots: int, speak: Speak, **arguments: Any) -
     return result
 
 
-def run_ours(task: Task, speak: Speak) -> list[tuple[Any, list[Any], list[Response]]]:
-    """(document, its requests, the same model's answers) of every document."""
+def answer_task(task: Task, speak: Speak) -> list[tuple[Any, list[Any], list[Response]]]:
+    """Returns (document, its requests, the made-up model's responses) for every document of the task."""
     task.load()
     answered = []
     for doc, instances in zip(task.docs, task.instances(), strict=True):
@@ -101,30 +104,30 @@ def run_ours(task: Task, speak: Speak) -> list[tuple[Any, list[Any], list[Respon
 
 
 def as_json(value: Any) -> Any:
-    """Tuples as lists."""
+    """Returns the value as JSON holds it, with lists for tuples."""
     return json.loads(json.dumps(value))
 
 
 def check_equal(
-    theirs: dict[str, Any], name: str, task: Task, ours: list[tuple[Any, list[Any], list[Response]]]
+    reference: dict[str, Any], name: str, task: Task, answered: list[tuple[Any, list[Any], list[Response]]]
 ) -> None:
-    """Requests, targets, filtered answers, hashes and results."""
+    """Asserts that requests, targets, filtered answers, hashes and results equal those of `evaluate_by_lm_eval`."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    samples = theirs["samples"][name]
-    assert len(samples) == len(ours) * len(task.filters)
+    samples = reference["samples"][name]
+    assert len(samples) == len(answered) * len(task.filters)
     hashes = []
-    for sample, (doc, instances, responses) in zip(samples, ours * len(task.filters), strict=True):
+    for sample, (doc, instances, responses) in zip(samples, answered * len(task.filters), strict=True):
         if instances[0].kind == "loglikelihood":
-            sent = [(i.context, i.continuation) for i in instances]
+            requests = [(i.context, i.continuation) for i in instances]
         else:
-            sent = [(i.context,) for i in instances]
-        assert [tuple(a)[: len(sent[0])] for a in sample["arguments"]] == sent
+            requests = [(i.context,) for i in instances]
+        assert [tuple(a)[: len(requests[0])] for a in sample["arguments"]] == requests
         assert sample["target"] == task.target(doc)
         assert as_json(sample["filtered_resps"]) == as_json(task.filtered(doc, responses)[sample["filter"]])
-        for asked, instance in zip(sample["arguments"], instances, strict=True):
+        for arguments, instance in zip(sample["arguments"], instances, strict=True):
             if (generation := instance.generation) is not None:
-                wanted = normalize_gen_kwargs(asked[1])
+                wanted = normalize_gen_kwargs(arguments[1])
                 assert wanted["until"] == [*generation.until]
                 assert (wanted["max_gen_toks"], wanted.get("temperature", 0.0)) == (
                     generation.max_gen_toks,
@@ -137,10 +140,10 @@ def check_equal(
             sample["target_hash"],
         )
     joined = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)
-    assert task_hash(hashes[: len(ours)], len(task.filters)) == hashlib.sha256(joined.encode()).hexdigest()
+    assert task_hash(hashes[: len(answered)], len(task.filters)) == hashlib.sha256(joined.encode()).hexdigest()
 
-    results = summarize(task, [task.process_results(doc, responses) for doc, _, responses in ours], ITERATIONS)
-    expected = {k: v for k, v in theirs["results"][name].items() if "," in k}
+    results = summarize(task, [task.process_results(doc, responses) for doc, _, responses in answered], ITERATIONS)
+    expected = {k: v for k, v in reference["results"][name].items() if "," in k}
     assert set(results) == set(expected)
     for key, value in expected.items():
         assert results[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-12, abs=0)), key

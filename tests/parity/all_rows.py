@@ -1,8 +1,8 @@
-"""The task hashes of lm-eval over every local row: what they are, and how they were made.
+"""The task hashes of lm-eval over every local row, and the program that makes them.
 
     python -m tests.parity.all_rows        rewrites tests/parity/all_rows.json (needs lm-eval and EVALENGINE_DATA)
 
-lm-eval's own tasks load the rows and write the requests; the hashes are as its evaluator makes them of samples.
+lm-eval's own tasks load the rows and write the requests; the hashes are computed as by its evaluator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evalengine.task_outline import outline
 from evalengine.tasks.wikitext import split_pages
 
 HASHES = Path(__file__).with_name("all_rows.json")
-CHOSEN = {  # what is chosen -> exemplars; only MMLU's and GSM8K's are among the local rows
+CHOSEN = {  # task or group -> number of exemplars; only MMLU and GSM8K have exemplars among the local rows
     "arc_challenge": 0,
     "arc_easy": 0,
     "gsm8k": 5,
@@ -36,43 +36,44 @@ def read(file: Path) -> list[Row]:
 
 
 def local_rows(data: Path, name: str) -> dict[str, list[Row]]:
-    """The local splits of a task: of MMLU a subject's."""
+    """Returns a task's local rows by split; for a subject of MMLU, the rows of that subject."""
     if name == "wikitext":
         return {"test": split_pages((data / "wikitext2" / "wiki.test.raw").read_text(encoding="utf-8"))}
     folder = data / ("mmlu" if name.startswith("mmlu_") else name)
-    found = {file.stem: read(file) for file in sorted(folder.glob("*.jsonl"))}
+    splits = {file.stem: read(file) for file in sorted(folder.glob("*.jsonl"))}
     if name == "ifeval":
-        return {"train": with_all_arguments(found["train"])}
+        return {"train": with_all_arguments(splits["train"])}
     if name.startswith("mmlu_"):
         subject = name.removeprefix("mmlu_")
-        return {split: [row for row in rows if row["subject"] == subject] for split, rows in found.items()}
-    return found
+        return {split: [row for row in rows if row["subject"] == subject] for split, rows in splits.items()}
+    return splits
 
 
 def with_all_arguments(rows: list[Row]) -> list[Row]:
-    """IFEval's rows with every argument in every row, null where it has none: so the Hub has them."""
+    """Gives every row of IFEval every argument, null where it has none, as the rows on the Hub have."""
     names = sorted({name for row in rows for given in row["kwargs"] for name in given})
-    whole = [[{name: given.get(name) for name in names} for given in row["kwargs"]] for row in rows]
-    return [{**row, "kwargs": arguments} for row, arguments in zip(rows, whole, strict=True)]
+    completed = [[{name: given.get(name) for name in names} for given in row["kwargs"]] for row in rows]
+    return [{**row, "kwargs": arguments} for row, arguments in zip(rows, completed, strict=True)]
 
 
 def tasks() -> Iterator[tuple[str, str, int]]:
-    """(what is chosen, task, exemplars)."""
+    """Yields (task or group chosen, task, number of exemplars)."""
     for chosen, shots in CHOSEN.items():
         yield from ((chosen, name, shots) for name in outline(chosen).tasks)
 
 
-def their_hash(name: str, splits: dict[str, list[Row]], shots: int) -> str:
+def lm_eval_hash(name: str, splits: dict[str, list[Row]], shots: int) -> str:
+    """Returns the task hash that lm-eval computes over these rows."""
     import datasets
     from lm_eval.utils import handle_non_serializable, hash_string
 
     from tests.parity.local_tasks import task_manager
 
     def load(*_: Any, **__: Any) -> Any:
-        found = dict(splits)
-        for split in ("train", "validation", "test"):  # that its file names and nothing here needs
-            found.setdefault(split, next(iter(splits.values()))[:1])
-        return datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split, rows in found.items()})
+        given = dict(splits)
+        for split in ("train", "validation", "test"):  # the task's file names these splits, but no request needs them
+            given.setdefault(split, next(iter(splits.values()))[:1])
+        return datasets.DatasetDict({split: datasets.Dataset.from_list(rows) for split, rows in given.items()})
 
     real, datasets.load_dataset = datasets.load_dataset, load
     try:
@@ -96,7 +97,7 @@ def main() -> None:
     import os
 
     data = Path(os.environ["EVALENGINE_DATA"])
-    hashes = {name: their_hash(name, local_rows(data, name), shots) for _, name, shots in tasks()}
+    hashes = {name: lm_eval_hash(name, local_rows(data, name), shots) for _, name, shots in tasks()}
     HASHES.write_text(json.dumps({"lm-eval": version("lm-eval"), "hashes": hashes}, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Rows of our own for more of lm-eval's tasks, and lm-eval's own evaluation over them by the tasks' own names."""
+"""Made-up rows for more of lm-eval's tasks, and a way to have lm-eval load them for tasks given by name."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MORE: dict[str, Callable[[int, str], Row]] = {
 
 
 def write_rows(name: str, folder: Path) -> Path:
-    """The folder, with every split that a task may name in FOLDER/<name>/; the exemplars' hold evaluated rows, too."""
+    """Writes every split that a task may name to FOLDER/<name>/, and returns FOLDER; train and test share rows."""
     rows = [MORE[name](n, THINGS[n % len(THINGS)]) for n in range(2, 26)]
     (folder / name).mkdir(parents=True)
     for split in SPLITS:
@@ -87,9 +87,9 @@ def write_rows(name: str, folder: Path) -> Path:
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, rows_of: Callable[[Any, Any], Path], cache: Path) -> None:
-    """lm-eval's tasks, whatever their class, find local files where they ask the Hub.
+    """Makes lm-eval's tasks, whatever their class, load local files instead of data sets from the Hub.
 
-    rows_of: (dataset's path, configuration) -> the folder with <split>.jsonl.
+    rows_of: (data set's path, configuration) -> the folder with a <split>.jsonl for each split.
     """
     import datasets
 

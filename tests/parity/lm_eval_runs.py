@@ -1,4 +1,4 @@
-"""lm-eval's evaluations by its own hf model and by ours, over the same small rows of tasks of every kind."""
+"""lm-eval's evaluations by its hf model and by evalengine's, over the same small rows of tasks of every kind."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.parity.local_tasks import DATA, rows_for, task_manager, their_task
+from tests.parity.local_tasks import DATA, lm_eval_task_file, rows_for, task_manager
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all rows are here; without a network each look-up costs minutes
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no row is on the Hub; a look-up offline takes minutes
 TINYMATH = Path(__file__).parents[2] / "evalengine" / "assets" / "tinymath"
-REAL = ("arc_easy", "hellaswag", "lambada_openai", "gsm8k", "wikitext")  # rows of EVALENGINE_DATA
-LETTERS = 2500  # of a wikitext page: more tokens of tinymath than one window holds
-TOLERANCE = 1e-3  # nats a log-likelihood
+REAL = ("arc_easy", "hellaswag", "lambada_openai", "gsm8k", "wikitext")  # tasks whose rows lie in EVALENGINE_DATA
+LETTERS = 2500  # the length of a wikitext page: more tokens of tinymath than one window holds
+TOLERANCE = 1e-3  # the difference allowed to a log-likelihood, in nats
 
 
 def shaped_rows() -> dict[str, list[dict[str, Any]]]:
-    """Rows of our own, in the schemas of tasks of other kinds."""
+    """Returns made-up rows by task, for tasks of other kinds, in their data sets' schemas."""
     names = ["Ann", "Bob", "Carla", "Dan"]
     pairs = [(a, b) for a in names for b in names if a != b]
     return {
@@ -43,8 +43,8 @@ def shaped_rows() -> dict[str, list[dict[str, Any]]]:
 
 
 def task_files(folder: Path, names: tuple[str, ...] = ()) -> list[str]:
-    """A task file for each name (default: all), beside its rows."""
-    found, shaped = [], shaped_rows()
+    """Writes a task file for each name (default: all) beside its rows; returns the files' paths."""
+    configs, shaped = [], shaped_rows()
     for name in names or (*REAL, *shaped):
         if name in REAL and DATA is None:
             pytest.skip("needs EVALENGINE_DATA, the folder with real rows")
@@ -53,12 +53,12 @@ def task_files(folder: Path, names: tuple[str, ...] = ()) -> list[str]:
         if name == "wikitext":
             for file in files.values():
                 _shorten(Path(file))
-        found.append(str(their_task(name, files)))
-    return found
+        configs.append(str(lm_eval_task_file(name, files)))
+    return configs
 
 
 def evaluate(model: Any, tasks: list[str], limit: int, **settings: Any) -> dict[str, Any]:
-    """lm-eval's results, samples among them."""
+    """Returns lm-eval's results, including samples."""
     import lm_eval
 
     result = lm_eval.simple_evaluate(
@@ -68,35 +68,37 @@ def evaluate(model: Any, tasks: list[str], limit: int, **settings: Any) -> dict[
     return result
 
 
-def theirs(pretrained: Any, dtype: str = "float32", **settings: Any) -> Any:
-    """lm-eval's hf model on the CPU."""
+def hf_model(pretrained: Any, dtype: str = "float32", **settings: Any) -> Any:
+    """Returns lm-eval's hf model on the CPU."""
     pytest.importorskip("accelerate", reason="needs lm-eval's hf model (pip install lm-eval[hf])")
     from lm_eval.models.huggingface import HFLM
 
-    where = str(pretrained) if isinstance(pretrained, Path) else pretrained
-    return HFLM(pretrained=where, device="cpu", dtype=dtype, **settings)
+    location = str(pretrained) if isinstance(pretrained, Path) else pretrained
+    return HFLM(pretrained=location, device="cpu", dtype=dtype, **settings)
 
 
-def ours(**arguments: Any) -> Any:
-    """Our model on the CPU, without records unless they are asked for."""
+def our_model(**arguments: Any) -> Any:
+    """Returns evalengine's model for lm-eval on the CPU; it writes records only where `arguments` ask for them."""
     from evalengine.lm_eval_model.model import EvalEngineLM
 
     return EvalEngineLM(**{"pretrained": str(TINYMATH), "device": "cpu", **arguments})
 
 
 def responses(result: dict[str, Any]) -> dict[tuple[str, int, int, int], Any]:
-    """(task, document, request, repeat) -> what the model said."""
+    """Returns the model's responses by (task, document, request, repeat)."""
     return {
-        (task, sample["doc_id"], index, repeat): said
+        (task, sample["doc_id"], index, repeat): response
         for task, samples in result["samples"].items()
         for sample in samples
         for index, repeats in enumerate(sample["resps"])
-        for repeat, said in enumerate(repeats)
+        for repeat, response in enumerate(repeats)
     }
 
 
 def largest_difference(a: dict[str, Any], b: dict[str, Any]) -> float:
-    """Nats between two log-likelihoods. Texts, greedy or not, hashes of documents and prompts must be equal."""
+    """Returns the largest difference of log-likelihoods, in nats; asserts that all else is equal.
+
+    That is: texts, whether a continuation is greedy, and the hashes of documents and prompts."""
     assert hashes(a) == hashes(b)
     x, y = responses(a), responses(b)
     assert x.keys() == y.keys() and x
@@ -117,7 +119,7 @@ def hashes(result: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
 
 def check_metrics(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Equal metrics; perplexities within what the log-likelihoods may differ by."""
+    """Asserts that metrics are equal, and perplexities within what differing log-likelihoods can cause."""
     assert a["results"].keys() == b["results"].keys()
     for task, values in a["results"].items():
         for name, value in values.items():

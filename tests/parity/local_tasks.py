@@ -1,4 +1,4 @@
-"""lm-eval's own tasks over small local files: every setting is lm-eval's, only the rows are replaced."""
+"""lm-eval's tasks over small local files: every setting is lm-eval's, and only the rows are replaced."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import yaml
 from evalengine.tasks.wikitext import split_pages
 
 DATA = os.environ.get("EVALENGINE_DATA")
-DOCS = 50
+DOCS = 50  # evaluated documents
 
 
 def rows_for(name: str, folder: Path) -> dict[str, str]:
-    """Small local splits of the task: 50 documents, and exemplars among which are some evaluated rows."""
+    """Writes small splits of a task's rows, with some evaluated rows among the exemplars; returns split -> file."""
     assert DATA is not None
     base = {"gsm8k_cot": "gsm8k", "wikitext": "wikitext2"}.get(name, name)
     if name == "wikitext":
@@ -35,14 +35,14 @@ def rows_for(name: str, folder: Path) -> dict[str, str]:
 
 @functools.cache
 def task_manager() -> Any:
-    """lm-eval's index of all its tasks, which takes it ten seconds."""
+    """Returns lm-eval's index of all its tasks, which takes ten seconds to build."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
 
 
-def their_task(name: str, files: dict[str, str]) -> Path:
-    """A task file beside the rows that includes lm-eval's."""
+def lm_eval_task_file(name: str, files: dict[str, str]) -> Path:
+    """Writes a task file beside the rows that includes lm-eval's own; returns its path."""
     config = Path(files["test"]).with_name("theirs.yaml")
     override = {"include": str(task_manager().task_index[name].yaml_path), "task": name, "dataset_path": "json"}
     override.update(dataset_name=None, dataset_kwargs={"data_files": files})

@@ -1,4 +1,4 @@
-"""A paged KV pool and its metadata built by hand, so that models are tested without the engine."""
+"""A paged KV pool and its metadata, with which models run without the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evalengine.models.decoder import DecoderForCausalLM
 
 
 class PagedRunner:
-    """Runs ragged steps of several sequences; pages are handed out in shuffled order, the pool starts as NaN."""
+    """Runs ragged steps of several sequences; pages come in shuffled order, and the pool starts as NaN."""
 
     def __init__(
         self, model: DecoderForCausalLM, block_size: int = 16, num_blocks: int = 64, fill: float = float("nan")
@@ -31,7 +31,7 @@ class PagedRunner:
 
     @torch.inference_mode()
     def step(self, batch: dict[str, list[int]], first_position: int = 0) -> dict[str, Tensor]:
-        """New tokens by sequence -> float32 logits [new tokens, V] by sequence, on the CPU."""
+        """Runs each sequence's new tokens; returns each sequence's float32 logits [new tokens, V], on the CPU."""
         positions, kv_lens = [], []
         for name, tokens in batch.items():
             start = self.lengths.setdefault(name, 0)

@@ -1,4 +1,4 @@
-"""Random models whose numbers spread as trained ones' do: where a level's arithmetic loses bits, these show it.
+"""Random models whose numbers spread as trained ones' do, so that a level's loss of bits shows.
 
 Weights have heavy tails (Student's t with 4 degrees of freedom), at trained models' scales.
 """
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
 
 VOCAB = 1500
-OUTLIERS = [7, 200, 311]  # channels of the residual stream, as Qwen2.5 has a few: a thousand times the median
-CONSTANT = [28, 30, 60, 62]  # a head's channels that RoPE hardly turns: Qwen2's large key biases live there
+OUTLIERS = [7, 200, 311]  # channels of the residual stream a thousand times the median, as Qwen2.5 has a few
+CONSTANT = [28, 30, 60, 62]  # a head's channels that RoPE hardly turns, where Qwen2 has large key biases
 
 
 def heavy(generator: torch.Generator, shape: torch.Size, std: float) -> Tensor:
+    """Draws from Student's t with 4 degrees of freedom, scaled to the standard deviation."""
     squares = sum(torch.randn(shape, generator=generator).square() for _ in range(4))
     return torch.randn(shape, generator=generator) / squares.sqrt() * (2**0.5 * std)
 
@@ -30,7 +31,7 @@ def norm_weight(generator: torch.Generator, shape: torch.Size, mean: float) -> T
 
 
 def trained_like_llama(folder: Path) -> None:
-    """Float32 weights without outliers."""
+    """Saves a Llama with float32 weights without outliers."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=512,
@@ -55,8 +56,9 @@ def trained_like_llama(folder: Path) -> None:
 
 
 def outlier_qwen2(folder: Path) -> None:
-    """Float32 weights; three channels of the residual at 300 to 1000, key biases of hundreds, and an lm_head whose
-    columns at the three channels are 30 times the others (the final norm's weight keeps their products ordinary)."""
+    """Saves a Qwen2 with float32 weights: three channels of the residual at 300 to 1000, key biases of hundreds.
+
+    The lm_head's columns at these channels are 30 times the others; the final norm keeps their products ordinary."""
     config = Qwen2Config(
         vocab_size=VOCAB,
         hidden_size=512,
@@ -84,7 +86,7 @@ def outlier_qwen2(folder: Path) -> None:
             value[:, OUTLIERS] *= 30
         elif "q_proj" in name or "k_proj" in name:
             value = fan_in(generator, shape, 1.0) if parameter.ndim == 2 else heavy(generator, shape, 0.5)
-            heads = value.view(-1, 64, *shape[1:])  # a view: writes below reach `value`
+            heads = value.view(-1, 64, *shape[1:])  # a view, so that the writes below reach `value`
             if parameter.ndim == 2:
                 heads[:, CONSTANT] *= 0.05
             else:

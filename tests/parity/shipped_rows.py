@@ -1,4 +1,4 @@
-"""Rows of our own in the shape of each public dataset, for tasks whose rows nobody may redistribute."""
+"""Made-up rows in the shape of each public data set, for tasks whose rows nobody may redistribute."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _aime25(n: int, thing: str) -> Row:
 
 
 def _mgsm(n: int, thing: str) -> Row:
-    """Every second one as in the training split, whose answers are written out."""
+    """Makes a row; every second one has a worked answer, as in the training split."""
     worked = f"Step-by-Step Answer: {n} + 1 = {n + 1}. The answer is {n + 1}." if n % 2 else None
     return {
         "question": f"Ann has {n} {thing}s ?",
@@ -165,12 +165,12 @@ MAKERS: dict[str, Callable[[int, str], Row]] = {
 
 
 def minerva_rows() -> list[Row]:
-    """24 rows of MATH's columns: lm-eval's own scorer does not run beside Hydra, so they are no entry of `MAKERS`."""
+    """Returns 24 rows with MATH's columns. `MAKERS` lacks them, as lm-eval's own scorer does not run beside Hydra."""
     return [_minerva(n, THINGS[n % len(THINGS)]) for n in range(2, 26)]
 
 
 def member_rows(name: str, family: str) -> list[Row]:
-    """24 rows for one member of a family of `MAKERS`, as its own part of the data set has them."""
+    """Returns 24 rows for one member of a family of `MAKERS`, as in the member's part of the data set."""
     rows = rows_of(family)
     if family == "mmlu_pro_computer_science":
         return [{**row, "category": name.removeprefix("mmlu_pro_").replace("_", " ")} for row in rows]
@@ -178,5 +178,5 @@ def member_rows(name: str, family: str) -> list[Row]:
 
 
 def rows_of(name: str) -> list[Row]:
-    """24 rows for the task of that name."""
+    """Returns 24 rows for the task of that name."""
     return [MAKERS[name](n, THINGS[n % len(THINGS)]) for n in range(2, 26)]

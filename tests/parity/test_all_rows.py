@@ -1,6 +1,6 @@
 """Every local row of every task: the task hash is lm-eval's own, so that all prompts are byte-identical.
 
-lm-eval's were written once (tests/parity/all_rows.py), so this needs EVALENGINE_DATA alone.
+tests/parity/all_rows.py wrote lm-eval's hashes once, so these tests need no lm-eval, only EVALENGINE_DATA.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ GSM8K = "2330f4ebfcccaf66a892922df2819cdb1f118e448d076d3f42bdde4177678ac7"
 
 
 def hash_of(task: Task, skipped: int = 0) -> str:
+    """Returns the task's hash over its documents, without the first `skipped`."""
     task.load()
-    found = [
+    hashes = [
         sample_hashes(doc, requests, task.target(doc))
         for doc, requests in zip(task.docs, task.instances(), strict=True)
     ]
-    return task_hash(found[skipped:], len(task.filters))
+    return task_hash(hashes[skipped:], len(task.filters))
 
 
 def test_the_hashes_are_of_all_local_tasks() -> None:
+    """Every folder of rows has its tasks' hashes, which all differ; GSM8K's is the one that was published."""
     assert DATA is not None
     folders = {path.name for path in Path(DATA).iterdir() if path.is_dir()}
     assert folders - {"wikitext2"} <= {*CHOSEN} and EXPECTED["gsm8k"] == GSM8K
@@ -42,15 +44,17 @@ def test_the_hashes_are_of_all_local_tasks() -> None:
 
 @pytest.mark.parametrize("chosen", [name for name in CHOSEN if name != "ifeval"])
 def test_all_rows_have_lm_eval_s_prompts(chosen: str) -> None:
+    """Every task's hash equals lm-eval's; with one exemplar, or one document, less it does not."""
     for name, config in outline(chosen).tasks.items():
         task = load_task(name, replace(config, num_fewshot=CHOSEN[chosen]), data_dir=DATA)
         assert hash_of(task) == EXPECTED[name], name
-    fewer = max(CHOSEN[chosen] - 1, 0)  # exemplars, or documents
+    fewer = max(CHOSEN[chosen] - 1, 0)  # with one exemplar less; a document less where there are none
     other = load_task(name, replace(config, num_fewshot=fewer), data_dir=DATA)
     assert hash_of(other, skipped=int(fewer == CHOSEN[chosen])) != EXPECTED[name]
 
 
 def test_all_of_ifeval_s_rows(tmp_path: Path) -> None:
+    """IFEval's hash over all local rows equals lm-eval's."""
     pytest.importorskip("langdetect", reason="needs lm-eval's checks (pip install evalengine[ifeval])")
     nltk = pytest.importorskip("nltk", reason="needs lm-eval's checks (pip install evalengine[ifeval])")
     try:

@@ -1,9 +1,9 @@
-"""HumanEval and MBPP against lm-eval's own definitions, over rows of our own in the data sets' shapes.
+"""HumanEval and MBPP against lm-eval's own definitions, over made-up rows in the data sets' shapes.
 
 lm-eval scores by `code_eval` of Hugging Face's `evaluate`, which is fetched from the Hub when it is used. Here a
 stand-in written from its published definition takes its place: the candidate, a line end and the test are one program,
 which is right if it raises nothing, and pass@k is the product form of Chen et al. 2021 (arXiv 2107.03374), figure 3. It
-runs the programs of this file in this process; ours run them in processes of their own.
+runs the programs in this process; evalengine runs each in a process of its own.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from evalengine.programs.run import problem, run_programs
 from evalengine.tasks.code import CodeTask
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import ITERATIONS, FakeChat, as_json, fake_rng, run_ours, run_theirs
-from tests.parity.local_tasks import their_task
+from tests.parity.agreement import ITERATIONS, FakeChat, answer_task, as_json, evaluate_by_lm_eval, fake_rng
+from tests.parity.local_tasks import lm_eval_task_file
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 pytest.importorskip("evaluate", reason="needs evaluate, which lm-eval's tasks import")
 
 HUMANEVAL = ("humaneval", "humaneval_plus", "humaneval_instruct", "humaneval_64", "humaneval_64_instruct")
 MBPP = ("mbpp", "mbpp_plus", "mbpp_instruct", "mbpp_plus_instruct")
-DOCS = (8, 4)  # 4 where each is sampled 64 times
+DOCS = (8, 4)  # documents; the second number where each is sampled 64 times
 CASES = [
     *((name, None, False) for name in (*HUMANEVAL[:-1], *MBPP)),
     ("humaneval_instruct", None, True),
     *(
-        pytest.param(*case, marks=pytest.mark.slow)  # two or three seconds each
+        pytest.param(*case, marks=pytest.mark.slow)  # each takes two or three seconds
         for case in (
             ("humaneval_64_instruct", None, False),
             ("mbpp_instruct", None, True),
@@ -92,8 +92,9 @@ def files_of(name: str, folder: Path) -> dict[str, str]:
 
 
 class Programmer:
-    """What the model writes: another answer each time that it is asked the same, some of them right. Code that follows
-    the fence in the same line loses its first word to lm-eval's reading, which takes it for the block's language."""
+    """The made-up model: it answers the same prompt differently each time, and some answers are right.
+
+    Code that follows the fence in the same line loses its first word to lm-eval, which takes it for the language."""
 
     def __init__(self, name: str) -> None:
         self._name, self._asked = name, Counter[str]()
@@ -122,17 +123,17 @@ class Programmer:
 
 
 class CodeEval:
-    """`code_eval`'s published definition, within this process."""
+    """Implements `code_eval`'s published definition, within this process."""
 
     def compute(self, references: list[str], predictions: list[list[str]], k: list[int]) -> tuple[dict[str, Any], Any]:
         totals = [len(candidates) for candidates in predictions]
         rights = [sum(self._passes(f"{candidate}\n{test}") for candidate in candidates)
                   for test, candidates in zip(references, predictions, strict=True)]  # fmt: skip
-        found = {}
+        estimates = {}
         for j in k:
             if all(total >= j for total in totals):
-                found[f"pass@{j}"] = np.mean([self._estimate(n, c, j) for n, c in zip(totals, rights, strict=True)])
-        return found, None
+                estimates[f"pass@{j}"] = np.mean([self._estimate(n, c, j) for n, c in zip(totals, rights, strict=True)])
+        return estimates, None
 
     @staticmethod
     def _passes(program: str) -> bool:
@@ -147,7 +148,7 @@ class CodeEval:
         return 1.0 if n - c < k else float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 
-def ours_of(name: str, files: dict[str, str], shots: int | None, **arguments: Any) -> CodeTask:
+def our_task(name: str, files: dict[str, str], shots: int | None, **arguments: Any) -> CodeTask:
     (job,) = compose_jobs([f"task={name}", *([] if shots is None else [f"task.num_fewshot={shots}"])])
     config = replace(job.config.tasks[name], dataset=DatasetConfig(path="none/none", files=files))
     task = load_task(name, config, **arguments)
@@ -156,11 +157,11 @@ def ours_of(name: str, files: dict[str, str], shots: int | None, **arguments: An
 
 
 def judged(task: CodeTask, answered: Answered) -> Answered:
-    """The responses with the verdicts that a run gives them."""
-    programs = {task.program(doc, said.text): task.limits for doc, _, responses in answered for said in responses}
+    """Returns the responses with the verdicts that a run gives them."""
+    programs = {task.program(doc, answer.text): task.limits for doc, _, responses in answered for answer in responses}
     verdicts = run_programs(programs, isolated=True)
     return [
-        (doc, instances, [replace(said, verdict=verdicts[task.program(doc, said.text)]) for said in responses])
+        (doc, instances, [replace(answer, verdict=verdicts[task.program(doc, answer.text)]) for answer in responses])
         for doc, instances, responses in answered
     ]
 
@@ -169,30 +170,34 @@ def judged(task: CodeTask, answered: Answered) -> Answered:
 def test_a_code_task_is_lm_eval_s(
     name: str, shots: int | None, chat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (why := problem(True)) is not None:
-        pytest.skip(f"programs cannot be isolated here: {why}")
+    """Everything that lm-eval computes for the task equals ours, and it does not without the programs' verdicts."""
+    if (reason := problem(True)) is not None:
+        pytest.skip(f"programs cannot be isolated here: {reason}")
     import evaluate
 
     monkeypatch.setattr(evaluate, "load", lambda *_: CodeEval())
     files = files_of(name, tmp_path)
     settings: dict[str, Any] = {"system_instruction": "Be brief." if chat else None, "fewshot_as_multiturn": True}
-    theirs = run_theirs(
-        their_task(name, files), shots, Programmer(name),  # type: ignore[arg-type]
+    reference = evaluate_by_lm_eval(
+        lm_eval_task_file(name, files), shots, Programmer(name),  # type: ignore[arg-type]
         apply_chat_template=chat, confirm_run_unsafe_code=True, **settings,
     )  # fmt: skip
-    task = ours_of(name, files, shots, chat=FakeChat() if chat else None, **settings)
-    answered = judged(task, run_ours(task, Programmer(name)))
-    check(theirs, name, task, answered)
-    lost = [(doc, asked, [replace(said, verdict=None) for said in responses]) for doc, asked, responses in answered]
-    with pytest.raises(AssertionError):  # without the verdicts nothing is right
-        check(theirs, name, task, lost)
+    task = our_task(name, files, shots, chat=FakeChat() if chat else None, **settings)
+    answered = judged(task, answer_task(task, Programmer(name)))
+    check(reference, name, task, answered)
+    unjudged = [
+        (doc, instances, [replace(answer, verdict=None) for answer in responses])
+        for doc, instances, responses in answered
+    ]
+    with pytest.raises(AssertionError):  # a response without a verdict is wrong
+        check(reference, name, task, unjudged)
 
 
-def check(theirs: dict[str, Any], name: str, task: CodeTask, answered: Answered) -> None:
-    """Equal requests, settings, targets, code, hashes, versions and results."""
+def check(reference: dict[str, Any], name: str, task: CodeTask, answered: Answered) -> None:
+    """Asserts equal requests, settings, targets, code, hashes, versions and results."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    samples, hashes = theirs["samples"][name], []
+    samples, hashes = reference["samples"][name], []
     assert len(samples) == len(answered) == DOCS[len(answered[0][2]) > 1]
     for sample, (doc, instances, responses) in zip(samples, answered, strict=True):
         ((context, settings),) = sample["arguments"]
@@ -202,23 +207,23 @@ def check(theirs: dict[str, Any], name: str, task: CodeTask, answered: Answered)
             assert generation is not None and instance.context == context
             assert wanted["until"] == [*generation.until] and wanted["max_gen_toks"] == generation.max_gen_toks
             assert wanted["temperature"] == generation.temperature and wanted.get("top_p", 1.0) == generation.top_p
-        assert sample["target"] == task.target(doc) and sample["resps"] == [[said.text for said in responses]]
+        assert sample["target"] == task.target(doc) and sample["resps"] == [[response.text for response in responses]]
         assert as_json(sample["filtered_resps"]) == as_json(task.filtered(doc, responses)[sample["filter"]])
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
-        ours = (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target)
-        assert ours == (sample["doc_hash"], sample["prompt_hash"], sample["target_hash"])
+        own_hashes = (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target)
+        assert own_hashes == (sample["doc_hash"], sample["prompt_hash"], sample["target_hash"])
     joined = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)
     assert task_hash(hashes, 1) == hashlib.sha256(joined.encode()).hexdigest()
-    found = summarize(task, [task.process_results(doc, said) for doc, _, said in answered], ITERATIONS)
-    expected = {key: value for key, value in theirs["results"][name].items() if "," in key}
-    assert found.keys() == expected.keys()
+    results = summarize(task, [task.process_results(doc, responses) for doc, _, responses in answered], ITERATIONS)
+    expected = {key: value for key, value in reference["results"][name].items() if "," in key}
+    assert results.keys() == expected.keys()
     for key, value in expected.items():
-        assert found[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-12)), key
-    firsts = [value for key, value in expected.items() if "stderr" not in key]
-    assert any(0 < value < 1 for value in firsts), "some are right and some wrong, or nothing was compared"
-    better = theirs["higher_is_better"][name]
+        assert results[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-12)), key
+    values = [value for key, value in expected.items() if "stderr" not in key]
+    assert any(0 < value < 1 for value in values), "some are right and some wrong, or nothing was compared"
+    better = reference["higher_is_better"][name]
     assert all(better[metric] for metric in task.metrics) and {*task.higher_is_better().values()} == {True}
-    assert task.version == float(theirs["versions"][name]) and task.num_fewshot == theirs["n-shot"][name]
+    assert task.version == float(reference["versions"][name]) and task.num_fewshot == reference["n-shot"][name]
 
 
 def test_every_code_task_names_lm_eval_s_dataset() -> None:
@@ -227,5 +232,5 @@ def test_every_code_task_names_lm_eval_s_dataset() -> None:
 
     (job,) = compose_jobs([f"task=[{','.join((*HUMANEVAL, *MBPP))}]"])
     for name, task in job.config.tasks.items():
-        theirs = _read(Path(task_manager().task_index[name].yaml_path), ())
-        assert (task.dataset.path, task.dataset.name) == (theirs["dataset_path"], theirs.get("dataset_name")), name
+        content = _read(Path(task_manager().task_index[name].yaml_path), ())
+        assert (task.dataset.path, task.dataset.name) == (content["dataset_path"], content.get("dataset_name")), name

@@ -1,4 +1,4 @@
-"""Where a generation ends, against transformers' greedy `generate` and lm-eval's hf backend.
+"""A generation ends where transformers' greedy `generate` and lm-eval's hf backend end it.
 
 The model's config, its generation config and its tokenizer each name another end-of-sequence token.
 """
@@ -22,14 +22,14 @@ from evalengine.tasks.instance import Generation, Instance
 
 VOCAB, LENGTH = 19, 24
 OF_CONFIG, OF_GENERATION, OF_TOKENIZER = 5, 7, 2
-WORDS = [f"w{chr(ord('a') + i)}" for i in range(VOCAB)]  # no word begins with another: special ones are cut out of text
+WORDS = [f"w{chr(ord('a') + i)}" for i in range(VOCAB)]  # no word begins another: special ones are cut out of text
 RNG = random.Random(0)
 PROMPTS = [[RNG.randrange(3, VOCAB) for _ in range(2 + i % 7)] for i in range(25)]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama whose greedy choices wander: weights of this size make no two tokens' logits alike."""
+    """Saves a random Llama whose weights are large enough that its greedy choices vary."""
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -53,8 +53,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def told(path: Path, generation: dict[str, Any] | None, **config: Any) -> None:
-    """generation_config.json (None: no such file), and changes to config.json (None: without the key)."""
+def write_settings(path: Path, generation: dict[str, Any] | None, **config: Any) -> None:
+    """Writes generation_config.json (None: no such file), and changes config.json (None: without the key)."""
     file = path / "generation_config.json"
     file.unlink(missing_ok=True)
     if generation is not None:
@@ -73,16 +73,16 @@ def told(path: Path, generation: dict[str, Any] | None, **config: Any) -> None:
         ({}, {}, set()),
         (None, {}, {OF_CONFIG}),
         (None, {"eos_token_id": [OF_CONFIG, 11]}, {OF_CONFIG, 11}),
-        (None, {"eos_token_id": None}, set()),  # not the 2 that LlamaConfig would take
+        (None, {"eos_token_id": None}, set()),  # LlamaConfig's default, 2, must not be taken
     ],
 )
 def test_greedy_outputs_end_where_those_of_transformers_do(
     model: Path, generation: dict[str, Any] | None, config: dict[str, Any], ends: set[int]
 ) -> None:
-    told(model, generation, **config)
-    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    write_settings(model, generation, **config)
+    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     expected = [
-        theirs.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=LENGTH, pad_token_id=0)[0, len(ids) :]
+        hf.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=LENGTH, pad_token_id=0)[0, len(ids) :]
         for ids in PROMPTS
     ]
     with LLM(str(model), numerics="exact", dtype="float32", device="cpu") as llm:
@@ -94,25 +94,25 @@ def test_greedy_outputs_end_where_those_of_transformers_do(
 
 
 def test_the_harness_ends_where_lm_eval_does(model: Path) -> None:
-    """At the generation config's id, at the tokenizer's EOS text and at the task's stop strings.
+    """Generations end at the generation config's id, at the tokenizer's EOS text and at the task's stop strings.
 
-    Of lm-eval's hf backend, which needs accelerate, `generate_until` is put together from its parts.
+    lm-eval's hf backend needs accelerate, so its `generate_until` is put together here from its parts.
     """
     pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
     from lm_eval.models.utils import handle_stop_sequences, postprocess_generated_text
     from lm_eval.models.utils_hf import stop_sequences_criteria
 
-    told(model, {"eos_token_id": OF_GENERATION})
+    write_settings(model, {"eos_token_id": OF_GENERATION})
     contexts = [" ".join(WORDS[i] for i in ids) for ids in PROMPTS]
     until = (f"{WORDS[12]} w", WORDS[17])
     tokenizer = AutoTokenizer.from_pretrained(model)
-    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     stop = handle_stop_sequences(list(until), eos=tokenizer.decode(tokenizer.eos_token_id, skip_special_tokens=False))
     expected = []
     for context in contexts:
         inputs = tokenizer([context], return_tensors="pt")
         length = inputs["input_ids"].shape[1]
-        generated = theirs.generate(
+        generated = hf.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             max_length=length + LENGTH,

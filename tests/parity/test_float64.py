@@ -1,4 +1,4 @@
-"""How far each level's logprobs are from a float64 forward pass of the same weights, on real and on hard models."""
+"""`exact` logprobs are closer to a float64 forward pass than float32 ones, on real and on hard models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = (
 
 
 class Float64Ops(Ops):
-    """Everything in float64, through torch's own functions: the truth, for a test."""
+    """Computes every op in float64 with torch's own functions; its results count as the truth."""
 
     name = "float64"
 
@@ -52,7 +52,7 @@ class Float64Ops(Ops):
         return x + residual
 
     def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
-        """The angle is a float32 in every implementation of the model: it belongs to its definition."""
+        """Computes angles in float32, as every implementation of the models does, and cos and sin in float64."""
         angles = (torch.arange(max_positions, dtype=torch.float32)[:, None] * inv_freq).double()
         return angles.cos() * scaling, angles.sin() * scaling
 
@@ -77,34 +77,36 @@ class Float64Ops(Ops):
 
 
 def logprobs_of(checkpoint: Checkpoint, ops: Ops, ids: list[int]) -> Tensor:
-    """[len(ids), V] from one prefill."""
+    """Returns the logprobs [len(ids), V] of one prefill, as float64."""
     with torch.inference_mode():
         return ops.log_softmax(PagedRunner(load_model(checkpoint, ops, 512)).step({"s": ids})["s"]).double()
 
 
 def errors(checkpoint: Checkpoint, ids: list[int], *levels: tuple[str, torch.dtype]) -> list[tuple[float, float]]:
-    """(Root mean square, largest) error of all the logprobs over the vocabulary, level by level."""
+    """Returns for each level the (root mean square, largest) error of the logprobs of all tokens at all positions."""
     truth = logprobs_of(checkpoint, Float64Ops(torch.float64, CPU), ids)
-    found = []
+    level_errors = []
     for level, dtype in levels:
         error = logprobs_of(checkpoint, create_ops(level, dtype, CPU), ids) - truth
-        found.append((float(error.square().mean().sqrt()), float(error.abs().max())))
-        print(f"{level} {dtype}: rms {found[-1][0]:.2e}, largest {found[-1][1]:.2e}")
-    return found
+        level_errors.append((float(error.square().mean().sqrt()), float(error.abs().max())))
+        print(f"{level} {dtype}: rms {level_errors[-1][0]:.2e}, largest {level_errors[-1][1]:.2e}")
+    return level_errors
 
 
 EXACT, FLOAT32, BF16 = ("exact", torch.float32), ("fast", torch.float32), ("fast", torch.bfloat16)
 
 
 def assert_exact_is_closer(checkpoint: Checkpoint, ids: list[int]) -> None:
-    """By half, where plain float64 inside every op would give a third to a fifth: each op's output is a float32."""
+    """Asserts that `exact` has about half the error of float32.
+
+    Even plain float64 inside every op would leave a third to a fifth, because each op's output is a float32."""
     exact, float32, bf16 = errors(checkpoint, ids, EXACT, FLOAT32, BF16)
     assert exact[0] < 0.6 * float32[0] and exact[1] < 0.75 * float32[1]
-    assert bf16[0] > 100 * float32[0]  # the measure sees what rounding does
+    assert bf16[0] > 100 * float32[0]  # the errors do measure roundings
 
 
 def random_checkpoint(folder: Path, make: Callable[[Path], None]) -> Checkpoint:
-    """The saved model has no tokenizer: its spec is resolved as a dummy's, its weights are read as they are."""
+    """Resolves a saved model without a tokenizer: its spec as a dummy's, its weights as they are in the file."""
     make(folder)
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
     return dataclasses.replace(checkpoint, format="safetensors")

@@ -1,4 +1,4 @@
-"""Groups against lm-eval's own: MMLU's definition, and what a group's metrics and standard errors are."""
+"""Groups equal lm-eval's own: the shipped groups' members, and a group's metrics and standard errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from evalengine.task_outline import outline
 from evalengine.tasks.lm_eval_yaml import _read
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.templates import Field
-from tests.parity.agreement import check_equal, run_ours, run_theirs
+from tests.parity.agreement import answer_task, check_equal, evaluate_by_lm_eval
 from tests.parity.local_tasks import task_manager
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
-SUBJECTS = {"anatomy": 9, "astronomy": 5, "virology": 7}  # questions; of two groups
+SUBJECTS = {"anatomy": 9, "astronomy": 5, "virology": 7}  # subject -> number of questions
 TREE = {"mmlu_stem": ["mmlu_anatomy", "mmlu_astronomy"], "mmlu_other": ["mmlu_virology"]}
 
 
@@ -42,8 +42,8 @@ def files_of(folder: Path, subjects: dict[str, int]) -> dict[str, str]:
     return files
 
 
-def their_group(folder: Path, weighted: bool) -> None:
-    """A group `own` of two groups of lm-eval's subjects, with rows of ours."""
+def write_lm_eval_group(folder: Path, weighted: bool) -> None:
+    """Writes lm-eval's files for a group `own` of two groups of MMLU's subjects, with made-up rows."""
 
     for name in (name for children in TREE.values() for name in children):
         short = name.removeprefix("mmlu_")
@@ -64,19 +64,20 @@ def their_group(folder: Path, weighted: bool) -> None:
 
 @pytest.mark.parametrize(("weighted", "shots"), [(True, 0), (True, 5), (False, 2)])
 def test_a_group_is_lm_eval_s(weighted: bool, shots: int, tmp_path: Path) -> None:
+    """A group's metrics, standard errors, size, members and settings equal lm-eval's, also for a group of groups."""
     from lm_eval.tasks import TaskManager
 
-    their_group(tmp_path, weighted)
+    write_lm_eval_group(tmp_path, weighted)
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    theirs = run_theirs("own", shots, str, task_manager=manager)
+    reference = evaluate_by_lm_eval("own", shots, str, task_manager=manager)
     files = files_of(tmp_path / "all", SUBJECTS)
     (job,) = compose_jobs([f"task=[{','.join(f'mmlu/{name}' for name in SUBJECTS)}]", f"task.num_fewshot={shots}"])
     results = []
     for name, config in job.config.tasks.items():
         dataset = DatasetConfig(path="none/none", files=files, where=config.dataset.where)
         task = load_task(name, replace(config, dataset=dataset))
-        answered = run_ours(task, str)
-        check_equal(theirs, name, task, answered)
+        answered = answer_task(task, str)
+        check_equal(reference, name, task, answered)
         metrics = summarize(task, [task.process_results(doc, answers) for doc, _, answers in answered])
         size = len(answered)
         results.append(TaskResult(name, 1.0, shots, metrics, task.higher_is_better(), {}, size, size, ""))
@@ -84,45 +85,47 @@ def test_a_group_is_lm_eval_s(weighted: bool, shots: int, tmp_path: Path) -> Non
     groups = {name: GroupConfig(children, aggregate_metric_list=aggregate) for name, children in TREE.items()}
     groups["own"] = GroupConfig([*TREE], aggregate_metric_list=aggregate)
     for group in group_results(groups, results):
-        expected = theirs["results"][group.name]
+        expected = reference["results"][group.name]
         assert {key: pytest.approx(expected[key], rel=1e-12) for key in expected if "," in key} == group.metrics
         assert group.effective == expected["sample_len"]
-        assert list(group.children) == theirs["group_subtasks"][group.name]
-        # lm-eval leaves these out of a group of groups, which it asks before its members
-        assert group.higher_is_better == theirs["higher_is_better"].get(group.name, {"acc": True})
+        assert list(group.children) == reference["group_subtasks"][group.name]
+        # lm-eval omits this for a group of groups, because it reads the group's before its members'.
+        assert group.higher_is_better == reference["higher_is_better"].get(group.name, {"acc": True})
         assert group.num_fewshot == shots
 
 
 def test_mmlu_is_lm_eval_s_57_subjects_in_its_groups() -> None:
     (job,) = compose_jobs(["task=mmlu"])
     index, groups = task_manager().task_index, job.config.groups
-    theirs = {name: _read(Path(entry.yaml_path), ()) for name, entry in index.items() if name in job.config.tasks}
-    assert len(job.config.tasks) == len(theirs) == 57 and {*leaves("mmlu", groups)} == {*theirs}
-    for name, content in theirs.items():
-        ours = job.config.tasks[name]
+    definitions = {name: _read(Path(entry.yaml_path), ()) for name, entry in index.items() if name in job.config.tasks}
+    assert len(job.config.tasks) == len(definitions) == 57 and {*leaves("mmlu", groups)} == {*definitions}
+    for name, content in definitions.items():
+        config = job.config.tasks[name]
         subject = {"subject": content["dataset_name"]}
-        assert (ours.dataset.name, ours.dataset.where) == (content["dataset_name"], subject)
-        assert ours.dataset.path == content["dataset_path"]
-        assert Field("description", ours.description).render(dict(subject)) == content["description"]
+        assert (config.dataset.name, config.dataset.where) == (content["dataset_name"], subject)
+        assert config.dataset.path == content["dataset_path"]
+        assert Field("description", config.description).render(dict(subject)) == content["description"]
         assert name in groups[content["tag"].removesuffix("_tasks")].tasks
         for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
-            assert getattr(ours.template, key) == content[key]
+            assert getattr(config.template, key) == content[key]
 
 
 @pytest.mark.parametrize("name", ["bbh_cot_fewshot", "mmlu_pro", "leaderboard_musr", "minerva_math"])
 def test_a_shipped_group_has_lm_eval_s_tasks(name: str) -> None:
     (job,) = compose_jobs([f"task={name}"])
-    theirs = _read(Path(task_manager().task_index[name].yaml_path), ())
-    ours = job.config.groups[name]
-    assert {*ours.tasks} == {*theirs["task"]} == {*job.config.tasks}
-    entries = [{**entry, "aggregation": "mean"} for entry in ours.aggregate_metric_list]
-    assert entries == [{"aggregation": "mean", **entry} for entry in theirs["aggregate_metric_list"]]
-    assert ours.version == (theirs.get("metadata") or {}).get("version")
+    definition = _read(Path(task_manager().task_index[name].yaml_path), ())
+    group = job.config.groups[name]
+    assert {*group.tasks} == {*definition["task"]} == {*job.config.tasks}
+    entries = [{**entry, "aggregation": "mean"} for entry in group.aggregate_metric_list]
+    assert entries == [{"aggregation": "mean", **entry} for entry in definition["aggregate_metric_list"]]
+    assert group.version == (definition.get("metadata") or {}).get("version")
 
 
 def test_mgsm_s_groups_are_lm_eval_s_tags() -> None:
+    """Our MGSM groups have the tasks that lm-eval's tags have."""
+
     def tagged(tag: str) -> set[str]:
-        """Of its folder mgsm/: Spanish Bench puts a task of its own under one of the tags."""
+        """Returns the tag's tasks in lm-eval's folder mgsm/, as Spanish Bench puts a task of its own under a tag."""
         entries = task_manager().task_index.items()
         return {n for n, e in entries if e.yaml_path and "mgsm" in Path(e.yaml_path).parts and tag in e.tags}
 

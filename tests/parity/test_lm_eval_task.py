@@ -1,4 +1,4 @@
-"""lm-eval's own tasks inside our harness: requests, answers, hashes and results as lm-eval itself has them."""
+"""lm-eval's tasks inside our harness have the requests, answers, hashes and results that lm-eval gives them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from evalengine.records.lm_eval import TaskResult
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Instance, Response
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import ITERATIONS, as_json, fake_chat, fake_rng, run_ours, run_theirs
+from tests.parity.agreement import ITERATIONS, answer_task, as_json, evaluate_by_lm_eval, fake_chat, fake_rng
 from tests.parity.lm_eval_rows import MORE, feed, write_rows
 from tests.parity.shipped_rows import THINGS
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
 Answered = list[tuple[Any, list[Instance], list[Response]]]
-FIXED = ("truthfulqa", "gpqa", "squad_completion", "aime")  # lm-eval fixes 0 exemplars, whatever is asked for
+FIXED = ("truthfulqa", "gpqa", "squad_completion", "aime")  # lm-eval fixes 0 exemplars, whatever the setting
 NO_SHOTS = ("lambada_openai", "wikitext", "iwslt2017-en-ar", *FIXED)
 
 
@@ -42,7 +42,7 @@ class Chat:
 
 
 class Speaker:
-    """What the model writes: another answer each time that it is asked the same."""
+    """The made-up model, which answers the same prompt differently each time."""
 
     def __init__(self) -> None:
         self._asked: Counter[str] = Counter()
@@ -51,8 +51,8 @@ class Speaker:
         self._asked[context] += 1
         rng = fake_rng(context, str(self._asked[context]))
         thing = rng.choice([*THINGS, "3", "11", context.split(" ")[-1]])
-        said = [" The {}", "It is {}", "#### {}", "The answer is {}.", "the answer is (B).", "red {}", "so {}'s\nQ"]
-        return rng.choice(said).format(thing)
+        forms = [" The {}", "It is {}", "#### {}", "The answer is {}.", "the answer is (B).", "red {}", "so {}'s\nQ"]
+        return rng.choice(forms).format(thing)
 
 
 def composed(folder: Path, *settings: str) -> Config:
@@ -60,43 +60,43 @@ def composed(folder: Path, *settings: str) -> Config:
     return job.config
 
 
-def ours_of(name: str, config: Config, **arguments: Any) -> Task:
+def our_task(name: str, config: Config, **arguments: Any) -> Task:
     return load_task(name, config.tasks[name], data_dir=config.data_dir, **arguments)
 
 
-def check(theirs: dict[str, Any], name: str, task: Task, answered: Answered) -> dict[str, Any]:
-    """Equal requests, targets, filtered answers, hashes and results; returns the results."""
+def check(reference: dict[str, Any], name: str, task: Task, answered: Answered) -> dict[str, Any]:
+    """Asserts equal requests, targets, filtered answers, hashes and results; returns the results."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    samples = theirs["samples"][name]
+    samples = reference["samples"][name]
     hashes = []
     for sample, (doc, instances, responses) in zip(samples, answered * len(task.filters), strict=True):
         first = [instance for instance in instances if instance.repeat == 0]
-        for asked, instance in zip(sample["arguments"], first, strict=True):
-            assert asked[0] == instance.context
-            assert asked[1:] == (instance.continuation,) or instance.kind != "loglikelihood"
+        for arguments, instance in zip(sample["arguments"], first, strict=True):
+            assert arguments[0] == instance.context
+            assert arguments[1:] == (instance.continuation,) or instance.kind != "loglikelihood"
             if (generation := instance.generation) is not None:
-                wanted = normalize_gen_kwargs(asked[1])
+                wanted = normalize_gen_kwargs(arguments[1])
                 assert wanted["until"] == [*generation.until]
                 assert wanted["max_gen_toks"] == generation.max_gen_toks
-                # drop names no temperature: lm-eval's models are then greedy.
+                # DROP sets no temperature, and lm-eval's models are then greedy.
                 assert wanted.get("temperature", 0.0) == generation.temperature
         assert sample["target"] == task.target(doc)
         assert as_json(sample["filtered_resps"]) == as_json(task.filtered(doc, responses)[sample["filter"]])
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
-        ours = (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target)
-        assert ours == (sample["doc_hash"], sample["prompt_hash"], sample["target_hash"])
+        own_hashes = (hashes[-1].doc, hashes[-1].prompt, hashes[-1].target)
+        assert own_hashes == (sample["doc_hash"], sample["prompt_hash"], sample["target_hash"])
     joined = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)
     assert task_hash(hashes[: len(answered)], len(task.filters)) == hashlib.sha256(joined.encode()).hexdigest()
-    found = summarize(task, [task.process_results(doc, said) for doc, _, said in answered], ITERATIONS)
-    expected = {key: value for key, value in theirs["results"][name].items() if "," in key}
-    assert found.keys() == expected.keys() and found
+    results = summarize(task, [task.process_results(doc, responses) for doc, _, responses in answered], ITERATIONS)
+    expected = {key: value for key, value in reference["results"][name].items() if "," in key}
+    assert results.keys() == expected.keys() and results
     for key, value in expected.items():
         exact = isinstance(value, str)
-        assert found[key] == (value if exact else pytest.approx(value, rel=1e-12, abs=0, nan_ok=True)), key
-    assert task.higher_is_better() == {k: v for k, v in theirs["higher_is_better"][name].items() if v is not None}
-    assert task.version == theirs["versions"][name] and task.num_fewshot == theirs["n-shot"][name]
-    return dict(found)
+        assert results[key] == (value if exact else pytest.approx(value, rel=1e-12, abs=0, nan_ok=True)), key
+    assert task.higher_is_better() == {k: v for k, v in reference["higher_is_better"][name].items() if v is not None}
+    assert task.version == reference["versions"][name] and task.num_fewshot == reference["n-shot"][name]
+    return dict(results)
 
 
 @pytest.mark.parametrize(("shots", "chat"), [(0, False), (2, True)])
@@ -104,19 +104,20 @@ def check(theirs: dict[str, Any], name: str, task: Task, answered: Answered) -> 
 def test_a_task_is_lm_eval_s(
     name: str, shots: int, chat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A task chosen as lm_eval/NAME has lm-eval's requests, hashes and results, with exemplars and chat, too."""
     folder = write_rows(name, tmp_path / "data")
     shots = 0 if name.startswith(NO_SHOTS) else shots
     arguments: dict[str, Any] = {"system_instruction": "Be brief." if chat else None, "fewshot_as_multiturn": True}
     config = composed(folder, f"task=lm_eval/{name}", f"task.num_fewshot={shots}")
-    task = ours_of(name, config, chat=Chat() if chat else None, **arguments)
-    answered = run_ours(task, Speaker())
+    task = our_task(name, config, chat=Chat() if chat else None, **arguments)
+    answered = answer_task(task, Speaker())
     feed(monkeypatch, lambda *_: folder / name, tmp_path / "cache")
-    theirs = run_theirs(name, shots, Speaker(), apply_chat_template=chat, **arguments)
-    check(theirs, name, task, answered)
+    reference = evaluate_by_lm_eval(name, shots, Speaker(), apply_chat_template=chat, **arguments)
+    check(reference, name, task, answered)
 
 
 def mmlu_rows(folder: Path) -> list[str]:
-    """Rows for subjects of two of mmlu's groups, of several sizes, as FOLDER/mmlu/<subject>/<split>.jsonl."""
+    """Writes FOLDER/mmlu/<subject>/<split>.jsonl for every subject of mmlu_stem, in several sizes; returns them."""
     subjects = sorted(name for name in compose_jobs(["task=lm_eval/mmlu_stem"])[0].config.tasks)
     for number, name in enumerate(subjects):
         place = folder / "mmlu" / name.removeprefix("mmlu_")
@@ -137,40 +138,44 @@ def mmlu_rows(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("shots", [0, 3])
 def test_a_group_is_lm_eval_s(shots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group chosen as lm_eval/NAME has lm-eval's tasks, metrics and standard errors."""
     subjects = mmlu_rows(tmp_path)
     config = composed(tmp_path, "task=lm_eval/mmlu_stem", f"task.num_fewshot={shots}")
-    answered = {name: (ours_of(name, config),) for name in config.tasks}
-    assert [*answered] == subjects == sorted(config.groups["mmlu_stem"].tasks)
-    runs = {name: (task, run_ours(task, Speaker())) for name, (task,) in answered.items()}
+    tasks = {name: (our_task(name, config),) for name in config.tasks}
+    assert [*tasks] == subjects == sorted(config.groups["mmlu_stem"].tasks)
+    runs = {name: (task, answer_task(task, Speaker())) for name, (task,) in tasks.items()}
     feed(monkeypatch, lambda path, name: tmp_path / path.split("/")[-1] / name, tmp_path / "cache")
-    theirs = run_theirs("mmlu_stem", shots, Speaker())
+    reference = evaluate_by_lm_eval("mmlu_stem", shots, Speaker())
     results = []
-    for name, (task, said) in runs.items():
-        metrics = check(theirs, name, task, said)
-        size = len(said)
+    for name, (task, answered) in runs.items():
+        metrics = check(reference, name, task, answered)
+        size = len(answered)
         results.append(TaskResult(name, 1.0, shots, metrics, task.higher_is_better(), {}, size, size, ""))
     (group,) = group_results(config.groups, results)
-    expected = theirs["results"]["mmlu_stem"]
+    expected = reference["results"]["mmlu_stem"]
     assert {key: pytest.approx(expected[key], rel=1e-12) for key in expected if "," in key} == group.metrics
     assert group.metrics and group.effective == expected["sample_len"] and group.version == 2
-    sizes = {len(said) for _, said in runs.values()}
-    assert len(sizes) > 1  # else a mean without weights would be the same
+    sizes = {len(answered) for _, answered in runs.values()}
+    assert len(sizes) > 1  # with equal sizes an unweighted mean would pass, too
 
 
 def test_a_group_within_a_group_a_tag_and_its_overrides() -> None:
+    """Groups, nested groups, tags and tasks that are written out within a group all become tasks."""
     config = compose_jobs(["task=lm_eval/leaderboard"])[0].config
     assert len(config.tasks) == 39 and "leaderboard_bbh" in config.groups["leaderboard"].tasks
     tag = compose_jobs(["task=lm_eval/ai2_arc"])[0].config
     assert {*tag.tasks} == {"arc_easy", "arc_challenge"} and not tag.groups
     inline = compose_jobs(["task=lm_eval/flan_held_in"])[0].config
-    assert "arc_easy_flan__arc_easy_prompt-0" in " ".join(inline.tasks)  # written out within the group
+    assert "arc_easy_flan__arc_easy_prompt-0" in " ".join(inline.tasks)  # a task that is written out within the group
 
 
 def test_what_cannot_be_honoured_is_refused_together(tmp_path: Path) -> None:
+    """Settings that a task cannot honour are refused, all in one message."""
+
     def refusal(*settings: str) -> str:
         config = composed(tmp_path, *settings)
         with pytest.raises(ConfigError) as caught:
-            ours_of(*config.tasks, config)
+            our_task(*config.tasks, config)
         return str(caught.value)
 
     unsafe = refusal("task=lm_eval/humaneval", "task.num_fewshot=2", "task.fewshot_file=x.jsonl")

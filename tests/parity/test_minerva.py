@@ -1,7 +1,7 @@
-"""MATH against lm-eval's own code: prompts, hashes and results of its tasks, and the scores of a spread of answers.
+"""MATH has the prompts, hashes and results of lm-eval's tasks, and scores a spread of answers as lm-eval does.
 
 Needs lm-eval and math-verify (`pip install evalengine[math]`). lm-eval runs in a process of its own, since it changes
-what the process has of ANTLR (tests/parity/minerva_theirs.py).
+the ANTLR that the process has loaded (tests/parity/minerva_theirs.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_yaml import installed_content
 from evalengine.tasks.minerva import MathScorer, Minerva
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import check_equal, fake_chat, run_ours
+from tests.parity.agreement import answer_task, check_equal, fake_chat
 from tests.parity.minerva_theirs import FINAL, VERDICTS, speak, spread
 from tests.parity.shipped_rows import minerva_rows
 
@@ -33,7 +33,7 @@ for module in ("lm_eval", "math_verify"):
 
 MATH500 = "minerva_math500"
 NAMES = [*outline("minerva_math").tasks, MATH500]
-ASKED = [
+CASES = [
     *({"name": name, "shots": 4, "chat": False} for name in NAMES),
     {"name": "minerva_math_algebra", "shots": 0, "chat": False},
     {"name": MATH500, "shots": 2, "chat": True},
@@ -46,15 +46,16 @@ def scorer() -> MathScorer:
 
 
 def rows_for(name: str) -> list[dict[str, Any]]:
-    """MATH-500 has an answer beside the solution, and other columns."""
+    """Returns 10 rows with the task's columns: MATH-500 has an answer beside the solution, and others."""
     if name != MATH500:
         return minerva_rows()[:10]
-    found = [{**row, "subject": row["type"], "unique_id": f"test/{n}.json"} for n, row in enumerate(minerva_rows())]
+    rows = [{**row, "subject": row["type"], "unique_id": f"test/{n}.json"} for n, row in enumerate(minerva_rows())]
     keys = ("problem", "solution", "answer", "subject", "level", "unique_id")
-    return [{key: {**row, "answer": "its own"}[key] for key in keys} for row in found[:10]]
+    return [{key: {**row, "answer": "its own"}[key] for key in keys} for row in rows[:10]]
 
 
-def written(folder: Path, name: str) -> dict[str, str]:
+def write_rows(folder: Path, name: str) -> dict[str, str]:
+    """Writes the task's rows to files of a new folder; returns split -> file."""
     folder.mkdir()
     files = {split: str(folder / f"{split}.jsonl") for split in ("train", "test")}
     for file in files.values():
@@ -63,35 +64,36 @@ def written(folder: Path, name: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """lm-eval's evaluation of all that is asked."""
+def lm_eval_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """lm-eval's evaluations of all CASES, by their JSON."""
     folder = tmp_path_factory.mktemp("theirs")
     for name in (MATH500, "subjects"):
-        written(folder / name, name)
-    (folder / "asked.json").write_text(json.dumps(ASKED))
+        write_rows(folder / name, name)
+    (folder / "asked.json").write_text(json.dumps(CASES))
     command = [sys.executable, "-m", "tests.parity.minerva_theirs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads((folder / "theirs.json").read_text())
-    return found
+    results: dict[str, Any] = json.loads((folder / "theirs.json").read_text())
+    return results
 
 
-def ours(name: str, files: dict[str, str], shots: int, **arguments: Any) -> Task:
+def our_task(name: str, files: dict[str, str], shots: int, **arguments: Any) -> Task:
     config = outline(f"minerva_math/{name.removeprefix('minerva_math_')}" if "_math_" in name else name).tasks[name]
     dataset = DatasetConfig(path="none/none", files=files)
     return load_task(name, replace(config, dataset=dataset, num_fewshot=shots), **arguments)
 
 
-@pytest.mark.slow  # lm-eval's import and index in another process: 20 seconds
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: f"{asked['name']}-{asked['shots']}-{asked['chat']}")
-def test_a_subject_is_lm_eval_s(asked: dict[str, Any], theirs: dict[str, Any], tmp_path: Path) -> None:
-    name, result = asked["name"], theirs[json.dumps(asked)]
-    chat = fake_chat if asked["chat"] else None
-    task = ours(name, written(tmp_path / "ours", name), asked["shots"], chat=chat, fewshot_as_multiturn=True)
+@pytest.mark.slow  # importing and indexing lm-eval in another process takes 20 seconds
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['name']}-{case['shots']}-{case['chat']}")
+def test_a_subject_is_lm_eval_s(case: dict[str, Any], lm_eval_results: dict[str, Any], tmp_path: Path) -> None:
+    """Requests, hashes and results of a subject, or of MATH-500, equal lm-eval's, and some answers are right."""
+    name, result = case["name"], lm_eval_results[json.dumps(case)]
+    chat = fake_chat if case["chat"] else None
+    task = our_task(name, write_rows(tmp_path / "ours", name), case["shots"], chat=chat, fewshot_as_multiturn=True)
     assert task.version == float(result["versions"][name])
-    check_equal(result, name, task, run_ours(task, speak))
-    right = sum(sample["math_verify"] for sample in result["samples"][name])
-    assert right > 0 or name == MATH500, "an answer that is right is among them"
+    check_equal(result, name, task, answer_task(task, speak))
+    num_right = sum(sample["math_verify"] for sample in result["samples"][name])
+    assert num_right > 0 or name == MATH500, "an answer that is right is among them"
 
 
 def test_every_task_names_lm_eval_s_dataset_and_settings() -> None:
@@ -105,13 +107,14 @@ def test_every_task_names_lm_eval_s_dataset_and_settings() -> None:
 
 
 def test_exemplars_are_lm_eval_s_four(tmp_path: Path) -> None:
-    task = ours("minerva_math_algebra", written(tmp_path / "ours", "minerva_math_algebra"), 4)
+    """Prompts have lm-eval's four exemplars, or those of `fewshot_file`."""
+    task = our_task("minerva_math_algebra", write_rows(tmp_path / "ours", "minerva_math_algebra"), 4)
     task.load()
     ((request,), *_) = task.instances(1)
     assert request.context.count("Problem:\n") == 5 and request.context.count("I hope it is correct.") == 4
     mine = tmp_path / "mine.jsonl"
     mine.write_text(json.dumps({"problem": "1 + 1?", "solution": "Two."}) + "\n")
-    files = written(tmp_path / "more", "minerva_math_algebra")
+    files = write_rows(tmp_path / "more", "minerva_math_algebra")
     config = replace(outline("minerva_math/algebra").tasks["minerva_math_algebra"], fewshot_file=str(mine))
     own = load_task(
         "minerva_math_algebra", replace(config, dataset=DatasetConfig(path="none/none", files=files), num_fewshot=1)
@@ -123,7 +126,7 @@ def test_exemplars_are_lm_eval_s_four(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 def test_answers_are_scored_as_by_lm_eval_with_the_antlr_that_it_asks_for(part: int, scorer: MathScorer) -> None:
-    """Right, written otherwise, wrong, malformed and empty: the verdicts were written beside ANTLR 4.11."""
+    """Answers that are right, written otherwise, wrong, malformed or empty get the verdicts written with ANTLR 4.11."""
     expected = json.loads(VERDICTS.read_text(encoding="utf-8"))["verdicts"]
     right, count = [0, 0], 0
     assert [*expected] == [*spread()]
@@ -138,7 +141,7 @@ def test_answers_are_scored_as_by_lm_eval_with_the_antlr_that_it_asks_for(part: 
 
 
 def test_without_the_older_encoding_sympy_reads_nothing() -> None:
-    """The inverse: ANTLR 4.9 as it is has no tables for sympy's parser, and lm-eval refuses it."""
+    """Our reading of ANTLR is needed: the unchanged ANTLR 4.9 cannot read sympy's parser, and lm-eval refuses it."""
     code = (
         f"import sys; sys.path.insert(0, {str(Path(math_worker.__file__).parent)!r})\n"
         "import math_worker, antlr4\n"
@@ -151,7 +154,7 @@ def test_without_the_older_encoding_sympy_reads_nothing() -> None:
     assert done.stdout == "None\n" and "antlr4-python3-runtime==4.11" in done.stderr
 
 
-@pytest.mark.slow  # five seconds of each of the two metrics
+@pytest.mark.slow  # each of the two metrics takes its five seconds
 def test_an_answer_that_takes_too_long_is_wrong(scorer: MathScorer, caplog: pytest.LogCaptureFixture) -> None:
     doc = {"solution": "$\\boxed{2}$", "answer": "2"}
     with caplog.at_level(logging.WARNING):
@@ -171,10 +174,11 @@ def test_an_answer_that_ends_the_worker_is_wrong(scorer: MathScorer, caplog: pyt
 
 
 def test_rows_and_packages_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = written(tmp_path / "rows", "minerva_math_algebra")
+    """A row without an answer and a package that is not installed are named."""
+    files = write_rows(tmp_path / "rows", "minerva_math_algebra")
     Path(files["test"]).write_text('{"problem": "2?", "solution": "It is 2."}\n')
     with pytest.raises(ConfigError, match=r"row 0 is not as expected: its solution has no \\boxed{} answer"):
-        ours("minerva_math_algebra", files, 4).load()
+        our_task("minerva_math_algebra", files, 4).load()
     monkeypatch.setattr(minerva, "PACKAGES", ("no_such_package",))
     with pytest.raises(ConfigError, match=r"no_such_package is not installed: pip install 'evalengine\[math\]'"):
-        ours("minerva_math_algebra", files, 4)
+        our_task("minerva_math_algebra", files, 4)

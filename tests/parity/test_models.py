@@ -1,4 +1,4 @@
-"""Our models against transformers' eager float32 forward, on random weights, through a pool that starts as NaN."""
+"""Our models' logits equal transformers' eager float32 forward on random weights, with a KV pool that starts as NaN."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evalengine.models.decoder import DecoderForCausalLM
 from tests.parity.paged import PagedRunner
 
 VOCAB = 211
-TOLERANCE = 2e-4  # of the reference logits' range
+TOLERANCE = 2e-4  # the difference allowed to logits, relative to the reference logits' range
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 ON_CUDA = [pytest.mark.gpu, needs_cuda]
 LEVELS = [
@@ -40,7 +40,7 @@ LONG = {"rope_type": "default", "rope_theta": 1000000.0}
 
 
 def tiny(config: type, heads: int, kv_heads: int, head_dim: int, tied: bool, rope: dict[str, Any], **more: Any) -> Any:
-    if config is Qwen2Config:  # its head_dim is always hidden_size / heads
+    if config is Qwen2Config:  # Qwen2's head_dim is always hidden_size / heads
         hidden = heads * head_dim
     else:
         hidden, more["head_dim"] = 96, head_dim
@@ -73,7 +73,7 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
-    """A random transformers model, biases and norm weights included, and the folder it is saved in."""
+    """A random transformers model, whose biases and norm weights are random, too, and the folder it is saved in."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CASES[request.param], attn_implementation="eager").eval()
     with torch.no_grad():
@@ -85,10 +85,10 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return model, folder
 
 
-def ours(
+def our_model(
     folder: Path, level: str, dtype: torch.dtype = torch.float32, max_model_len: int = 128, device: str = "cpu"
 ) -> DecoderForCausalLM:
-    # The saved model has no tokenizer: its spec is resolved as a dummy's, its weights are read as they are.
+    # The saved model has no tokenizer, so its spec is resolved as a dummy's, and its weights are read from the file.
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
     checkpoint = dataclasses.replace(checkpoint, format="safetensors")
     return load_model(checkpoint, create_ops(level, dtype, torch.device(device)), max_model_len)
@@ -112,8 +112,9 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE)
 
 @pytest.mark.parametrize(("level", "device"), LEVELS)
 def test_logits_equal_transformers(reference: tuple[PreTrainedModel, Path], level: str, device: str) -> None:
+    """Logits equal transformers' to TOLERANCE for whole prompts, and for prompts in chunks that share steps."""
     hf, folder = reference
-    model = ours(folder, level, device=device)
+    model = our_model(folder, level, device=device)
     prompts = sequences({"one": 1, "page": 16, "over a page": 17, "prime": 37})
     whole = PagedRunner(model).step(prompts)
     chunked = PagedRunner(model, block_size=7)
@@ -132,8 +133,9 @@ def test_logits_equal_transformers(reference: tuple[PreTrainedModel, Path], leve
 
 @pytest.mark.parametrize(("level", "device"), LEVELS)
 def test_long_positions_equal_transformers(reference: tuple[PreTrainedModel, Path], level: str, device: str) -> None:
+    """Logits equal transformers' at positions from 40,000 on."""
     hf, folder = reference
-    model = ours(folder, level, max_model_len=40960, device=device)
+    model = our_model(folder, level, max_model_len=40960, device=device)
     tokens = sequences({"s": 23})
     assert_close(PagedRunner(model).step(tokens, first_position=40000)["s"], reference_logits(hf, tokens["s"], 40000))
 
@@ -142,18 +144,19 @@ def test_long_positions_equal_transformers(reference: tuple[PreTrainedModel, Pat
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(
     reference: tuple[PreTrainedModel, Path], level: str, device: str
 ) -> None:
+    """In bfloat16 our error is at most 1.25 times that of transformers in bfloat16."""
     _, folder = reference
     rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
     tokens = sequences({"s": 41})
-    # The reference for both: float32 arithmetic on the bfloat16 weights.
+    # Both errors are taken against float32 arithmetic on the bfloat16 weights.
     expected = reference_logits(
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").float().eval(),
         tokens["s"],
     )
-    actual = PagedRunner(ours(folder, level, torch.bfloat16, device=device)).step(tokens)["s"]
-    theirs = (reference_logits(rounded, tokens["s"]) - expected).pow(2).mean().sqrt()
-    mine = (actual - expected).pow(2).mean().sqrt()
-    assert mine <= 1.25 * theirs, f"RMS error {mine:.3e}, transformers' {theirs:.3e}"
+    actual = PagedRunner(our_model(folder, level, torch.bfloat16, device=device)).step(tokens)["s"]
+    hf_error = (reference_logits(rounded, tokens["s"]) - expected).pow(2).mean().sqrt()
+    our_error = (actual - expected).pow(2).mean().sqrt()
+    assert our_error <= 1.25 * hf_error, f"RMS error {our_error:.3e}, transformers' {hf_error:.3e}"
 
 
 @pytest.mark.gpu
@@ -165,7 +168,7 @@ def test_exact_gives_the_same_bytes_on_cpu_and_cuda(
     tokens = sequences({"a": 41, "b": 1})
 
     def logits(level: str, device: str) -> list[Tensor]:
-        runner = PagedRunner(ours(reference[1], level, dtype, device=device))
+        runner = PagedRunner(our_model(reference[1], level, dtype, device=device))
         return [*runner.step(tokens).values(), runner.step({"a": [7]})["a"]]
 
     def bits(level: str) -> list[bool]:
@@ -177,12 +180,12 @@ def test_exact_gives_the_same_bytes_on_cpu_and_cuda(
 
 
 def test_op_hook_reports_every_op_in_order(reference: tuple[PreTrainedModel, Path]) -> None:
-    model = ours(reference[1], "fast")
-    seen: list[tuple[str, torch.Size]] = []
+    model = our_model(reference[1], "fast")
+    calls: list[tuple[str, torch.Size]] = []
     runner = PagedRunner(model)
-    with op_hook(model, lambda name, output: seen.append((name, output.shape))):
+    with op_hook(model, lambda name, output: calls.append((name, output.shape))):
         runner.step({"s": [1, 2, 3]})
-    names = [name for name, _ in seen]
+    names = [name for name, _ in calls]
     per_layer = 14 + 2 * model.spec.qk_norm
     assert len(names) == len(set(names)) == 3 + per_layer * model.spec.num_layers + 3
     assert names[0] == "model.embed_tokens" and names[-3:] == ["model.norm.0", "model.norm.1", "lm_head"]
@@ -192,6 +195,6 @@ def test_op_hook_reports_every_op_in_order(reference: tuple[PreTrainedModel, Pat
         < names.index(residual)
         < names.index("model.layers.1.self_attn.qkv_proj")
     )
-    assert all(shape[0] == 3 for _, shape in seen)
+    assert all(shape[0] == 3 for _, shape in calls)
     runner.step({"s": [4]})
-    assert len(seen) == len(names), "the hook outlived its context"
+    assert len(calls) == len(names), "the hook outlived its context"

@@ -1,4 +1,4 @@
-"""DROP's and AIME's scorers, which are our own, against lm-eval's functions: on made-up answers of every kind."""
+"""Our own scorers for DROP and AIME agree with lm-eval's functions on made-up answers of every kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ WORDS = (
 )
 
 
-def theirs(name: str) -> Any:
+def lm_eval_module(name: str) -> Any:
+    """Loads a module of lm-eval's tasks by its file."""
     spec = importlib.util.spec_from_file_location(name.replace("/", "_"), installed_file(name))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -40,7 +41,8 @@ def theirs(name: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
 def test_aime_s_answers_are_read_and_compared_as_lm_eval_does() -> None:
-    reference, rng, right, naive = theirs("aime/utils.py"), random.Random(1), 0, 0
+    """20,000 random answers get lm-eval's verdicts, among them many that a plain comparison gets wrong."""
+    reference, rng, right, naive = lm_eval_module("aime/utils.py"), random.Random(1), 0, 0
     for _ in range(20_000):
         text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(9)))
         gold = rng.choice([*GOLDS, "".join(rng.choice(PIECES) for _ in range(rng.randrange(4)))])
@@ -52,7 +54,7 @@ def test_aime_s_answers_are_read_and_compared_as_lm_eval_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "answer"),
     [
         ("so \\boxed{\\frac{1}{2}} it is", "\\frac{1}{2}"),
         ("\\boxed{3} then \\boxed{4}", "4"),
@@ -63,12 +65,12 @@ def test_aime_s_answers_are_read_and_compared_as_lm_eval_does() -> None:
         ("", ""),
     ],
 )
-def test_what_is_taken_as_aime_s_answer(text: str, found: str) -> None:
-    assert aime.answer_in(text) == found
+def test_what_is_taken_as_aime_s_answer(text: str, answer: str) -> None:
+    assert aime.answer_in(text) == answer
 
 
 def test_aime_is_sampled_several_times(tmp_path: Path) -> None:
-    """pass@k and the others judge as exact_match does, which is what AIME is usually reported with."""
+    """pass@k, maj@k and avg@k, as AIME is usually reported, judge an answer as exact_match does."""
     (tmp_path / "rows.jsonl").write_text('{"problem": "2 + 2?", "answer": "4", "id": "0"}\n')
     config = outline("aime25").tasks["aime25"]
     changes = {"dataset": DatasetConfig(path=str(tmp_path / "rows.jsonl")), "repeats": 4, "pass_at": [1]}
@@ -93,7 +95,8 @@ def _text(rng: random.Random) -> str:
 
 
 def test_drop_s_answers_are_scored_as_lm_eval_does() -> None:
-    reference, rng, exact, partial = theirs("drop/utils.py"), random.Random(1), 0, 0
+    """3,000 random rows have lm-eval's gold answers, exact matches and F1 scores."""
+    reference, rng, exact, partial = lm_eval_module("drop/utils.py"), random.Random(1), 0, 0
     for _ in range(3_000):
         others = [_gold(rng) for _ in range(rng.randrange(3))]
         validated = {key: [other[key] for other in others] for key in ("number", "date", "spans")}
@@ -102,8 +105,8 @@ def test_drop_s_answers_are_scored_as_lm_eval_does() -> None:
         assert golds == [[*spans] for spans in reference.get_answers(row)]
         text = rng.choice([_text(rng), rng.choice(rng.choice(golds)), f"{_text(rng)} {rng.choice(rng.choice(golds))}"])
         expected = reference.process_results({"answers": golds}, [text])
-        found = drop.DROP.score(None, {"answers": golds}, [text])  # type: ignore[arg-type]
-        assert found == {"em": expected["em"], "f1": float(expected["f1"])}, (text, golds)
-        exact += int(found["em"] == 1)
-        partial += int(0 < found["f1"] < 1)
+        scores = drop.DROP.score(None, {"answers": golds}, [text])  # type: ignore[arg-type]
+        assert scores == {"em": expected["em"], "f1": float(expected["f1"])}, (text, golds)
+        exact += int(scores["em"] == 1)
+        partial += int(0 < scores["f1"] < 1)
     assert exact > 300 and partial > 300

@@ -1,7 +1,7 @@
 """Greedy generation with every logits processor: the same tokens as transformers' own `generate(do_sample=False)`.
 
-Each has its case, and random combinations of all have theirs. Models are random; a processor that changed nothing would
-prove nothing, so most cases are held to differ from plain greedy.
+Every processor has a case, and random combinations are tested, too. The models are random; a processor that changed
+nothing would prove nothing, so most cases must also differ from plain greedy.
 """
 
 from __future__ import annotations
@@ -59,24 +59,26 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=[LlamaConfig, Qwen2Config])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, LLM]]:
-    """transformers' model and ours, of the same random float32 weights; ours in `fast`, whose scores are nearest."""
+    """transformers' model and ours with the same random float32 weights; ours runs `fast`, whose scores are nearest."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(request.param(**SHAPE), attn_implementation="eager").eval()
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
-    checkpoint = dataclasses.replace(checkpoint, format="safetensors")  # it has no tokenizer: tests/parity/test_models
+    checkpoint = dataclasses.replace(checkpoint, format="safetensors")  # the model has no tokenizer
     with LLM(checkpoint, batch_invariant=False, dtype="float32", num_kv_blocks=256, block_size=16) as llm:
         yield model, llm
 
 
-def theirs(model: PreTrainedModel, prompt: list[int], fields: dict[str, Any]) -> list[int]:
+def hf_tokens(model: PreTrainedModel, prompt: list[int], fields: dict[str, Any]) -> list[int]:
+    """Returns the new tokens of transformers' greedy `generate` with these generation settings."""
     config = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=EOS, pad_token_id=0, **fields)
     ids = torch.tensor([prompt])
     return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[0, len(prompt) :].tolist()
 
 
-def ours(llm: LLM, fields: dict[str, Any]) -> list[list[int]]:
+def our_tokens(llm: LLM, fields: dict[str, Any]) -> list[list[int]]:
+    """Returns our greedy new tokens for every prompt, with the processors that these settings name."""
     params = SamplingParams(max_tokens=NEW, stop_token_ids=(EOS,), processors=from_fields(fields, VOCAB))
     return [output.token_ids for output in llm.generate(PROMPTS, params)]
 
@@ -84,15 +86,15 @@ def ours(llm: LLM, fields: dict[str, Any]) -> list[list[int]]:
 @pytest.mark.parametrize("name", CASES)
 def test_each_gives_the_tokens_of_transformers(pair: tuple[Any, LLM], name: str) -> None:
     model, llm = pair
-    assert ours(llm, CASES[name]) == [theirs(model, prompt, CASES[name]) for prompt in PROMPTS]
+    assert our_tokens(llm, CASES[name]) == [hf_tokens(model, prompt, CASES[name]) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("name", ["suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "bad_words_ids of two"])
 def test_what_greedy_would_take_is_forbidden(pair: tuple[Any, LLM], name: str) -> None:
-    """The tokens that are forbidden are those that plain greedy takes, so that each matters."""
+    """Forbidding the tokens that plain greedy takes gives transformers' tokens, which are others."""
     model, llm = pair
-    plain = ours(llm, {})
-    assert plain == [theirs(model, prompt, {}) for prompt in PROMPTS]
+    plain = our_tokens(llm, {})
+    assert plain == [hf_tokens(model, prompt, {}) for prompt in PROMPTS]
     fields: dict[str, Any] = {
         "suppress_tokens": {"suppress_tokens": sorted({tokens[1] for tokens in plain})},
         "begin_suppress_tokens": {"begin_suppress_tokens": sorted({tokens[0] for tokens in plain})},
@@ -101,14 +103,15 @@ def test_what_greedy_would_take_is_forbidden(pair: tuple[Any, LLM], name: str) -
             "bad_words_ids": [[*prompt[-2:], tokens[0]] for prompt, tokens in zip(PROMPTS, plain, strict=True)]
         },
     }[name]
-    found = ours(llm, fields)
-    assert found == [theirs(model, prompt, fields) for prompt in PROMPTS]
-    assert found != plain
+    outputs = our_tokens(llm, fields)
+    assert outputs == [hf_tokens(model, prompt, fields) for prompt in PROMPTS]
+    assert outputs != plain
 
 
 def test_random_combinations(pair: tuple[Any, LLM]) -> None:
+    """Random combinations of processors give transformers' tokens, and at least half of them change the output."""
     model, llm = pair
-    plain, changed = ours(llm, {}), 0
+    plain, changed = our_tokens(llm, {}), 0
     for case in cases("processors", 12):
         tokens = [case.randrange(VOCAB) for _ in range(30)]
         all_fields = {
@@ -122,14 +125,14 @@ def test_random_combinations(pair: tuple[Any, LLM]) -> None:
         }
         fields = {name: value for name, value in all_fields.items() if case.random() < 0.5}
         with case.named(fields):
-            found = ours(llm, fields)
-            assert found == [theirs(model, prompt, fields) for prompt in PROMPTS]
-            changed += found != plain
+            outputs = our_tokens(llm, fields)
+            assert outputs == [hf_tokens(model, prompt, fields) for prompt in PROMPTS]
+            changed += outputs != plain
     assert changed >= 6
 
 
 def test_what_is_read_from_a_folder_is_what_transformers_applies(pair: tuple[Any, LLM], tmp_path: Path) -> None:
-    """generation_config.json, and without it config.json, as old checkpoints have it."""
+    """Processors are read from generation_config.json, and without it from config.json, as in old checkpoints."""
     model, _ = pair
     wanted = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
     for place in ("generation_config.json", "config.json"):
@@ -138,15 +141,15 @@ def test_what_is_read_from_a_folder_is_what_transformers_applies(pair: tuple[Any
         (folder / "generation_config.json").unlink()
         file = folder / place
         file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **wanted}))
-        again = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+        hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
         checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
         assert checkpoint.spec.processors == LogitsProcessors(**wanted)
         with LLM(dataclasses.replace(checkpoint, format="safetensors"), batch_invariant=False, dtype="float32") as llm:
-            found = [o.token_ids for o in llm.generate(PROMPTS, SamplingParams(max_tokens=NEW, stop_token_ids=(EOS,)))]
+            tokens = [o.token_ids for o in llm.generate(PROMPTS, SamplingParams(max_tokens=NEW, stop_token_ids=(EOS,)))]
         expected = []
         for prompt in PROMPTS:
-            ids = torch.tensor([prompt])  # what lm-eval passes: lengths, do_sample=False and nothing else
-            output = again.generate(ids, attention_mask=torch.ones_like(ids), max_length=len(prompt) + NEW,
+            ids = torch.tensor([prompt])  # lm-eval passes only lengths and do_sample=False
+            output = hf.generate(ids, attention_mask=torch.ones_like(ids), max_length=len(prompt) + NEW,
                                     do_sample=False, eos_token_id=EOS, pad_token_id=0)  # fmt: skip
             expected.append(output[0, len(prompt) :].tolist())
-        assert found == expected
+        assert tokens == expected

@@ -1,4 +1,4 @@
-"""The shipped tasks against lm-eval's own definitions: requests, targets, hashes and results over rows of our own."""
+"""The shipped tasks' requests, targets, hashes and results over made-up rows equal those of lm-eval's own tasks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from evalengine.config import DatasetConfig
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_yaml import _read
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import check_equal, fake_chat, fake_rng, run_ours, run_theirs
-from tests.parity.local_tasks import task_manager, their_task
+from tests.parity.agreement import answer_task, check_equal, evaluate_by_lm_eval, fake_chat, fake_rng
+from tests.parity.local_tasks import lm_eval_task_file, task_manager
 from tests.parity.shipped_rows import MAKERS, THINGS, rows_of
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
 
 def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, str]:
-    """Every split that a task may name; the exemplars' hold evaluated rows, too."""
+    """Writes every split that a task may name; exemplars and documents share rows. Returns split -> file."""
     parts = {"train": rows[8:], "validation": rows[:14], "test": rows[:14], "team_allocation": rows[:14]}
     files = {}
     for split, part in parts.items():
@@ -31,7 +31,7 @@ def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, str]:
     return files
 
 
-# What a task is chosen by, where that is not its name.
+# The choice that gives a task, for tasks whose choice is not their name.
 CHOSEN = {
     "bbh_cot_fewshot_navigate": "bbh/navigate",
     "mmlu_pro_computer_science": "mmlu_pro/computer_science",
@@ -42,7 +42,7 @@ CHOSEN = {
 }
 
 
-def ours(choice: str, name: str, files: dict[str, str], shots: int, **arguments: Any) -> Task:
+def our_task(choice: str, name: str, files: dict[str, str], shots: int, **arguments: Any) -> Task:
     (job,) = compose_jobs([f"task={choice}", f"task.num_fewshot={shots}"])
     config = job.config.tasks[name]
     dataset = DatasetConfig(path="none/none", files=files, where=config.dataset.where)
@@ -50,9 +50,10 @@ def ours(choice: str, name: str, files: dict[str, str], shots: int, **arguments:
 
 
 def speak(context: str) -> str:
+    """Returns the made-up model's answer, in one of the forms that the tasks' filters read, or in none."""
     rng = fake_rng(context)
     thing = rng.choice([*THINGS, context.split(" ")[-1]])
-    said = [
+    forms = [
         "{}",
         " The {}",
         "the {}!",
@@ -73,12 +74,12 @@ def speak(context: str) -> str:
         "1 May 1990",
         "{} Ann hat",
     ]
-    return rng.choice(said).format(thing)
+    return rng.choice(forms).format(thing)
 
 
-# (exemplars, chat template, several messages)
+# (number of exemplars, whether there is a chat template, whether exemplars are messages of their own)
 FORMS = [(0, False, True), (3, False, True), (2, True, True), (2, True, False)]
-# Their plain prompts are compared in tests/parity/test_members.py, or with another of their class.
+# These tasks take only some of FORMS, as test_members.py or another task of their class has the same plain prompts.
 FEWER = {name: slice(2, 3) for name in ("aime25", "mgsm_direct_de", "mgsm_native_cot_te", "mgsm_en_cot_zh")}
 FEWER |= {"aime24": slice(1), "drop": slice(1, 3)}
 
@@ -88,22 +89,23 @@ FEWER |= {"aime24": slice(1), "drop": slice(1, 3)}
     [(name, *form) for name in MAKERS for form in FORMS[FEWER.get(name, slice(None))]],
 )
 def test_a_shipped_task_is_lm_eval_s(name: str, shots: int, chat: bool, multiturn: bool, tmp_path: Path) -> None:
+    """Requests, targets, hashes, version and results of a shipped task equal those of lm-eval's task."""
     files = files_of(rows_of(name), tmp_path)
     system = "Be brief." if chat else None
     arguments: dict[str, Any] = {"fewshot_as_multiturn": multiturn, "system_instruction": system}
     if name == "lambada_openai":
-        shots = 0  # lm-eval would draw from the evaluated documents, the answer among them
+        shots = 0  # lm-eval draws exemplars from the evaluated documents, the asked one among them
     if name.startswith(("truthfulqa", "gpqa", "aime")):
-        shots = 0  # lm-eval fixes it, whatever is asked for
-    theirs = run_theirs(their_task(name, files), shots, speak, apply_chat_template=chat, **arguments)
-    task = ours(CHOSEN.get(name, name), name, files, shots, chat=fake_chat if chat else None, **arguments)
-    assert task.version == float(theirs["versions"][name])
-    check_equal(theirs, name, task, run_ours(task, speak))
+        shots = 0  # lm-eval fixes the number, whatever the setting
+    reference = evaluate_by_lm_eval(lm_eval_task_file(name, files), shots, speak, apply_chat_template=chat, **arguments)
+    task = our_task(CHOSEN.get(name, name), name, files, shots, chat=fake_chat if chat else None, **arguments)
+    assert task.version == float(reference["versions"][name])
+    check_equal(reference, name, task, answer_task(task, speak))
 
 
 def test_every_shipped_task_names_lm_eval_s_dataset() -> None:
     (job,) = compose_jobs([f"task=[{','.join(CHOSEN.get(name, name) for name in MAKERS)}]"])
     for name in MAKERS:
-        theirs = _read(Path(task_manager().task_index[name].yaml_path), ())
+        content = _read(Path(task_manager().task_index[name].yaml_path), ())
         task = job.config.tasks[name]
-        assert (task.dataset.path, task.dataset.name) == (theirs["dataset_path"], theirs.get("dataset_name")), name
+        assert (task.dataset.path, task.dataset.name) == (content["dataset_path"], content.get("dataset_name")), name

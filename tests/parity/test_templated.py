@@ -1,6 +1,6 @@
-"""The same YAML file, run by lm-eval and by us: requests, targets, hashes, filtered answers and results are equal.
+"""A YAML file run by lm-eval and by evalengine gives equal requests, targets, hashes, filtered answers and results.
 
-Rows are our own. Needs lm-eval (`pip install evalengine[lm-eval]`).
+The rows are made up. Needs lm-eval (`pip install evalengine[lm-eval]`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 from evalengine.compose import compose_jobs
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task
-from tests.parity.agreement import FakeChat, check_equal, fake_rng, run_ours, run_theirs
+from tests.parity.agreement import FakeChat, answer_task, check_equal, evaluate_by_lm_eval, fake_rng
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
@@ -178,7 +178,7 @@ CASES: dict[str, dict[str, Any]] = {
         "doc_to_target": "{{words}}",
     },
 }
-WITHOUT_SHOTS = ("rolling", "choice_several")  # lm-eval takes no list of indices for an exemplar's answer
+WITHOUT_SHOTS = ("rolling", "choice_several")  # lm-eval takes no list of indices as an exemplar's answer
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> Path:
@@ -192,7 +192,7 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> Path:
     return file
 
 
-def ours(file: Path, shots: int, **arguments: Any) -> Task:
+def our_task(file: Path, shots: int, **arguments: Any) -> Task:
     (job,) = compose_jobs([f"task='{file}'", f"task.num_fewshot={shots}"])
     ((name, config),) = job.config.tasks.items()
     return load_task(name, config, **arguments)
@@ -201,8 +201,8 @@ def ours(file: Path, shots: int, **arguments: Any) -> Task:
 def speak(context: str) -> str:
     rng = fake_rng(context)
     number = int("".join(filter(str.isdigit, context[-12:])) or 3)
-    said = rng.choice(["{}", " {}. ", "#### {}", "It is {}.", "NONE", "{} apples", "7 or {}"])
-    return said.format(number * rng.choice([1, 1, 2]))
+    form = rng.choice(["{}", " {}. ", "#### {}", "It is {}.", "NONE", "{} apples", "7 or {}"])
+    return form.format(number * rng.choice([1, 1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_file_means_what_it_means_to_lm_eval(
         shots = 0
     file = write(tmp_path, name, CASES[name])
     system = "Be brief." if chat else None
-    theirs = run_theirs(
+    reference = evaluate_by_lm_eval(
         file,
         shots,
         speak,
@@ -224,14 +224,14 @@ def test_a_file_means_what_it_means_to_lm_eval(
         fewshot_as_multiturn=multiturn,
         system_instruction=system,
     )
-    task = ours(
+    task = our_task(
         file,
         shots,
         chat=FakeChat() if chat else None,
         fewshot_as_multiturn=multiturn,
         system_instruction=system,
     )
-    assert task.version == theirs["versions"][name] == 1.5
-    answered = run_ours(task, speak)
-    check_equal(theirs, name, task, answered)
+    assert task.version == reference["versions"][name] == 1.5
+    answered = answer_task(task, speak)
+    check_equal(reference, name, task, answered)
     assert len(answered) == 12

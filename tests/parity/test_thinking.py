@@ -1,4 +1,4 @@
-"""Thinking and answer are parted as lm-eval's hf model parts them."""
+"""The answer is parted from the thinking as lm-eval's hf model parts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from evalengine import LLM, SamplingParams
 from evalengine.engine.detokenizer import Detokenizer
-from tests.parity.lm_eval_runs import TINYMATH, theirs
+from tests.parity.lm_eval_runs import TINYMATH, hf_model
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
@@ -22,7 +22,7 @@ PIECES = ("</think>", " and", "\n\n", "Question:", " 12", "th", "ink>", "</", " 
 
 
 def hf_answer(ids: list[int], end: str | int, stop: list[str]) -> str:
-    """What lm-eval's hf model makes of generated tokens (`HFLM.generate_until`, behind the generation)."""
+    """Returns lm-eval's hf model's response to generated tokens (`HFLM.generate_until`, after the generation)."""
     from lm_eval.models.utils import postprocess_generated_text
 
     if isinstance(end, int):
@@ -51,12 +51,12 @@ def test_generations_are_those_of_lm_evals_hf_model(end: str | int) -> None:
         f"Question: Arlo collects {n} flowers. Diego has {n} fewer. How many do they have together?\nAnswer:"
         for n in (13, 45, 60)
     ]
-    asked = {"until": [], "max_gen_toks": 60, "temperature": 0.0, "do_sample": False}
-    instances = [Instance("generate_until", {}, (prompt, asked), 0) for prompt in prompts]
-    said = theirs(TINYMATH, batch_size=1, think_end_token=end).generate_until(instances)
+    generation = {"until": [], "max_gen_toks": 60, "temperature": 0.0, "do_sample": False}
+    instances = [Instance("generate_until", {}, (prompt, generation), 0) for prompt in prompts]
+    expected = hf_model(TINYMATH, batch_size=1, think_end_token=end).generate_until(instances)
     params = SamplingParams(max_tokens=60, stop=(END,), think_end_token=end)
     with LLM("asset:tinymath", num_kv_blocks=64, block_size=16, dtype="float32") as llm:
-        found = llm.generate(prompts, params)
+        outputs = llm.generate(prompts, params)
         whole = llm.generate(prompts, SamplingParams(max_tokens=60, stop=(END,)))
-    assert [output.text for output in found] == said
-    assert any(a.text != b.text for a, b in zip(found, whole, strict=True)), "some of them think"
+    assert [output.text for output in outputs] == expected
+    assert any(a.text != b.text for a, b in zip(outputs, whole, strict=True)), "some of them think"
