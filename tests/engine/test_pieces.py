@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -65,12 +64,6 @@ def made(normalizer: Any, pre_tokenizer: Any, **special: str) -> PreTrainedToken
 
 
 TOKENIZERS = {name: made(*parts, bos_token="<s>", eos_token="</s>") for name, parts in CUT.items()}
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "SHORTEST", 0)
-    yield
 
 
 @pytest.mark.parametrize("name", CUT)
