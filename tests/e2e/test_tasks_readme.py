@@ -18,7 +18,7 @@ COMMANDS = re.findall(r"^\$ python -m evalengine (.*)\n(.*)\n", PAGE, re.M)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The page's files, and the package as if it were installed."""
+    """A folder with the page's files, in which the page's package looks installed."""
     for name, content in FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -39,6 +39,7 @@ def evalengine(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def squeezed(text: str) -> str:
+    """The text with every run of white space as one space."""
     return " ".join(text.split())
 
 
@@ -77,5 +78,5 @@ def test_what_the_page_says_is_refused(folder: Path) -> None:
     )
     done = evalengine(folder, "task=./more.yaml")
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
-    for said in ("process_docs: !function utils.docs", "surprise (no such key)", "bleu is not built"):
-        assert said in done.stderr
+    for reason in ("process_docs: !function utils.docs", "surprise (no such key)", "bleu is not built"):
+        assert reason in done.stderr
