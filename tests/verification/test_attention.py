@@ -15,7 +15,7 @@ from evalengine.verification.verdict import Verdict
 from tests.verification.verify_double import DEVICE, GPU
 from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.
 
-# Numbers of query tokens and of all tokens, of short sequences.
+# The numbers of new tokens and of all tokens of each sequence; all are short.
 SHORT = ((1, 1), (1, 70), (1, 1030), (3, 3), (5, 67))
 
 
