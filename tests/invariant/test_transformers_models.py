@@ -1,4 +1,4 @@
-"""Models of transformers in the mode, on a CPU: their rows ignore the batch, and nothing uncovered is met."""
+"""Models of transformers in the mode, on a CPU: rows do not depend on the batch, and no uncovered op is met."""
 
 from __future__ import annotations
 
