@@ -146,6 +146,7 @@ def _is_replica(cmdline: Path, driver: subprocess.Popen[str]) -> bool:
 
 
 def _parent(pid: int) -> int:
+    """The process id of the process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 

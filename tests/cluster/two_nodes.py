@@ -35,6 +35,8 @@ def once_begun(folder: Path, act: Callable[[], object], lines: int = 3) -> threa
 
 
 def replica_of_other_weights() -> type[Replica]:
+    """The class of replicas whose machine has other weights than the driver's."""
+
     class OtherWeights(Replica):
         """A replica on a machine with other weights; the class is made in a function so that Ray sends its code
         along."""

@@ -99,6 +99,7 @@ def test_what_an_answer_depends_on(copied_cache: Path, tmp_path: Path, settings:
 
 
 def test_sampled_answers_are_kept_by_their_noise(copied_cache: Path, tmp_path: Path) -> None:
+    """Sampled answers are found again under the same seed, and not under another."""
     cold = run(tmp_path / "cold", f"cache={copied_cache}", *SAMPLED)
     hot = run(tmp_path / "hot", f"cache={copied_cache}", *SAMPLED)
     assert counts(hot) == (ROWS, 0) and hot.digest == cold.digest
@@ -192,6 +193,7 @@ def test_another_contract_finds_nothing(copied_cache: Path, tmp_path: Path, monk
 
 
 def test_python_takes_a_cache(copied_cache: Path, tmp_path: Path) -> None:
+    """`evaluate` takes a cache as a path, with an audit, and beside a lent LLM, and refuses it for fast numerics."""
     settings: dict[str, Any] = {
         "limit": ROWS,
         "task": {"generation": {"max_gen_toks": 20}},
@@ -227,6 +229,7 @@ def lm_eval_model(tmp_path: Path) -> Iterator[Any]:
 def test_the_model_of_lm_eval_takes_a_cache(
     lm_eval_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Our model for lm-eval finds scores and generations in its cache, and loads no weights for them."""
     from lm_eval.api.instance import Instance
 
     def scoring_requests() -> list[Any]:

@@ -92,6 +92,7 @@ def test_a_run_scores_its_programs_and_says_how_each_ended(tmp_path: Path) -> No
 
 
 def test_a_run_killed_while_programs_run_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed run takes its programs along; resumed, it runs programs and generates nothing again."""
     mark = f"95{os.getpid()}"
     sleeps = f"__import__('subprocess').run(['sleep', '{mark}'])"
     words = (*ALLOWED, rows(tmp_path / "data", sleeps, "a + b"), f"output_dir={tmp_path / 'out'}")

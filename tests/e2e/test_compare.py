@@ -28,6 +28,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 def compared(*arguments: str | Path) -> Outcome:
+    """Runs `evalengine compare` in this process."""
     return call("compare", *map(str, arguments))
 
 
@@ -54,6 +55,7 @@ def test_fast_arithmetic_is_told_apart_and_why(cells: dict[str, Run]) -> None:
 
 
 def test_the_page_says_the_same(cells: dict[str, Run], tmp_path: Path) -> None:
+    """The HTML page has the verdict that is printed, and a map of logprobs only where some differ."""
     page = tmp_path / "comparison.html"
     done = compared(cells["batch"].folder, cells["fast"].folder, "--html", page)
     text = page.read_text(encoding="utf-8")

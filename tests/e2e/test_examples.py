@@ -33,6 +33,7 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_example(name: str, tmp_path: Path) -> None:
+    """The script ends well, and its output shows what it is for."""
     if name == "lm_eval_harness" and importlib.util.find_spec("lm_eval") is None:
         pytest.skip("needs pip install 'evalengine[lm-eval]'")
     done = example(name, tmp_path)

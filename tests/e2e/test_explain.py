@@ -36,6 +36,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 def explained(*arguments: str | Path) -> Outcome:
+    """Runs `evalengine explain` in this process."""
     return call("explain", *map(str, arguments))
 
 
@@ -79,6 +80,8 @@ def test_exact_has_no_difference_on_two_schedules(cells: dict[str, Run]) -> None
 
 
 def test_a_run_against_its_own_other_settings(cells: dict[str, Run]) -> None:
+    """A run is explained against its own requests under other settings: other schedules agree, other arithmetic
+    differs."""
     folder = cells["exact 8"].folder
     rescheduled = explained(folder, "--item", ITEM, "--against", "engine.max_num_seqs=2", "engine.block_size=16")
     assert rescheduled.code == 0 and "block_size is 64 in A and 16 in B" in rescheduled.out
@@ -166,6 +169,7 @@ def rewritten(run: Run, records: Sequence[RequestRecord], folder: Path) -> Path:
 
 
 def test_runs_that_differ_by_what_is_not_repeated_are_told_so(cells: dict[str, Run], tmp_path: Path) -> None:
+    """Where both runs give the same bytes here, the output says which record is another and what parts the runs."""
     run = cells["exact 8"]
     records = run.records
     logprobs = records[ITEM].logprobs.copy()
@@ -182,6 +186,7 @@ def test_runs_that_differ_by_what_is_not_repeated_are_told_so(cells: dict[str, R
 
 
 def test_bad_words_are_refused(cells: dict[str, Run], tmp_path: Path) -> None:
+    """Arguments that cannot be meant are refused with the reason, and nothing is printed."""
     a, b = cells["exact 1"].folder, cells["exact 8"].folder
     for words, message in [
         ((a,), "give two RUNs"),

@@ -80,6 +80,7 @@ def test_ordinary_arithmetic_depends_on_the_batch(tmp_path: Path) -> None:
     ],
 )
 def test_a_difference_is_named_as_what_it_is(changed: dict[str, object], cause: str) -> None:
+    """The message tells other weights, other prompts and other arithmetic apart."""
     golden = read_golden()[str(CONTRACT_VERSION)]
     assert explain(dict(golden), golden) == ""
     text = explain({**golden, **changed}, golden)

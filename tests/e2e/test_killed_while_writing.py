@@ -44,6 +44,7 @@ main(sys.argv[2:])
 
 @pytest.fixture(scope="module")
 def config() -> Config:
+    """The configuration of a short run."""
     (job,) = compose_jobs(list(SETTINGS), False)
     return job.config
 
@@ -109,6 +110,7 @@ def test_every_write_of_a_run(
 
 @pytest.mark.parametrize("write", ["replace:report.html", "unlink:identity.json"])
 def test_kill_9_between_the_digest_and_the_end(write: str, tmp_path: Path) -> None:
+    """A run killed when its digest stands is finished by the same command, which writes no evidence again."""
     (tmp_path / "victim.py").write_text(VICTIM)
     words = (f"output_dir={tmp_path / 'out'}", *SETTINGS)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

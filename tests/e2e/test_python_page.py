@@ -12,6 +12,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def examples(text: str, flags: int = FLAGS) -> doctest.TestResults:
+    """Runs the text's examples, and counts those that were tried and those that failed."""
     # doctest takes all up to an empty line as output, so on the page an empty line precedes each closing fence.
     test = doctest.DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
     return doctest.DocTestRunner(optionflags=flags).run(test)

@@ -226,6 +226,7 @@ def test_a_forged_answer_with_a_digest_of_its_own_is_computed_again(content: dic
 def test_what_is_beside_the_leaf_is_compared(
     content: dict[str, Any], tmp_path: Path, name: str, value: Any, words: str
 ) -> None:
+    """Fields that the digest's leaf does not cover are compared with those computed again."""
     done = check(resealed(tmp_path, {**content, name: value}))
     assert done.code == 1 and words in done.out, done.out + done.err
 
@@ -263,6 +264,7 @@ def test_what_was_asked_decides_the_answer(
 def test_what_computed_it_must_be_at_hand(
     content: dict[str, Any], tmp_path: Path, name: str, value: Any, words: str
 ) -> None:
+    """A receipt is refused if another contract, model, numerics, dtype or tokenizer computed it."""
     if name == "native" and __import__("torch").cuda.is_available():
         pytest.skip("for machines without a GPU")
     by = {**content["computed_by"], name: value}

@@ -48,6 +48,7 @@ def wait_for_journal(process: subprocess.Popen[str], output_dir: Path, lines: in
 
 
 def resume(output_dir: Path, *settings: str) -> Outcome:
+    """Runs the command with SETTINGS in this process, which resumes an unfinished run."""
     return call(f"output_dir={output_dir}", *SETTINGS, *settings)
 
 
@@ -124,6 +125,7 @@ def test_a_damaged_journal_is_named(broken: Run, tmp_path: Path) -> None:
 
 
 def test_another_run_does_not_take_it_up(broken: Run, tmp_path: Path) -> None:
+    """Another limit makes a run of its own; another seed is refused where the unfinished folder is named."""
     done = resume(tmp_path, "limit=1")
     assert done.code == 0 and len(runs(tmp_path)) == 2
     refused = resume(tmp_path, "seed=1", f"resume={broken.folder}")

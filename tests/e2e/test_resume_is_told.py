@@ -20,6 +20,7 @@ SETTINGS = ("engine.device=cpu", "limit=3", "task.generation.max_gen_toks=3", "p
 
 
 def config(output_dir: Path, *settings: str) -> Config:
+    """The configuration of a short run with SETTINGS and these settings."""
     (job,) = compose_jobs([*SETTINGS, *settings], False)
     return replace(job.config, output_dir=str(output_dir))
 

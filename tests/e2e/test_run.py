@@ -32,6 +32,7 @@ FILES = (
 
 
 def test_the_command_and_its_folder(tmp_path: Path) -> None:
+    """The command prints a short table, the folder and the digest, and leaves a run's files and no others."""
     done = finish(start("limit=2", f"output_dir={tmp_path}", "engine.device=cpu", "progress=false"))
     assert (done.code, done.err) == (0, "")
     (run,) = runs(tmp_path)
@@ -48,6 +49,8 @@ def test_the_command_and_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_does_not_fail_with_its_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run whose page cannot be written is whole, and `evalengine report` can write the page later."""
+
     def refuse(*_: object) -> None:
         raise EvalEngineError("could not write report.html: no room")
 
@@ -93,6 +96,7 @@ def test_the_digest_is_that_of_the_records(reference: Run) -> None:
 
 
 def test_the_files_agree(reference: Run) -> None:
+    """Records, samples, results and manifest say the same of the run."""
     records, manifest, samples = reference.records, reference.manifest, reference.samples("arithmetic")
     assert [sample["resps"] for sample in samples] == [[[record.text]] for record in records]
     scores = [sample["exact_match"] for sample in samples]

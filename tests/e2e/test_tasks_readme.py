@@ -33,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def evalengine(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m evalengine` in the folder, where the page's package can be imported."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     command = [sys.executable, "-m", "evalengine", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -71,6 +72,7 @@ def test_a_list_and_a_folder_of_the_search_path(folder: Path) -> None:
 
 
 def test_what_the_page_says_is_refused(folder: Path) -> None:
+    """Keys, functions and metrics that are not supported are refused in one line that names each."""
     file = folder / "more.yaml"
     file.write_text(
         "include: capitals.yaml\nprocess_docs: !function utils.docs\nsurprise: 1\n"

@@ -34,6 +34,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(built: Path) -> Path:
+    """The wheel of the sources."""
     (wheel,) = built.glob("*.whl")
     return wheel
 
@@ -81,6 +82,7 @@ def test_sdist_holds_every_file(built: Path) -> None:
 
 
 def test_module_and_console_script_from_another_folder(site: Path, tmp_path: Path) -> None:
+    """The module and the script run the installed package from any folder, and leave nothing there."""
     for command in ([sys.executable, "-m", "evalengine"], [str(site / "bin" / "evalengine")]):
         usage = call(site, tmp_path, *command, "--help")
         assert usage.returncode == 0 and "arithmetic" in usage.stdout and "tinymath" in usage.stdout, usage.stderr

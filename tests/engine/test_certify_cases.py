@@ -21,6 +21,7 @@ from tests.engine.certify_double import CPU
 
 
 def test_cases_are_made_alike_everywhere_and_cross_the_borders() -> None:
+    """Equal efforts make equal requests, whose lengths lie on both sides of the kernels' borders."""
     built = build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 40960)
     assert built == build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 40960)
     assert 500 < max(case.room for case in build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 1000)) <= 1000
@@ -116,6 +117,7 @@ def test_a_pool_that_half_of_the_prompts_fill() -> None:
 
 
 def test_a_shape_is_asked_no_task() -> None:
+    """A model that is only a shape has no requests of tasks."""
     assert Subject(("model.path=shape:qwen3-8b",), "gpu").task_names == []
     assert Subject((), "cpu").task_names == ["arithmetic"]
 

@@ -27,6 +27,7 @@ from tests.engine.certify_double import elsewhere as elsewhere  # The fixture is
 
 
 def run_cli(*arguments: str) -> int:
+    """Runs `evalengine verify` in this process; returns its exit code."""
     return main(["verify", *arguments])
 
 

@@ -21,6 +21,7 @@ from tests.bitwise import assert_bitwise_equal
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 17, 256, 511, 512, 513, 65_535])
 def test_every_batch_has_a_size(most: int) -> None:
+    """The batch sizes of graphs rise from 1 to the most sequences, and are at most 32."""
     sizes = batch_sizes(most)
     assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == min(most, LARGEST_BATCH)
     assert len(sizes) <= 32
@@ -28,6 +29,7 @@ def test_every_batch_has_a_size(most: int) -> None:
 
 @pytest.mark.parametrize("longest", [2, 1023, 1024, 1025, 8192, 40_960])
 def test_every_length_has_a_length(longest: int) -> None:
+    """The KV lengths of graphs rise to the longest one."""
     lengths = kv_lengths(longest)
     assert lengths == sorted(set(lengths)) and lengths[-1] == longest
 
@@ -80,6 +82,7 @@ def test_after_a_step_that_failed_every_row_is_said_again() -> None:
 
 
 def test_a_token_that_is_not_known_yet_comes_from_its_row_of_the_last_step() -> None:
+    """A token that the host has not taken yet is fed from its row of the last step; one that is no token is clamped."""
     inputs, last_tokens = DecodeInputs(8, 5, 4, torch.device("cpu")), LastTokens(8, 1024, torch.device("cpu"))
     known_pages = KnownPages(8)
     a, b, c = decoding(4, [7]), decoding(9, [1, 2, 3]), decoding(1, [5])
@@ -108,10 +111,12 @@ def requests(params: SamplingParams) -> list[Request]:
 
 
 def outputs(llm: LLM, params: SamplingParams) -> dict[int, RequestOutput]:
+    """The outputs of all requests by id."""
     return {output.request_id: output for output in llm.run(requests(params))}
 
 
 def check_equal(actual: dict[int, RequestOutput], expected: dict[int, RequestOutput]) -> None:
+    """Asserts that tokens, logprobs and alternatives are equal, and that no request failed."""
     assert actual.keys() == expected.keys()
     for key, output in actual.items():
         assert output.token_ids == expected[key].token_ids and output.error is None
@@ -150,6 +155,8 @@ def test_native_bytes_are_the_eager_steps(params: SamplingParams, settings: dict
 @pytest.mark.gpu
 @pytest.mark.parametrize("settings", [{"max_num_seqs": 5}, {"max_model_len": 300}, {"max_num_seqs": 1}], ids=str)
 def test_an_engine_starts_with_its_graphs(settings: dict[str, Any]) -> None:
+    """At its start an engine has captured the graphs of every batch size, and replays them with the eager steps'
+    bytes."""
     params = SamplingParams(ignore_eos=True, max_tokens=9)
     with LLM("asset:tinymath", enforce_eager=True, **settings) as eager:
         expected = eager.generate(PROMPTS, params)

@@ -20,6 +20,7 @@ from tests.engine.tied_folder import WEIGHTS, load, shard, tied_qwen3, tokenizer
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny tied Qwen3."""
     return tied_qwen3(tmp_path / "tiny")
 
 

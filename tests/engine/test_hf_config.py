@@ -23,6 +23,7 @@ from tests.engine.hf_folders import edit, engine_logits, tiny_llama
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny Llama."""
     return tiny_llama(tmp_path / "tiny")
 
 

@@ -24,6 +24,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny Llama."""
     return tiny_llama(tmp_path / "tiny")
 
 

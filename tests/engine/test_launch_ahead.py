@@ -56,6 +56,7 @@ def run(llm: LLM, batch: list[Request]) -> dict[int, RequestOutput]:
 
 
 def check(llm: LLM) -> None:
+    """Asserts that the block manager's pages are consistent with the sequences that run."""
     llm.block_manager.check(llm.scheduler.sequences)
 
 

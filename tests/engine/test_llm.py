@@ -76,6 +76,7 @@ def test_score_rolling_scores_every_token_once(make_llm):
 
 
 def test_all_shapes_run_in_one_batch(llm):
+    """A generation, a score of two tokens and a score of one run in one batch."""
     requests = [
         GenerateRequest(7, [5, 6], SamplingParams(max_tokens=6, ignore_eos=True)),
         ScoreRequest(3, [5, 6], [1, 2]),
@@ -99,6 +100,7 @@ def test_stop_string_ends_generation_and_is_cut(llm):
 
 
 def test_end_of_sequence_and_stop_token_ids(llm):
+    """A stop token id ends a generation, unless `ignore_eos` is set."""
     free = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))[0]
     stop_id = free.token_ids[0]
     (out,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6, stop_token_ids=(stop_id,)))

@@ -23,6 +23,7 @@ from tests.parity.paged import PagedRunner
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny tied Qwen3."""
     return tied_qwen3(tmp_path / "tiny")
 
 

@@ -35,6 +35,7 @@ PROMPTS = [[(7 * i + j * j) % 300 + 3 for j in range(1 + i % 37)] for i in range
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
+    """The bundled model in its default numerics, with room for 64 sequences."""
     with LLM("asset:tinymath", max_num_seqs=64) as engine:
         yield engine
 

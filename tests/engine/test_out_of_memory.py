@@ -21,11 +21,13 @@ SHARED = list(range(3, 40))  # It ends inside a page, so that sharing it copies 
 
 
 def requests() -> list[Request]:
+    """Generations and scores that share prefixes."""
     generations: list[Request] = [GenerateRequest(i, [*SHARED[: 20 + i], 50 + i], PARAMS) for i in range(6)]
     return [*generations, *(ScoreRequest(10 + i, SHARED, [7 + i, 8, 9]) for i in range(4))]
 
 
 def answers(llm: LLM) -> dict[int, RequestOutput]:
+    """The outputs of all requests by id."""
     return {output.request_id: output for output in llm.run(requests())}
 
 

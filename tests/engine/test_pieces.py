@@ -81,6 +81,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
 def test_the_ids_of_the_whole_text(name: str, text: str) -> None:
+    """A text that is cut gets the ids of the whole text, twice, with and without special tokens, and as a pair."""
     tokenizer = TOKENIZERS[name]
     cutter = PieceTokenizer(tokenizer)
     for _ in range(2):
@@ -102,6 +103,7 @@ def test_pieces_make_the_text(text: str) -> None:
 
 @pytest.mark.parametrize("name", CUT)
 def test_every_piece_is_encoded_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that were learnt are not encoded again."""
     cutter = PieceTokenizer(TOKENIZERS[name])
     text = "".join(LINES[i % 2] + f"row {i}\n" for i in range(40))
     cutter.learn([(text, "")])

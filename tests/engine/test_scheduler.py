@@ -170,6 +170,7 @@ score = st.builds(lambda a, b: (a, b), tokens, st.lists(tokens, min_size=1, max_
 def test_every_read_finds_its_own_prefix(
     generates, scores, block_size, spare, max_num_seqs, budget, caching, seed, ahead, stop
 ):
+    """Over random requests, pools and limits, each read finds its own prefix, and each wanted position comes once."""
     requests: list = [
         GenerateRequest(i, ids, SamplingParams(max_tokens=n, ignore_eos=not stop))
         for i, (ids, n) in enumerate(generates)

@@ -170,6 +170,7 @@ def test_processors_choose_on_rank_0_alone(small_checkpoint: Checkpoint) -> None
 
 @pytest.mark.slow
 def test_eight_ranks(odd: Checkpoint, tmp_path: Path) -> None:
+    """Eight ranks, more than there are KV heads, give one rank's bytes."""
     config = json.loads((odd.path / "config.json").read_text())
     config.update(num_attention_heads=8, num_key_value_heads=2, head_dim=16)
     (tmp_path / "config.json").write_text(json.dumps(config))

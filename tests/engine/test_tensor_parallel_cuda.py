@@ -45,6 +45,7 @@ def wide() -> list[Request]:
 
 
 def answers(llm: LLM) -> dict[int, RequestOutput]:
+    """The outputs of all requests by id."""
     return {output.request_id: output for output in llm.run(wide())}
 
 

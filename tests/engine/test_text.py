@@ -19,6 +19,7 @@ from evalengine.engine.text import encode, encode_pair, prefix_token_id, special
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
+    """The bundled model's tokenizer."""
     return AutoTokenizer.from_pretrained(str(files("evalengine.assets") / "tinymath"))
 
 

@@ -37,6 +37,7 @@ def test_no_stop_string_holds_inside_a_thinking() -> None:
 
 
 def test_a_thinking_that_is_all_ends_at_eos_alone() -> None:
+    """A generation that never ends its thinking stops at the EOS token, and at no other stop string."""
     assert num_taken("still thinking<|im_end|> on<|endoftext|>", "<|im_end|>", "<|endoftext|>", end="</think>") == len(
         TOKENIZER.encode("still thinking<|im_end|> on<|endoftext|>")
     )
@@ -44,6 +45,7 @@ def test_a_thinking_that_is_all_ends_at_eos_alone() -> None:
 
 
 def test_the_parts_are_the_whole() -> None:
+    """Thinking and answer make up the text, and the thinking has as few tokens as it takes."""
     ids = TOKENIZER.encode(THOUGHT)
     parts = part(TOKENIZER, ids, "</think>")
     assert parts.thinking + "\n\n" + parts.answer == THOUGHT and parts.thinking.endswith("</think>") and parts.ended

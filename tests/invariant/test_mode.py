@@ -32,6 +32,7 @@ def differs_from_stock() -> bool:
 
 
 def test_plain_call_context_nesting_and_exceptions() -> None:
+    """The mode is entered by a call or as a context, nests, and is restored after an exception."""
     assert not differs_from_stock()
     with set_batch_invariant_mode():
         assert differs_from_stock()
@@ -142,6 +143,7 @@ def test_the_cpu_side_needs_no_triton() -> None:
 
 
 def test_the_table_lists_the_overrides() -> None:
+    """COVERED_OPS lists every override of the CPU; all other ops in it need none there."""
     assert {"mm", "addmm", "bmm", "baddbmm", "_softmax", "_log_softmax", "mean.dim"} <= set(COVERED_OPS)
     assert all(op.note and op.devices for op in COVERED_OPS.values())
     on_cpu = {name for name, op in COVERED_OPS.items() if "cpu" in op.devices}

@@ -73,6 +73,7 @@ STOCK_DEPENDS = [
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "name"), STOCK_DEPENDS)
 def test_stock_rows_do_depend_on_the_batch(dtype: torch.dtype, name: str) -> None:
+    """The inverse: in stock torch the same comparison finds rows that differ, so it can fail."""
     x = randn(300, 3072, dtype=dtype)
     whole = OPS[name](x)
     assert any(count_differing(OPS[name](x[:rows]), whole[:rows]) for rows in (1, 2, 8, 16, 64, 128))
@@ -204,6 +205,7 @@ MODELS = [
 
 
 def token_ids(rows: int, length: int, vocabulary: int) -> Tensor:
+    """Random token ids, [rows, length]."""
     return torch.randint(0, vocabulary, (rows, length), generator=torch.Generator().manual_seed(length)).to(DEVICE)
 
 
@@ -211,6 +213,7 @@ def token_ids(rows: int, length: int, vocabulary: int) -> Tensor:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(("architecture", "sizes", "dtype"), MODELS)
 def test_a_transformers_model(architecture: str, sizes: dict[str, int], dtype: torch.dtype, attention: str) -> None:
+    """In the mode a row's logits do not depend on the batch; at real widths, stock torch's do."""
     model = random_model(architecture, attention, dtype, **sizes)
     stock_differs = 0
     for length in (1, 7, 61):

@@ -87,6 +87,7 @@ def test_rows_do_not_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
     + [("gelu", torch.float16), ("rsqrt", torch.bfloat16)],
 )
 def test_stock_rows_do_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
+    """The inverse: in stock torch the same comparison finds rows that differ, so it can fail."""
     op, x = OPS[name], randn(67, 90, dtype=dtype)
     whole = op(x)
     slices = [(start, rows) for start in range(40) for rows in range(1, 27)]

@@ -26,6 +26,7 @@ def assert_rounds(actual: Tensor, truth: Tensor, *, steps: int = 1) -> None:
 
 
 def test_the_table_lists_the_overrides() -> None:
+    """COVERED_OPS lists every override of CUDA, but for attention kernels, which are refused."""
     on_cuda = {name for name, op in COVERED_OPS.items() if "cuda" in op.devices}
     fused = {name for name in KERNELS if name.endswith(("_attention", "_attention_forward"))}  # These are refused.
     assert set(KERNELS) - fused <= on_cuda and fused.isdisjoint(COVERED_OPS)
@@ -82,6 +83,7 @@ def test_grouped_products_are_products(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_wider_results(dtype: torch.dtype) -> None:
+    """Products with float32 results are those of the narrow dtype before its rounding."""
     a, b, bias = randn(5, 37, dtype=dtype), randn(37, 19, seed=1, dtype=dtype), randn(5, 19, seed=2, dtype=dtype)
     product = KERNELS["mm.dtype"](a, b, torch.float32)
     assert_rounds(product, reference.linear(a, b.t()))

@@ -116,6 +116,7 @@ def moe_model(architecture: str, dtype: torch.dtype, experts: str) -> torch.nn.M
 @pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm", "eager"])
 @pytest.mark.parametrize("architecture", MOE)
 def test_a_mixture_of_experts(architecture: str, experts: str, dtype: torch.dtype) -> None:
+    """In the mode a row of a padded batch has the bits that it has alone, however the experts are computed."""
     model = moe_model(architecture, dtype, experts)
     prompts = prompts_of((3, 9, 17, 40))
     ids, mask = padded(prompts, "right")
@@ -130,6 +131,7 @@ def test_a_mixture_of_experts(architecture: str, experts: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("architecture", MOE)
 def test_in_stock_torch_a_mixture_of_experts_has_other_bits(architecture: str) -> None:
+    """The inverse: in stock torch the same comparison finds rows that differ, so it can fail."""
     model, prompts = moe_model(architecture, torch.float32, "grouped_mm"), prompts_of((3, 9, 17, 40))
     ids, mask = padded(prompts, "right")
     with torch.no_grad():
@@ -163,6 +165,7 @@ def grouped(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", ["rows", "columns", "terms", "batches"])
 def test_grouped_products_are_products(shape: str, dtype: torch.dtype) -> None:
+    """`_grouped_mm` has the bits of the products it stands for; what torch refuses is refused."""
     with set_batch_invariant_mode():
         a, b, ends, products = grouped(shape, dtype)
         out = torch._grouped_mm(a, b, offs=ends)

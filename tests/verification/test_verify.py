@@ -285,6 +285,7 @@ def test_a_softmax_schedule_that_differs_or_does_not_run_is_not_chosen(monkeypat
 
 @pytest.mark.gpu
 def test_a_real_model_on_this_gpu() -> None:
+    """On this GPU no schedule for a model of Qwen3-0.6B's sizes differs."""
     shapes = Shapes(1024, 3072, 16, 8, 128, 151936, attention_bias=True)
     verdict = verified(shapes, torch.bfloat16, lm_head_rows=rows_per_slice(151936, DEVICE), page_sizes=(16, 64))
     assert not verdict["dropped"] and not verdict["failed"] and verdict["schedules"] > 5
