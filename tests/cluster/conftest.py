@@ -31,12 +31,13 @@ def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def one_engine(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run that no replica took part in."""
+    """The run of one engine, which runs on replicas are compared with."""
     return finished(tmp_path_factory.mktemp("one"), *SETTINGS)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
+    """The configuration of a run with SETTINGS, in the test's own folder."""
     (job,) = compose_jobs([*SETTINGS, f"output_dir={tmp_path / 'out'}"])
     return job.config
 
@@ -49,22 +50,22 @@ class Fleet:
     moods: Path
 
     def here(self) -> dict[int, str]:
-        """Process id -> where, of the replicas that are there."""
+        """Process id -> host and device, of the replicas that are not lost."""
         members = self.engines.roster.members.values()
         return {member.facts.pid: member.facts.where for member in members if member.lost is None}
 
     def set_mood(self, pid: int, mood: str) -> str:
-        """From now on; returns where that replica is."""
+        """Makes the replica fail in this way from now on; returns its host and device."""
         (self.moods / str(pid)).write_text(mood)
         return self.here()[pid]
 
     def audit(self, share: float) -> None:
-        """Of the runs from now on."""
+        """Sets the share of answers that runs from now on audit."""
         config = self.engines._run_config
         self.engines._run_config = replace(config, cluster=replace(config.cluster, audit=share))
 
     def restore(self) -> None:
-        """All three there, in good health."""
+        """Removes all moods and the audit, and waits until all three replicas are there."""
         for file in self.moods.iterdir():
             file.unlink()
         self.audit(0.0)
@@ -76,6 +77,7 @@ class Fleet:
 
 @pytest.fixture(scope="session")
 def _three(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three replicas that fail as they are told, made once for all tests of a worker."""
     from evalengine.cluster import pool
     from evalengine.cluster.engines import RayEngines
     from evalengine.harness.plan import prepare
@@ -91,5 +93,6 @@ def _three(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def fleet(_three: Fleet) -> Fleet:
+    """The three replicas, in good health."""
     _three.restore()
     return _three

@@ -12,13 +12,13 @@ import numpy as np
 from evalengine.cluster.replica import Replica
 from evalengine.engine.request import Request, RequestOutput
 
-STEP_SECONDS = 3.0  # that a slow replica waits in every step
+STEP_SECONDS = 3.0  # A slow replica waits so long in every step.
 
 
 def moody(folder: Path) -> type[Replica]:
     """A class whose replicas read their mood from the file `folder`/<process id>, if there is one: wrong, nan, slow.
 
-    Made here, so that it travels with its code: the workers need not find this module.
+    The class is made in a function so that Ray sends its code along: the workers need not find this module.
     """
 
     class Moody(Replica):
@@ -33,7 +33,7 @@ def moody(folder: Path) -> type[Replica]:
 
         def _deliver(self, output: RequestOutput) -> None:
             mood = self._mood()
-            if mood == "wrong":  # one bit of one number, as a bad register would
+            if mood == "wrong":  # One bit of one number flips, as by a bad register.
                 bits = output.logprobs.view(np.uint32).copy()
                 bits[-1] ^= 1
                 output = replace(output, logprobs=bits.view(np.float32))

@@ -25,7 +25,7 @@ TWO = (*SETTINGS, "cluster=ray", "cluster.replicas=2", "engine.max_num_seqs=2")
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A folder with a short name, where Ray's own goes: its sockets' paths are long enough without."""
+    """A folder with a short name for Ray's files, as the paths of its sockets may not be long."""
     folder = Path(tempfile.mkdtemp(prefix="ee", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -33,19 +33,19 @@ def scratch() -> Iterator[Path]:
 
 def of_ray(scratch: Path) -> list[str]:
     """The command lines of Ray's processes that belong to that folder."""
-    found = []
+    command_lines = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = entry.read_bytes().decode(errors="replace")
         except OSError:
             continue
         if str(scratch) in words and "ray" in words and str(os.getpid()) != entry.parent.name:
-            found.append(words.replace("\0", " ")[:80])
-    return found
+            command_lines.append(words.replace("\0", " ")[:80])
+    return command_lines
 
 
 def gone(scratch: Path, seconds: float = 30) -> bool:
-    """Whether Ray's processes end."""
+    """Whether Ray's processes end within so many seconds."""
     deadline = time.monotonic() + seconds
     while of_ray(scratch) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -53,6 +53,7 @@ def gone(scratch: Path, seconds: float = 30) -> bool:
 
 
 def on_two_machines(event: str, folder: Path, *settings: str) -> Outcome:
+    """Runs two_nodes.py with the event, and waits for its end."""
     words = [sys.executable, str(ROOT / "tests/cluster/two_nodes.py"), str(folder), event, *SETTINGS, *settings]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
@@ -69,7 +70,7 @@ def test_a_machine_goes_in_mid_run(one_engine: Run, tmp_path: Path) -> None:
 
 
 def test_a_machine_comes_in_mid_run(one_engine: Run, tmp_path: Path) -> None:
-    """The audit waits for it: a second replica must answer."""
+    """The audit needs a second replica, and so waits for the machine that comes."""
     done = on_two_machines("join", tmp_path, "cluster.audit=0.2")
     assert done.code == 0, done.err
     (run,) = runs(tmp_path)
@@ -91,7 +92,7 @@ def test_a_machine_with_other_weights_is_refused(one_engine: Run, tmp_path: Path
 def test_the_driver_is_killed_at_any_moment(one_engine: Run, tmp_path: Path, scratch: Path) -> None:
     """The same command resumes, as often as it takes; no process stays, and the last run removes every folder."""
     draw = random.Random(0)
-    kept = 0
+    lines_before = 0
     for attempt in range(4):
         process = start(f"output_dir={tmp_path}", *TWO, TMPDIR=str(scratch))
         try:
@@ -104,8 +105,8 @@ def test_the_driver_is_killed_at_any_moment(one_engine: Run, tmp_path: Path, scr
             process.communicate()
         assert gone(scratch), of_ray(scratch)
         lines = sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("*/journal.jsonl"))
-        assert lines >= kept or runs(tmp_path)[0].folder.joinpath("digest.txt").exists(), "nothing is lost"
-        kept = lines
+        assert lines >= lines_before or runs(tmp_path)[0].folder.joinpath("digest.txt").exists(), "nothing is lost"
+        lines_before = lines
     assert list(scratch.glob("evalengine-ray-*")), "a killed driver could not remove its folder"
     done = finish(start(f"output_dir={tmp_path}", *TWO, TMPDIR=str(scratch)))
     assert done.code == 0, done.err
@@ -134,7 +135,7 @@ def test_replicas_are_killed_at_random_moments(one_engine: Run, tmp_path: Path, 
 
 
 def _is_replica(cmdline: Path, driver: subprocess.Popen[str]) -> bool:
-    """An actor of this driver's Ray: the raylet's child, and the driver's grandchild."""
+    """Whether the process is an actor of this driver's Ray: the raylet's child, and the driver's grandchild."""
     try:
         if not cmdline.read_bytes().startswith(b"ray::Replica"):
             return False
@@ -145,6 +146,7 @@ def _is_replica(cmdline: Path, driver: subprocess.Popen[str]) -> bool:
 
 
 def _parent(pid: int) -> int:
+    """The process id of the process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -165,5 +167,5 @@ def test_ctrl_c_of_a_terminal(one_engine: Run, tmp_path: Path, scratch: Path) ->
     ), done.err
     assert "finishing the steps that run" in done.err and " is lost" not in done.err
     assert gone(scratch) and not list(scratch.glob("evalengine-ray-*"))
-    again = finish(start(f"output_dir={tmp_path}", *TWO, TMPDIR=str(scratch)))
-    assert again.code == 0 and runs(tmp_path)[0].digest == one_engine.digest, again.err
+    resumed = finish(start(f"output_dir={tmp_path}", *TWO, TMPDIR=str(scratch)))
+    assert resumed.code == 0 and runs(tmp_path)[0].digest == one_engine.digest, resumed.err

@@ -24,7 +24,7 @@ from tests.e2e.command import Run, finished, runs
 
 
 def test_two_replicas_are_one_engine(one_engine: Run, tmp_path: Path) -> None:
-    """By the command: digest, results and identity; the manifest says who did what."""
+    """A run on two replicas has one engine's digest, results and identity; the manifest says which replica did what."""
     two = finished(tmp_path, *SETTINGS, "cluster=ray", "cluster.replicas=2", "cluster.audit=0.2")
     assert two.digest == one_engine.digest and two.results == one_engine.results
     assert two.manifest["identity"] == one_engine.manifest["identity"]
@@ -46,18 +46,18 @@ def test_another_seed_is_another_digest(one_engine: Run, fleet: Fleet, config: C
 def while_it_runs(monkeypatch: pytest.MonkeyPatch, after: int, act: Callable[[Work, str], None]) -> list[str]:
     """Calls `act` once `after` answers have come, with the work and the replica that gave the last one. Returns the
     replicas it was called with."""
-    real, count, done = Work.answered, [0], []
+    real, count, called_with = Work.answered, [0], []
 
-    def answered(work: Work, name: str, *rest: Any) -> Any:
-        standing = real(work, name, *rest)
+    def answered(work: Work, name: str, *arguments: Any) -> Any:
+        standing = real(work, name, *arguments)
         count[0] += 1
-        if count[0] >= after and not done and work.holders[name].held:
-            done.append(name)
+        if count[0] >= after and not called_with and work.holders[name].held:
+            called_with.append(name)
             act(work, name)
         return standing
 
     monkeypatch.setattr(Work, "answered", answered)
-    return done
+    return called_with
 
 
 def test_a_replica_is_killed_in_mid_lease(
@@ -68,8 +68,8 @@ def test_a_replica_is_killed_in_mid_lease(
     assert run(config, llm=fleet.engines).digest == one_engine.digest
     (name,) = killed
     assert members[name].lost is not None and members[name].lost_leases >= 1
-    said = capfd.readouterr().err
-    assert f"{members[name].facts.where} is lost: " in said and "are asked again" in said
+    log = capfd.readouterr().err
+    assert f"{members[name].facts.where} is lost: " in log and "are asked again" in log
     (run_,) = runs(Path(config.output_dir))
     lost = [replica for replica in run_.manifest["cluster"]["replicas"] if replica["lost"]]
     assert len(lost) == 1 and lost[0]["lost_leases"] == members[name].lost_leases
@@ -96,27 +96,28 @@ def test_a_full_disk_in_mid_run(one_engine: Run, fleet: Fleet, config: Config, m
 
 
 def test_the_audit_finds_a_wrong_bit(one_engine: Run, fleet: Fleet, config: Config, tmp_path: Path) -> None:
-    """Both hosts, the token, and whom a third agrees with; what the bad one answered is asked again."""
+    """The error names both replicas, the token, and whom a third one agrees with; the bad one's answers are asked
+    again."""
     fleet.audit(0.25)
     bad = fleet.set_mood(next(iter(fleet.here())), "wrong")
     with pytest.raises(EvalEngineError) as caught:
         run(config, llm=fleet.engines)
-    said = str(caught.value)
-    assert re.match(r"arithmetic, document \d+, request 0: ", said) and "computed different bits" in said
-    assert re.search(r"token \d+: id (\d+) with logprob \S+ against id \1 with logprob ", said)
-    assert sum(where in said for where in fleet.here().values()) == 3
-    assert f"take {bad} out of the fleet" in said
-    kept = {path: path.read_bytes() for path in Path(config.output_dir).glob("*/journal.jsonl")}
+    message = str(caught.value)
+    assert re.match(r"arithmetic, document \d+, request 0: ", message) and "computed different bits" in message
+    assert re.search(r"token \d+: id (\d+) with logprob \S+ against id \1 with logprob ", message)
+    assert sum(where in message for where in fleet.here().values()) == 3
+    assert f"take {bad} out of the fleet" in message
+    journals = {path: path.read_bytes() for path in Path(config.output_dir).glob("*/journal.jsonl")}
     fleet.restore()
     assert run(config, llm=fleet.engines).digest == one_engine.digest
     (resumed,) = runs(Path(config.output_dir))
-    (lines,) = kept.values()
+    (lines,) = journals.values()
     assert resumed.manifest["counts"]["resumed_requests"] == lines.count(b"\n")
 
 
 @pytest.mark.slow
 def test_without_the_audit_a_wrong_bit_stays(one_engine: Run, fleet: Fleet, config: Config) -> None:
-    """The fault that the audit finds is there without it, too."""
+    """Without an audit the planted wrong bit reaches the digest, so the audit does find it."""
     fleet.set_mood(next(iter(fleet.here())), "wrong")
     assert run(config, llm=fleet.engines).digest != one_engine.digest
 
@@ -127,8 +128,8 @@ def test_nan_on_one_replica_only(
 ) -> None:
     bad = fleet.set_mood(next(iter(fleet.here())), "nan")
     assert run(config, llm=fleet.engines).digest == one_engine.digest
-    said = capfd.readouterr().err
-    assert f"{bad} is suspect: a request failed there and not on " in said and "a test says so" in said
+    log = capfd.readouterr().err
+    assert f"{bad} is suspect: a request failed there and not on " in log and "a test says so" in log
     (run_,) = runs(Path(config.output_dir))
     suspects = [replica for replica in run_.manifest["cluster"]["replicas"] if replica["suspect"]]
     assert [f"{replica['host']} {replica['device']}" for replica in suspects] == [bad]
@@ -136,6 +137,7 @@ def test_nan_on_one_replica_only(
 
 @pytest.mark.slow
 def test_nan_everywhere_is_the_requests_own(fleet: Fleet, config: Config) -> None:
+    """Where a request fails on every replica, the run ends with the request's own error."""
     for pid in fleet.here():
         fleet.set_mood(pid, "nan")
     with pytest.raises(
@@ -148,20 +150,20 @@ def test_nan_everywhere_is_the_requests_own(fleet: Fleet, config: Config) -> Non
 def test_a_slow_replica_holds_nothing_up(
     one_engine: Run, fleet: Fleet, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits three seconds a step: its first lease alone would take it 72 s."""
-    taken: list[int] = []
+    """The slow replica waits three seconds a step: its first lease alone would take it 72 s."""
+    taken_over: list[int] = []
     real = Work.take_over
 
-    def take_over(work: Work, *rest: Any) -> Any:
-        lease = real(work, *rest)
-        taken.extend(request.request_id for request in lease)
+    def take_over(work: Work, *arguments: Any) -> Any:
+        lease = real(work, *arguments)
+        taken_over.extend(request.request_id for request in lease)
         return lease
 
     monkeypatch.setattr(Work, "take_over", take_over)
     slow = fleet.set_mood(next(iter(fleet.here())), "slow")
     begin = time.monotonic()
     assert run(config, llm=fleet.engines).digest == one_engine.digest
-    assert taken and time.monotonic() - begin < 60
+    assert taken_over and time.monotonic() - begin < 60
     assert slow in fleet.here().values(), "it is no failure"
 
 
@@ -182,13 +184,13 @@ def test_ctrl_c_keeps_what_arrived(
 
 @pytest.fixture(autouse=True)
 def _no_endless_test() -> Iterator[None]:
-    """A run that hangs fails."""
+    """Makes a run that hangs fail after two minutes."""
 
     def ring(number: int, frame: Any) -> None:
         raise TimeoutError("a run on replicas did not end in two minutes")
 
-    before = signal.signal(signal.SIGALRM, ring)
+    old_handler = signal.signal(signal.SIGALRM, ring)
     signal.alarm(120)
     yield
     signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, old_handler)

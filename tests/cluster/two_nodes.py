@@ -1,6 +1,6 @@
 """`python two_nodes.py FOLDER EVENT setting=value ...`: a run on a Ray cluster of two machines (simulated on this one).
 
-EVENT: remove (the second machine goes in mid-run), join (it comes in mid-run), weights (its files are others).
+EVENT: remove (the second machine goes in mid-run), join (it comes in mid-run), weights (it has other weights).
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ def once_begun(folder: Path, act: Callable[[], object], lines: int = 3) -> threa
     return thread
 
 
-def others() -> type[Replica]:
-    class Others(Replica):
-        """Its machine's weights are others; made here, so that it travels with its code."""
+def replica_of_other_weights() -> type[Replica]:
+    """The class of replicas whose machine has other weights than the driver's."""
+
+    class OtherWeights(Replica):
+        """A replica on a machine with other weights; the class is made in a function so that Ray sends its code
+        along."""
 
         def weights_sha256(self) -> str:
             return "0" * 64
 
-    return Others
+    return OtherWeights
 
 
 def join(address: str) -> subprocess.Popen[bytes]:
-    """A machine more, from another process: Ray makes nodes in the main thread only."""
+    """Starts one more machine from another process, because Ray makes nodes in the main thread only."""
     words = ["ray", "start", f"--address={address}", "--num-cpus=1", "--object-store-memory=100000000", "--block"]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -61,7 +64,7 @@ if __name__ == "__main__":
     elif event == "join":
         acting = once_begun(folder, lambda: joined.append(join(cluster.address)))
     else:
-        pool.REPLICA = others()
+        pool.REPLICA = replica_of_other_weights()
     words = [f"output_dir={folder}", "cluster=ray", "cluster.replicas=2", f"cluster.address={cluster.address}"]
     code = main([*words, *sys.argv[3:]])
     if acting is not None:

@@ -13,13 +13,14 @@ SETTINGS = (f"limit={ROWS}", "engine.device=cpu", "engine.max_num_seqs=4", "prog
 
 
 def run(output_dir: Path, *settings: str) -> Run:
-    before = {found.folder for found in runs(output_dir)}
+    """Runs a few rows of the default task, which must succeed, and returns the new run in `output_dir`."""
+    folders_before = {candidate.folder for candidate in runs(output_dir)}
     done = call(f"output_dir={output_dir}", *SETTINGS, *settings)
     assert done.code == 0, done.err
-    (new,) = (found for found in runs(output_dir) if found.folder not in before)
+    (new,) = (candidate for candidate in runs(output_dir) if candidate.folder not in folders_before)
     return new
 
 
-def counts(found: Run) -> tuple[int, int]:
-    """(hits, misses)."""
-    return found.manifest["cache"]["hits"], found.manifest["cache"]["misses"]
+def counts(cached_run: Run) -> tuple[int, int]:
+    """How many of the run's answers the cache had, and how many it had not: (hits, misses)."""
+    return cached_run.manifest["cache"]["hits"], cached_run.manifest["cache"]["misses"]

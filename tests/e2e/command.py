@@ -21,12 +21,12 @@ from evalengine.records.digest import leaf_hash
 from evalengine.records.schema import RecordKey, RequestRecord, read_records
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 8  # documents of most runs here: enough for batches, and for a kill in the middle
+LIMIT = 8  # Documents in most runs here: enough for batches, and for a kill in the middle.
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished command."""
+    """A finished command: its exit code, standard output and standard error."""
 
     code: int
     out: str
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
-        """Task -> "metric,filter" -> value."""
+        """The results file: task -> "metric,filter" -> value."""
         (file,) = self.folder.glob("results_*.json")
         results: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["results"]
         return results
@@ -65,12 +65,12 @@ class Run:
 
     @property
     def leaves(self) -> dict[RecordKey, bytes]:
-        """What the digest is made of, so that a run of fewer documents compares with one of more."""
+        """Record key -> leaf hash, of which the digest is made; runs of unlike length compare by them."""
         return {record.key: leaf_hash(record) for record in self.records}
 
 
 def call(*arguments: str) -> Outcome:
-    """The command line in this process, which saves the seconds that importing torch takes."""
+    """Runs the command line in this process, which saves the seconds that importing torch takes."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main(arguments)
@@ -78,7 +78,7 @@ def call(*arguments: str) -> Outcome:
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """`python -m evalengine ...` in a process of its own, on one thread."""
+    """Starts `python -m evalengine ...` in a process of its own, on one thread."""
     return subprocess.Popen(
         [sys.executable, "-m", "evalengine", *arguments],
         cwd=ROOT,
@@ -91,6 +91,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 600) -> Outcome:
+    """Waits for the process to end, at most `timeout` seconds."""
     out, err = process.communicate(timeout=timeout)
     return Outcome(process.returncode, out, err)
 
@@ -101,7 +102,7 @@ def runs(output_dir: Path) -> list[Run]:
 
 
 def finished(output_dir: Path, *settings: str) -> Run:
-    """The one run that a command leaves in `output_dir`, in this process."""
+    """Runs a command in this process, and returns the one run that it leaves in `output_dir`."""
     done = call(f"output_dir={output_dir}", "engine.device=cpu", *settings)
     assert done.code == 0, done.err
     (run,) = runs(output_dir)
@@ -110,14 +111,14 @@ def finished(output_dir: Path, *settings: str) -> Run:
 
 
 def check_output(done: Outcome, run: Run) -> None:
-    """The digest is the last line, the folder the one before it."""
+    """Asserts that the output ends with two lines: the run's folder and its digest."""
     *_, folder, digest = done.out.splitlines()
     assert folder == str(run.folder)
     assert digest == f"digest: {run.digest}" and re.fullmatch(r"digest: [0-9a-f]{64}", digest)
 
 
 def _default_interrupt() -> None:
-    """A test run in a shell's background ignores SIGINT, and a child would inherit that."""
+    """Makes SIGINT interrupt again: a shell's background job ignores it, and a child would inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""The runs that others are compared with, once for all tests of a worker."""
+"""The runs that tests compare others with, each made once per pytest worker."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
-    """A cache with the answers of a run, and the run."""
+    """A cache's folder that holds the answers of a run, and that run."""
     root = tmp_path_factory.mktemp("warm")
     return root / "cache", run(root / "out", f"cache={root / 'cache'}")
 
 
 @pytest.fixture
 def copied_cache(warm_cache: tuple[Path, Run], tmp_path: Path) -> Path:
-    """That cache, for a test that changes it."""
+    """A copy of `warm_cache`'s folder, for a test that changes it."""
     return Path(shutil.copytree(warm_cache[0], tmp_path / "copied"))

@@ -1,6 +1,6 @@
 """The golden digest of the default run, per contract version; `python -m tests.e2e.golden` writes this version's.
 
-Only a change that means to touch arithmetic, prompts or weights may need that (CONTRIBUTING.md).
+Only a change that is meant to touch arithmetic, prompts or weights may rewrite it (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.e2e.command import ROOT, Run, finish, runs, start
 GOLDEN = ROOT / "results" / "reference" / "golden.json"
 REGENERATE = "python -m tests.e2e.golden"
 ON_CPU = ("engine.device=cpu",)
-ON_CUDA = ("engine.device=cuda", "numerics=exact")  # the default level there is native, whose bits are other ones
+ON_CUDA = ("engine.device=cuda", "numerics=exact")  # CUDA's default is native, whose bits are other ones
 
 
 def facts(run: Run) -> dict[str, Any]:
@@ -43,23 +43,23 @@ def facts(run: Run) -> dict[str, Any]:
 
 
 def read_golden() -> dict[str, dict[str, Any]]:
-    """Contract version -> facts."""
+    """The golden file: contract version -> facts of the default run."""
     golden: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
     return golden
 
 
-def explain(found: dict[str, Any], golden: dict[str, Any]) -> str:
-    """Why two runs' facts differ, and what to do about it; "" if they are equal."""
-    if found == golden:
+def explain(actual: dict[str, Any], golden: dict[str, Any]) -> str:
+    """Why a run's facts are not the golden ones, and what to do about it; "" if they are equal."""
+    if actual == golden:
         return ""
-    changed = [name for name in golden if found[name] != golden[name]]
+    changed = [name for name in golden if actual[name] != golden[name]]
     if "weights_sha256" in changed:
         cause = "the bundled weights are others"
     elif "prompts_sha256" in changed:
         cause = "the prompts' token ids are others: the tokenizer, the task or its rows changed"
     else:
         cause = "weights and prompts are the same: the arithmetic, the sampler or the stop handling changed"
-    values = "\n".join(f"  {name}: golden {golden[name]}, found {found[name]}" for name in changed)
+    values = "\n".join(f"  {name}: golden {golden[name]}, found {actual[name]}" for name in changed)
     return (
         f"The default run is not the golden one of contract version {golden['contract_version']}: {cause}.\n{values}\n"
         "If no change of numerics, prompts or weights was meant, the change is wrong, not the digest. If one was: "
@@ -68,21 +68,22 @@ def explain(found: dict[str, Any], golden: dict[str, Any]) -> str:
     )
 
 
-def default_run(output_dir: Path, where: Sequence[str] = ON_CPU) -> Run:
-    """`python -m evalengine`, all its settings at their defaults but the folder and `where`: a machine may have two
-    devices."""
-    done = finish(start(f"output_dir={output_dir}", *where))
+def default_run(output_dir: Path, device_settings: Sequence[str] = ON_CPU) -> Run:
+    """Runs `python -m evalengine` with every setting at its default but the folder and the device (a machine may have
+    two)."""
+    done = finish(start(f"output_dir={output_dir}", *device_settings))
     assert done.code == 0, done.err
     (run,) = runs(output_dir)
     return run
 
 
 def main() -> int:
+    """Makes the default run on this machine's CPU, and writes its facts as this contract version's."""
     with tempfile.TemporaryDirectory() as folder:
-        found = facts(default_run(Path(folder) / "results"))
-    golden = {**read_golden(), str(CONTRACT_VERSION): found}
+        actual = facts(default_run(Path(folder) / "results"))
+    golden = {**read_golden(), str(CONTRACT_VERSION): actual}
     GOLDEN.write_text(json.dumps(golden, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"{GOLDEN}: contract version {CONTRACT_VERSION}, digest {found['digest']}")
+    print(f"{GOLDEN}: contract version {CONTRACT_VERSION}, digest {actual['digest']}")
     return 0
 
 

@@ -20,6 +20,7 @@ def refused(output_dir: Path, *arguments: str, code: int = 2) -> str:
 
 
 def message(done: Outcome, output_dir: Path, code: int) -> str:
+    """The error text of a refused command, after checking that it wrote nothing and shows no traceback."""
     assert done.code == code, done.err
     assert done.out == "" and "Traceback" not in done.err
     assert done.err.startswith("evalengine: ")
@@ -64,6 +65,7 @@ def message(done: Outcome, output_dir: Path, code: int) -> str:
     ids=lambda value: " ".join(value) if isinstance(value, list) and "=" in value[0] else "",
 )
 def test_settings(arguments: list[str], expected: list[str], tmp_path: Path) -> None:
+    """A setting that cannot be used is refused in one line that names it and the cure."""
     text = refused(tmp_path / "out", *arguments)
     assert text.count("\n") == 1
     for words in expected:
@@ -78,7 +80,7 @@ def test_several_problems_are_listed_at_once(tmp_path: Path) -> None:
 
 
 def test_cuda_without_cuda(tmp_path: Path) -> None:
-    """In a process of its own: a machine that has a device hides it."""
+    """The command runs in a process of its own, in which even a machine's CUDA devices are hidden."""
     output_dir = tmp_path / "out"
     done = finish(start(f"output_dir={output_dir}", "engine.device=cuda", CUDA_VISIBLE_DEVICES=""))
     text = message(done, output_dir, 2)
@@ -86,7 +88,7 @@ def test_cuda_without_cuda(tmp_path: Path) -> None:
 
 
 def test_rows_without_network_or_folder(tmp_path: Path) -> None:
-    """All three ways to give them."""
+    """The message names all three ways to give a task its rows."""
     output_dir = tmp_path / "out"
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     done = finish(start("task=gsm8k", f"data_dir={tmp_path}", f"output_dir={output_dir}", **environment))
@@ -117,6 +119,7 @@ def test_rows_without_network_or_folder(tmp_path: Path) -> None:
     ],
 )
 def test_rows(content: str | bytes, expected: str, tmp_path: Path) -> None:
+    """A file of rows that cannot be used is refused in one line that names the file and what is wrong in it."""
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(content if isinstance(content, bytes) else content.encode())
     text = refused(tmp_path / "out", f"task.dataset.path={rows}")
@@ -140,6 +143,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kept", [0.5, 0.0001, 0.0], ids=["half", "in the header", "empty"])
 def test_truncated_weights(kept: float, model: Path, tmp_path: Path) -> None:
+    """A file of weights cut short at `kept` of its size is named in one line."""
     weights = model / "model.safetensors"
     os.truncate(weights, int(weights.stat().st_size * kept))
     text = refused(tmp_path / "out", f"model.path={model}", code=1)
@@ -147,6 +151,7 @@ def test_truncated_weights(kept: float, model: Path, tmp_path: Path) -> None:
 
 
 def test_missing_weights(model: Path, tmp_path: Path) -> None:
+    """A model folder without weights is refused in one line that names it and the missing kind of file."""
     (model / "model.safetensors").unlink()
     text = refused(tmp_path / "out", f"model.path={model}")
     assert str(model) in text and "safetensors" in text and text.count("\n") == 1
@@ -159,6 +164,7 @@ def test_a_configuration_that_is_not_json(model: Path, tmp_path: Path) -> None:
 
 
 def test_no_chat_template(model: Path, tmp_path: Path) -> None:
+    """`apply_chat_template` is refused where the model's tokenizer has no template."""
     file = model / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8"))
     del settings["chat_template"]

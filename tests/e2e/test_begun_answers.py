@@ -1,4 +1,4 @@
-"""What a chat template is told, and answers that are begun: the sample holds what the model saw."""
+"""Arguments of a chat template, and answers that the prompt begins: the sample holds what the model saw."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ ONCE = ("progress=false", "limit=1")
 
 
 def prompt(run: Run) -> str:
+    """The prompt in the run's first sample."""
     return str(run.samples("arithmetic")[0]["arguments"]["gen_args_0"]["arg_0"])
 
 
@@ -28,12 +29,14 @@ def test_an_answer_is_begun_in_plain_text_and_in_a_conversation(tmp_path: Path) 
 
 
 def test_a_template_is_told_more(tmp_path: Path) -> None:
+    """`chat_template_args` reach the template and the run's identity; one that the template does not read is
+    refused."""
     model = with_more_template(tmp_path / "model", "{{ effort | default('') }}")
-    asked = (f"model.path={model}", "apply_chat_template=true", *ONCE)
-    run = finished(tmp_path / "a", *asked, "chat_template_args={effort: high}")
+    settings = (f"model.path={model}", "apply_chat_template=true", *ONCE)
+    run = finished(tmp_path / "a", *settings, "chat_template_args={effort: high}")
     assert prompt(run).endswith("<|im_start|>assistant\nhigh")
     assert run.manifest["identity"]["chat_template_args"] == {"effort": "high"}
-    unread = call(*asked, "chat_template_args={effrt: high}")
+    unread = call(*settings, "chat_template_args={effrt: high}")
     assert unread.code == 2 and 'chat_template_args.effrt="high": the model\'s chat template does not' in unread.err
 
 
@@ -49,5 +52,6 @@ def test_a_template_is_told_more(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_told(settings: list[str], words: str) -> None:
+    """`chat_template_args` that no template would read, or that contradict other settings, are refused."""
     done = call(*settings)
     assert done.code == 2 and words in done.err, done.err

@@ -23,7 +23,7 @@ SAMPLED = ("task.generation.temperature=0.8", "task.generation.top_k=20")
 
 @pytest.fixture
 def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights cannot be loaded."""
+    """Makes any attempt to load weights fail."""
 
     def load(self: LLM) -> None:
         raise AssertionError("weights were loaded")
@@ -32,16 +32,17 @@ def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_cold_and_warm_are_the_same_bytes(warm_cache: tuple[Path, Run], tmp_path: Path) -> None:
+    """Runs without a cache, with an empty one and with a full one write the same bytes."""
     cache, cold = warm_cache
     without, hot = run(tmp_path / "without"), run(tmp_path / "hot", f"cache={cache}", "engine.max_num_seqs=1")
     assert counts(cold) == (0, ROWS) and counts(hot) == (ROWS, 0) and "cache" not in without.manifest
-    for other in (cold, hot):
-        assert other.digest == without.digest
-        assert other.manifest["run_id"] == without.manifest["run_id"]
-        assert other.manifest["identity"] == without.manifest["identity"]
+    for cached_run in (cold, hot):
+        assert cached_run.digest == without.digest
+        assert cached_run.manifest["run_id"] == without.manifest["run_id"]
+        assert cached_run.manifest["identity"] == without.manifest["identity"]
         for name in ("records.parquet", "tokens.json", "digest.txt"):
-            assert (other.folder / name).read_bytes() == (without.folder / name).read_bytes()
-        assert other.results == without.results
+            assert (cached_run.folder / name).read_bytes() == (without.folder / name).read_bytes()
+        assert cached_run.results == without.results
     assert hot.manifest["counts"]["cached_requests"] == ROWS and hot.manifest["counts"]["resumed_requests"] == 0
     assert hot.manifest["counts"]["output_tokens"] == 0, "of the requests that ran"
 
@@ -53,20 +54,21 @@ def test_a_run_of_hits_loads_no_weights(warm_cache: tuple[Path, Run], tmp_path: 
 
 @pytest.mark.usefixtures("unloadable")
 def test_that_check_can_fail(warm_cache: tuple[Path, Run], tmp_path: Path) -> None:
+    """A run with one request that the cache lacks does load weights, which `unloadable` turns into an error."""
     done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, f"cache={warm_cache[0]}", f"limit={ROWS + 1}")
     assert done.code == 1 and "weights were loaded" in done.err
     assert not (tmp_path / "out").exists(), "nothing is written before the weights are there"
 
 
 def test_limits_orders_and_tasks_share_answers(copied_cache: Path, tmp_path: Path) -> None:
-    """Another limit, and the same rows under another task's name and in another order."""
-    more = run(tmp_path / "more", f"cache={copied_cache}", f"limit={ROWS + 2}")
-    assert counts(more) == (ROWS, 2)
+    """Answers are found again under another limit, and for the same rows in another file and order."""
+    longer_run = run(tmp_path / "more", f"cache={copied_cache}", f"limit={ROWS + 2}")
+    assert counts(longer_run) == (ROWS, 2)
     rows = (files("evalengine.assets") / "tinymath" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:ROWS]
-    other = tmp_path / "rows.jsonl"
-    other.write_text("\n".join(reversed(rows)) + "\n", encoding="utf-8")
-    again = run(tmp_path / "again", f"cache={copied_cache}", f"task.dataset.path={other}")
-    assert counts(again) == (ROWS, 0)
+    reversed_rows = tmp_path / "rows.jsonl"
+    reversed_rows.write_text("\n".join(reversed(rows)) + "\n", encoding="utf-8")
+    reversed_run = run(tmp_path / "again", f"cache={copied_cache}", f"task.dataset.path={reversed_rows}")
+    assert counts(reversed_run) == (ROWS, 0)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +89,17 @@ def test_limits_orders_and_tasks_share_answers(copied_cache: Path, tmp_path: Pat
             ),
             ROWS,
         ),
-        (("seed=3", "engine.max_model_len=600"), ROWS),  # nothing is drawn at temperature 0, and there is room
+        (("seed=3", "engine.max_model_len=600"), ROWS),  # Temperature 0 draws nothing, and every prompt fits.
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
 def test_what_an_answer_depends_on(copied_cache: Path, tmp_path: Path, settings: Sequence[str], hits: int) -> None:
+    """Settings that can change an answer find none in the cache, and all others find every one."""
     assert counts(run(tmp_path, f"cache={copied_cache}", *settings)) == (hits, ROWS - hits)
 
 
 def test_sampled_answers_are_kept_by_their_noise(copied_cache: Path, tmp_path: Path) -> None:
+    """Sampled answers are found again under the same seed, and not under another."""
     cold = run(tmp_path / "cold", f"cache={copied_cache}", *SAMPLED)
     hot = run(tmp_path / "hot", f"cache={copied_cache}", *SAMPLED)
     assert counts(hot) == (ROWS, 0) and hot.digest == cold.digest
@@ -110,7 +114,7 @@ def test_alternatives_are_kept_bit_for_bit(copied_cache: Path, tmp_path: Path) -
 
 
 def test_scores_are_kept(tmp_path: Path) -> None:
-    """Log-likelihoods with a shared context, through a task of lm-eval's form."""
+    """Log-likelihoods over a shared context are kept, too; the task is a file of lm-eval's form."""
     rows = [{"q": f"{i} + 2 =", "choices": [f"{i + 2}", f"{i + 3} or more"], "gold": 0} for i in range(3)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     (tmp_path / "mine.yaml").write_text(
@@ -129,7 +133,7 @@ def test_scores_are_kept(tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of the bundled model, under its name."""
+    """A copy of the bundled model, in a folder of its name."""
     return Path(shutil.copytree(str(files("evalengine.assets") / "tinymath"), tmp_path / "tinymath"))
 
 
@@ -141,6 +145,7 @@ def test_a_copy_elsewhere_is_the_same_model(copied_cache: Path, tmp_path: Path, 
 
 
 def other_weights(model: Path) -> None:
+    """Multiplies one norm's weights, so that the folder holds another model."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(model / "model.safetensors")
@@ -150,6 +155,7 @@ def other_weights(model: Path) -> None:
 
 
 def edit(file: Path, **values: Any) -> None:
+    """Sets values of a JSON file."""
     file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **values}), encoding="utf-8")
 
 
@@ -163,15 +169,16 @@ def test_another_model_of_the_same_name_gets_none_of_its_answers(
     assert counts(cached) == (0, ROWS) and cached.digest == without.digest
 
 
-@pytest.mark.parametrize("what", ["rope_theta", "eos", "repetition_penalty", "tokenizer"])
+@pytest.mark.parametrize("changed", ["rope_theta", "eos", "repetition_penalty", "tokenizer"])
 def test_the_same_weights_otherwise_understood_are_another_model(
-    copied_cache: Path, tmp_path: Path, model: Path, what: str
+    copied_cache: Path, tmp_path: Path, model: Path, changed: str
 ) -> None:
-    if what == "rope_theta":
+    """Equal weights with another configuration or tokenizer find no answer in the cache."""
+    if changed == "rope_theta":
         edit(model / "config.json", rope_theta=20000.0)
-    elif what == "eos":
+    elif changed == "eos":
         edit(model / "generation_config.json", eos_token_id=[0, 9])
-    elif what == "repetition_penalty":
+    elif changed == "repetition_penalty":
         edit(model / "generation_config.json", repetition_penalty=1.5)
     else:
         tokenizer = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
@@ -186,20 +193,21 @@ def test_another_contract_finds_nothing(copied_cache: Path, tmp_path: Path, monk
 
 
 def test_python_takes_a_cache(copied_cache: Path, tmp_path: Path) -> None:
+    """`evaluate` takes a cache as a path, with an audit, and beside a lent LLM, and refuses it for fast numerics."""
     settings: dict[str, Any] = {
         "limit": ROWS,
         "task": {"generation": {"max_gen_toks": 20}},
         "output_dir": str(tmp_path),
         "progress": False,
     }
-    found = evalengine.evaluate("asset:tinymath", ["arithmetic"], cache=str(copied_cache), **settings)
-    assert found.manifest["cache"]["hits"] == ROWS
-    both = {"path": str(copied_cache), "audit": 0.5}
-    found = evalengine.evaluate("asset:tinymath", ["arithmetic"], cache=both, **settings, resume="never")
-    assert found.manifest["cache"]["audited"] == 2
+    result = evalengine.evaluate("asset:tinymath", ["arithmetic"], cache=str(copied_cache), **settings)
+    assert result.manifest["cache"]["hits"] == ROWS
+    audited_cache = {"path": str(copied_cache), "audit": 0.5}
+    result = evalengine.evaluate("asset:tinymath", ["arithmetic"], cache=audited_cache, **settings, resume="never")
+    assert result.manifest["cache"]["audited"] == 2
     with LLM("asset:tinymath", device="cpu", max_num_seqs=2) as llm:
-        found = evalengine.evaluate(llm, ["arithmetic"], cache=str(copied_cache), **settings, resume="never")
-    assert found.manifest["cache"]["hits"] == ROWS
+        result = evalengine.evaluate(llm, ["arithmetic"], cache=str(copied_cache), **settings, resume="never")
+    assert result.manifest["cache"]["hits"] == ROWS
     with pytest.raises(ConfigError, match="cache"):
         evalengine.evaluate(
             "asset:tinymath", ["arithmetic"], cache=str(copied_cache), batch_invariant=False, **settings
@@ -208,6 +216,7 @@ def test_python_takes_a_cache(copied_cache: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def lm_eval_model(tmp_path: Path) -> Iterator[Any]:
+    """Makes our model for lm-eval; all models that a test makes share a cache."""
     pytest.importorskip("lm_eval", reason="lm-eval is not installed")
     from evalengine.lm_eval_model.model import EvalEngineLM
 
@@ -220,20 +229,21 @@ def lm_eval_model(tmp_path: Path) -> Iterator[Any]:
 def test_the_model_of_lm_eval_takes_a_cache(
     lm_eval_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Our model for lm-eval finds scores and generations in its cache, and loads no weights for them."""
     from lm_eval.api.instance import Instance
 
-    def asked() -> list[Any]:
+    def scoring_requests() -> list[Any]:
         pairs = [("2 + 2 =", " 4"), ("2 + 2 =", " 5"), ("3 + 2 =", " 5")]
         return [Instance("loglikelihood", {}, pair, 0, ("t", i, 1)) for i, pair in enumerate(pairs)]
 
-    def texts() -> list[Any]:
+    def generation_requests() -> list[Any]:
         return [Instance("generate_until", {}, ("Question: 2 + 2?\nAnswer:", {"until": ["\n"]}), 0, ("g", 0, 1))]
 
-    first = lm_eval_model()
-    answers = first.loglikelihood(asked()), first.generate_until(texts())
+    cold_model = lm_eval_model()
+    answers = cold_model.loglikelihood(scoring_requests()), cold_model.generate_until(generation_requests())
     monkeypatch.setattr(LLM, "_load", lambda self: pytest.fail("weights were loaded"))
-    again = lm_eval_model(output_dir=str(tmp_path / "records"), **{"cache.audit": 0})
-    assert (again.loglikelihood(asked()), again.generate_until(texts())) == answers
+    warm_model = lm_eval_model(output_dir=str(tmp_path / "records"), **{"cache.audit": 0})
+    assert (warm_model.loglikelihood(scoring_requests()), warm_model.generate_until(generation_requests())) == answers
     (folder,) = (tmp_path / "records").glob("*/records-*")
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["cache"]["hits"], manifest["cache"]["misses"]) == (4, 0)

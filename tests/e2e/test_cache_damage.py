@@ -19,6 +19,7 @@ from tests.e2e.command import Run, call, runs
 
 
 def change(cache: Path, statement: str, *values: Any) -> None:
+    """Runs an SQL statement, which must change some row, on the cache's file."""
     with closing(sqlite3.connect(cache / FILE)) as raw:
         assert raw.execute(statement, values).rowcount > 0
         raw.commit()
@@ -38,7 +39,7 @@ def test_a_damaged_entry_is_named_computed_again_and_replaced(
 
 
 def forge(cache: Path, number: int) -> None:
-    """Another logprob in an entry that passes its own hash."""
+    """Changes one logprob in the entry `number`, and seals the entry again, so that it passes its own hash."""
     with Store.open(cache) as store:
         rows = store._connection.execute("SELECT key FROM answers ORDER BY rowid").fetchall()
         (key,) = rows[number]
@@ -63,8 +64,8 @@ def test_an_audit_finds_a_forged_answer(copied_cache: Path, tmp_path: Path, warm
 
 @pytest.mark.parametrize(("share", "audited"), [("0.01", 1), ("1", ROWS)])
 def test_a_true_cache_passes_its_audit(warm_cache: Any, tmp_path: Path, share: str, audited: int) -> None:
-    found = run(tmp_path, f"cache={warm_cache[0]}", f"cache.audit={share}")
-    assert found.manifest["cache"]["audited"] == audited and found.digest == warm_cache[1].digest
+    audited_run = run(tmp_path, f"cache={warm_cache[0]}", f"cache.audit={share}")
+    assert audited_run.manifest["cache"]["audited"] == audited and audited_run.digest == warm_cache[1].digest
 
 
 def test_a_full_disk_ends_the_cache_and_not_the_run(
@@ -76,10 +77,10 @@ def test_a_full_disk_ends_the_cache_and_not_the_run(
     monkeypatch.setattr(Store, "put", full)
     monkeypatch.setattr(cached_engine, "BATCH", 1)
     done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, f"cache={tmp_path / 'cache'}")
-    (found,) = runs(tmp_path / "out")
-    assert done.code == 0 and found.digest == warm_cache[1].digest
+    (result,) = runs(tmp_path / "out")
+    assert done.code == 0 and result.digest == warm_cache[1].digest
     assert done.err.count("the run goes on without the cache") == 1
-    assert found.manifest["cache"]["failed"] == "database or disk is full" and found.manifest["cache"]["kept"] == 0
+    assert result.manifest["cache"]["failed"] == "database or disk is full" and result.manifest["cache"]["kept"] == 0
 
 
 def test_a_torn_file_ends_the_cache_and_not_the_run(
@@ -89,8 +90,8 @@ def test_a_torn_file_ends_the_cache_and_not_the_run(
     content[4096 * 3 :] = b"\xff" * len(content[4096 * 3 :])
     (copied_cache / FILE).write_bytes(content)
     done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, f"cache={copied_cache}")
-    (found,) = runs(tmp_path / "out")
-    assert done.code == 0 and found.digest == warm_cache[1].digest
+    (result,) = runs(tmp_path / "out")
+    assert done.code == 0 and result.digest == warm_cache[1].digest
     assert done.err.count("the run goes on without the cache") == 1
 
 
@@ -123,8 +124,9 @@ def test_an_interrupted_run_has_kept_what_it_computed(tmp_path: Path, monkeypatc
     ],
 )
 def test_what_cannot_be_is_refused_at_start(tmp_path: Path, settings: Sequence[str], words: str) -> None:
+    """Settings of the cache that cannot work are refused before anything is written."""
     (tmp_path / "file").write_text("")
-    given = [setting.replace("{file}", str(tmp_path / "file")) for setting in settings]
-    done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, *given)
+    filled_settings = [setting.replace("{file}", str(tmp_path / "file")) for setting in settings]
+    done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, *filled_settings)
     assert done.code == 2 and words in done.err
     assert not (tmp_path / "out").exists() and not Path("c").exists()

@@ -1,4 +1,4 @@
-"""`experiment=checkpoints`: which folders, which steps, and what they show together."""
+"""`experiment=checkpoints`: which folders it takes, which training steps they stand for, and the curve it draws."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ NAMES = ("checkpoint-1000", "checkpoint-200", "checkpoint-3000")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three steps of one model: the less it was trained, the noisier its weights."""
+    """A folder with checkpoints of three steps of one model: the less trained, the noisier its weights."""
     monkeypatch.chdir(tmp_path)
     for name, noise in zip(NAMES, (0.02, 0.2, 0.0), strict=True):
         place = tmp_path / "out" / name
         shutil.copytree(TINYMATH, place, ignore=shutil.ignore_patterns("*.jsonl", "*.md", "*.sha256", "*.safetensors"))
-        weights, draw = load_file(TINYMATH / "model.safetensors"), torch.Generator().manual_seed(0)
-        moved = {
-            key: (value.float() + noise * torch.randn(value.shape, generator=draw)).to(value.dtype)
+        weights, generator = load_file(TINYMATH / "model.safetensors"), torch.Generator().manual_seed(0)
+        noisy_weights = {
+            key: (value.float() + noise * torch.randn(value.shape, generator=generator)).to(value.dtype)
             for key, value in weights.items()
         }
-        save_file(moved, place / "model.safetensors", {"format": "pt"})
+        save_file(noisy_weights, place / "model.safetensors", {"format": "pt"})
     (tmp_path / "out" / "checkpoint-notes.txt").write_text("no model\n")
     return tmp_path / "out"
 
@@ -38,20 +38,20 @@ def test_a_pattern_of_folders_becomes_a_curve(folder: Path) -> None:
     words = ("experiment=checkpoints", "model.path=glob('out/checkpoint-*')", "limit=3", "engine.device=cpu")
     done = call(*words, "task.generation.max_gen_toks=24")
     assert done.code == 0, done.err
-    (left,) = Path("results").glob("checkpoints-*")
-    places = [path.name for path in sorted(left.iterdir()) if path.is_dir()]
-    assert places == [f"{n}-path_out_checkpoint-{step}" for n, step in enumerate((200, 1000, 3000), 1)]
-    content = json.loads((left / "checkpoints.json").read_text(encoding="utf-8"))
+    (sweep_folder,) = Path("results").glob("checkpoints-*")
+    run_names = [path.name for path in sorted(sweep_folder.iterdir()) if path.is_dir()]
+    assert run_names == [f"{n}-path_out_checkpoint-{step}" for n, step in enumerate((200, 1000, 3000), 1)]
+    content = json.loads((sweep_folder / "checkpoints.json").read_text(encoding="utf-8"))
     assert [run["step"] for run in content["runs"]] == [200, 1000, 3000]
-    page, picture = (left / "checkpoints.html").read_text(encoding="utf-8"), left / "checkpoints.svg"
+    page, picture = (sweep_folder / "checkpoints.html").read_text(encoding="utf-8"), sweep_folder / "checkpoints.svg"
     assert "History" in page and ">step</text>" in page and picture.read_text(encoding="utf-8").count("<circle") == 3
     assert "3,000" in done.out and str(picture) in done.out
-    assert evalengine.load_run(f"{left}:2").manifest["model"]["name"] == "checkpoint-1000"
-    assert call("compare", str(left), "--history", "--format", "markdown").code == 0
+    assert evalengine.load_run(f"{sweep_folder}:2").manifest["model"]["name"] == "checkpoint-1000"
+    assert call("compare", str(sweep_folder), "--history", "--format", "markdown").code == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "one checkpoint is no sweep"),
         (["model.path=glob('out/step-*')"], "no folder and no .gguf file is called so"),
@@ -62,18 +62,19 @@ def test_a_pattern_of_folders_becomes_a_curve(folder: Path) -> None:
         (["model.path=out/a,out/b", "steps=[1,1]"], "steps=[1, 1]: must be 2 different numbers"),
     ],
 )
-def test_bad_sweeps_are_refused_before_the_first_run(words: list[str], said: str, folder: Path) -> None:
+def test_bad_sweeps_are_refused_before_the_first_run(words: list[str], message: str, folder: Path) -> None:
     done = call("experiment=checkpoints", *words)
-    assert done.code == 2 and said in done.err, done.err
+    assert done.code == 2 and message in done.err, done.err
     assert not Path("results").exists()
 
 
 def test_steps_can_be_given(folder: Path) -> None:
-    for name, new in zip(NAMES[:2], ("late", "early"), strict=True):
-        (folder / name).rename(folder / new)
+    """`steps` numbers checkpoints whose names hold no step, and the curve is in the order of the steps."""
+    for name, new_name in zip(NAMES[:2], ("late", "early"), strict=True):
+        (folder / name).rename(folder / new_name)
     words = ("experiment=checkpoints", "model.path=out/late,out/early", "steps=[5000,10]", "limit=2")
     done = call(*words, "task.generation.max_gen_toks=8", "engine.device=cpu")
     assert done.code == 0, done.err
-    (left,) = Path("results").glob("checkpoints-*/checkpoints.json")
-    runs = json.loads(left.read_text(encoding="utf-8"))["runs"]
+    (results_file,) = Path("results").glob("checkpoints-*/checkpoints.json")
+    runs = json.loads(results_file.read_text(encoding="utf-8"))["runs"]
     assert [(run["model"], run["step"]) for run in runs] == [("early", 10), ("late", 5000)]

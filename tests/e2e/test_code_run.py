@@ -29,12 +29,14 @@ ALLOWED = (*SETTINGS, "allow_code_execution=true", "task.code_timeout=1")
 
 @pytest.fixture(scope="module", autouse=True)
 def kernel_isolates() -> None:
-    if (why := problem(True)) is not None:
-        pytest.skip(f"programs cannot be isolated here: {why}")
+    """Skips the file's tests where programs cannot be isolated."""
+    if (reason := problem(True)) is not None:
+        pytest.skip(f"programs cannot be isolated here: {reason}")
 
 
 def rows(folder: Path, *bodies: str) -> str:
-    """data_dir=FOLDER with a document a body; the model's few words go on with a comment."""
+    """Writes a document for each function body, whose text ends in a comment that the model's few words continue;
+    returns the setting that names their folder."""
     (folder / "humaneval").mkdir(parents=True)
     lines = [
         json.dumps({"task_id": f"{n}", "prompt": ADD.format(body=body), "test": TEST, "entry_point": "add"})
@@ -45,9 +47,10 @@ def rows(folder: Path, *bodies: str) -> str:
 
 
 def outcomes(run: Run) -> list[str]:
-    found = [record.outcome for record in run.records]
-    assert [[outcome] for outcome in found] == [sample["outcomes"] for sample in run.samples("humaneval")]
-    return [str(outcome) for outcome in found]
+    """How each record's program ended, after checking that the samples say the same."""
+    ends = [record.outcome for record in run.records]
+    assert [[outcome] for outcome in ends] == [sample["outcomes"] for sample in run.samples("humaneval")]
+    return [str(outcome) for outcome in ends]
 
 
 def test_programs_are_run_only_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,14 +84,15 @@ def test_a_run_scores_its_programs_and_says_how_each_ended(tmp_path: Path) -> No
     assert "allow_code_execution" not in run.manifest["identity"], "a permission is no part of a result"
     data_of_run = load_run_data(run.folder, load_run(run.folder))
     facts = [_facts(data_of_run, item) for item in data_of_run.items("humaneval")]
-    assert [dict(found)["program"] for found in facts] == expected, "each sample on the page says it"
+    assert [dict(sample_facts)["program"] for sample_facts in facts] == expected, "each sample on the page says it"
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "humaneval ran 5 generated programs: 1 passed, 2 failed, 1 timeout, 1 memory." in page
-    again = call("report", str(run.folder))
-    assert again.code == 0
+    rewritten = call("report", str(run.folder))
+    assert rewritten.code == 0
 
 
 def test_a_run_killed_while_programs_run_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed run takes its programs along; resumed, it runs programs and generates nothing again."""
     mark = f"95{os.getpid()}"
     sleeps = f"__import__('subprocess').run(['sleep', '{mark}'])"
     words = (*ALLOWED, rows(tmp_path / "data", sleeps, "a + b"), f"output_dir={tmp_path / 'out'}")
@@ -99,17 +103,17 @@ def test_a_run_killed_while_programs_run_goes_on_there(tmp_path: Path, monkeypat
     assert wait_for(mark, there=False), "its programs end with it"
     (killed,) = runs(tmp_path / "out")
     assert len((killed.folder / "journal.jsonl").read_text().splitlines()) == 2
-    asked: list[int] = []
+    request_counts: list[int] = []
     real = LLM.run
 
     def counted(self: LLM, requests: object, *rest: object) -> object:
-        asked.append(len(requests))  # type: ignore[arg-type]
+        request_counts.append(len(requests))  # type: ignore[arg-type]
         return real(self, requests, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LLM, "run", counted)
     done = call(*words)
     assert done.code == 0 and "2 of them kept from the interrupted run" in done.out, done.err
-    assert asked == [0], "nothing is generated again"
+    assert request_counts == [0], "nothing is generated again"
     (run,) = runs(tmp_path / "out")
     assert run.folder == killed.folder and outcomes(run) == ["timeout: 10 s of time", "passed"]
     assert "humaneval: 2 generated programs, 1 passed, 1 timeout" in done.out
@@ -120,13 +124,13 @@ def test_samples_of_a_document_give_pass_at_k(tmp_path: Path) -> None:
     several = ("task.repeats=3", "task.pass_at=[1,2]", "task.generation.temperature=1.0")
     run = finished(tmp_path / "out", *ALLOWED, data, *several)
     values = {name: value for name, value in run.results["humaneval"].items() if "," in name and "stderr" not in name}
-    right = [sum(outcome == "passed" for outcome in sample["outcomes"]) for sample in run.samples("humaneval")]
-    assert values.keys() == {f"pass@{k},create_test" for k in (1, 2, 3)} and right[1] == 0 < right[0]
-    assert values["pass@1,create_test"] == pytest.approx(sum(right) / 6)
+    num_passed = [sum(outcome == "passed" for outcome in sample["outcomes"]) for sample in run.samples("humaneval")]
+    assert values.keys() == {f"pass@{k},create_test" for k in (1, 2, 3)} and num_passed[1] == 0 < num_passed[0]
+    assert values["pass@1,create_test"] == pytest.approx(sum(num_passed) / 6)
 
 
 def test_what_scores_nothing_needs_no_permission(tmp_path: Path) -> None:
-    """`verify` and `explain` ask the same prompts, and run no program."""
+    """`verify` and `explain` prepare the same prompts without permission, because they run no program."""
     (job,) = compose_jobs([*SETTINGS, rows(tmp_path / "data", "a + b")])
     with pytest.raises(ConfigError, match="allow_code_execution=false: humaneval runs programs"):
         prepare(job.config)

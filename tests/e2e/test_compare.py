@@ -16,18 +16,19 @@ SETTINGS = (f"limit={DOCUMENTS}", "task.generation.max_gen_toks=24")
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The same requests one at a time and in a batch, in exact arithmetic, and in PyTorch's."""
-    where = tmp_path_factory.mktemp("cells")
+    """Runs of the same requests: one at a time and in a batch in exact arithmetic, and in a batch in PyTorch's."""
+    folder = tmp_path_factory.mktemp("cells")
     return {
-        "alone": finished(where / "alone", *SETTINGS, "engine.max_num_seqs=1"),
-        "batch": finished(where / "batch", *SETTINGS, "engine.max_num_seqs=8"),
+        "alone": finished(folder / "alone", *SETTINGS, "engine.max_num_seqs=1"),
+        "batch": finished(folder / "batch", *SETTINGS, "engine.max_num_seqs=8"),
         "fast": finished(
-            where / "fast", *SETTINGS, "engine.max_num_seqs=8", "engine.dtype=bfloat16", "batch_invariant=false"
+            folder / "fast", *SETTINGS, "engine.max_num_seqs=8", "engine.dtype=bfloat16", "batch_invariant=false"
         ),
     }
 
 
 def compared(*arguments: str | Path) -> Outcome:
+    """Runs `evalengine compare` in this process."""
     return call("compare", *map(str, arguments))
 
 
@@ -40,27 +41,28 @@ def test_the_batch_changes_no_bit(cells: dict[str, Run]) -> None:
 def test_fast_arithmetic_is_told_apart_and_why(cells: dict[str, Run]) -> None:
     done = compared(cells["batch"].folder, cells["fast"].folder, "--json", "-")
     assert done.code == 1
-    found = json.loads(done.out)
-    assert found["verdict"] in ("SAME TOKENS", "DIFFERENT") and found["causes"] == {"numerics level": DOCUMENTS}
-    assert found["settings"] == [
+    report = json.loads(done.out)
+    assert report["verdict"] in ("SAME TOKENS", "DIFFERENT") and report["causes"] == {"numerics level": DOCUMENTS}
+    assert report["settings"] == [
         'attention_backend is none in A and "sdpa" in B',
         'numerics is "exact" in A and "fast" in B',
     ]
     leaves = [cells[name].leaves for name in ("batch", "fast")]
     differing = [list(key) for key in leaves[0] if leaves[0][key] != leaves[1][key]]
-    assert [[d["task"], d["doc_id"], d["request_index"], d["repeat"]] for d in found["differences"]] == differing
-    assert found["logprobs"]["differing"] > 0 and 0 < found["logprobs"]["max_abs"] < 1
+    assert [[d["task"], d["doc_id"], d["request_index"], d["repeat"]] for d in report["differences"]] == differing
+    assert report["logprobs"]["differing"] > 0 and 0 < report["logprobs"]["max_abs"] < 1
     assert "verdict: " in compared(cells["batch"].folder, cells["fast"].folder).out.splitlines()[-1]
 
 
 def test_the_page_says_the_same(cells: dict[str, Run], tmp_path: Path) -> None:
+    """The HTML page has the verdict that is printed, and a map of logprobs only where some differ."""
     page = tmp_path / "comparison.html"
     done = compared(cells["batch"].folder, cells["fast"].folder, "--html", page)
     text = page.read_text(encoding="utf-8")
     verdict = done.out.splitlines()[-1].removeprefix("verdict: ").partition(" (")[0]
     assert done.code == 1 and f'<p class="word">{verdict}</p>' in text
     assert all(cells[name].digest in text for name in ("batch", "fast"))
-    assert text.count("<div data-map>") == 1  # every logprob has its place, and some differ
+    assert text.count("<div data-map>") == 1  # The map of logprobs is drawn, because some differ.
     assert compared(cells["alone"].folder, cells["batch"].folder, "--html", page).code == 0
     text = page.read_text(encoding="utf-8")
     assert '<p class="word">IDENTICAL</p>' in text and "<div data-map>" not in text
@@ -69,9 +71,9 @@ def test_the_page_says_the_same(cells: dict[str, Run], tmp_path: Path) -> None:
 def test_a_matrix_groups_the_invariant_cells(cells: dict[str, Run]) -> None:
     done = compared(*(cell.folder for cell in cells.values()), "--json", "-")
     assert done.code == 1
-    found = json.loads(done.out)
-    assert [group["runs"] for group in found["groups"]] == [[1, 2], [3]]
-    assert [pair["verdict"] == "IDENTICAL" for pair in found["pairs"]] == [True, False, False]
+    matrix = json.loads(done.out)
+    assert [group["runs"] for group in matrix["groups"]] == [[1, 2], [3]]
+    assert [pair["verdict"] == "IDENTICAL" for pair in matrix["pairs"]] == [True, False, False]
 
 
 def test_a_baseline_file_compares_like_its_run(cells: dict[str, Run], tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_another_length_is_refused_or_compared_on_what_is_shared(cells: dict[str
 
 
 def test_an_edited_scorer_is_named(cells: dict[str, Run], tmp_path: Path) -> None:
-    """The same records, with one score turned in the samples and the results."""
+    """Runs of equal records, one with a score turned in its samples and results, differ by their scorer."""
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in cells["batch"].folder.iterdir():
@@ -109,8 +111,8 @@ def test_an_edited_scorer_is_named(cells: dict[str, Run], tmp_path: Path) -> Non
     edited = compared(cells["batch"].folder, copy)
     assert edited.code == 2 and all(f"{file.name}: not the file that the run wrote" in edited.err
                                     for file in (samples, results))  # fmt: skip
-    bind_again(copy)  # as if another version of the scorer had written them
+    bind_again(copy)  # The edited files are now as another version of the scorer would have written them.
     done = compared(cells["batch"].folder, copy, "--json", "-")
-    found = json.loads(done.out)
-    assert (done.code, found["verdict"], found["causes"]) == (1, "DIFFERENT", {"scorer": 1})
-    assert found["digests_equal"] is True
+    report = json.loads(done.out)
+    assert (done.code, report["verdict"], report["causes"]) == (1, "DIFFERENT", {"scorer": 1})
+    assert report["digests_equal"] is True

@@ -1,4 +1,4 @@
-"""`evalengine.evaluate` beside the command line: one run, whoever asks for it."""
+"""`evalengine.evaluate` beside the command line: both make the same run."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from tests.e2e.command import LIMIT, Run, runs
 
 
 def test_it_is_the_commands_run(tmp_path: Path, reference: Run) -> None:
-    made = evalengine.evaluate(
+    """`evaluate` gives the command line's digest, and leaves the files that it leaves."""
+    result = evalengine.evaluate(
         "tinymath", "arithmetic", limit=LIMIT, output_dir=tmp_path, progress=False, engine={"device": "cpu"}
     )
-    assert made.digest == reference.digest and made.manifest["run_id"] == reference.manifest["run_id"]
-    (left,) = runs(tmp_path)
+    assert result.digest == reference.digest and result.manifest["run_id"] == reference.manifest["run_id"]
+    (run,) = runs(tmp_path)
     names = {path.name.split("_2")[0] for path in reference.folder.iterdir()}
-    assert {path.name.split("_2")[0] for path in left.folder.iterdir()} == names
-    assert (tmp_path / "index.html").exists() and not (left.folder / IDENTITY).exists()
-    assert made.manifest["command"][:2] == ["task=arithmetic", "model=tinymath"]
-    assert evalengine.compare(made, reference.folder).same
+    assert {path.name.split("_2")[0] for path in run.folder.iterdir()} == names
+    assert (tmp_path / "index.html").exists() and not (run.folder / IDENTITY).exists()
+    assert result.manifest["command"][:2] == ["task=arithmetic", "model=tinymath"]
+    assert evalengine.compare(result, reference.folder).same
 
 
 def test_a_lent_llm_stays_open_and_its_counters_are_the_runs_own(tmp_path: Path, reference: Run) -> None:
     with evalengine.LLM("asset:tinymath", max_num_seqs=3, device="cpu") as llm:
         llm.generate("Question: 1 + 1?\nAnswer:")
         steps = llm.stats.num_steps
-        made = [
+        results = [
             evalengine.evaluate(llm, ["arithmetic"], limit=LIMIT, output_dir=tmp_path / name, progress=False)
             for name in ("a", "b")
         ]
         assert llm.generate("Question: 1 + 1?\nAnswer:")[0].text
         assert llm.stats.num_steps > steps
-    assert {run.digest for run in made} == {reference.digest}
-    engines = [run.manifest["engine"] for run in made]
-    assert engines[0]["max_num_seqs"] == 3 and made[0].manifest["model"]["source"] == "asset:tinymath"
+    assert {run.digest for run in results} == {reference.digest}
+    engines = [run.manifest["engine"] for run in results]
+    assert engines[0]["max_num_seqs"] == 3 and results[0].manifest["model"]["source"] == "asset:tinymath"
     for name in ("num_steps", "num_computed_tokens", "num_cached_tokens", "num_generated_tokens"):
         assert engines[0]["stats"][name] == engines[1]["stats"][name], name
 
 
 def test_a_lent_llms_settings_are_its_own(tmp_path: Path) -> None:
+    """`evaluate` on a lent LLM refuses settings of the engine and the model, and a closed LLM."""
     with evalengine.LLM("asset:tinymath", device="cpu") as llm:
         with pytest.raises(evalengine.ConfigError) as refused:
             evalengine.evaluate(
@@ -50,12 +52,12 @@ def test_a_lent_llms_settings_are_its_own(tmp_path: Path) -> None:
                 output_dir=tmp_path,
                 **{"numerics": "fast", "engine": {"max_num_seqs": 1}, "model.path": "x"},
             )
-        said = [problem.partition(":")[0] for problem in refused.value.problems]
-        assert said == ["numerics", "engine.max_num_seqs", "model.path"]
-        named = evalengine.evaluate(
+        refused_settings = [problem.partition(":")[0] for problem in refused.value.problems]
+        assert refused_settings == ["numerics", "engine.max_num_seqs", "model.path"]
+        result = evalengine.evaluate(
             llm, "arithmetic", limit=1, output_dir=tmp_path / "out", progress=False, **{"model.name": "mine"}
         )
-        assert named.manifest["model"]["name"] == "mine"
+        assert result.manifest["model"]["name"] == "mine"
     with pytest.raises(evalengine.EvalEngineError, match="closed"):
         evalengine.evaluate(llm, "arithmetic", limit=1, output_dir=tmp_path / "closed", progress=False)
     assert not (tmp_path / "closed").exists()
@@ -70,5 +72,5 @@ def test_a_task_file_of_ones_own(tmp_path: Path) -> None:
         "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: [four, six]\ndoc_to_target: '{{a}}'\n",
         encoding="utf-8",
     )
-    made = evalengine.evaluate("tinymath", str(task), output_dir=tmp_path / "out", progress=False)
-    assert set(made.metrics.task) == {"my_sums"} and len(made.samples) == 2 and len(made.records) == 4
+    result = evalengine.evaluate("tinymath", str(task), output_dir=tmp_path / "out", progress=False)
+    assert set(result.metrics.task) == {"my_sums"} and len(result.samples) == 2 and len(result.records) == 4

@@ -1,4 +1,4 @@
-"""`explain` on real runs of the bundled model: what parts them is found, and what does not is said."""
+"""`explain` on real runs of the bundled model: it finds where two runs part, and says so where they do not."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ ITEM = 3
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The same requests one at a time and in a batch, fast and exact."""
-    where = tmp_path_factory.mktemp("cells")
+    """Runs of the same requests one at a time and in a batch, each in fast and in exact arithmetic."""
+    root = tmp_path_factory.mktemp("cells")
     modes = {"fast": FAST, "exact": ()}
     return {
-        f"{mode} {seqs}": finished(where / f"{mode}{seqs}", *SETTINGS, *settings, f"engine.max_num_seqs={seqs}")
+        f"{mode} {seqs}": finished(root / f"{mode}{seqs}", *SETTINGS, *settings, f"engine.max_num_seqs={seqs}")
         for mode, settings in modes.items()
         for seqs in (1, 8)
     }
 
 
 def explained(*arguments: str | Path) -> Outcome:
+    """Runs `evalengine explain` in this process."""
     return call("explain", *map(str, arguments))
 
 
 def verdict(done: Outcome) -> str:
+    """The output's last line."""
     return done.out.splitlines()[-1]
 
 
@@ -50,23 +52,23 @@ def parted(a: Run, b: Run) -> list[int]:
 
 def test_what_another_batch_changes_in_fast_arithmetic_is_found(cells: dict[str, Run]) -> None:
     a, b = cells["fast 1"], cells["fast 8"]
-    document = parted(a, b)[0]  # the one that is taken where none is named
+    document = parted(a, b)[0]  # `explain` takes this document where none is named.
     done = explained(a.folder, b.folder, "--json", "-")
-    found = json.loads(done.out)
-    assert done.code == 1 and found["item"] == ["arithmetic", document, 0, 0]
-    assert [side["reproduced"] for side in found["sides"]] == [True, True]
-    assert found["settings"][0] == "max_num_seqs is 1 in A and 8 in B"
-    first = found["first"]
-    names = [(row["layer"], row["op"]) for row in found["ops"]]
-    before = found["ops"][: names.index((first["layer"], first["op"]))]
-    assert before and not any(row["differing"] for row in before)
-    assert first["size"]["differing"] > 0 and 0 < first["size"]["max_relative"] < 1e-4
-    assert first["steps"][0]["requests"] == 1 < first["steps"][1]["requests"]
-    logprob = found["ops"][-1]
+    report = json.loads(done.out)
+    assert done.code == 1 and report["item"] == ["arithmetic", document, 0, 0]
+    assert [side["reproduced"] for side in report["sides"]] == [True, True]
+    assert report["settings"][0] == "max_num_seqs is 1 in A and 8 in B"
+    first_op = report["first"]
+    names = [(row["layer"], row["op"]) for row in report["ops"]]
+    ops_before = report["ops"][: names.index((first_op["layer"], first_op["op"]))]
+    assert ops_before and not any(row["differing"] for row in ops_before)
+    assert first_op["size"]["differing"] > 0 and 0 < first_op["size"]["max_relative"] < 1e-4
+    assert first_op["steps"][0]["requests"] == 1 < first_op["steps"][1]["requests"]
+    logprob = report["ops"][-1]
     assert logprob["op"] == "logprob" and logprob["differing"] == 1 and logprob["size"]["max_abs"] > 0
     lines = explained(a.folder, b.folder, "--item", document).out.splitlines()
-    where = f"layer {first['layer']}, {first['op']}" if first["layer"] else first["op"]
-    assert lines[-1] == f"verdict: FIRST DIFFERENCE in {where}, token {first['token']}"
+    place = f"layer {first_op['layer']}, {first_op['op']}" if first_op["layer"] else first_op["op"]
+    assert lines[-1] == f"verdict: FIRST DIFFERENCE in {place}, token {first_op['token']}"
     assert any("lm_head" in line and "█" in line for line in lines)
 
 
@@ -78,9 +80,11 @@ def test_exact_has_no_difference_on_two_schedules(cells: dict[str, Run]) -> None
 
 
 def test_a_run_against_its_own_other_settings(cells: dict[str, Run]) -> None:
+    """A run is explained against its own requests under other settings: other schedules agree, other arithmetic
+    differs."""
     folder = cells["exact 8"].folder
-    same = explained(folder, "--item", ITEM, "--against", "engine.max_num_seqs=2", "engine.block_size=16")
-    assert same.code == 0 and "block_size is 64 in A and 16 in B" in same.out
+    rescheduled = explained(folder, "--item", ITEM, "--against", "engine.max_num_seqs=2", "engine.block_size=16")
+    assert rescheduled.code == 0 and "block_size is 64 in A and 16 in B" in rescheduled.out
     small = explained(folder, cells["exact 1"].folder, "--item", ITEM, "--with", "engine.num_kv_blocks=20")
     assert small.code == 0 and "num_kv_blocks" not in small.out, "both pools have 20 pages"
     fast = explained(folder, "--item", ITEM, "--against", "batch_invariant=false")
@@ -90,6 +94,7 @@ def test_a_run_against_its_own_other_settings(cells: dict[str, Run]) -> None:
 
 
 def test_outputs_without_room_are_run_for_once_more(cells: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that find no room are computed in one more run, and the output is the same."""
     words = (cells["fast 1"].folder, cells["fast 8"].folder, "--json", "-")
     roomy = explained(*words)
     monkeypatch.setattr("evalengine.explain.record.VALUES_BYTES", 0)
@@ -98,7 +103,8 @@ def test_outputs_without_room_are_run_for_once_more(cells: dict[str, Run], monke
 
 
 def test_other_weights_are_named_before_any_op(cells: dict[str, Run], tmp_path: Path) -> None:
-    """One bit of one weight of layer 3, by a model beside the run's own and by a run of its own."""
+    """One changed bit of a weight in layer 3 is named, for a model that `--against` gives and for a run of that
+    model."""
     model = tmp_path / "model"
     shutil.copytree(Path(evalengine.__file__).parent / "assets" / "tinymath", model)
     weights = load_file(model / "model.safetensors")
@@ -108,23 +114,24 @@ def test_other_weights_are_named_before_any_op(cells: dict[str, Run], tmp_path: 
     run = cells["exact 8"].folder
     done = explained(run, "--item", ITEM, "--against", f"model.path={model}")
     lines = done.out.splitlines()
-    said = lines.index("Weights that differ:")
-    assert done.code == 1 and lines[said + 1] == "  - 1 of 57 tensors differs"
-    assert lines[said + 2].startswith(f"  - {name}: 1 of 131,072 elements, by at most ")
-    first = next(i for i, line in enumerate(lines) if line.startswith("First difference: layer 3, mlp.down_proj"))
-    assert first > said
-    other = finished(tmp_path / "run", *SETTINGS, f"model.path={model}", "engine.max_num_seqs=8")
-    found = json.loads(explained(run, other.folder, "--item", ITEM, "--json", "-").out)
-    assert found["weights"] == [line.removeprefix("  - ") for line in lines[said + 1 : said + 3]]
-    assert (found["first"]["layer"], found["first"]["op"]) == ("3", "mlp.down_proj")
-    assert not any("weights" in line for line in found["settings"])
-    for name, folder in (("a", run), ("b", other.folder)):
+    heading = lines.index("Weights that differ:")
+    assert done.code == 1 and lines[heading + 1] == "  - 1 of 57 tensors differs"
+    assert lines[heading + 2].startswith(f"  - {name}: 1 of 131,072 elements, by at most ")
+    op_line = next(i for i, line in enumerate(lines) if line.startswith("First difference: layer 3, mlp.down_proj"))
+    assert op_line > heading
+    other_run = finished(tmp_path / "run", *SETTINGS, f"model.path={model}", "engine.max_num_seqs=8")
+    report = json.loads(explained(run, other_run.folder, "--item", ITEM, "--json", "-").out)
+    assert report["weights"] == [line.removeprefix("  - ") for line in lines[heading + 1 : heading + 3]]
+    assert (report["first"]["layer"], report["first"]["op"]) == ("3", "mlp.down_proj")
+    assert not any("weights" in line for line in report["settings"])
+    for name, folder in (("a", run), ("b", other_run.folder)):
         assert explained(folder, "--item", f"arithmetic/{ITEM}", "--write", tmp_path / name).code == 0
     (line,) = json.loads(explained(tmp_path / "a", tmp_path / "b", "--json", "-").out)["weights"]
     assert line.startswith("their hashes are 3af1282d213b... in A and ") and line.endswith("are not in a file")
 
 
 def test_files_say_what_the_runs_say(cells: dict[str, Run], tmp_path: Path) -> None:
+    """Two written files, or a file and a run, give the report of the two runs; files that do not fit are refused."""
     a, b = cells["fast 1"], cells["fast 8"]
     document = parted(a, b)[0]
     direct = json.loads(explained(a.folder, b.folder, "--item", document, "--json", "-").out)
@@ -162,6 +169,7 @@ def rewritten(run: Run, records: Sequence[RequestRecord], folder: Path) -> Path:
 
 
 def test_runs_that_differ_by_what_is_not_repeated_are_told_so(cells: dict[str, Run], tmp_path: Path) -> None:
+    """Where both runs give the same bytes here, the output says which record is another and what parts the runs."""
     run = cells["exact 8"]
     records = run.records
     logprobs = records[ITEM].logprobs.copy()
@@ -178,11 +186,12 @@ def test_runs_that_differ_by_what_is_not_repeated_are_told_so(cells: dict[str, R
 
 
 def test_bad_words_are_refused(cells: dict[str, Run], tmp_path: Path) -> None:
+    """Arguments that cannot be meant are refused with the reason, and nothing is printed."""
     a, b = cells["exact 1"].folder, cells["exact 8"].folder
     for words, message in [
         ((a,), "give two RUNs"),
         ((a, b, a), "give two RUNs"),
-        ((a, b), "every request that the runs share is equal; name the item"),  # no difference to take by default
+        ((a, b), "every request that the runs share is equal; name the item"),  # None differs, so none is the default.
         ((a, b, "--item", "99"), "no such request"),
         ((a, b, "--item", "gsm8k/1"), "no such request; its tasks are arithmetic"),
         ((a, b, "--item", "x"), "name a task and a document, such as arithmetic/0"),

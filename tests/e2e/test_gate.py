@@ -23,6 +23,7 @@ SNIPPETS = ROOT / "conf" / "gate" / "ci"
 
 @pytest.fixture(scope="module")
 def baseline(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The baseline file of the reference run."""
     file = tmp_path_factory.mktemp("baseline") / "reference.json"
     done = call("baseline", str(reference.folder), "-o", str(file))
     assert done.code == 0, done.err
@@ -31,11 +32,13 @@ def baseline(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The reference run's requests in fast numerics, which gives other bits."""
     return finished(tmp_path_factory.mktemp("changed"), "limit=8", "batch_invariant=false")
 
 
 @pytest.fixture(autouse=True)
 def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides GitHub's variables from the tests, which may themselves run in its CI."""
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -60,8 +63,8 @@ def test_the_baseline_file_and_its_run_folder_get_one_verdict(baseline: Path, re
             json.loads(call("gate", str(side), str(changed.folder), "--policy", policy, "--json", "-").out)
             for side in (baseline, reference.folder)
         ]
-        shown = [[(check["rule"], check["status"], check["message"]) for check in side["checks"]] for side in sides]
-        assert shown[0] == shown[1] != [], policy
+        verdicts = [[(check["rule"], check["status"], check["message"]) for check in side["checks"]] for side in sides]
+        assert verdicts[0] == verdicts[1] != [], policy
 
 
 def test_what_cannot_be_judged_is_exit_code_2(baseline: Path, reference: Run, tmp_path: Path) -> None:
@@ -88,15 +91,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = origin / "results" / "reference" / "arithmetic.json"
     file.parent.mkdir(parents=True)
     assert call("baseline", str(run.folder), "-o", str(file)).code == 0
-    own = ("git", "-c", "user.name=x", "-c", "user.email=x@y", "-c", "init.defaultBranch=main")
+    git = ("git", "-c", "user.name=x", "-c", "user.email=x@y", "-c", "init.defaultBranch=main")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "baseline"]):
-        subprocess.run([*own, *words], cwd=origin, check=True)
+        subprocess.run([*git, *words], cwd=origin, check=True)
     subprocess.run(["git", "clone", "-q", str(origin), str(clone)], check=True)
     return clone
 
 
 def shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A step of CI as a runner would take it, with this checkout in place of what the step before installs."""
+    """Runs a CI step's script as a runner would, with this checkout in place of an installed package."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     return subprocess.run(["bash", "-eo", "pipefail", "-c", script], cwd=folder, env={**environment, "PATH": path},
@@ -104,43 +107,46 @@ def shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedPr
 
 
 def snippet(name: str) -> Any:
+    """A file of conf/gate/ci, parsed as YAML."""
     return yaml.safe_load((SNIPPETS / name).read_text(encoding="utf-8"))
 
 
 def test_the_github_action_gates_twice_in_one_workspace(project: Path) -> None:
-    """With the inputs of the snippet that uses it; a self-hosted runner keeps the workspace."""
+    """The action takes its snippet's inputs, and passes twice in a workspace that a self-hosted runner keeps."""
     steps = {step["name"]: step for step in snippet("action.yml")["runs"]["steps"] if "name" in step}
     use = snippet("github.yaml")["jobs"]["gate"]["steps"][1]
     assert use["uses"].partition("@")[0].endswith("/conf/gate/ci") and (SNIPPETS / "action.yml").is_file()
-    given = {name.upper(): value for name, value in use["with"].items()} | {"BASE": "main"}
-    assert given.keys() >= steps["gate"]["env"].keys()
+    inputs = {name.upper(): value for name, value in use["with"].items()} | {"BASE": "main"}
+    assert inputs.keys() >= steps["gate"]["env"].keys()
     for run in (1, 2):
         for name in ("fetch the base branch", "gate"):
-            done = shell(steps[name]["run"], project, **given)
+            done = shell(steps[name]["run"], project, **inputs)
             assert done.returncode == 0, done.stderr + done.stdout
         assert "gate bitwise: PASS (1 of 1 checks)" in done.stdout
         assert len(list((project / "gate-runs").iterdir())) == run
         assert ElementTree.parse(project / "gate.xml").getroot().attrib["tests"] == "1"
-    baseline = project / given["BASELINE"]
+    baseline = project / inputs["BASELINE"]
     text = baseline.read_text(encoding="utf-8")
     baseline.write_text(text.replace("arithmetic", "arithmetics"), encoding="utf-8")
-    done = shell(steps["gate"]["run"], project, **given, GITHUB_ACTIONS="true")
+    done = shell(steps["gate"]["run"], project, **inputs, GITHUB_ACTIONS="true")
     baseline.write_text(text, encoding="utf-8")
     assert done.returncode == 0 and "::warning title=gate bitwise::baseline changed in this pull request" in done.stdout
 
 
 def test_the_gitlab_job(project: Path) -> None:
+    """The job's script passes on an equal run, and its exit code for too few documents is allowed."""
     job = snippet("gitlab.yaml")["gate"]
     variables = {**job["variables"], "BASE": "main"}
-    install, rest = job["script"][:2], job["script"][2:]
-    assert all(line.startswith("python -m ") and "pip install" in line for line in install)
-    done = shell("\n".join(rest), project, **variables)
+    install_lines, gate_lines = job["script"][:2], job["script"][2:]
+    assert all(line.startswith("python -m ") and "pip install" in line for line in install_lines)
+    done = shell("\n".join(gate_lines), project, **variables)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "PASS (1 of 1 checks)" in done.stdout
     assert job["allow_failure"]["exit_codes"] == 3
 
 
 def test_the_pre_commit_hook(project: Path) -> None:
+    """The hook's command passes on an equal run, and installs nothing."""
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     (use,) = snippet("pre-commit.yaml")["repos"][0]["hooks"]
     assert use["id"] == hook["id"] and hook["language"] == "system", "nothing is installed"
@@ -162,6 +168,7 @@ def test_what_ci_installs_brings_no_cuda() -> None:
 
 
 def test_the_pytest_snippet(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snippet's test passes on an equal run, and fails on a run that cannot be compared."""
     monkeypatch.chdir(project)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     file = tmp_path / "test_gate.py"

@@ -19,7 +19,7 @@ SCHEDULES = {
     "no prefix cache": (f"limit={LIMIT}", "engine.enable_prefix_caching=false"),
     "one thread": ("limit=2", "engine.num_threads=1"),
     "two ranks": ("limit=2", "engine.num_threads=1", "engine.tensor_parallel_size=2"),
-    "two threads": ("limit=2", "engine.num_threads=2"),  # few rows: on busy cores the two wait for each other
+    "two threads": ("limit=2", "engine.num_threads=2"),  # Few rows, as on busy cores the two wait for each other.
 }
 
 
@@ -34,7 +34,7 @@ def test_the_default_run_is_the_golden_one(reference: Run, tmp_path: Path) -> No
 
 @pytest.mark.gpu
 def test_exact_on_a_gpu_is_the_golden_run(tmp_path: Path) -> None:
-    # one thread: a thread for each core, beside a dozen busy test processes, would fight for the cores
+    # On one thread, because a thread for each core would compete with a dozen busy test processes.
     on_the_cpu = finished(tmp_path / "cpu", f"limit={LIMIT}", "engine.num_threads=1").leaves
     run = default_run(tmp_path / "cuda", ON_CUDA)
     assert run.manifest["hardware"]["gpus"], "it ran on a CPU: this test shows nothing"
@@ -55,7 +55,7 @@ def test_no_schedule_changes_a_bit(settings: tuple[str, ...], reference: Run, tm
 
 
 def test_preemption_changes_no_bit(reference: Run, tmp_path: Path) -> None:
-    """A pool that holds about two documents of six: the others are thrown out and computed again."""
+    """The pool holds about two documents of six, so that the others are preempted and computed again."""
     run = finished(tmp_path, "limit=6", "engine.block_size=16", "engine.num_kv_blocks=20")
     assert run.manifest["engine"]["stats"]["num_preemptions"] > 0
     leaves = run.leaves
@@ -63,7 +63,7 @@ def test_preemption_changes_no_bit(reference: Run, tmp_path: Path) -> None:
 
 
 def test_ordinary_arithmetic_depends_on_the_batch(tmp_path: Path) -> None:
-    """The inverse: without invariance the same comparison shows a difference."""
+    """The inverse: without invariance the same comparison shows a difference, so it can fail."""
     settings = ("batch_invariant=false", "engine.dtype=float32")
     together = finished(tmp_path / "together", f"limit={LIMIT}", *settings).leaves
     alone = finished(tmp_path / "alone", "limit=3", "engine.max_num_seqs=1", *settings).leaves
@@ -80,6 +80,7 @@ def test_ordinary_arithmetic_depends_on_the_batch(tmp_path: Path) -> None:
     ],
 )
 def test_a_difference_is_named_as_what_it_is(changed: dict[str, object], cause: str) -> None:
+    """The message tells other weights, other prompts and other arithmetic apart."""
     golden = read_golden()[str(CONTRACT_VERSION)]
     assert explain(dict(golden), golden) == ""
     text = explain({**golden, **changed}, golden)

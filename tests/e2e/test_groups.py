@@ -1,4 +1,4 @@
-"""A group of one's own: its line in the table, its entry in the results, and what cannot be grouped."""
+"""A group that a user defines: its line in the table, its entry in the results, and what cannot be grouped."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ groups:
 
 @pytest.fixture
 def search(tmp_path: Path) -> str:
+    """Writes the tasks `one` (3 rows) and `two` (6 rows) and a suite with their group; returns the setting that finds
+    them."""
     (tmp_path / "task").mkdir()
     for name, count in {"one": 3, "two": 6}.items():
         rows = tmp_path / f"{name}.jsonl"
@@ -57,9 +59,9 @@ def test_a_group_is_reported_above_its_tasks(search: str, tmp_path: Path) -> Non
     assert (folder / "report.html").is_file()
     frame = evalengine.load_run(folder).metrics
     frame = frame[frame.metric != "acc_norm"]
-    found = frame[["task", "value", "documents"]].values.tolist()
-    assert [row[0] for row in found] == ["pair", "one", "two", "arithmetic"]
-    assert found[0][1:] == [pytest.approx((3 * one + 6 * two) / 9), 9] and [row[2] for row in found[1:]] == [3, 6, 6]
+    rows = frame[["task", "value", "documents"]].values.tolist()
+    assert [row[0] for row in rows] == ["pair", "one", "two", "arithmetic"]
+    assert rows[0][1:] == [pytest.approx((3 * one + 6 * two) / 9), 9] and [row[2] for row in rows[1:]] == [3, 6, 6]
     assert frame.stderr.iloc[0] == results["pair"]["acc_stderr,none"]
     table = call("report", str(folder), "--table", "md").out.splitlines()
     assert [*dict.fromkeys(line.split(" | ")[0] for line in table[2:8])] == ["| pair", "| one", "| two", "| arithmetic"]
@@ -79,7 +81,7 @@ def test_a_tag_is_a_heading_without_a_mean(search: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("tasks: [one, two]", "tasks: [one, three]", "groups.pair.tasks: three are not selected"),
         ("tasks: [one, two]", "tasks: [one, pair]", "groups.pair.tasks: the group is part of itself"),
@@ -89,8 +91,9 @@ def test_a_tag_is_a_heading_without_a_mean(search: str, tmp_path: Path) -> None:
         ("{metric: acc}", "{metric: acc, aggregation: median}", "only means are built"),
     ],
 )
-def test_a_group_that_cannot_be(old: str, new: str, said: str, search: str, tmp_path: Path) -> None:
+def test_a_group_that_cannot_be(old: str, new: str, message: str, search: str, tmp_path: Path) -> None:
+    """A group that cannot be reported is refused with the part of it that is wrong."""
     file = tmp_path / "task" / "suite.yaml"
     file.write_text(file.read_text().replace(old, new))
     done = call("task=suite", search, "--cfg")
-    assert done.code == 2 and said in done.err, done.err
+    assert done.code == 2 and message in done.err, done.err

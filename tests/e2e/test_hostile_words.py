@@ -15,7 +15,7 @@ LONG = "x" * 300
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         (f"output_dir=/tmp/{LONG}", "File name too long; name another folder"),
         (f"data_dir=/tmp/{LONG}", "no such folder"),
@@ -27,9 +27,9 @@ LONG = "x" * 300
     ],
     ids=lambda text: text[:24],
 )
-def test_settings_that_cannot_be_meant(setting: str, said: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_be_meant(setting: str, message: str, tmp_path: Path) -> None:
     done = call("engine.device=cpu", f"output_dir={tmp_path}", setting)
-    assert done.code == 2 and said in done.err and "Traceback" not in done.err and "\x1b" not in done.err
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err and "\x1b" not in done.err
 
 
 def test_a_number_beyond_float64_in_a_models_configuration(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_run_stripped_of_its_hashes_is_refused(reference: Run, tmp_path: Path)
 
 
 def test_an_old_run_without_hashes_is_read_and_says_so(reference: Run, tmp_path: Path) -> None:
-    """One of an evalengine that wrote neither hashes nor the model's spec."""
+    """A run of an evalengine that wrote neither hashes nor the model's spec is read, with a warning about edits."""
     run = Run(Path(shutil.copytree(reference.folder, tmp_path / "run")))
     manifest = run.manifest
     del manifest["files"], manifest["sha256"], manifest["identity"]["model_spec"]
@@ -85,7 +85,7 @@ def test_a_key_that_stands_twice_in_a_policy_is_refused(reference: Run, tmp_path
 
 
 def test_the_committed_baseline_accepts_todays_run(tmp_path: Path) -> None:
-    """conf/gate/ci's snippets gate by it."""
+    """The committed baseline, by which the snippets of conf/gate/ci gate, has today's bits."""
     done = call("limit=16", "engine.device=cpu", f"output_dir={tmp_path}", "progress=false")
     assert done.code == 0, done.err
     (run,) = (path for path in tmp_path.glob("*") if path.is_dir())

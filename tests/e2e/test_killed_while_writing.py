@@ -1,4 +1,4 @@
-"""Killed at any write of its end: the same command leaves one finished folder, whole, with an unbroken run's digest."""
+"""A run killed at any write: the same command leaves one finished folder, whole, with an unbroken run's digest."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.e2e.command import ROOT, finish, runs, start
 SETTINGS = ("engine.device=cpu", "limit=2", "task.generation.max_gen_toks=3", "progress=false")
 WHOLE = ["config.yaml", "digest.txt", "manifest.json", "records.parquet", "report.html", "results", "samples",
          "tokens.json"]  # fmt: skip
-WRITES = ("replace", "unlink", "mkdir")  # of `os`: every file appears by a rename, and only by one
-# A process that kills itself where a test says so: before it renames or removes a file of that name.
+WRITES = ("replace", "unlink", "mkdir")  # These functions of `os` are watched: a file appears by a rename only.
+# A program whose first argument is FUNCTION:NAME: before `os`.FUNCTION takes a path that ends in NAME, it kills itself.
 VICTIM = """
 import os, signal, sys
 from evalengine.__main__ import main
@@ -44,19 +44,20 @@ main(sys.argv[2:])
 
 @pytest.fixture(scope="module")
 def config() -> Config:
+    """The configuration of a short run."""
     (job,) = compose_jobs(list(SETTINGS), False)
     return job.config
 
 
 def kinds(folder: Path) -> list[str]:
-    """The folder's files, without the task and the time in their names."""
+    """The names of the folder's files, without the task and the time that are in some of them."""
     return sorted(re.sub(r"^(results|samples)_.*", r"\1", path.name) for path in folder.iterdir())
 
 
 @contextmanager
 def copies_before_every_write(root: Path, to: Path) -> Iterator[list[str]]:
-    """What a process killed there would leave: copies of `root` in `to`/<number>, and what came next."""
-    said: list[str] = []
+    """Copies `root` to `to`/<number> before each write, as a kill there would leave it; yields the writes in order."""
+    writes: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
 
         def copied_before(name: str) -> Callable[..., Any]:
@@ -64,53 +65,56 @@ def copies_before_every_write(root: Path, to: Path) -> Iterator[list[str]]:
 
             def write(*arguments: Any, **options: Any) -> Any:
                 target = Path(arguments[-1] if name == "replace" else arguments[0])
-                mine = target.is_relative_to(root) and target.name != "index.html"  # the list comes after the run's end
-                if mine and (name != "unlink" or target.exists()):
-                    said.append(f"{name} {target.name}")
-                    shutil.copytree(root, to / f"{len(said)}")
-                    for scratch in to.glob(f"{len(said)}/*/.*.partial"):
-                        os.truncate(scratch, scratch.stat().st_size // 2)  # killed a moment before
+                in_run = target.is_relative_to(root) and target.name != "index.html"  # index.html follows the run.
+                if in_run and (name != "unlink" or target.exists()):
+                    writes.append(f"{name} {target.name}")
+                    shutil.copytree(root, to / f"{len(writes)}")
+                    for scratch in to.glob(f"{len(writes)}/*/.*.partial"):
+                        os.truncate(scratch, scratch.stat().st_size // 2)  # The kill came while this file was written.
                 return real(*arguments, **options)
 
             return write
 
         for name in WRITES:
             patch.setattr(os, name, copied_before(name))
-        yield said
+        yield writes
 
 
 def test_every_write_of_a_run(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Killed before any one of its writes, a run is finished by the same command; if its digest stood, nothing runs
+    again."""
     root, copies = tmp_path / "whole", tmp_path / "copies"
     root.mkdir()
-    with copies_before_every_write(root, copies) as said:
+    with copies_before_every_write(root, copies) as writes:
         assert command._run(replace(config, output_dir=str(root))) == 0
     (unbroken,) = runs(root)
     assert kinds(unbroken.folder) == WHOLE
-    assert len(said) >= 14 and {"replace digest.txt", "replace report.html", "unlink identity.json"} <= {*said}
-    computed: list[int] = []
+    assert len(writes) >= 14 and {"replace digest.txt", "replace report.html", "unlink identity.json"} <= {*writes}
+    run_calls: list[int] = []
     real = LLM.run
-    monkeypatch.setattr(LLM, "run", lambda self, *rest: computed.append(1) or real(self, *rest))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(LLM, "run", lambda self, *rest: run_calls.append(1) or real(self, *rest))  # type: ignore[func-returns-value]
     capsys.readouterr()
-    for number, write in enumerate(said, 1):
-        output_dir, already = copies / str(number), bool([*copies.glob(f"{number}/*/digest.txt")])
-        computed.clear()
+    for number, write in enumerate(writes, 1):
+        output_dir, had_digest = copies / str(number), bool([*copies.glob(f"{number}/*/digest.txt")])
+        run_calls.clear()
         assert command._run(replace(config, output_dir=str(output_dir))) == 0, write
-        (again,) = runs(output_dir)
-        assert kinds(again.folder) == WHOLE, write
-        assert again.digest == unbroken.digest and load_run(again.folder).digest == unbroken.digest, write
+        (resumed,) = runs(output_dir)
+        assert kinds(resumed.folder) == WHOLE, write
+        assert resumed.digest == unbroken.digest and load_run(resumed.folder).digest == unbroken.digest, write
         assert capsys.readouterr().out.endswith(f"digest: {unbroken.digest}\n"), write
-        assert bool(computed) != already, f"{write}: a run whose digest stands is not computed again"
-        assert again.results == unbroken.results, write
+        assert bool(run_calls) != had_digest, f"{write}: a run whose digest stands is not computed again"
+        assert resumed.results == unbroken.results, write
 
 
-@pytest.mark.parametrize("where", ["replace:report.html", "unlink:identity.json"])
-def test_kill_9_between_the_digest_and_the_end(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", ["replace:report.html", "unlink:identity.json"])
+def test_kill_9_between_the_digest_and_the_end(write: str, tmp_path: Path) -> None:
+    """A run killed when its digest stands is finished by the same command, which writes no evidence again."""
     (tmp_path / "victim.py").write_text(VICTIM)
     words = (f"output_dir={tmp_path / 'out'}", *SETTINGS)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, tmp_path / "victim.py", where, *words], cwd=ROOT, env=environment,
+    killed = subprocess.run([sys.executable, tmp_path / "victim.py", write, *words], cwd=ROOT, env=environment,
                             capture_output=True)  # fmt: skip
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (broken,) = runs(tmp_path / "out")

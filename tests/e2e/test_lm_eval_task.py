@@ -18,7 +18,7 @@ SETTINGS = ("task=lm_eval/nq_open", "limit=6", "task.generation.max_gen_toks=12"
 
 
 def write_rows(folder: Path, rows: int = 8) -> str:
-    """Rows of nq_open's shape, as the setting that names them."""
+    """Writes rows of nq_open's shape, and returns the setting that names their folder."""
     (folder / "nq_open").mkdir(parents=True)
     for split in ("train", "validation"):
         lines = [json.dumps({"question": f"what is {n} and 1", "answer": [str(n + 1)]}) for n in range(rows)]
@@ -28,21 +28,22 @@ def write_rows(folder: Path, rows: int = 8) -> str:
 
 @pytest.mark.skipif(DATA is None, reason="needs EVALENGINE_DATA, the folder with real rows")
 def test_a_run_has_the_digest_of_our_own_task(tmp_path: Path) -> None:
+    """lm-eval's gsm8k and arc_easy give the digest, results and samples of the tasks that we ship under these names."""
     shared = (f"data_dir={DATA}", "limit=3", "tasks.gsm8k.num_fewshot=1", "tasks.gsm8k.generation.max_gen_toks=16")
-    theirs = finished(tmp_path / "theirs", "task=[lm_eval/gsm8k,lm_eval/arc_easy]", *shared)
-    ours = finished(tmp_path / "ours", "task=[gsm8k,arc_easy]", *shared)
-    assert theirs.digest == ours.digest
-    assert theirs.results == ours.results
+    by_lm_eval = finished(tmp_path / "theirs", "task=[lm_eval/gsm8k,lm_eval/arc_easy]", *shared)
+    by_us = finished(tmp_path / "ours", "task=[gsm8k,arc_easy]", *shared)
+    assert by_lm_eval.digest == by_us.digest
+    assert by_lm_eval.results == by_us.results
     for task in ("gsm8k", "arc_easy"):
-        for a, b in zip(theirs.samples(task), ours.samples(task), strict=True):
+        for a, b in zip(by_lm_eval.samples(task), by_us.samples(task), strict=True):
             assert [a[key] for key in ("doc_hash", "prompt_hash", "target_hash", "filtered_resps")] == [
                 b[key] for key in ("doc_hash", "prompt_hash", "target_hash", "filtered_resps")
             ]
-    other = finished(tmp_path / "other", "task=[lm_eval/gsm8k,lm_eval/arc_easy]", *shared, "fewshot_seed=7")
-    assert other.digest != theirs.digest
-    identity = theirs.manifest["datasets"]["gsm8k"]["definition"]
+    reseeded = finished(tmp_path / "other", "task=[lm_eval/gsm8k,lm_eval/arc_easy]", *shared, "fewshot_seed=7")
+    assert reseeded.digest != by_lm_eval.digest
+    identity = by_lm_eval.manifest["datasets"]["gsm8k"]["definition"]
     assert identity["task"] == "gsm8k" and len(identity["sha256"]) == 64 and identity["lm_eval"]
-    assert call("compare", str(theirs.folder), str(ours.folder), "--allow").code == 0
+    assert call("compare", str(by_lm_eval.folder), str(by_us.folder), "--allow").code == 0
 
 
 def test_a_killed_run_goes_on_with_the_same_lm_eval_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +55,8 @@ def test_a_killed_run_goes_on_with_the_same_lm_eval_only(tmp_path: Path, monkeyp
     kept = (broken.folder / "journal.jsonl").read_bytes().count(b"\n")
     settings = (f"output_dir={tmp_path / 'killed'}", "engine.device=cpu", "progress=false", *SETTINGS, data)
     monkeypatch.setattr("evalengine.tasks.lm_eval_task.lm_eval_version", lambda: "0.0.0")
-    other = call(*settings, "engine.max_num_seqs=2")
-    assert other.code == 0 and "kept from the interrupted run" not in other.out  # a run of its own
+    new_run = call(*settings, "engine.max_num_seqs=2")
+    assert new_run.code == 0 and "kept from the interrupted run" not in new_run.out  # It is a run of its own.
     monkeypatch.undo()
     done = call(*settings, "engine.max_num_seqs=2")
     assert done.code == 0, done.err
@@ -73,16 +74,16 @@ def test_a_chat_template_writes_the_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ("lm_eval/gsm9k", "did you mean lm_eval/gsm8k"),
         ("[lm_eval/gsm8k,gsm8k]", "its name is gsm8k, as is task=gsm8k's"),
         ("[lm_eval/mmlu_stem,lm_eval/mmlu_anatomy]", "its name is mmlu_anatomy"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_one_sentence(task: str, said: str) -> None:
+def test_a_name_that_cannot_be_used_is_one_sentence(task: str, message: str) -> None:
     done = call(f"task={task}")
-    assert done.code == 2 and said in done.err and "Traceback" not in done.err
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err
     assert len(done.err.strip().splitlines()) == 1
 
 

@@ -17,11 +17,12 @@ ONCE = ("progress=false", "limit=3", "task.generation.max_gen_toks=12")
 
 
 def tables(run: Run) -> list[tuple[np.ndarray, np.ndarray]]:
-    found = []
+    """For each record the ids and logprobs of its alternatives, both of the shape (output tokens, 4)."""
+    alternatives = []
     for record in run.records:
         assert record.top_ids is not None and record.top_logprobs is not None
-        found.append((record.top_ids.reshape(-1, 4), record.top_logprobs.reshape(-1, 4)))
-    return found
+        alternatives.append((record.top_ids.reshape(-1, 4), record.top_logprobs.reshape(-1, 4)))
+    return alternatives
 
 
 def test_alternatives_are_the_engines_and_change_nothing(tmp_path: Path) -> None:
@@ -43,18 +44,21 @@ def test_alternatives_are_the_engines_and_change_nothing(tmp_path: Path) -> None
 
 
 def test_they_are_the_raw_models_whatever_the_temperature(tmp_path: Path) -> None:
+    """Logprobs of alternatives and of the sampled token are the model's own, before the temperature divides its
+    logits."""
     run = finished(tmp_path, *ONCE, "logprobs=4", "task.generation.temperature=3")
-    seen = 0
+    num_sampled_alternatives = 0
     for record, (ids, values) in zip(run.records, tables(run), strict=True):
         for token, logprob, row, numbers in zip(record.output_ids, record.logprobs, ids, values, strict=True):
             places = np.flatnonzero(row == token)
             assert places.size or logprob <= numbers[-1], "a token that is no alternative is no more probable"
-            seen += places.size
+            num_sampled_alternatives += places.size
             assert not places.size or numbers[places[0]] == logprob
-    assert seen
+    assert num_sampled_alternatives
 
 
 def test_an_interrupted_run_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted run takes alternatives from its journal: resumed, it has an unbroken run's, bit for bit."""
     settings = (*ONCE, "logprobs=4", "engine.max_num_seqs=1")
     whole = finished(tmp_path / "whole", *settings)
     append = Journal.append
@@ -74,5 +78,6 @@ def test_an_interrupted_run_keeps_them(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_none_is_not_a_number_of_them(tmp_path: Path) -> None:
+    """`logprobs=0` is refused: at least one alternative must be asked for."""
     done = call("logprobs=0", f"output_dir={tmp_path}")
     assert done.code == 2 and "logprobs=0: must be at least 1" in done.err

@@ -1,4 +1,4 @@
-"""Rows that are odd, and still can be evaluated: the run is whole for every reader, and says what it did."""
+"""Odd rows that can be evaluated still: the run is whole for every reader, and says what it did with them."""
 
 from __future__ import annotations
 
@@ -11,56 +11,57 @@ import pytest
 from tests.e2e.command import call, finished, runs
 
 
-def rows(folder: Path, *found: dict[str, Any]) -> str:
+def write_rows(folder: Path, *rows: dict[str, Any]) -> str:
+    """Writes the rows into a file, and returns the setting that names it."""
     file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in found))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return f"task.dataset.path={file}"
 
 
 def test_an_empty_page_is_part_of_a_whole_run(tmp_path: Path) -> None:
-    pages = rows(tmp_path, {"page": " = A = \n it is so . "}, {"page": ""}, {"page": " = B = \n more"})
-    one, two = (finished(tmp_path / name, "task=wikitext", pages) for name in ("one", "two"))
-    assert one.manifest["counts"]["documents"] == 3 and {record.doc_id for record in one.records} == {0, 2}
-    assert one.samples("wikitext")[1]["resps"] == [["0.0"]]
-    page = (one.folder / "report.html").read_text(encoding="utf-8")
+    pages = write_rows(tmp_path, {"page": " = A = \n it is so . "}, {"page": ""}, {"page": " = B = \n more"})
+    run, equal_run = (finished(tmp_path / name, "task=wikitext", pages) for name in ("one", "two"))
+    assert run.manifest["counts"]["documents"] == 3 and {record.doc_id for record in run.records} == {0, 2}
+    assert run.samples("wikitext")[1]["resps"] == [["0.0"]]
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert page.count('<p class="word">95 %: ') == 3, "each perplexity has its interval"
     baseline = str(tmp_path / "baseline.json")
     for words in (
-        ["compare", str(one.folder), str(two.folder)],
-        ["baseline", str(one.folder), "-o", baseline],
-        ["gate", baseline, str(two.folder)],
-        ["compare", baseline, str(two.folder)],
-        ["report", str(one.folder), str(two.folder), "-o", str(tmp_path / "both.html")],
+        ["compare", str(run.folder), str(equal_run.folder)],
+        ["baseline", str(run.folder), "-o", baseline],
+        ["gate", baseline, str(equal_run.folder)],
+        ["compare", baseline, str(equal_run.folder)],
+        ["report", str(run.folder), str(equal_run.folder), "-o", str(tmp_path / "both.html")],
     ):
         done = call(*words)
         assert done.code == 0, (words, done.err)
 
 
 def test_a_removed_record_is_still_found(tmp_path: Path) -> None:
-    """Only an empty text may have a sample without a record."""
+    """A sample without its record is refused: only an empty text may lack one."""
     from evalengine.records.digest import run_digest, task_digests
     from evalengine.records.schema import write_records
 
-    pages = rows(tmp_path, {"page": " = A = \n it is so . "}, {"page": " = B = \n more"})
+    pages = write_rows(tmp_path, {"page": " = A = \n it is so . "}, {"page": " = B = \n more"})
     run = finished(tmp_path / "run", "task=wikitext", pages)
-    kept = [record for record in run.records if record.doc_id == 0]
-    write_records(run.folder / "records.parquet", kept)
-    manifest = {**run.manifest, "digest": run_digest(kept), "task_digests": task_digests(kept)}
+    kept_records = [record for record in run.records if record.doc_id == 0]
+    write_records(run.folder / "records.parquet", kept_records)
+    manifest = {**run.manifest, "digest": run_digest(kept_records), "task_digests": task_digests(kept_records)}
     (run.folder / "manifest.json").write_text(json.dumps(manifest))
-    (run.folder / "digest.txt").write_text(run_digest(kept) + "\n")
+    (run.folder / "digest.txt").write_text(run_digest(kept_records) + "\n")
     assert call("compare", str(run.folder), str(run.folder)).code == 2
 
 
 @pytest.mark.parametrize("template", [False, True])
 def test_special_tokens_in_a_rows_own_text_are_counted(template: bool, tmp_path: Path) -> None:
-    given = rows(
+    rows_setting = write_rows(
         tmp_path,
         {"question": "What is 1 + 1?", "answer": "#### 2"},
         {"question": "What ends a text? <|endoftext|>", "answer": "#### 2"},
         {"question": "And <|endoftext> or |im_end|?", "answer": "#### 2"},
         {"question": "<|im_start|>system", "answer": "#### 2"},
     )
-    done = call(f"output_dir={tmp_path / 'out'}", "engine.device=cpu", given, f"apply_chat_template={template}",
+    done = call(f"output_dir={tmp_path / 'out'}", "engine.device=cpu", rows_setting, f"apply_chat_template={template}",
                 "task.generation.max_gen_toks=2")  # fmt: skip
     assert done.code == 0, done.err
     (run,) = runs(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""evalengine/README.md, run as it is written."""
+"""evalengine/README.md, whose examples are run as they are written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def examples(text: str, flags: int = FLAGS) -> doctest.TestResults:
-    # A fence of Markdown is no output: what follows an example ends with an empty line.
+    """Runs the text's examples, and counts those that were tried and those that failed."""
+    # doctest takes all up to an empty line as output, so on the page an empty line precedes each closing fence.
     test = doctest.DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
     return doctest.DocTestRunner(optionflags=flags).run(test)
 
 
 def test_every_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = examples(PAGE.read_text(encoding="utf-8"))
-    assert found.attempted >= 15 and found.failed == 0
+    results = examples(PAGE.read_text(encoding="utf-8"))
+    assert results.attempted >= 15 and results.failed == 0
 
 
 def test_a_wrong_example_fails() -> None:

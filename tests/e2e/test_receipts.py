@@ -58,8 +58,8 @@ def receipt(greedy: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def content(receipt: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(receipt.read_text(encoding="utf-8"))
-    return {name: value for name, value in found.items() if name not in ("sha256", "format", "version")}
+    receipt_fields: dict[str, Any] = json.loads(receipt.read_text(encoding="utf-8"))
+    return {name: value for name, value in receipt_fields.items() if name not in ("sha256", "format", "version")}
 
 
 def check(file: Path, *words: str, model: str = MODEL) -> Outcome:
@@ -73,11 +73,11 @@ def resealed(folder: Path, content: dict[str, Any]) -> Path:
     return file
 
 
-def to_the_digest(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same, forged once more: of a run of this item alone."""
+def as_a_run_of_one(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The content as a receipt from a run of this item alone: its digest is the item's leaf."""
     alone: dict[str, Any] = {**content, "leaf": {"index": 0, "count": 1, "path": []}}
-    found = read_receipt(resealed(folder, alone))
-    return {**alone, "digest": leaf_hash(found.record).hex()}
+    parsed = read_receipt(resealed(folder, alone))
+    return {**alone, "digest": leaf_hash(parsed.record).hex()}
 
 
 def test_a_receipt_agrees(greedy: Run, receipt: Path) -> None:
@@ -89,11 +89,12 @@ def test_a_receipt_agrees(greedy: Run, receipt: Path) -> None:
 
 
 def test_what_it_holds(greedy: Run, receipt: Path) -> None:
-    found = read_receipt(receipt)
-    (record,) = (one for one in greedy.records if one.doc_id == 3)
-    assert found.digest == greedy.digest and found.leads_to_digest()
-    assert leaf_hash(found.record) == leaf_hash(record)
-    assert found.computed_by["weights"] == greedy.manifest["model"]["weights_sha256"]
+    """A receipt holds the item's record, its path to the run's digest, and the hash of the weights."""
+    parsed = read_receipt(receipt)
+    (record,) = (candidate for candidate in greedy.records if candidate.doc_id == 3)
+    assert parsed.digest == greedy.digest and parsed.leads_to_digest()
+    assert leaf_hash(parsed.record) == leaf_hash(record)
+    assert parsed.computed_by["weights"] == greedy.manifest["model"]["weights_sha256"]
     assert receipt.stat().st_size < 10_000
 
 
@@ -111,13 +112,13 @@ def test_proving_loads_no_weights(greedy: Run, tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_other_runs_agree(tmp_path: Path, words: Sequence[str]) -> None:
-    found = run(tmp_path / "out", *words)
-    last = max(record.key for record in found.records)
+    proved_run = run(tmp_path / "out", *words)
+    last_key = max(record.key for record in proved_run.records)
     file = tmp_path / "r.json"
-    done = call("prove", str(found.folder), "--item", "/".join(map(str, last)), "-o", str(file))
+    done = call("prove", str(proved_run.folder), "--item", "/".join(map(str, last_key)), "-o", str(file))
     assert done.code == 0, done.err
     assert check(file).code == 0
-    again = call("check", str(found.folder), "--sample", "3")
+    again = call("check", str(proved_run.folder), "--sample", "3")
     assert again.code == 0 and "3 of " in again.out and again.out.splitlines()[-1] == "verdict: AGREES"
 
 
@@ -125,15 +126,15 @@ def test_scores_agree(tmp_path: Path) -> None:
     rows = [{"q": f"{i} + 2 =", "choices": [f"{i + 2}", f"{i + 3} or more"], "gold": 0} for i in range(3)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     (tmp_path / "mine.yaml").write_text(CHOICES.format(rows=tmp_path / "rows.jsonl"), encoding="utf-8")
-    found = run(tmp_path / "out", f"task={tmp_path / 'mine.yaml'}", "task.generation.max_gen_toks=null")
-    assert call("prove", str(found.folder), "--item", "mine/2/1", "-o", str(tmp_path / "r.json")).code == 0
+    scored_run = run(tmp_path / "out", f"task={tmp_path / 'mine.yaml'}", "task.generation.max_gen_toks=null")
+    assert call("prove", str(scored_run.folder), "--item", "mine/2/1", "-o", str(tmp_path / "r.json")).code == 0
     assert check(tmp_path / "r.json").code == 0
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows[::-1])) + "\n", encoding="utf-8")
-    done = call("prove", str(found.folder), "--item", "mine/2/1", "-o", str(tmp_path / "s.json"))
+    done = call("prove", str(scored_run.folder), "--item", "mine/2/1", "-o", str(tmp_path / "s.json"))
     assert done.code == 2 and "are no longer the run's" in done.err and not (tmp_path / "s.json").exists()
 
 
-# -- what was changed is named ---------------------------------------------------------------------------------------
+# -- A changed receipt is refused, or its difference is named --------------------------------------------------------
 
 
 def test_an_edited_file_is_refused(receipt: Path, tmp_path: Path) -> None:
@@ -146,17 +147,17 @@ def test_an_edited_file_is_refused(receipt: Path, tmp_path: Path) -> None:
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_changed_byte_is_found(receipt: Path, tmp_path: Path, data: st.DataObject) -> None:
-    """The whole file is under its own hash; but for white space, no byte of it may differ."""
-    whole = bytearray(receipt.read_bytes())
-    place = data.draw(st.integers(0, len(whole) - 1))
-    whole[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != whole[place]))
-    (tmp_path / "r.json").write_bytes(bytes(whole))
+    """The hash inside the file covers all of it: only a change of white space may be read."""
+    damaged = bytearray(receipt.read_bytes())
+    place = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[place] = data.draw(st.integers(0, 255).filter(lambda byte: byte != damaged[place]))
+    (tmp_path / "r.json").write_bytes(bytes(damaged))
     try:
-        found: Receipt | None = read_receipt(tmp_path / "r.json")
+        parsed: Receipt | None = read_receipt(tmp_path / "r.json")
     except evalengine.errors.ConfigError:
         return
-    assert found is not None and vars(found)["digest"] == read_receipt(receipt).digest
-    assert json.loads(bytes(whole)) == json.loads(receipt.read_bytes()), "what is read is what was written"
+    assert parsed is not None and vars(parsed)["digest"] == read_receipt(receipt).digest
+    assert json.loads(bytes(damaged)) == json.loads(receipt.read_bytes()), "what is read is what was written"
 
 
 LEAF_FIELDS = ("task", "doc_id", "request_index", "repeat", "prompt_ids", "output_ids", "logprobs", "digest", "path",
@@ -164,27 +165,27 @@ LEAF_FIELDS = ("task", "doc_id", "request_index", "repeat", "prompt_ids", "outpu
 
 
 def changed(content: dict[str, Any], name: str, draw: Any) -> dict[str, Any]:
-    """The content with that field another one of its kind."""
-    found = copy.deepcopy(content)
+    """A copy of the content whose field `name` has another value of its kind, drawn by `draw`."""
+    forged = copy.deepcopy(content)
     if name == "task":
-        found["item"]["task"] += draw(st.text(min_size=1, max_size=3, alphabet="abc"))
+        forged["item"]["task"] += draw(st.text(min_size=1, max_size=3, alphabet="abc"))
     elif name in ("doc_id", "request_index", "repeat"):
-        found["item"][name] += draw(st.integers(1, 1 << 40))
+        forged["item"][name] += draw(st.integers(1, 1 << 40))
     elif name in ("prompt_ids", "output_ids"):
-        place = draw(st.integers(0, len(found[name]) - 1))
-        found[name][place] = (found[name][place] + draw(st.integers(1, 1000))) % 1024
+        place = draw(st.integers(0, len(forged[name]) - 1))
+        forged[name][place] = (forged[name][place] + draw(st.integers(1, 1000))) % 1024
     elif name == "logprobs":
-        bits = np.frombuffer(base64.b64decode(found[name]), dtype="<u4").copy()
+        bits = np.frombuffer(base64.b64decode(forged[name]), dtype="<u4").copy()
         bits[draw(st.integers(0, len(bits) - 1))] ^= 1 << draw(st.integers(0, 31))
-        found[name] = base64.b64encode(bits.tobytes()).decode()
+        forged[name] = base64.b64encode(bits.tobytes()).decode()
     elif name == "index":
-        found["leaf"]["index"] += draw(st.integers(1, 9))
+        forged["leaf"]["index"] += draw(st.integers(1, 9))
     elif name == "path":
-        place = draw(st.integers(0, len(found["leaf"]["path"]) - 1))
-        found["leaf"]["path"][place] = draw(st.text("0123456789abcdef", min_size=64, max_size=64))
+        place = draw(st.integers(0, len(forged["leaf"]["path"]) - 1))
+        forged["leaf"]["path"][place] = draw(st.text("0123456789abcdef", min_size=64, max_size=64))
     else:
-        found["digest"] = draw(st.text("0123456789abcdef", min_size=64, max_size=64))
-    return found
+        forged["digest"] = draw(st.text("0123456789abcdef", min_size=64, max_size=64))
+    return forged
 
 
 @pytest.mark.parametrize("name", LEAF_FIELDS)
@@ -199,18 +200,18 @@ def test_a_forged_field_does_not_lead_to_the_digest(
 
 
 def test_a_forged_answer_with_a_digest_of_its_own_is_computed_again(content: dict[str, Any], tmp_path: Path) -> None:
-    """Who makes up a whole run around a forged answer is found by the arithmetic, or by the digest you know."""
+    """A whole run made up around a forged answer is found by the arithmetic, or by a digest known before."""
     logprobs = np.frombuffer(base64.b64decode(content["logprobs"]), dtype="<u4").copy()
     logprobs[2] ^= 1
     forged = {**content, "logprobs": base64.b64encode(logprobs.tobytes()).decode()}
-    done = check(resealed(tmp_path, to_the_digest(forged, tmp_path)))
+    done = check(resealed(tmp_path, as_a_run_of_one(forged, tmp_path)))
     assert done.code == 1 and "the logprob of token 2 (id " in done.out and "in the receipt and" in done.out
     forged = {**content, "output_ids": [*content["output_ids"][:4], 7, *content["output_ids"][5:]]}
-    done = check(resealed(tmp_path, to_the_digest(forged, tmp_path)))
+    done = check(resealed(tmp_path, as_a_run_of_one(forged, tmp_path)))
     assert done.code == 1 and "token 4 is 7 in the receipt and" in done.out
-    true = resealed(tmp_path, to_the_digest(content, tmp_path))
-    assert check(true).code == 0, "a true answer of another run"
-    done = check(true, "--digest", content["digest"])
+    genuine = resealed(tmp_path, as_a_run_of_one(content, tmp_path))
+    assert check(genuine).code == 0, "a true answer of another run"
+    done = check(genuine, "--digest", content["digest"])
     assert done.code == 1 and "of a run with the digest" in done.out
 
 
@@ -225,6 +226,7 @@ def test_a_forged_answer_with_a_digest_of_its_own_is_computed_again(content: dic
 def test_what_is_beside_the_leaf_is_compared(
     content: dict[str, Any], tmp_path: Path, name: str, value: Any, words: str
 ) -> None:
+    """Fields that the digest's leaf does not cover are compared with those computed again."""
     done = check(resealed(tmp_path, {**content, name: value}))
     assert done.code == 1 and words in done.out, done.out + done.err
 
@@ -262,7 +264,8 @@ def test_what_was_asked_decides_the_answer(
 def test_what_computed_it_must_be_at_hand(
     content: dict[str, Any], tmp_path: Path, name: str, value: Any, words: str
 ) -> None:
-    if name == "native" and __import__("torch").cuda.is_available():
+    """A receipt is refused if another contract, model, numerics, dtype or tokenizer computed it."""
+    if value == "native" and __import__("torch").cuda.is_available():
         pytest.skip("for machines without a GPU")
     by = {**content["computed_by"], name: value}
     if value == "native":
@@ -274,7 +277,7 @@ def test_what_computed_it_must_be_at_hand(
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_another_dtype_gives_other_bits(content: dict[str, Any], tmp_path: Path, dtype: str) -> None:
-    """bfloat16's values are float32's, too: only rounding the KV to another type shows."""
+    """bfloat16 weights are float32 values, too, so against float32 only the rounding of the KV pages shows."""
     done = check(resealed(tmp_path, {**content, "computed_by": {**content["computed_by"], "dtype": dtype}}))
     assert done.code == 1 and "in the receipt and" in done.out
 
@@ -306,7 +309,7 @@ def test_another_contract_is_named(receipt: Path, greedy: Run, monkeypatch: pyte
 
 
 def test_a_run_that_says_what_was_not_computed_differs(greedy: Run, tmp_path: Path) -> None:
-    """A whole run whose every hash is right, with one logprob made up."""
+    """One made-up logprob in a run is found, though every hash of the run is right."""
     from tests.e2e.test_cache_damage import forge
 
     first = run(tmp_path / "first", f"cache={tmp_path / 'cache'}")
@@ -314,14 +317,14 @@ def test_a_run_that_says_what_was_not_computed_differs(greedy: Run, tmp_path: Pa
     forge(tmp_path / "cache", 2)
     forged = run(tmp_path / "forged", f"cache={tmp_path / 'cache'}")
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
-    (tmp_path / "cache").write_text("no folder")  # a run's own cache, which stands in its settings, is never read here
+    (tmp_path / "cache").write_text("no folder")  # The run's settings name this cache, and `check` never reads it.
     done = call("check", str(forged.folder), "--sample", "5")
     assert done.code == 1 and "the logprob of token 2" in done.out and "1 of 5 items" in done.out
     assert done.out.splitlines()[-1] == "verdict: DIFFERS"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("prove", "{run}", "--item", "77", "-o", "{tmp}/r.json"), "has no such request"),
         (("prove", "{run}", "--item", "3"), "-o"),
@@ -333,14 +336,14 @@ def test_a_run_that_says_what_was_not_computed_differs(greedy: Run, tmp_path: Pa
         (("check", "{run}/digest.txt", "--model", MODEL), "not JSON"),
     ],
 )
-def test_bad_usage(greedy: Run, receipt: Path, tmp_path: Path, words: Sequence[str], said: str) -> None:
+def test_bad_usage(greedy: Run, receipt: Path, tmp_path: Path, words: Sequence[str], message: str) -> None:
     names = {"run": greedy.folder, "receipt": receipt, "tmp": tmp_path}
     done = call(*(word.format(**names) for word in words))
-    assert done.code == 2 and said in done.err and "Traceback" not in done.err, done.err
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err, done.err
 
 
 def test_fast_runs_cannot_be_proved(tmp_path: Path) -> None:
-    found = run(tmp_path / "out", "batch_invariant=false")
-    for words in (("prove", str(found.folder), "--item", "0", "-o", str(tmp_path / "r")), ("check", str(found.folder))):
+    fast = run(tmp_path / "out", "batch_invariant=false")
+    for words in (("prove", str(fast.folder), "--item", "0", "-o", str(tmp_path / "r")), ("check", str(fast.folder))):
         done = call(*words)
         assert done.code == 2 and "whose bits depend on the batch" in done.err

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.command import LIMIT, ROOT, Outcome, Run, call, check_output, finish, finished, runs, start
 
-# Four at a time, so that requests finish one after another and a kill finds some done and some not.
+# Four requests run at a time, so that they finish one after another and a kill finds some done and some not.
 SETTINGS = (f"limit={LIMIT}", "engine.device=cpu", "engine.max_num_seqs=4", "progress=false")
 IN_PROGRESS = [".lock", "config.yaml", "identity.json", "journal.jsonl"]
 SIZE_OF_PAGE = os.sysconf("SC_PAGESIZE")
@@ -37,6 +37,7 @@ def running(output_dir: Path, *settings: str, lines: int = 2) -> Iterator[tuple[
 
 
 def wait_for_journal(process: subprocess.Popen[str], output_dir: Path, lines: int) -> Path:
+    """Waits until the journal of a run in `output_dir` has `lines` lines, and returns its path."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         for journal in output_dir.glob("*/journal.jsonl"):
@@ -47,10 +48,12 @@ def wait_for_journal(process: subprocess.Popen[str], output_dir: Path, lines: in
 
 
 def resume(output_dir: Path, *settings: str) -> Outcome:
+    """Runs the command with SETTINGS in this process, which resumes an unfinished run."""
     return call(f"output_dir={output_dir}", *SETTINGS, *settings)
 
 
 def check_resumed(done: Outcome, run: Run, kept: int, reference: Run) -> None:
+    """Asserts that the resumed run kept `kept` answers, cleared its scratch files, and has the reference's digest."""
     assert done.code == 0, done.err
     check_output(done, run)
     counts = run.manifest["counts"]
@@ -69,7 +72,7 @@ def journaled(run: Run) -> int:
 
 @pytest.fixture(scope="module")
 def killed(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The unfinished folder of a run ended by kill -9; while it still ran, the same command made one of its own."""
+    """The unfinished folder of a run ended by kill -9; while it ran, the same command made another run beside it."""
     output_dir = tmp_path_factory.mktemp("killed")
     with running(output_dir) as (process, broken):
         meanwhile = resume(output_dir)
@@ -84,7 +87,7 @@ def killed(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def broken(killed: Run, tmp_path: Path) -> Run:
-    """A copy of it, alone in its output folder."""
+    """A copy of the killed run's folder, alone in its output folder."""
     return Run(Path(shutil.copytree(killed.folder, tmp_path / killed.folder.name)))
 
 
@@ -104,9 +107,9 @@ def test_a_torn_last_line_runs_again(broken: Run, reference: Run, tmp_path: Path
 
 def test_resume_never_starts_anew(broken: Run, reference: Run, tmp_path: Path) -> None:
     done = resume(tmp_path, "resume=never")
-    (new,) = (run for run in runs(tmp_path) if run != broken)
-    assert done.code == 0 and new.manifest["counts"]["resumed_requests"] == 0
-    assert new.digest == reference.digest
+    (new_run,) = (run for run in runs(tmp_path) if run != broken)
+    assert done.code == 0 and new_run.manifest["counts"]["resumed_requests"] == 0
+    assert new_run.digest == reference.digest
     assert sorted(entry.name for entry in broken.folder.iterdir()) == IN_PROGRESS
 
 
@@ -122,6 +125,7 @@ def test_a_damaged_journal_is_named(broken: Run, tmp_path: Path) -> None:
 
 
 def test_another_run_does_not_take_it_up(broken: Run, tmp_path: Path) -> None:
+    """Another limit makes a run of its own; another seed is refused where the unfinished folder is named."""
     done = resume(tmp_path, "limit=1")
     assert done.code == 0 and len(runs(tmp_path)) == 2
     refused = resume(tmp_path, "seed=1", f"resume={broken.folder}")
@@ -130,26 +134,27 @@ def test_another_run_does_not_take_it_up(broken: Run, tmp_path: Path) -> None:
 
 
 def test_another_model_does_not_take_it_up(tmp_path: Path) -> None:
-    """The weight files are the same; what the model computes with them is not."""
+    """A changed rope_theta beside equal weight files makes another model, which starts a run of its own."""
     model = tmp_path / "model"
     shutil.copytree(ROOT / "evalengine" / "assets" / "tinymath", model)
     named = f"model.path={model}"
     with running(tmp_path / "out", named) as (_, broken):
         pass
     config = json.loads((model / "config.json").read_text())
-    before = config["rope_theta"]
-    config["rope_theta"] = before * 2
+    rope_theta = config["rope_theta"]
+    config["rope_theta"] = rope_theta * 2
     (model / "config.json").write_text(json.dumps(config))
     done = resume(tmp_path / "out", named)
     assert done.code == 0, done.err
-    (new,) = (run for run in runs(tmp_path / "out") if run != broken)
-    assert new.manifest["counts"]["resumed_requests"] == 0
-    assert new.digest == finished(tmp_path / "fresh", *SETTINGS, named).digest
+    (new_run,) = (run for run in runs(tmp_path / "out") if run != broken)
+    assert new_run.manifest["counts"]["resumed_requests"] == 0
+    assert new_run.digest == finished(tmp_path / "fresh", *SETTINGS, named).digest
     refused = resume(tmp_path / "out", named, f"resume={broken.folder}")
-    assert refused.code == 2 and f"model_spec.rope.theta was {before}, is {before * 2}" in refused.err
+    assert refused.code == 2 and f"model_spec.rope.theta was {rope_theta}, is {rope_theta * 2}" in refused.err
 
 
 def test_interrupt(reference: Run, tmp_path: Path) -> None:
+    """Ctrl-C finishes the step that runs, keeps what is finished, and says that the same command resumes."""
     process = start(f"output_dir={tmp_path}", *SETTINGS)
     broken = Run(wait_for_journal(process, tmp_path, lines=2).parent)
     process.send_signal(signal.SIGINT)
@@ -188,7 +193,7 @@ def leave(disk: Path, pages: int) -> None:
 def test_full_disk(pages: int, small_disk: Path, reference: Run) -> None:
     """Wherever the disk fills up (identity, configuration, journal, records, results; by the pages left): one sentence
     and no digest; with room again the same command finishes."""
-    (small_disk / "filler").write_bytes(bytes(SIZE_OF_PAGE))  # size=0 would be no limit
+    (small_disk / "filler").write_bytes(bytes(SIZE_OF_PAGE))  # To mount, size=0 would mean no limit.
     leave(small_disk, pages)
     done = resume(small_disk / "out")
     assert done.code == 1 and done.out == ""
@@ -197,9 +202,9 @@ def test_full_disk(pages: int, small_disk: Path, reference: Run) -> None:
     assert not list(small_disk.glob("out/*/digest.txt"))
     assert len(runs(small_disk / "out")) == (pages > 0), "a folder that could not be resumed is not left behind"
     leave(small_disk, 256)
-    again = resume(small_disk / "out")
-    assert again.code == 0, again.err
+    resumed = resume(small_disk / "out")
+    assert resumed.code == 0, resumed.err
     (run,) = runs(small_disk / "out")
-    check_output(again, run)
+    check_output(resumed, run)
     assert run.digest == reference.digest
     assert run.results == reference.results and len(run.samples("arithmetic")) == LIMIT

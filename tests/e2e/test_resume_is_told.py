@@ -1,4 +1,4 @@
-"""What a resumed run keeps is its own, and where that changes bits (fast numerics) everyone is told."""
+"""A resumed run keeps only answers of its own; where that changes bits (fast numerics), every reader is told."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tests.e2e.command import Run, call, runs
 SETTINGS = ("engine.device=cpu", "limit=3", "task.generation.max_gen_toks=3", "progress=false", "engine.max_num_seqs=1")
 
 
-def config(output_dir: Path, *more: str) -> Config:
-    (job,) = compose_jobs([*SETTINGS, *more], False)
+def config(output_dir: Path, *settings: str) -> Config:
+    """The configuration of a short run with SETTINGS and these settings."""
+    (job,) = compose_jobs([*SETTINGS, *settings], False)
     return replace(job.config, output_dir=str(output_dir))
 
 
-def interrupted(wanted: Config) -> Run:
+def interrupted(run_config: Config) -> Run:
     """The unfinished folder of a run that was interrupted after its first request."""
     real = Journal.append
 
@@ -35,8 +36,8 @@ def interrupted(wanted: Config) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "append", append)
         with pytest.raises(KeyboardInterrupt):
-            command._run(wanted)
-    (run,) = runs(Path(wanted.output_dir))
+            command._run(run_config)
+    (run,) = runs(Path(run_config.output_dir))
     return run
 
 
@@ -49,13 +50,13 @@ def test_a_fast_run_that_was_resumed_says_so(tmp_path: Path, capsys: pytest.Capt
     assert "the same command may not give these again" in out
     assert broken.manifest["resumed_fast"] is True and broken.manifest["counts"]["resumed_requests"] == 1
     assert "the same command may give other bits" in (broken.folder / "report.html").read_text(encoding="utf-8")
-    whole = replace(fast, output_dir=str(tmp_path / "whole"))
-    assert command._run(whole) == 0
+    uninterrupted = replace(fast, output_dir=str(tmp_path / "whole"))
+    assert command._run(uninterrupted) == 0
     assert "repeatable" not in capsys.readouterr().err
     (unbroken,) = runs(tmp_path / "whole")
     assert unbroken.manifest["resumed_fast"] is False
-    said = call("compare", str(unbroken.folder), str(broken.folder), "--level", "answers").out
-    assert "B was interrupted and resumed under fast numerics (1 of 3 requests kept)" in said
+    comparison = call("compare", str(unbroken.folder), str(broken.folder), "--level", "answers").out
+    assert "B was interrupted and resumed under fast numerics (1 of 3 requests kept)" in comparison
 
 
 def test_an_exact_run_that_was_resumed_needs_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,13 +67,13 @@ def test_an_exact_run_that_was_resumed_needs_no_warning(tmp_path: Path, capsys: 
 
 
 def test_a_journal_of_another_dtype_is_refused(tmp_path: Path) -> None:
-    mine = config(tmp_path / "mine", "engine.dtype=float32")
-    others = interrupted(config(tmp_path / "others", "engine.dtype=bfloat16"))
-    broken = interrupted(mine)
-    shutil.copy(others.folder / "journal.jsonl", broken.folder / "journal.jsonl")
+    float32_config = config(tmp_path / "mine", "engine.dtype=float32")
+    alien = interrupted(config(tmp_path / "others", "engine.dtype=bfloat16"))
+    broken = interrupted(float32_config)
+    shutil.copy(alien.folder / "journal.jsonl", broken.folder / "journal.jsonl")
     with pytest.raises(
         EvalEngineError, match=r"journal\.jsonl: line 1 is not of this run: it names the run .*resume=never"
     ):
-        command._run(mine)
-    identities = [json.loads((run.folder / "identity.json").read_text())["dtype"] for run in (broken, others)]
+        command._run(float32_config)
+    identities = [json.loads((run.folder / "identity.json").read_text())["dtype"] for run in (broken, alien)]
     assert identities == ["float32", "bfloat16"]

@@ -32,14 +32,15 @@ FILES = (
 
 
 def test_the_command_and_its_folder(tmp_path: Path) -> None:
+    """The command prints a short table, the folder and the digest, and leaves a run's files and no others."""
     done = finish(start("limit=2", f"output_dir={tmp_path}", "engine.device=cpu", "progress=false"))
     assert (done.code, done.err) == (0, "")
     (run,) = runs(tmp_path)
     check_output(done, run)
     table = [line.split() for line in done.out.splitlines() if "exact_match" in line]
-    shown = ["arithmetic", "1.0", "strict-match", "0", "exact_match", "↑"]
-    assert [row[: len(shown)] for row in table] == [shown]
-    assert f"{float(table[0][len(shown)]):.4f}" == f"{run.results['arithmetic']['exact_match,strict-match']:.4f}"
+    columns = ["arithmetic", "1.0", "strict-match", "0", "exact_match", "↑"]
+    assert [row[: len(columns)] for row in table] == [columns]
+    assert f"{float(table[0][len(columns)]):.4f}" == f"{run.results['arithmetic']['exact_match,strict-match']:.4f}"
     assert "Traceback" not in done.out and len(done.out.splitlines()) < 12
     for pattern in FILES:
         assert len(list(run.folder.glob(pattern))) == 1, pattern
@@ -48,6 +49,8 @@ def test_the_command_and_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_does_not_fail_with_its_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run whose page cannot be written is whole, and `evalengine report` can write the page later."""
+
     def refuse(*_: object) -> None:
         raise EvalEngineError("could not write report.html: no room")
 
@@ -57,8 +60,8 @@ def test_a_run_does_not_fail_with_its_report(monkeypatch: pytest.MonkeyPatch, tm
     check_output(done, run)
     assert done.code == 0 and "no report.html (could not write report.html: no room); the run is whole" in done.err
     assert not (run.folder / "report.html").exists()
-    again = call("report", str(run.folder))  # the command itself does fail
-    assert again.code == 1 and "no room" in again.err
+    report = call("report", str(run.folder))  # `evalengine report` itself does fail.
+    assert report.code == 1 and "no room" in report.err
     monkeypatch.undo()
     assert call("report", str(run.folder)).code == 0 and (run.folder / "report.html").stat().st_size > 10_000
 
@@ -72,8 +75,8 @@ def test_the_report_that_a_run_leaves_says_what_the_table_says(reference: Run) -
 def test_the_tokens_of_an_output_are_its_text(reference: Run) -> None:
     pieces = read_tokens(reference.folder / "tokens.json")
     for record in reference.records:
-        said = "".join(token_texts(record.output_ids, pieces))
-        assert said.startswith(record.text) and len(said) < len(record.text) + 20
+        joined = "".join(token_texts(record.output_ids, pieces))
+        assert joined.startswith(record.text) and len(joined) < len(record.text) + 20
     assert set(pieces) == {token for record in reference.records for token in record.output_ids}
 
 
@@ -88,11 +91,12 @@ def test_the_digest_is_that_of_the_records(reference: Run) -> None:
     records = reference.records
     assert run_digest(records) == reference.digest == reference.manifest["digest"]
     bits = records[0].logprobs.view(np.int32) ^ np.eye(1, len(records[0].logprobs), dtype=np.int32)[0]
-    records[0] = replace(records[0], logprobs=bits.view(np.float32))  # the last bit of one logprob
+    records[0] = replace(records[0], logprobs=bits.view(np.float32))  # The last bit of one logprob flips.
     assert run_digest(records) != reference.digest
 
 
 def test_the_files_agree(reference: Run) -> None:
+    """Records, samples, results and manifest say the same of the run."""
     records, manifest, samples = reference.records, reference.manifest, reference.samples("arithmetic")
     assert [sample["resps"] for sample in samples] == [[[record.text]] for record in records]
     scores = [sample["exact_match"] for sample in samples]
@@ -135,6 +139,7 @@ def test_the_verdict_on_the_kernels_is_in_the_manifest(
 
 
 def test_a_sweep_is_a_run_a_value(tmp_path: Path) -> None:
+    """A sweep over a setting makes one run for each value."""
     done = call("-m", "engine.max_num_seqs=1,8", "limit=2", "engine.device=cpu", f"output_dir={tmp_path}")
     assert done.code == 0, done.err
     first, second = runs(tmp_path)
@@ -147,21 +152,21 @@ def test_a_sweep_is_a_run_a_value(tmp_path: Path) -> None:
 def test_the_chat_template_changes_the_prompts(reference: Run, tmp_path: Path) -> None:
     run = finished(tmp_path, "limit=2", "apply_chat_template=true", "system_instruction=Be brief.")
     plain, chat = reference.samples("arithmetic")[0], run.samples("arithmetic")[0]
-    (asked,), (templated,) = ([sample["arguments"]["gen_args_0"]["arg_0"]] for sample in (plain, chat))
-    assert asked != templated and asked in templated and "Be brief." in templated
+    (plain_prompt,), (chat_prompt,) = ([sample["arguments"]["gen_args_0"]["arg_0"]] for sample in (plain, chat))
+    assert plain_prompt != chat_prompt and plain_prompt in chat_prompt and "Be brief." in chat_prompt
     assert run.records[0].prompt_ids != reference.records[0].prompt_ids
 
 
 def test_samples_depend_on_the_seed_and_not_on_the_schedule(tmp_path: Path) -> None:
     settings = ("limit=3", "task.generation.temperature=0.7", "task.generation.repeats=2")
-    one = finished(tmp_path / "one", *settings, "seed=1")
-    same = finished(tmp_path / "same", *settings, "seed=1", "engine.max_num_seqs=2", "engine.block_size=16")
-    other = finished(tmp_path / "other", *settings, "seed=2")
-    assert one.digest == same.digest != other.digest
-    texts = [record.text for record in one.records]
-    assert [record.key[1:] for record in one.records] == [(doc, 0, sample) for doc in range(3) for sample in range(2)]
+    run = finished(tmp_path / "one", *settings, "seed=1")
+    rescheduled = finished(tmp_path / "same", *settings, "seed=1", "engine.max_num_seqs=2", "engine.block_size=16")
+    reseeded = finished(tmp_path / "other", *settings, "seed=2")
+    assert run.digest == rescheduled.digest != reseeded.digest
+    texts = [record.text for record in run.records]
+    assert [record.key[1:] for record in run.records] == [(doc, 0, sample) for doc in range(3) for sample in range(2)]
     assert any(a != b for a, b in zip(texts[::2], texts[1::2], strict=True)), "repeats draw their own noise"
-    assert not all(record.is_greedy for record in one.records)
+    assert not all(record.is_greedy for record in run.records)
 
 
 def test_long_prompts_are_cut_counted_and_told(tmp_path: Path) -> None:
@@ -185,7 +190,7 @@ def test_two_tasks_share_a_folder(data_dir: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["arc_easy", "arc_challenge", "hellaswag"])
 def test_multiple_choice(task: str, data_dir: Path, tmp_path: Path) -> None:
-    """acc from the records' logprobs, by hand."""
+    """acc and acc_norm are those worked out by hand from the records' logprobs."""
     run = finished(tmp_path, f"task={task}", f"data_dir={data_dir}", "limit=2")
     right = {"acc": 0, "acc_norm": 0}
     for sample in run.samples(task):
@@ -201,7 +206,8 @@ def test_multiple_choice(task: str, data_dir: Path, tmp_path: Path) -> None:
 
 
 def test_wikitext(data_dir: Path, tmp_path: Path) -> None:
-    """The three metrics from the records' logprobs, by hand; a page longer than the context is scored in windows."""
+    """The three metrics are those worked out by hand from the records' logprobs; a page longer than the context is
+    scored in windows."""
     run = finished(tmp_path, "task=wikitext", f"data_dir={data_dir}", "limit=1", "engine.max_model_len=512")
     (sample,), records, results = run.samples("wikitext"), run.records, run.results["wikitext"]
     page = sample["doc"]["page"]
@@ -215,6 +221,7 @@ def test_wikitext(data_dir: Path, tmp_path: Path) -> None:
 
 
 def test_gsm8k(data_dir: Path, tmp_path: Path) -> None:
+    """Two filters score each answer, the prompt has the asked-for example, and the manifest names both splits' rows."""
     settings = ("task=gsm8k", "limit=2", "task.num_fewshot=1", "task.generation.max_gen_toks=24")
     run = finished(tmp_path, f"data_dir={data_dir}", *settings)
     results = run.results["gsm8k"]

@@ -18,7 +18,7 @@ COMMANDS = re.findall(r"^\$ python -m evalengine (.*)\n(.*)\n", PAGE, re.M)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The page's files, and the package as if it were installed."""
+    """A folder with the page's files, in which the page's package looks installed."""
     for name, content in FILES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -33,12 +33,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def evalengine(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m evalengine` in the folder, where the page's package can be imported."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     command = [sys.executable, "-m", "evalengine", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def squeezed(text: str) -> str:
+    """The text with every run of white space as one space."""
     return " ".join(text.split())
 
 
@@ -70,6 +72,7 @@ def test_a_list_and_a_folder_of_the_search_path(folder: Path) -> None:
 
 
 def test_what_the_page_says_is_refused(folder: Path) -> None:
+    """Keys, functions and metrics that are not supported are refused in one line that names each."""
     file = folder / "more.yaml"
     file.write_text(
         "include: capitals.yaml\nprocess_docs: !function utils.docs\nsurprise: 1\n"
@@ -77,5 +80,5 @@ def test_what_the_page_says_is_refused(folder: Path) -> None:
     )
     done = evalengine(folder, "task=./more.yaml")
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1
-    for said in ("process_docs: !function utils.docs", "surprise (no such key)", "bleu is not built"):
-        assert said in done.stderr
+    for reason in ("process_docs: !function utils.docs", "surprise (no such key)", "bleu is not built"):
+        assert reason in done.stderr

@@ -1,4 +1,4 @@
-"""A run of each output type, as a file of the user's describes it: its page, its comparison, its digest."""
+"""A run of each output type, from a task file such as a user writes: its page, its comparison, its digest."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_thinking_is_kept_and_not_scored(tmp_path: Path) -> None:
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "Thinking, ${said} tokens" in page, "the page folds it"
     data = load_run_data(run.folder)
-    assert {key: found[0] for key, found in data.thinking.items()} == {r.key: r.thinking_tokens for r in run.records}
+    assert {key: counts[0] for key, counts in data.thinking.items()} == {r.key: r.thinking_tokens for r in run.records}
 
 
 def test_thoughts_cut_short_are_counted(tmp_path: Path) -> None:
@@ -45,6 +45,7 @@ def test_thoughts_cut_short_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_run_without_it_has_none_of_it(tmp_path: Path) -> None:
+    """Without `think_end_token`, records, identity, samples and results hold nothing about thinking."""
     run = finished(tmp_path, *ONCE)
     assert not COLUMNS & {*pq.read_schema(run.folder / "records.parquet").names}
     assert not {"think_end_token", "enable_thinking"} & {*run.manifest["identity"]}
@@ -62,24 +63,26 @@ def test_a_run_without_it_has_none_of_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_said_at_the_start(settings: list[str], words: list[str], tmp_path: Path) -> None:
+    """Settings of thinking that cannot work are refused before anything is written."""
     done = call(*settings, f"output_dir={tmp_path}")
     assert done.code == 2 and all(word in done.err for word in words), done.err
     assert not any(tmp_path.iterdir())
 
 
 def test_the_template_is_told(tmp_path: Path) -> None:
+    """`enable_thinking` reaches the template and the identity, and is refused for a task that scores given texts."""
     unthinking = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     model = with_more_template(tmp_path / "model", unthinking)
-    asked = (f"model.path={model}", "apply_chat_template=true", "limit=1", "progress=false")
-    untold = finished(tmp_path / "a", *asked)
-    told = finished(tmp_path / "b", *asked, "enable_thinking=false")
-    prompts = [run.samples("arithmetic")[0]["arguments"]["gen_args_0"]["arg_0"] for run in (untold, told)]
+    settings = (f"model.path={model}", "apply_chat_template=true", "limit=1", "progress=false")
+    by_default = finished(tmp_path / "a", *settings)
+    no_thinking = finished(tmp_path / "b", *settings, "enable_thinking=false")
+    prompts = [run.samples("arithmetic")[0]["arguments"]["gen_args_0"]["arg_0"] for run in (by_default, no_thinking)]
     assert prompts[1] == prompts[0] + "<think></think>"
-    assert told.manifest["identity"]["enable_thinking"] is False
+    assert no_thinking.manifest["identity"]["enable_thinking"] is False
     (tmp_path / "rows.jsonl").write_text('{"q": "1 + 1", "options": ["2", "3"], "gold": 0}\n')
     (tmp_path / "mine.yaml").write_text(
         "task: mine\ndataset_path: json\ndataset_kwargs: {data_files: {test: rows.jsonl}}\ntest_split: test\n"
         "output_type: multiple_choice\ndoc_to_text: q\ndoc_to_choice: options\ndoc_to_target: gold\n"
     )
-    scored = call(*asked, "enable_thinking=true", "model.think_end_token='</think>'", f"task={tmp_path}/mine.yaml")
+    scored = call(*settings, "enable_thinking=true", "model.think_end_token='</think>'", f"task={tmp_path}/mine.yaml")
     assert scored.code == 2 and "tasks.mine: it scores given texts, and enable_thinking=true" in scored.err

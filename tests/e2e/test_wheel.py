@@ -34,12 +34,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(built: Path) -> Path:
+    """The wheel of the sources."""
     (wheel,) = built.glob("*.whl")
     return wheel
 
 
 @pytest.fixture(scope="session")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the wheel is installed."""
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, capture_output=True, text=True)
@@ -47,21 +49,22 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(site: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command in `folder`, with `site` before all other packages and without a network."""
     environment = {**os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def package_files() -> set[str]:
-    """What a wheel must hold of the checkout, by its path inside the wheel."""
-    wanted = {"evalengine/py.typed"}
+    """The paths, inside the wheel, of all files of the checkout that it must hold."""
+    required = {"evalengine/py.typed"}
     for top in ("evalengine", "conf", "kernels", "tasks"):
         base = Path() if top == "evalengine" else Path("evalengine")
         for file in (ROOT / top).rglob("*"):
             data = (".yaml", ".yml", ".json", ".jsonl", ".safetensors", ".jinja", ".css", ".js")
             if file.suffix in (".py", *data) or (file.is_file() and file.parent == ROOT / "conf" / "gate" / "ci"):
-                wanted.add((base / file.relative_to(ROOT)).as_posix())
-    assert {f"evalengine/conf/gate/ci/{name}" for name in ("action.yml", "test_gate.py.txt")} <= wanted
-    return wanted
+                required.add((base / file.relative_to(ROOT)).as_posix())
+    assert {f"evalengine/conf/gate/ci/{name}" for name in ("action.yml", "test_gate.py.txt")} <= required
+    return required
 
 
 def test_wheel_holds_every_file(wheel: Path) -> None:
@@ -79,12 +82,13 @@ def test_sdist_holds_every_file(built: Path) -> None:
 
 
 def test_module_and_console_script_from_another_folder(site: Path, tmp_path: Path) -> None:
+    """The module and the script run the installed package from any folder, and leave nothing there."""
     for command in ([sys.executable, "-m", "evalengine"], [str(site / "bin" / "evalengine")]):
-        shown = call(site, tmp_path, *command, "--help")
-        assert shown.returncode == 0 and "arithmetic" in shown.stdout and "tinymath" in shown.stdout, shown.stderr
+        usage = call(site, tmp_path, *command, "--help")
+        assert usage.returncode == 0 and "arithmetic" in usage.stdout and "tinymath" in usage.stdout, usage.stderr
         assert call(site, tmp_path, *command, "task=gsm9k").returncode == 2
-    where = call(site, tmp_path, sys.executable, "-c", "import evalengine, evalengine.conf; print(evalengine.__file__)")
-    assert where.stdout.startswith(str(site)), where.stdout + where.stderr
+    place = call(site, tmp_path, sys.executable, "-c", "import evalengine, evalengine.conf; print(evalengine.__file__)")
+    assert place.stdout.startswith(str(site)), place.stdout + place.stderr
     assert not list(tmp_path.iterdir())
 
 

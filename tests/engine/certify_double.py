@@ -15,6 +15,6 @@ TINY = Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0, 2, 9)
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates go to results/ below the current folder; a new process finds the package nevertheless."""
+    """Makes a test's certificates go to results/ below its own folder; a new process still finds the package."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -17,7 +17,7 @@ from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 
 @pytest.fixture(scope="session")
 def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """Two layers, GQA 2, q/k norm, seeded random weights, tinymath's tokenizer."""
+    """A checkpoint of two layers, GQA 2, q/k norm and seeded random weights, with tinymath's tokenizer."""
     asset = Path(str(files("evalengine.assets") / "tinymath"))
     folder = tmp_path_factory.mktemp("small")
     config = json.loads((asset / "config.json").read_text())
@@ -34,17 +34,17 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.fixture
 def make_llm(small_checkpoint: Checkpoint) -> Iterator[Callable[..., LLM]]:
-    """LLM(small_checkpoint, ...) with a small pool; closed at the end of the test."""
-    made: list[LLM] = []
+    """Makes `LLM(small_checkpoint, ...)` with a small pool, and closes each at the end of the test."""
+    llms: list[LLM] = []
 
     def make(**settings: object) -> LLM:
         settings.setdefault("num_kv_blocks", 256)
         settings.setdefault("block_size", 16)
-        made.append(LLM(small_checkpoint, **settings))  # type: ignore[arg-type]
-        return made[-1]
+        llms.append(LLM(small_checkpoint, **settings))  # type: ignore[arg-type]
+        return llms[-1]
 
     yield make
-    for llm in made:
+    for llm in llms:
         llm.close()
 
 

@@ -40,12 +40,14 @@ def tiny_llama(path: Path) -> Path:
     return path
 
 
-def ours(folder: Path) -> Tensor:
+def engine_logits(folder: Path) -> Tensor:
+    """The logits that our engine computes for IDS with the folder's model: float32 [len(IDS), vocabulary]."""
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder)))
     model = load_model(checkpoint, create_ops("exact", torch.float32, torch.device("cpu")), 64)
     return PagedRunner(model).step({"s": IDS})["s"]
 
 
 def edit(folder: Path, **changes: Any) -> None:
+    """Sets values in the folder's config.json."""
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

@@ -28,7 +28,7 @@ from evalengine.engine.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
 from evalengine.layers.exact import ExactOps
 from tests.engine.certify_double import CPU, TINY
-from tests.engine.certify_double import elsewhere as elsewhere  # a fixture of every test here
+from tests.engine.certify_double import elsewhere as elsewhere  # The fixture is used by every test here.
 
 
 @pytest.fixture
@@ -45,16 +45,16 @@ def prove(small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Call
 
 
 def test_every_axis_passes_and_the_control_differs(prove: Callable[..., Proof]) -> None:
-    found = prove(*(name for name in axes.AXES if name != "restart"))
-    assert found.verdict == "IDENTICAL" and found.total.differing_bytes == 0
-    assert [axis.name for axis in found.axes] == [name for name in axes.AXES if name != "restart"]
-    for axis in found.axes:
+    proven = prove(*(name for name in axes.AXES if name != "restart"))
+    assert proven.verdict == "IDENTICAL" and proven.total.differing_bytes == 0
+    assert [axis.name for axis in proven.axes] == [name for name in axes.AXES if name != "restart"]
+    for axis in proven.axes:
         assert bool(axis.trials) != bool(axis.skipped) and not axis.missed
         assert axis.comparison.logprobs or axis.skipped
-    stats = {trial.variant.label: trial.stats for axis in found.axes for trial in axis.trials}
+    stats = {trial.variant.label: trial.stats for axis in proven.axes for trial in axis.trials}
     assert stats["max_num_seqs=8"].largest_batch == 8 and stats["max_num_seqs=1"].largest_batch == 1
     assert any(s.num_preemptions for s in stats.values())
-    assert found.control.comparison.differing_logprobs, "the comparison can see a difference"
+    assert proven.control.comparison.differing_logprobs, "the comparison can see a difference"
 
 
 def test_a_linear_layer_that_depends_on_the_batch_is_caught(
@@ -64,33 +64,33 @@ def test_a_linear_layer_that_depends_on_the_batch_is_caught(
 
     def linear(self: ExactOps, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
         y = real(self, x, weight, bias)
-        return y * (1 + 2**-20) if len(x) > 100 else y  # another kernel for large batches
+        return y * (1 + 2**-20) if len(x) > 100 else y  # As if another kernel ran for large batches.
 
     monkeypatch.setattr(ExactOps, "linear", linear)
-    found = prove("batch")
-    assert found.verdict == "DIFFERENT"
-    labels = [t.variant.label for t in found.axes[0].trials if t.comparison.differing_logprobs]
+    proven = prove("batch")
+    assert proven.verdict == "DIFFERENT"
+    labels = [t.variant.label for t in proven.axes[0].trials if t.comparison.differing_logprobs]
     assert labels and "max_num_seqs=1" not in labels
-    first = found.total.first_difference
-    assert first is not None and first.schedule == f"batch, {labels[0]}" and " of id " in first.found
-    assert first.found != first.expected
+    difference = proven.total.first_difference
+    assert difference is not None and difference.schedule == f"batch, {labels[0]}" and " of id " in difference.found
+    assert difference.found != difference.expected
 
 
 def test_stale_pages_that_are_read_are_caught(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
     real = ExactOps.attention
 
-    def attention(self: ExactOps, q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
-        return real(self, q, k_cache, v_cache, *rest) + 0 * v_cache[-1, -1, 0, 0].float()
+    def attention(self: ExactOps, q: Tensor, k_cache: Tensor, v_cache: Tensor, *arguments: Any) -> Tensor:
+        return real(self, q, k_cache, v_cache, *arguments) + 0 * v_cache[-1, -1, 0, 0].float()
 
     monkeypatch.setattr(ExactOps, "attention", attention)
     assert prove("order").verdict == "IDENTICAL"
-    found = prove("nan")
-    assert found.verdict == "DIFFERENT"
-    assert "not a finite number" in str(found.total.first_difference) or "nan" in str(found.total.first_difference)
+    proven = prove("nan")
+    assert proven.verdict == "DIFFERENT"
+    assert "not a finite number" in str(proven.total.first_difference) or "nan" in str(proven.total.first_difference)
 
 
 def test_a_prefix_hit_that_is_too_long_is_caught(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hit inside a page that takes one token too many over from the other request."""
+    """Planted: a hit inside a page takes one token too many over from the other request."""
     real = BlockManager._match
 
     def match(self: BlockManager, seq: Any) -> Any:
@@ -111,11 +111,11 @@ def test_logprobs_that_depend_on_how_many_are_asked_for_are_caught(
     def results_of(self: ModelRunner, launched: Any) -> Any:
         results = real(self, launched)
         for result in results:
-            moved = np.float32(1 + 2**-22)
+            factor = np.float32(1 + 2**-22)
             if isinstance(result, Scores) and result.top:
-                result.logprobs = result.logprobs * moved
+                result.logprobs = result.logprobs * factor
             elif isinstance(result, NextToken) and result.top:
-                result.logprob = float(np.float32(result.logprob) * moved)
+                result.logprob = float(np.float32(result.logprob) * factor)
         return results
 
     monkeypatch.setattr(ModelRunner, "results", results_of)
@@ -127,9 +127,9 @@ def test_an_axis_that_was_not_exercised_is_no_proof(
 ) -> None:
     real = LLM.reconfigure
     monkeypatch.setattr(LLM, "reconfigure", lambda self, **s: real(self, **{**s, "num_kv_blocks": 400}))
-    found = prove("preemption")
-    assert found.verdict == "INCOMPLETE" and not found.total.differing_logprobs
-    assert "without a preemption" in found.axes[0].missed[0]
+    proven = prove("preemption")
+    assert proven.verdict == "INCOMPLETE" and not proven.total.differing_logprobs
+    assert "without a preemption" in proven.axes[0].missed[0]
 
 
 def test_a_scheduler_that_makes_small_batches_is_no_proof(
@@ -137,10 +137,10 @@ def test_a_scheduler_that_makes_small_batches_is_no_proof(
 ) -> None:
     real = Scheduler.__init__
     monkeypatch.setattr(Scheduler, "__init__", lambda self, pool, seqs, budget: real(self, pool, min(seqs, 2), budget))
-    found = prove("batch")
-    assert found.verdict == "INCOMPLETE" and not found.total.differing_logprobs
-    assert found.axes[0].missed == [f"max_num_seqs={n}: without {n} sequences in a step" for n in (3, 8)]
-    assert found.incomplete == [f"batch: not exercised: {missed}" for missed in found.axes[0].missed]
+    proven = prove("batch")
+    assert proven.verdict == "INCOMPLETE" and not proven.total.differing_logprobs
+    assert proven.axes[0].missed == [f"max_num_seqs={n}: without {n} sequences in a step" for n in (3, 8)]
+    assert proven.incomplete == [f"batch: not exercised: {missed}" for missed in proven.axes[0].missed]
 
 
 def test_a_budget_and_a_cache_that_are_ignored_are_no_proof(
@@ -160,8 +160,8 @@ def test_a_control_that_finds_nothing_is_no_proof(prove: Callable[..., Proof], m
     assert prove("ids").verdict == "IDENTICAL"
     alone = {"max_num_seqs": 1, "max_num_batched_tokens": schedules.LARGE, "enable_prefix_caching": False}
     monkeypatch.setattr(proof, "control", lambda work: iter([schedules.Variant("alone again", work.cases, alone)]))
-    found = prove("ids")
-    assert found.verdict == "INCOMPLETE" and found.incomplete == [proof.NONE_FOUND]
+    proven = prove("ids")
+    assert proven.verdict == "INCOMPLETE" and proven.incomplete == [proof.NONE_FOUND]
 
 
 def test_a_silent_control_is_followed_by_one_with_another_attention(
@@ -184,14 +184,14 @@ def test_a_silent_control_is_followed_by_one_with_another_attention(
 
 
 def test_fewer_logprobs_than_asked_for_are_no_proof(prove: Callable[..., Proof]) -> None:
-    found = prove("ids", logprobs=10**6)
-    assert found.verdict == "INCOMPLETE"
-    assert found.incomplete == [f"{found.total.logprobs:,} logprobs compared, 1,000,000 wanted"]
+    proven = prove("ids", logprobs=10**6)
+    assert proven.verdict == "INCOMPLETE"
+    assert proven.incomplete == [f"{proven.total.logprobs:,} logprobs compared, 1,000,000 wanted"]
 
 
 def test_random_schedules_go_on_until_enough_is_compared(prove: Callable[..., Proof]) -> None:
-    few, more = prove("mixed"), prove("mixed", logprobs=400)
-    assert len(few.axes[0].trials) == 1 and few.total.logprobs < 400 <= more.total.logprobs
+    by_default, until_400 = prove("mixed"), prove("mixed", logprobs=400)
+    assert len(by_default.axes[0].trials) == 1 and by_default.total.logprobs < 400 <= until_400.total.logprobs
 
 
 def test_a_model_that_fails_alone_is_no_reference(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_model_that_fails_alone_is_no_reference(prove: Callable[..., Proof], m
 
 
 def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: the engine's requests run while the other process does, and it is gone afterwards."""
+    """As on a GPU, the engine's requests run while the neighbouring process does, and it is gone afterwards."""
     started: list[subprocess.Popen] = []
     popen = subprocess.Popen
 
@@ -209,19 +209,19 @@ def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], mo
         started.append(popen(*arguments, **options))
         return started[-1]
 
-    beside: list[list[bool]] = []
+    neighbour_runs: list[list[bool]] = []
     run = proof.together
 
     def together(llm: LLM, variant: Variant) -> Any:
-        beside.append([process.poll() is None for process in started])
+        neighbour_runs.append([process.poll() is None for process in started])
         return run(llm, variant)
 
     monkeypatch.setattr(subprocess, "Popen", recorded)
     monkeypatch.setattr(proof, "together", together)
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
-    found = prove("busy")
-    assert found.axes[0].comparison.logprobs and found.verdict == "IDENTICAL"
-    assert beside[0] == [True] and len(started) == 1 and started[0].poll() is not None
+    proven = prove("busy")
+    assert proven.axes[0].comparison.logprobs and proven.verdict == "IDENTICAL"
+    assert neighbour_runs[0] == [True] and len(started) == 1 and started[0].poll() is not None
 
 
 def test_without_a_neighbour_the_axis_is_skipped_and_says_why(

@@ -1,4 +1,4 @@
-"""What `verify` asks of a model, and how answers are compared and hashed."""
+"""The requests that `verify` makes for a model, and how their answers are compared and hashed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.engine.certify_double import CPU
 
 
 def test_cases_are_made_alike_everywhere_and_cross_the_borders() -> None:
+    """Equal efforts make equal requests, whose lengths lie on both sides of the kernels' borders."""
     built = build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 40960)
     assert built == build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 40960)
     assert 500 < max(case.room for case in build_cases(EFFORTS["gpu"], opened("shape:qwen3-8b", 2), 1000)) <= 1000
@@ -60,21 +61,23 @@ def test_comparison_counts_bytes_and_shows_the_first() -> None:
 
 def test_answers_hash_covers_every_field() -> None:
     answer = Answer([1, 2], np.array([-1.0, -2.0], np.float32))
-    others = [
+    changed_answers = [
         {0: Answer([1, 3], answer.logprobs)},
         {0: Answer([1, 2], np.nextafter(answer.logprobs, np.float32(0)))},
         {1: answer},
         {0: answer, 1: answer},
     ]
-    hashes = {certificate.answers_sha256(x) for x in [{0: answer}, *others]}
+    hashes = {certificate.answers_sha256(x) for x in [{0: answer}, *changed_answers]}
     assert len(hashes) == 5
 
 
 def opened(path: str, layers: int | None = None) -> Checkpoint:
+    """The checkpoint that `path` names, cut to `layers` layers if that is given."""
     return open_checkpoint(ModelConfig(name=path, path=path), layers)
 
 
 def test_shapes() -> None:
+    """`shape:NAME` has the sizes of the named model; unknown shapes and impossible layer counts are refused."""
     for name, layers, heads in (("qwen3-0.6b", 28, 16), ("qwen3-8b", 36, 32)):
         spec = opened(f"shape:{name}").spec
         assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (layers, heads, 8, 128)
@@ -89,13 +92,13 @@ def test_shapes() -> None:
 def test_a_tasks_requests_are_those_of_a_run(small_checkpoint: Checkpoint) -> None:
     subject = Subject((*CPU, "task=arithmetic", "limit=3", "task.num_fewshot=1"), "quick")
     _, tasks = open_subject(subject.config, None)
-    asked = [case for case in subject.cases(small_checkpoint, tasks) if case.origin]
-    assert sorted(case.origin for case in asked) == [f"arithmetic, document {i}: " for i in range(3)]
-    assert asked[0].what.startswith(asked[0].origin + "generation after ")
+    task_cases = [case for case in subject.cases(small_checkpoint, tasks) if case.origin]
+    assert sorted(case.origin for case in task_cases) == [f"arithmetic, document {i}: " for i in range(3)]
+    assert task_cases[0].what.startswith(task_cases[0].origin + "generation after ")
     tokenizer = small_checkpoint.tokenizer
-    for case in asked:
+    for case in task_cases:
         assert isinstance(case.request, GenerateRequest)
-        assert case.request.params.stop == ("Question:", "\n\n", "<|endoftext|>")  # the task's, and the EOS token's
+        assert case.request.params.stop == ("Question:", "\n\n", "<|endoftext|>")  # The task's and the EOS token's.
         assert tokenizer.decode(case.request.prompt_ids).count("Question:") == 2
         assert case.request.params.max_tokens == EFFORTS["quick"].answer_tokens
     whole = Subject((*subject.words, "task.generation.max_gen_toks=30"), "quick")
@@ -106,6 +109,7 @@ def test_a_tasks_requests_are_those_of_a_run(small_checkpoint: Checkpoint) -> No
 
 
 def test_a_pool_that_half_of_the_prompts_fill() -> None:
+    """`filled_pages` counts shared pages once, and at least the pages of the longest request."""
     prompts = [[1] * 16 + [2] * 16, [1] * 16 + [3], [4] * 5, [5] * 64]
     built = [Case(i, ScoreRequest(i, prompt, [5])) for i, prompt in enumerate(prompts)]
     assert schedules.filled_pages(built[:3], 16) == 3, "[1] * 16 is one page"
@@ -113,6 +117,7 @@ def test_a_pool_that_half_of_the_prompts_fill() -> None:
 
 
 def test_a_shape_is_asked_no_task() -> None:
+    """A model that is only a shape has no requests of tasks."""
     assert Subject(("model.path=shape:qwen3-8b",), "gpu").task_names == []
     assert Subject((), "cpu").task_names == ["arithmetic"]
 
@@ -120,5 +125,5 @@ def test_a_shape_is_asked_no_task() -> None:
 def test_answers_survive_the_way_to_another_process(tmp_path: Path) -> None:
     answer = Answer([5, 6], np.array([np.nan, -0.0], np.float32))
     again._save(tmp_path / "a.npz", [(Case(3, ScoreRequest(3, [1], [5, 6])), answer)])
-    found = again._load(tmp_path / "a.npz")
-    assert found[3].token_ids == [5, 6] and found[3].logprobs.tobytes() == answer.logprobs.tobytes()
+    loaded = again._load(tmp_path / "a.npz")
+    assert loaded[3].token_ids == [5, 6] and loaded[3].logprobs.tobytes() == answer.logprobs.tobytes()

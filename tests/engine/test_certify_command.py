@@ -23,10 +23,11 @@ from evalengine.layers import kernel_support
 from evalengine.layers.exact import ExactOps
 from evalengine.verification.verdict_cache import sources_sha256
 from tests.engine.certify_double import CPU, TINY
-from tests.engine.certify_double import elsewhere as elsewhere  # a fixture of every test here
+from tests.engine.certify_double import elsewhere as elsewhere  # The fixture is used by every test here.
 
 
 def run_cli(*arguments: str) -> int:
+    """Runs `evalengine verify` in this process; returns its exit code."""
     return main(["verify", *arguments])
 
 
@@ -56,8 +57,8 @@ def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytes
     assert page.startswith("# IDENTICAL: tinymath, arithmetic\n\nNo schedule changed a bit. 0 differing bytes in ")
     assert content["code"]["commit"] in page and content["libraries"]["torch"] in page
     counts = f"{control['differing_bytes']:,} differing bytes in {control['logprobs']:,} logprobs"
-    said = f"fast (control) with sdpa attention: {counts}"
-    assert control["differing_bytes"] > 0 and said in stdout.splitlines() and f"- {said}" in page.splitlines()
+    line = f"fast (control) with sdpa attention: {counts}"
+    assert control["differing_bytes"] > 0 and line in stdout.splitlines() and f"- {line}" in page.splitlines()
     assert content["code"]["kernels_sha256"] == sources_sha256()
     assert f"; kernels sha256 {sources_sha256()} |" in page
     assert "| restart | Another process | 1 |" in page and content["requests"]["answers_sha256"] in page
@@ -80,21 +81,22 @@ def test_a_difference_is_shown_and_exits_1(
     stdout = capsys.readouterr().out
     assert "verdict: DIFFERENT" in stdout and "first difference: order, order 2: request " in stdout
     assert proof.NONE_FOUND.split(":")[0] in " ".join(stdout.split()), "a silent control is said"
-    first = json.loads(out.read_text())["first_difference"]
-    assert first["expected"] != first["found"] and first["schedule"] == "order, order 2"
+    difference = json.loads(out.read_text())["first_difference"]
+    assert difference["expected"] != difference["found"] and difference["schedule"] == "order, order 2"
 
 
 @pytest.mark.parametrize("name", ["c.md", "certificates", "folder.json"])
 def test_a_certificate_that_could_not_be_written_is_refused_before_anything_runs(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """c.md would be overwritten by the certificate's own Markdown."""
+    """A certificate's name must end in .json: c.md would be overwritten by its own page in Markdown."""
     (tmp_path / "folder.json").mkdir()
     assert run_cli(*CPU, "model.path=/nowhere", "--out", str(tmp_path / name)) == 2
     assert f"{name}: name a file that ends in .json" in capsys.readouterr().err
 
 
 def test_logprobs_are_asked_of_the_axis_mixed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--logprobs` is refused without the axis `mixed`, which alone goes on until so many are compared."""
     assert run_cli("engine", *CPU, "--axes", "order", "--logprobs", "9") == 2
     assert "--logprobs=9: only the axis mixed" in capsys.readouterr().err
 
@@ -102,15 +104,15 @@ def test_logprobs_are_asked_of_the_axis_mixed(capsys: pytest.CaptureFixture[str]
 def test_kernels_that_failed_or_were_dropped_are_shown_and_exit_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`exact` runs in the place of `native` here, beside a planted verdict."""
+    """The settings say `native` but run `exact` here, beside a planted verdict on the kernels."""
     drop = {"kernel": "matmul", "schedule": {"block_m": 64}, "where": "M1", "reason": "3 of 9 elements differ"}
     verdict = {"schedules": 3, "checked": 4, "dropped": [drop], "failed": [], "cached": False, "seconds": 1.0}
     real, out = settings.resolve_settings, tmp_path / "c.json"
 
-    def said(config: Any, invariant: bool, numerics: str, spec: Any) -> Any:
+    def as_native(config: Any, invariant: bool, numerics: str, spec: Any) -> Any:
         return replace(real(config, invariant, numerics, spec), numerics="native")
 
-    monkeypatch.setattr(settings, "resolve_settings", said)
+    monkeypatch.setattr(settings, "resolve_settings", as_native)
     monkeypatch.setattr(kernels, "schedules_verdict", lambda *args: verdict)
     monkeypatch.setitem(EFFORTS, "quick", TINY)
     words = (*CPU, "--quick", "--axes", "order", "--out", str(out))
@@ -147,9 +149,9 @@ def test_a_cpu_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.returncode == 0 and "verdict: IDENTICAL" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("what", ["engine", "kernels"])
+@pytest.mark.parametrize("part", ["engine", "kernels"])
 @pytest.mark.parametrize(
-    ("device", "capability", "triton", "said"),
+    ("device", "capability", "triton", "message"),
     [
         ("cuda:9", (9, 0), True, "engine.device=cuda:9: this machine has 1 CUDA devices"),
         ("cudafoo", (9, 0), True, "engine.device=cudafoo: must be auto, cpu, cuda or cuda:<number>"),
@@ -158,17 +160,17 @@ def test_a_cpu_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_the_settings_refuse_is_bad_usage(
-    what: str, device: str, capability: tuple[int, int], triton: bool, said: str,
+    part: str, device: str, capability: tuple[int, int], triton: bool, message: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(kernel_support, "find_spec", lambda name: object() if triton else None)
-    monkeypatch.setattr(kernels, "kernels_verdict", lambda *args, **more: pytest.fail("it ran"))
-    assert run_cli(what, f"engine.device={device}") == 2
+    monkeypatch.setattr(kernels, "kernels_verdict", lambda *args, **options: pytest.fail("it ran"))
+    assert run_cli(part, f"engine.device={device}") == 2
     out, err = capsys.readouterr()
-    assert out == "" and said in err
+    assert out == "" and message in err
 
 
 def test_axes_of_the_command_are_the_axes_there_are() -> None:

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: the eager steps' bytes, whatever the batch does from step to step."""
+"""Decode steps as CUDA graphs give the eager steps' bytes, whatever the batch does from step to step."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.bitwise import assert_bitwise_equal
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 17, 256, 511, 512, 513, 65_535])
 def test_every_batch_has_a_size(most: int) -> None:
+    """The batch sizes of graphs rise from 1 to the most sequences, and are at most 32."""
     sizes = batch_sizes(most)
     assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == min(most, LARGEST_BATCH)
     assert len(sizes) <= 32
@@ -28,11 +29,13 @@ def test_every_batch_has_a_size(most: int) -> None:
 
 @pytest.mark.parametrize("longest", [2, 1023, 1024, 1025, 8192, 40_960])
 def test_every_length_has_a_length(longest: int) -> None:
+    """The KV lengths of graphs rise to the longest one."""
     lengths = kv_lengths(longest)
     assert lengths == sorted(set(lengths)) and lengths[-1] == longest
 
 
 def decoding(tokens: int, pages: list[int]) -> Chunk:
+    """A chunk that decodes the last of `tokens` tokens, whose KV lies in `pages`."""
     ids = list(range(100, 100 + tokens))
     seq = Generating(ids, request=GenerateRequest(0, [1]), max_output_tokens=9, stop_ids=frozenset())
     seq.block_table = pages
@@ -40,81 +43,85 @@ def decoding(tokens: int, pages: list[int]) -> Chunk:
 
 
 def test_inputs_are_what_an_eager_step_builds() -> None:
-    """Over several steps: sequences grow, gain pages, leave, come back with other pages, and change their rows."""
-    inputs, known = DecodeInputs(8, 5, 4, torch.device("cpu")), KnownPages(8)
+    """Over several steps, sequences grow, gain pages, leave, come back with other pages, and change their rows."""
+    inputs, known_pages = DecodeInputs(8, 5, 4, torch.device("cpu")), KnownPages(8)
     a, b, c = decoding(4, [7]), decoding(9, [1, 2, 3]), decoding(1, [5])
     grown = Chunk(a.seq, 4, 5)
-    other = decoding(9, [3, 2, 1])
-    for chunks, size in (([a, b, c], 4), ([a, b, c], 8), ([b, c], 2), ([grown, other, c], 3), ([other], 1)):
+    moved = decoding(9, [3, 2, 1])
+    for chunks, size in (([a, b, c], 4), ([a, b, c], 8), ([b, c], 2), ([grown, moved, c], 3), ([moved], 1)):
         if grown in chunks:
             a.seq.token_ids.append(55)
             a.seq.block_table.append(6)
-        inputs.fill(known.decodes(chunks), size)
+        inputs.fill(known_pages.decodes(chunks), size)
         n = len(chunks)
         tables = [chunk.seq.block_table for chunk in chunks]
-        wanted = AttentionMetadata.build([1] * n, [chunk.end for chunk in chunks], tables, 4, torch.device("cpu"))
-        found = inputs.metadata(size, 20)
+        expected = AttentionMetadata.build([1] * n, [chunk.end for chunk in chunks], tables, 4, torch.device("cpu"))
+        metadata = inputs.metadata(size, 20)
         assert inputs.ids[:n].tolist() == [chunk.seq.token_ids[chunk.start] for chunk in chunks]
         assert inputs.positions[:n].tolist() == [chunk.start for chunk in chunks]
-        assert torch.equal(found.slot_mapping[:n], wanted.slot_mapping)
-        assert torch.equal(found.seqlens_k[:n], wanted.seqlens_k)
+        assert torch.equal(metadata.slot_mapping[:n], expected.slot_mapping)
+        assert torch.equal(metadata.seqlens_k[:n], expected.seqlens_k)
         for row, table in enumerate(tables):
-            assert found.block_table[row, : len(table)].tolist() == table
-        assert (found.slot_mapping[n:] == -1).all() and (found.seqlens_k[n:] == 0).all()
-        assert found.num_decodes == size and found.max_decode_kv_len == 20
+            assert metadata.block_table[row, : len(table)].tolist() == table
+        assert (metadata.slot_mapping[n:] == -1).all() and (metadata.seqlens_k[n:] == 0).all()
+        assert metadata.num_decodes == size and metadata.max_decode_kv_len == 20
 
 
 def test_after_a_step_that_failed_every_row_is_said_again() -> None:
-    inputs, known = DecodeInputs(8, 5, 4, torch.device("cpu")), KnownPages(8)
+    """After a failed step, `forget` makes the next one write every row's pages again."""
+    inputs, known_pages = DecodeInputs(8, 5, 4, torch.device("cpu")), KnownPages(8)
     a, b = decoding(4, [7]), decoding(9, [1, 2, 3])
-    assert len(known.decodes([a, b]).changes) == 2  # and then nobody writes them
-    assert not known.decodes([a, b]).changes
-    known.forget()
+    assert len(known_pages.decodes([a, b]).changes) == 2  # As in a step that failed, nothing writes these changes.
+    assert not known_pages.decodes([a, b]).changes
+    known_pages.forget()
     for chunks in ([a, b], [b, a], [b, a]):
-        inputs.fill(known.decodes(chunks), 2)
+        inputs.fill(known_pages.decodes(chunks), 2)
         for row, chunk in enumerate(chunks):
             pages = chunk.seq.block_table
             assert inputs.metadata(2, 20).block_table[row, : len(pages)].tolist() == pages
 
 
 def test_a_token_that_is_not_known_yet_comes_from_its_row_of_the_last_step() -> None:
-    inputs, last = DecodeInputs(8, 5, 4, torch.device("cpu")), LastTokens(8, 1024, torch.device("cpu"))
-    known = KnownPages(8)
+    """A token that the host has not taken yet is fed from its row of the last step; one that is no token is clamped."""
+    inputs, last_tokens = DecodeInputs(8, 5, 4, torch.device("cpu")), LastTokens(8, 1024, torch.device("cpu"))
+    known_pages = KnownPages(8)
     a, b, c = decoding(4, [7]), decoding(9, [1, 2, 3]), decoding(1, [5])
-    inputs.fill(known.decodes([a, b, c]), 4)
-    last.put(torch.tensor([41, 1024, 43]))  # b's row was not finite: its token is no token
+    inputs.fill(known_pages.decodes([a, b, c]), 4)
+    last_tokens.put(torch.tensor([41, 1024, 43]))  # 1024 is no token: b's row was not finite.
     a.seq.device_row, b.seq.device_row, c.seq.device_row = 0, 1, 2
-    inputs.fill(known.decodes([Chunk(b.seq, 9, 10), Chunk(c.seq, 1, 2)]), 4)
-    assert last.resolve(inputs.ids[:4]).tolist() == [1023, 43, 0, 0]
+    inputs.fill(known_pages.decodes([Chunk(b.seq, 9, 10), Chunk(c.seq, 1, 2)]), 4)
+    assert last_tokens.resolve(inputs.ids[:4]).tolist() == [1023, 43, 0, 0]
     c.seq.token_ids.append(77)
-    inputs.fill(known.decodes([Chunk(c.seq, 1, 2)]), 2)
-    assert last.resolve(inputs.ids[:2]).tolist() == [77, 0]
+    inputs.fill(known_pages.decodes([Chunk(c.seq, 1, 2)]), 2)
+    assert last_tokens.resolve(inputs.ids[:2]).tolist() == [77, 0]
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------
 
 PROMPTS = [[(7 * i + j * j) % 300 + 3 for j in range(1 + i % 37)] for i in range(40)]
-TIGHT = {"num_kv_blocks": 40, "block_size": 16, "max_model_len": 256}  # preempts
+TIGHT = {"num_kv_blocks": 40, "block_size": 16, "max_model_len": 256}  # Such a pool preempts.
 
 
 def requests(params: SamplingParams) -> list[Request]:
     """Generations of unlike lengths, so that the batch shrinks and its rows move, and scores among them."""
-    made: list[Request] = [
+    generations: list[Request] = [
         GenerateRequest(i, prompt, replace(params, max_tokens=3 + i * 5 % 41)) for i, prompt in enumerate(PROMPTS)
     ]
-    return [*made, *(ScoreRequest(100 + i, PROMPTS[i], PROMPTS[i + 1]) for i in range(5))]
+    return [*generations, *(ScoreRequest(100 + i, PROMPTS[i], PROMPTS[i + 1]) for i in range(5))]
 
 
 def outputs(llm: LLM, params: SamplingParams) -> dict[int, RequestOutput]:
+    """The outputs of all requests by id."""
     return {output.request_id: output for output in llm.run(requests(params))}
 
 
-def check_equal(mine: dict[int, RequestOutput], theirs: dict[int, RequestOutput]) -> None:
-    assert mine.keys() == theirs.keys()
-    for key, output in mine.items():
-        assert output.token_ids == theirs[key].token_ids and output.error is None
-        assert_bitwise_equal(output.logprobs, theirs[key].logprobs)
-        assert output.top_logprobs == theirs[key].top_logprobs
+def check_equal(actual: dict[int, RequestOutput], expected: dict[int, RequestOutput]) -> None:
+    """Asserts that tokens, logprobs and alternatives are equal, and that no request failed."""
+    assert actual.keys() == expected.keys()
+    for key, output in actual.items():
+        assert output.token_ids == expected[key].token_ids and output.error is None
+        assert_bitwise_equal(output.logprobs, expected[key].logprobs)
+        assert output.top_logprobs == expected[key].top_logprobs
 
 
 @pytest.mark.gpu
@@ -137,17 +144,19 @@ def test_native_bytes_are_the_eager_steps(params: SamplingParams, settings: dict
         expected = outputs(eager, params)
         assert eager.stats.num_graph_steps == 0
     with LLM("asset:tinymath", **settings) as llm:
-        for _ in range(3):  # the later rounds find every graph captured
+        for _ in range(3):  # The later rounds find every graph captured.
             check_equal(outputs(llm, params), expected)
             assert llm.block_manager.num_free_blocks == llm.num_kv_blocks
         assert llm.stats.num_graph_steps > 50
-        if settings is TIGHT and params.ignore_eos:  # each generates all its tokens, which do not fit together
+        if settings is TIGHT and params.ignore_eos:  # All requests' tokens do not fit together.
             assert llm.stats.num_preemptions > 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("settings", [{"max_num_seqs": 5}, {"max_model_len": 300}, {"max_num_seqs": 1}], ids=str)
 def test_an_engine_starts_with_its_graphs(settings: dict[str, Any]) -> None:
+    """At its start an engine has captured the graphs of every batch size, and replays them with the eager steps'
+    bytes."""
     params = SamplingParams(ignore_eos=True, max_tokens=9)
     with LLM("asset:tinymath", enforce_eager=True, **settings) as eager:
         expected = eager.generate(PROMPTS, params)
@@ -156,25 +165,26 @@ def test_an_engine_starts_with_its_graphs(settings: dict[str, Any]) -> None:
         lengths = [n for n in kv_lengths(llm.settings.max_model_len) if n <= LENGTH_AT_START]
         sizes = batch_sizes(llm.config.max_num_seqs)
         assert set(llm.runner.graphs._captured) == {(size, length) for size in sizes for length in lengths}
-        before = llm.stats.num_graph_steps
+        steps_at_start = llm.stats.num_graph_steps
         outs = llm.generate(PROMPTS, params)
-        assert llm.stats.num_graph_steps - before > llm.stats.num_steps // 2
-    for mine, theirs in zip(outs, expected, strict=True):
-        assert mine.token_ids == theirs.token_ids
-        assert_bitwise_equal(mine.logprobs, theirs.logprobs)
+        assert llm.stats.num_graph_steps - steps_at_start > llm.stats.num_steps // 2
+    for output, eager_output in zip(outs, expected, strict=True):
+        assert output.token_ids == eager_output.token_ids
+        assert_bitwise_equal(output.logprobs, eager_output.logprobs)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["auto", "triton", "sdpa"])
 def test_the_fast_mode_computes_the_same_thing(backend: str) -> None:
+    """In fast, graphs and eager steps give first logprobs that differ by rounding only."""
     params = SamplingParams(ignore_eos=True)
-    made = {}
+    by_eager = {}
     for eager in (True, False):
         with LLM("asset:tinymath", batch_invariant=False, attention_backend=backend, enforce_eager=eager) as llm:
-            made[eager] = outputs(llm, params)
+            by_eager[eager] = outputs(llm, params)
             assert (llm.stats.num_graph_steps > 0) == (not eager and llm.settings.attention_backend != "sdpa")
-    first = [abs(made[True][i].logprobs[0] - made[False][i].logprobs[0]) for i in range(len(PROMPTS))]
-    assert max(first) < 0.1
+    differences = [abs(by_eager[True][i].logprobs[0] - by_eager[False][i].logprobs[0]) for i in range(len(PROMPTS))]
+    assert max(differences) < 0.1
 
 
 @pytest.mark.gpu
@@ -196,13 +206,13 @@ def test_steps_on_different_streams_follow_each_other() -> None:
     with LLM("asset:tinymath") as llm:
         expected = [outputs(llm, params) for _ in range(3)][-1]
         streams = [torch.cuda.Stream() for _ in range(3)]
-        found: dict[int, RequestOutput] = {}
+        actual: dict[int, RequestOutput] = {}
         iterator = llm.run(requests(params))
         for i in range(len(expected)):
             with torch.cuda.stream(streams[i % 3]):
                 output = next(iterator)
-            found[output.request_id] = output
-        check_equal(found, expected)
+            actual[output.request_id] = output
+        check_equal(actual, expected)
 
 
 @pytest.mark.gpu
@@ -213,8 +223,8 @@ def test_a_batch_beyond_the_largest_graph_is_launched_eagerly() -> None:
         together = llm.generate(prompts, params)
         assert llm.stats.num_graph_steps == 0
         alone = llm.generate(prompts[:9], params)
-        for one, other in zip(alone, together, strict=False):
-            assert_bitwise_equal(one.logprobs, other.logprobs)
+        for output, batched in zip(alone, together, strict=False):
+            assert_bitwise_equal(output.logprobs, batched.logprobs)
 
 
 @pytest.mark.gpu
@@ -241,13 +251,13 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     with LLM("asset:tinymath") as llm:
         assert llm.runner is not None
         embedding = llm.runner.model.model.embed_tokens
-        table = embedding.weight.detach().clone()  # the head is tied to the old one
+        table = embedding.weight.detach().clone()  # The head stays tied to the old table.
         table[7] = float("nan")
         embedding.weight = torch.nn.Parameter(table, requires_grad=False)
         good = llm.generate([[5, 8, 11]], params)[0]
         for _ in range(3):
-            made = [GenerateRequest(0, [5, 8, 11], params), GenerateRequest(1, [5, 7, 11], params)]
-            outputs = {output.request_id: output for output in llm.run(made)}
+            batch = [GenerateRequest(0, [5, 8, 11], params), GenerateRequest(1, [5, 7, 11], params)]
+            outputs = {output.request_id: output for output in llm.run(batch)}
             assert "not a finite number" in (outputs[1].error or "")
             assert outputs[0].error is None
             assert_bitwise_equal(outputs[0].logprobs, good.logprobs)

@@ -1,4 +1,4 @@
-"""The recorder on a real engine: it changes nothing, sees each token whoever computed it, finds one planted bit."""
+"""The recorder on a real engine: it changes nothing, sees each token in whichever step, and finds one planted bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.bitwise import assert_bitwise_equal
 
 MakeLLM = Callable[..., LLM]
 SHARED = [(7 * i) % 300 + 3 for i in range(40)]
-ITEM = 3  # the request that is listened to
+ITEM = 3  # The recorder listens to this request.
 REQUESTS: list[Request] = [
     GenerateRequest(
         i, [*SHARED, *(5 + i + j for j in range(3 + 5 * i))], SamplingParams(max_tokens=12, ignore_eos=True)
@@ -42,15 +42,16 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 def heard(
     llm: LLM, requests: Sequence[Request] = REQUESTS, item: int = ITEM, keep: Sequence[int] = ()
 ) -> tuple[Trace, dict[int, RequestOutput]]:
-    request = next(one for one in requests if one.request_id == item)
+    """Runs the requests with a recorder on the item: the item's trace, and all outputs by id."""
+    request = next(candidate for candidate in requests if candidate.request_id == item)
     recorder = Recorder(request, keep)
     with recorder.listening(llm):
         outputs = {output.request_id: output for output in llm.run(requests)}
     output = outputs[item]
-    for one in recorder.computations:
-        number = one.position - (len(output.prompt_ids) - 1)
-        if LOGITS in one.digests:
-            one.take(LOGPROB, output.logprobs[number : number + 1], keep=True)
+    for computation in recorder.computations:
+        number = computation.position - (len(output.prompt_ids) - 1)
+        if LOGITS in computation.digests:
+            computation.take(LOGPROB, output.logprobs[number : number + 1], keep=True)
     trace = Trace(
         label="",
         key=("task", item, 0, 0),
@@ -58,7 +59,7 @@ def heard(
         prompt_tokens=len(output.prompt_ids),
         token_ids=[*output.prompt_ids, *output.token_ids],
         ops={**in_order(recorder.ops), LOGPROB: "float32"},
-        computations=sorted(recorder.computations, key=lambda one: one.position),
+        computations=sorted(recorder.computations, key=lambda computation: computation.position),
         settings={},
         machine={},
         extent="",
@@ -74,14 +75,15 @@ def make_llm(make_llm: MakeLLM) -> MakeLLM:
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Trace]:
+    """Numerics -> the trace of the item by itself, made once for the file."""
     return {}
 
 
 @pytest.fixture
 def alone(make_llm: MakeLLM, reference: dict[str, Trace]) -> Trace:
-    """The item by itself, in one chunk."""
+    """The trace of the item run by itself, in one chunk."""
     if "exact" not in reference:
-        item = [one for one in REQUESTS if one.request_id == ITEM]
+        item = [request for request in REQUESTS if request.request_id == ITEM]
         reference["exact"] = heard(make_llm(), item)[0]
     return reference["exact"]
 
@@ -90,13 +92,13 @@ def alone(make_llm: MakeLLM, reference: dict[str, Trace]) -> Trace:
 def test_exact_has_no_difference_on_any_schedule(make_llm: MakeLLM, alone: Trace, name: str) -> None:
     llm = make_llm(**SCHEDULES[name])
     trace, _ = heard(llm)
-    assert {one.position for one in trace.computations} == {*range(len(trace.fed_ids))}
-    found = explain(alone, trace)
-    assert found.first is None and found.common == len(alone.fed_ids)
-    logits = next(row for row in found.ops if row.op == LOGITS)
+    assert {computation.position for computation in trace.computations} == {*range(len(trace.fed_ids))}
+    explanation = explain(alone, trace)
+    assert explanation.first is None and explanation.common == len(alone.fed_ids)
+    logits = next(row for row in explanation.ops if row.op == LOGITS)
     assert logits.compared == 12
     if name == "alone in each step":
-        assert any(one.reused for one in trace.computations), "nothing came from the prefix cache"
+        assert any(computation.reused for computation in trace.computations), "nothing came from the prefix cache"
     if "preempted" in name:
         assert llm.stats.num_preemptions and len(trace.computations) > len(trace.fed_ids), "nothing was computed again"
 
@@ -114,15 +116,15 @@ def test_the_recorder_changes_nothing(make_llm: MakeLLM) -> None:
 
 
 def plant(llm: LLM, op: str, position: int) -> None:
-    """One ulp on the first number of the op's output at the position, for whichever request has it."""
+    """Adds one ulp to the first number of the op's output at the position, for whichever request has it."""
     assert llm.runner is not None
-    model, seen = llm.runner.model, {}
+    model, step_inputs = llm.runner.model, {}
 
     def before(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        seen["positions"] = inputs[1]
+        step_inputs["positions"] = inputs[1]
 
     def after(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        rows = (seen["positions"] == position).nonzero().flatten()
+        rows = (step_inputs["positions"] == position).nonzero().flatten()
         output = output.clone()
         flat = output.view(len(output), -1)
         flat[rows, 0] = torch.nextafter(flat[rows, 0], torch.full_like(flat[rows, 0], torch.inf))
@@ -143,31 +145,35 @@ def plant(llm: LLM, op: str, position: int) -> None:
         "mlp.down_proj",
     ],
 )
-@pytest.mark.parametrize("position", [5, 46, 62])  # in the shared prefix, in the item's own prompt, in its answer
+@pytest.mark.parametrize("position", [5, 46, 62])  # They lie in the shared prefix, the rest of the prompt, the answer.
 def test_one_planted_ulp_is_named(make_llm: MakeLLM, alone: Trace, op: str, position: int) -> None:
     name = f"model.layers.1.{op}"
     llm = make_llm(max_num_seqs=4)
     plant(llm, name, position)
-    found = explain(alone, heard(llm)[0])
-    assert found.first is not None
-    assert (found.first.op, found.first.position) == (name, position)
-    size = found.first.size
+    explanation = explain(alone, heard(llm)[0])
+    assert explanation.first is not None
+    assert (explanation.first.op, explanation.first.position) == (name, position)
+    size = explanation.first.size
     assert size is not None and (size.differing, size.max_ulps) == (1, 1)
-    assert not any(row.differing for row in found.ops if ".layers.0." in row.op)
+    assert not any(row.differing for row in explanation.ops if ".layers.0." in row.op)
 
 
 def test_fast_is_told_apart_where_exact_is_not() -> None:
-    """The bundled model in float32: another batch, other bits, and an op to blame."""
+    """The bundled model in fast float32 has other bits in another batch, and the op where they part is named."""
     traces = []
     for seqs in (1, 6):
         settings = {"batch_invariant": False, "dtype": "float32", "device": "cpu"}
         with LLM("asset:tinymath", max_num_seqs=seqs, **settings) as llm:  # type: ignore[arg-type]
             traces.append(heard(llm)[0])
-    found = explain(*traces)
-    assert found.first is not None, "fast agrees here: this test shows nothing"
-    assert found.first.a.step_tokens != found.first.b.step_tokens
-    before = [row for row in found.ops if list(traces[0].ops).index(row.op) < list(traces[0].ops).index(found.first.op)]
-    assert not any(row.differing for row in before)
+    explanation = explain(*traces)
+    assert explanation.first is not None, "fast agrees here: this test shows nothing"
+    assert explanation.first.a.step_tokens != explanation.first.b.step_tokens
+    rows_before = [
+        row
+        for row in explanation.ops
+        if list(traces[0].ops).index(row.op) < list(traces[0].ops).index(explanation.first.op)
+    ]
+    assert not any(row.differing for row in rows_before)
 
 
 @pytest.mark.gpu
@@ -196,9 +202,9 @@ def test_choices_of_one_context_are_followed_through_the_sequence_that_they_shar
     requests = [ScoreRequest(i, SHARED, [9 + i, 4, 5, 6 + i]) for i in range(4)]
     together = heard(make_llm(max_num_seqs=4), requests)[0]
     by_itself = heard(make_llm(), requests[ITEM : ITEM + 1])[0]
-    found = explain(by_itself, together)
-    assert found.first is None and found.common == len(SHARED) + 3
-    assert next(row for row in found.ops if row.op == LOGITS).compared == 4
+    explanation = explain(by_itself, together)
+    assert explanation.first is None and explanation.common == len(SHARED) + 3
+    assert next(row for row in explanation.ops if row.op == LOGITS).compared == 4
     llm = make_llm(max_num_seqs=4)
     plant(llm, "model.layers.0.mlp.down_proj", len(SHARED) - 1)
     planted = explain(by_itself, heard(llm, requests)[0])
@@ -206,30 +212,34 @@ def test_choices_of_one_context_are_followed_through_the_sequence_that_they_shar
 
 
 def test_unlike_dtypes_are_compared_by_value(make_llm: MakeLLM) -> None:
-    """A bfloat16 table widened is the same numbers: the embedding does not differ, and something later does."""
+    """A bfloat16 table in float32 holds the same numbers, so the embedding does not differ, and a later op does."""
     wide, narrow = (make_llm(batch_invariant=False, dtype=name) for name in ("float32", "bfloat16"))
-    for llm in (wide, narrow):  # the same weights, which bfloat16 holds
+    for llm in (wide, narrow):  # Both get weights that bfloat16 holds.
         assert llm.runner is not None
     assert wide.runner is not None and narrow.runner is not None
     table = wide.runner.model.model.embed_tokens.weight
     table.data.copy_(narrow.runner.model.model.embed_tokens.weight.data)
-    found = explain(heard(wide)[0], heard(narrow)[0])
-    assert found.first is not None and found.first.op != "model.embed_tokens"
-    assert found.ops[0].op == "model.embed_tokens" and found.ops[0].compared > 0 and found.ops[0].differing == 0
+    explanation = explain(heard(wide)[0], heard(narrow)[0])
+    assert explanation.first is not None and explanation.first.op != "model.embed_tokens"
+    assert (
+        explanation.ops[0].op == "model.embed_tokens"
+        and explanation.ops[0].compared > 0
+        and explanation.ops[0].differing == 0
+    )
 
 
 def test_what_lies_in_the_pool_is_heard_not_what_was_meant_to(make_llm: MakeLLM, alone: Trace) -> None:
-    """store_kv's own output: a write that goes wrong is store_kv's difference."""
+    """The trace holds what store_kv wrote to the pool, so a write that goes wrong is store_kv's difference."""
     llm = make_llm(max_num_seqs=4)
     assert llm.runner is not None
-    right = llm.runner.ops.store_kv
+    real = llm.runner.ops.store_kv
 
     def wrong(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-        right(k, torch.zeros_like(v), k_cache, v_cache, slots)
+        real(k, torch.zeros_like(v), k_cache, v_cache, slots)
 
     llm.runner.ops.store_kv = wrong  # type: ignore[method-assign]
-    found = explain(alone, heard(llm)[0])
-    assert found.first is not None and found.first.op == "model.layers.0.self_attn.store_kv.v"
+    explanation = explain(alone, heard(llm)[0])
+    assert explanation.first is not None and explanation.first.op == "model.layers.0.self_attn.store_kv.v"
 
 
 def test_values_are_kept_while_there_is_room_and_where_they_are_asked_for(
@@ -237,10 +247,19 @@ def test_values_are_kept_while_there_is_room_and_where_they_are_asked_for(
 ) -> None:
     monkeypatch.setattr(record, "VALUES_BYTES", 20_000)
     trace, _ = heard(make_llm(), keep=[50])
-    kept = sum(values.nbytes for one in trace.computations for op, values in one.values.items() if op != LOGPROB)
-    whole = [one.position for one in trace.computations if {*one.values} == {*one.digests}]
-    assert 50 in whole and kept < 100_000 and len(whole) < len(trace.fed_ids)
+    kept_bytes = sum(
+        values.nbytes
+        for computation in trace.computations
+        for op, values in computation.values.items()
+        if op != LOGPROB
+    )
+    kept_positions = [
+        computation.position for computation in trace.computations if {*computation.values} == {*computation.digests}
+    ]
+    assert 50 in kept_positions and kept_bytes < 100_000 and len(kept_positions) < len(trace.fed_ids)
     monkeypatch.setattr(record, "VALUES_BYTES", 1 << 30)
     trace, _ = heard(make_llm())
-    assert all({*one.values} == {*one.digests} for one in trace.computations)
-    assert all(values.dtype == np.float32 for one in trace.computations for values in one.values.values())
+    assert all({*computation.values} == {*computation.digests} for computation in trace.computations)
+    assert all(
+        values.dtype == np.float32 for computation in trace.computations for values in computation.values.values()
+    )

@@ -20,6 +20,7 @@ from tests.engine.tied_folder import WEIGHTS, load, shard, tied_qwen3, tokenizer
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny tied Qwen3."""
     return tied_qwen3(tmp_path / "tiny")
 
 
@@ -82,7 +83,7 @@ def test_folder_without_tokenizer_asks_for_one(folder: Path, tmp_path: Path) -> 
 
 
 def test_missing_models_name_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*args: Any, **more: Any) -> str:
+    def unreachable(*args: Any, **options: Any) -> str:
         raise LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
@@ -101,9 +102,9 @@ def test_missing_models_name_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("revision", [None, "a" * 40])
 def test_an_unreachable_hub_is_asked_once(revision: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub's client alone asks six times for the files of a pinned commit, with pauses of 23 s together."""
+    """The Hub is asked once, though its client would ask six times for a pinned commit's files, with pauses of 23 s."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # the discard port: refused at once
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # The discard port refuses.
     start = time.monotonic()
     with pytest.raises(ConfigError, match=r"some/model \(no such folder; the Hub is unreachable"):
         resolve_checkpoint(ModelConfig(name="t", path="some/model", revision=revision))
@@ -125,7 +126,7 @@ def test_paths_that_no_file_can_have_are_a_sentence(path: str, monkeypatch: pyte
 
 
 def test_a_download_that_breaks_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **more: Any) -> str:
+    def broken(*args: Any, **options: Any) -> str:
         raise TimeoutError("timed out")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", broken)
@@ -138,8 +139,8 @@ def test_a_download_that_breaks_off_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_hub_id_is_downloaded_with_its_revision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def snapshot(repo_id: str, **more: Any) -> str:
-        calls.append((repo_id, more["revision"], "*.safetensors" in more["allow_patterns"]))
+    def snapshot(repo_id: str, **options: Any) -> str:
+        calls.append((repo_id, options["revision"], "*.safetensors" in options["allow_patterns"]))
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)

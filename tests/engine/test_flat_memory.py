@@ -1,4 +1,4 @@
-"""What a run leaves on the host: nothing that grows with the requests that are finished."""
+"""The memory that a run leaves on the host does not grow with the requests that are finished."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from evalengine.bench.null_engine import NullEngine
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 
 ROWS, PREFIXES = 2000, 20
-MOST_BYTES_A_REQUEST = 20  # of whatever is left when its output is gone: a list of floats has more
+MOST_BYTES_A_REQUEST = 20  # One list of floats kept for each request would exceed it.
 
 
 def rows(kind: str, seed: int) -> list[Request]:
-    """Like mmlu's: long prefixes that many rows share, and four choices each; or generations after them."""
-    found: list[Request] = []
+    """Requests like mmlu's: long prefixes that many rows share, with four choices each, or generations after them."""
+    requests: list[Request] = []
     for i in range(ROWS):
         prompt = [i * PREFIXES // ROWS] * 300 + [seed, i % 997, i % 991]
         if kind == "generate":
-            found.append(GenerateRequest(i, prompt, SamplingParams(max_tokens=9)))
+            requests.append(GenerateRequest(i, prompt, SamplingParams(max_tokens=9)))
         else:
-            found += [ScoreRequest(4 * i + j, prompt, [j]) for j in range(4)]
-    return found
+            requests += [ScoreRequest(4 * i + j, prompt, [j]) for j in range(4)]
+    return requests
 
 
 def growth(kind: str) -> float:
-    """Bytes a request that a run leaves whose outputs are thrown away, on an engine that has run before."""
+    """Bytes for each request that a run leaves when its outputs are gone, on an engine that has run before."""
     tracemalloc.start()
     try:
         engine = NullEngine(1000, 4096, 500, max_num_seqs=64, max_num_batched_tokens=2048)
-        batches, held = [rows(kind, 1), rows(kind, 2)], []
+        batches, traced_bytes = [rows(kind, 1), rows(kind, 2)], []
         for batch in batches:
             for _ in engine.run(batch):
                 pass
             gc.collect()
-            held.append(tracemalloc.get_traced_memory()[0])
+            traced_bytes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    return (held[1] - held[0]) / len(batches[1])
+    return (traced_bytes[1] - traced_bytes[0]) / len(batches[1])
 
 
 def test_finished_requests_are_forgotten_while_others_run() -> None:
-    """A run holds less and less: what waits was made before the first step."""
+    """A run holds less and less memory, because all requests are made before its first step."""
     engine = NullEngine(1000, 4096, 500, max_num_seqs=64, max_num_batched_tokens=2048)
-    requests, held = rows("generate", 1), []
+    requests, traced_bytes = rows("generate", 1), []
     tracemalloc.start()
     try:
         for number, _ in enumerate(engine.run(requests)):
             if number in (len(requests) // 4, len(requests) * 3 // 4):
                 gc.collect()
-                held.append(tracemalloc.get_traced_memory()[0])
+                traced_bytes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
         engine.close()
-    assert held[1] < held[0]
+    assert traced_bytes[1] < traced_bytes[0]
 
 
 def test_scores_leave_nothing() -> None:
@@ -67,6 +67,7 @@ def test_generations_leave_nothing() -> None:
 
 
 def test_what_is_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above can fail: a list kept for each request shows in the growth."""
     kept: list[object] = []
     finish = NullEngine._take_scores
     monkeypatch.setattr(NullEngine, "_take_scores", lambda self, result: kept.append([0.5] * 9) or finish(self, result))

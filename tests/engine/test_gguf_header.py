@@ -1,4 +1,4 @@
-"""What of a GGUF header is refused: lengths, layout and the types of its values. `tests/fuzz` has the accidents."""
+"""Lengths, layouts and types of values that a GGUF header is refused for; `tests/fuzz` has damage by accident."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from tests.fuzz.gguf_bytes import Parts, Type, Value, sample
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+    """The parts of a small GGUF file: header, metadata, tensors, data."""
     return sample(tmp_path_factory.mktemp("gguf"))[0]
 
 
 def edited(parts: Parts, edit: Callable[[Parts], Any]) -> bytes:
+    """The bytes of the file whose parts `edit` has changed."""
     parts = copy.deepcopy(parts)
     edit(parts)
     return parts.written()[0]
@@ -35,15 +37,15 @@ def edited(parts: Parts, edit: Callable[[Parts], Any]) -> bytes:
 def test_a_file_of_the_librarys_writer_is_read_as_the_library_reads_it(parts: Parts, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(parts.written()[0])
-    ours, theirs = read_header(path.read_bytes()), gguf.GGUFReader(path)
-    assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
-    for tensor in theirs.tensors:
-        info = ours.tensors[tensor.name]
+    header, reader = read_header(path.read_bytes()), gguf.GGUFReader(path)
+    assert list(header.tensors) == [tensor.name for tensor in reader.tensors]
+    for tensor in reader.tensors:
+        info = header.tensors[tensor.name]
         assert (info.kind, info.start, info.size) == (tensor.tensor_type, tensor.data_offset, tensor.n_bytes)
         assert info.shape == tuple(reversed(tensor.shape.tolist()))
-    fields = GGUFFields(path, ours.metadata)
+    fields = GGUFFields(path, header.metadata)
     for key in fields.names():
-        assert fields.any(key) == theirs.fields[key].contents(), key
+        assert fields.any(key) == reader.fields[key].contents(), key
 
 
 def test_the_alignment_of_the_file_is_used(tmp_path: Path) -> None:
@@ -55,17 +57,20 @@ def test_the_alignment_of_the_file_is_used(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    whole = (tmp_path / "m.gguf").read_bytes()
-    infos = read_header(whole).tensors
+    data = (tmp_path / "m.gguf").read_bytes()
+    infos = read_header(data).tensors
     assert infos["b"].start - infos["a"].start == 128 and infos["a"].start % 128 == 0
-    assert read_header(whole[: infos["b"].start + infos["b"].size]).tensors == infos  # the last padding may be absent
+    assert read_header(data[: infos["b"].start + infos["b"].size]).tensors == infos  # The last padding may be absent.
 
 
 def tensor(index: int, **values: Any) -> Callable[[Parts], Any]:
+    """An edit that sets fields of the tensor `index`."""
     return lambda parts: [setattr(parts.tensors[index], name, value) for name, value in values.items()]
 
 
 def value(key: str, kind: Type, *items: Any, is_list: bool = False) -> Callable[[Parts], Any]:
+    """An edit that sets the metadata key to these items, of this type."""
+
     def edit(parts: Parts) -> None:
         parts.values = [value for value in parts.values if value.key != key]
         parts.values.append(Value(key, kind, list(items), is_list))
@@ -77,18 +82,18 @@ def value(key: str, kind: Type, *items: Any, is_list: bool = False) -> Callable[
     ("edit", "message"),
     [
         (lambda p: tensor(1, offset=p.tensors[1].offset + 1)(p), "is at offset .*expected"),
-        (lambda p: tensor(1, offset=p.tensors[1].offset + 32)(p), "is at offset .*expected"),  # a gap
-        (lambda p: tensor(2, offset=p.tensors[1].offset)(p), "is at offset .*expected"),  # an overlap
-        (lambda p: tensor(1, offset=p.tensors[1].offset + 2**64 - 2**32)(p), "is at offset .*expected"),  # wraps
+        (lambda p: tensor(1, offset=p.tensors[1].offset + 32)(p), "is at offset .*expected"),  # This makes a gap.
+        (lambda p: tensor(2, offset=p.tensors[1].offset)(p), "is at offset .*expected"),  # This makes an overlap.
+        (lambda p: tensor(1, offset=p.tensors[1].offset + 2**64 - 2**32)(p), "is at offset .*expected"),  # This wraps.
         (lambda p: p.tensors.reverse(), "is at offset .*expected 0"),
-        (tensor(0, dims=[2**33, 2**33]), r"ends at byte \d{10,}, the file has"),  # the product wraps in 64 bits
+        (tensor(0, dims=[2**33, 2**33]), r"ends at byte \d{10,}, the file has"),  # The product wraps in 64 bits.
         (tensor(0, dims=[64, 0]), "rows must be multiples of 32, none empty"),
         (tensor(0, dims=[65, 263]), "rows must be multiples of 32"),
         (tensor(0, dims=[]), "has 0 dimensions, expected 1 to 4"),
         (tensor(0, dims=[1] * 5), "has 5 dimensions, expected 1 to 4"),
-        (tensor(0, kind=4), "has type 4, which the gguf library does not know"),  # Q4_2, withdrawn
+        (tensor(0, kind=4), "has type 4, which the gguf library does not know"),  # Type 4 was Q4_2, which is withdrawn.
         (tensor(0, kind=99), "has type 99, which the gguf library does not know"),
-        (tensor(0, kind=0), "tensor .* is at offset"),  # float32 is larger than what is stored
+        (tensor(0, kind=0), "tensor .* is at offset"),  # float32 is larger than the stored type.
         (lambda p: tensor(1, name=p.tensors[0].name)(p), "token_embd.weight occurs twice"),
         (tensor(0, name=b"\x1b[2J"), r"a tensor's name cannot be meant: b'\\x1b\[2J'"),
         (tensor(0, name=b"\xff"), "a tensor's name is not UTF-8"),
@@ -171,7 +176,7 @@ def test_values_are_read_as_they_are_meant() -> None:
         "l": StoredValue(Type.UINT16, (1, 2), True),
     }
     fields = GGUFFields(Path("m.gguf"), stored)
-    assert fields.number("f") == 1e-5 and fields.number("d") == eps  # float32's shortest decimal
+    assert fields.number("f") == 1e-5 and fields.number("d") == eps  # A float32 is read as its shortest decimal.
     assert fields.integer("i", least=-1) == -1 and fields.integers("l", length=2) == [1, 2]
     assert (fields.count("l"), fields.count("none"), fields.any("l"), fields.any("none")) == (2, None, [1, 2], None)
     with pytest.raises(EvalEngineError, match="expected a list of 3 integers"):

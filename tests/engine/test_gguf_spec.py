@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata mean: as llama.cpp reads the file and transformers the model, or refused."""
+"""A GGUF file's metadata are read as llama.cpp reads the file and transformers the model, or refused."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ SETTINGS = "tokenizer.ggml"
 
 
 def spec_of(folder: Path, config: type[PretrainedConfig] = LlamaConfig, **metadata: Any) -> Any:
+    """The model spec of a file written from a tiny model with this metadata."""
     return resolve(write_gguf(folder / "m.gguf", hf_model(config, True), **metadata)).spec
 
 
@@ -139,13 +140,13 @@ def test_metadata_are_held_against_the_tensors(tmp_path: Path, metadata: dict[st
 
 
 def test_another_architectures_tensors_are_refused(tmp_path: Path) -> None:
-    model = hf_model(Qwen3Config, True)  # with norms over q and k, which Llama has not
+    model = hf_model(Qwen3Config, True)  # Qwen3 has norms over q and k, and Llama has none.
     renamed = {f"llama.{key}": value for key, value in (("block_count", 2), ("context_length", 512))}
     path = write_gguf(tmp_path / "m.gguf", model, **renamed)
     path.write_bytes(path.read_bytes().replace(b"qwen3", b"llama"))
     with pytest.raises(EvalEngineError):
         resolve(path)
-    model = hf_model(LlamaConfig, True)  # without the biases that Qwen2 has
+    model = hf_model(LlamaConfig, True)  # Llama lacks the biases that Qwen2 has.
     path = write_gguf(tmp_path / "q.gguf", model)
     path.write_bytes(path.read_bytes().replace(b"llama", b"qwen2"))
     with pytest.raises(EvalEngineError, match=r"missing: blk\.0\.attn_q\.bias"):
@@ -153,13 +154,13 @@ def test_another_architectures_tensors_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "embedding", "dtype", "said"),
+    ("stored", "embedding", "dtype", "warned"),
     [
         (Q.F32, Q.F32, torch.float32, False),
         (Q.F16, Q.F16, torch.float16, False),
         (Q.BF16, Q.BF16, torch.bfloat16, False),
         (Q.Q8_0, Q.Q8_0, torch.float32, False),
-        (Q.Q4_1, Q.Q8_0, torch.float32, False),  # as SmolLM2's file
+        (Q.Q4_1, Q.Q8_0, torch.float32, False),  # SmolLM2's file is stored so.
         (Q.Q8_0, Q.F16, torch.float32, True),
         (Q.BF16, Q.F16, torch.float32, True),
         (Q.F32, Q.BF16, torch.float32, True),
@@ -172,11 +173,12 @@ def test_dtype_holds_every_matrix(
     stored: Q,
     embedding: Q,
     dtype: torch.dtype,
-    said: bool,
+    warned: bool,
 ) -> None:
+    """The model's dtype holds every stored matrix; a warning names types that only together need float32."""
     path = write_gguf(tmp_path / "m.gguf", hf_model(Qwen2Config, False), stored, kinds={"token_embd.weight": embedding})
     assert resolve(path).spec.dtype == dtype
-    assert ("together they are taken for float32" in caplog.text) is said
+    assert ("together they are taken for float32" in caplog.text) is warned
 
 
 @pytest.mark.parametrize("eos", [0, 5])
@@ -186,9 +188,9 @@ def test_end_of_generation_is_as_transformers_reads_the_file(
     ids = {"eos_token_id": eos, "eot_token_id": 1, "bos_token_id": 6}
     metadata = {f"{SETTINGS}.{name}": token_id for name, token_id in ids.items()}
     path = write_gguf(tmp_path / "m.gguf", hf_model(LlamaConfig, True), **metadata, **{"general.name": "x"})
-    checkpoint, theirs = resolve(path), load_gguf_checkpoint(str(path))["config"]
-    assert checkpoint.spec.eos_token_ids == (theirs["eos_token_id"],) == (eos,)
-    assert checkpoint.spec.bos_token_id == theirs["bos_token_id"]
+    checkpoint, transformers_config = resolve(path), load_gguf_checkpoint(str(path))["config"]
+    assert checkpoint.spec.eos_token_ids == (transformers_config["eos_token_id"],) == (eos,)
+    assert checkpoint.spec.bos_token_id == transformers_config["bos_token_id"]
     tokenizer = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="m.gguf")
     assert checkpoint.tokenizer is not None
     assert checkpoint.tokenizer.eos_token_id == tokenizer.eos_token_id
@@ -205,8 +207,8 @@ def test_a_file_without_eos_ends_at_eot(tmp_path: Path) -> None:
     ("pre", "add_bos", "bos"),
     [
         ("qwen2", None, None),
-        ("qwen2", False, None),  # as Qwen2 and 2.5: the folder's tokenizer has no BOS, config.json has one
-        ("deepseek-r1-qwen", True, 6),  # as DeepSeek's distillation
+        ("qwen2", False, None),  # The folders of Qwen2 and 2.5 have a BOS in config.json only.
+        ("deepseek-r1-qwen", True, 6),  # DeepSeek's distillation is so.
         ("smollm", False, 6),
         ("llama-bpe", None, 6),
         ("gpt-2", False, 6),

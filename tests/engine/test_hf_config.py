@@ -18,11 +18,12 @@ from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.requests import RequestBuilder
 from evalengine.layers import create_ops
 from evalengine.tasks.instance import Generation, Instance
-from tests.engine.hf_folders import edit, ours, tiny_llama
+from tests.engine.hf_folders import edit, engine_logits, tiny_llama
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny Llama."""
     return tiny_llama(tmp_path / "tiny")
 
 
@@ -58,7 +59,7 @@ def test_of_several_chat_templates_the_default_one_is_taken(folder: Path) -> Non
 def test_a_token_that_the_tokenizer_cannot_make_is_a_sentence(folder: Path) -> None:
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
-    del content["model"]["vocab"]["t0"]  # the token for unknown words
+    del content["model"]["vocab"]["t0"]  # t0 stands for unknown words.
     content["model"]["unk_token"] = "none"
     file.write_text(json.dumps(content))
     with (
@@ -71,21 +72,21 @@ def test_a_token_that_the_tokenizer_cannot_make_is_a_sentence(folder: Path) -> N
 def test_an_adapter_beside_the_model_is_refused(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x"}')
     with pytest.raises(ConfigError, match=r"adapter_config.json says that an adapter .*merge it"):
-        ours(folder)
+        engine_logits(folder)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_a_class_that_contradicts_the_model_type_is_refused(folder: Path, architecture: str) -> None:
     edit(folder, architectures=[architecture])
     with pytest.raises(ConfigError, match=f"architectures='{architecture}' contradicts model_type=llama"):
-        ours(folder)
+        engine_logits(folder)
 
 
 @pytest.mark.parametrize("value", [False, None, 0, "false"])
 def test_attention_that_is_not_causal_is_refused(folder: Path, value: Any) -> None:
     edit(folder, is_causal=value)
     with pytest.raises(ConfigError, match=r"is_causal=.*attention is causal here"):
-        ours(folder)
+        engine_logits(folder)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "complex64"])
@@ -94,13 +95,13 @@ def test_a_dtype_that_nothing_is_computed_in_is_a_sentence(folder: Path, dtype: 
         edit(folder, dtype=None, torch_dtype=None)
         edit(folder, **{key: dtype})
         with pytest.raises(ConfigError, match=f"dtype={dtype}: not supported; supported: bfloat16, float16"):
-            ours(folder)
+            engine_logits(folder)
 
 
 def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_allocated(folder: Path) -> None:
     edit(folder, hidden_size=1 << 17, intermediate_size=1 << 20, num_hidden_layers=1024, vocab_size=1 << 22)
     with pytest.raises(EvalEngineError, match=r"missing: model.layers.10.* and 9190 more; wrong shape or type"):
-        ours(folder)
+        engine_logits(folder)
 
 
 def test_a_model_larger_than_the_memory_is_a_sentence(folder: Path) -> None:
@@ -111,7 +112,7 @@ def test_a_model_larger_than_the_memory_is_a_sentence(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "words"),
     [
         ({"rms_norm_eps": float("inf")}, "config.json: rms_norm_eps=inf: must be a number from 1e-30 to 1"),
         ({"rms_norm_eps": float("nan")}, "config.json: rms_norm_eps=nan"),
@@ -134,19 +135,19 @@ def test_a_model_larger_than_the_memory_is_a_sentence(folder: Path) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_configurations_that_cannot_be_meant_name_the_field(folder: Path, changes: dict[str, Any], said: str) -> None:
+def test_configurations_that_cannot_be_meant_name_the_field(folder: Path, changes: dict[str, Any], words: str) -> None:
     edit(folder, **changes)
     with pytest.raises(ConfigError) as caught:
-        ours(folder)
-    assert said in str(caught.value) and f"model.path={folder}: " in str(caught.value)
+        engine_logits(folder)
+    assert words in str(caught.value) and f"model.path={folder}: " in str(caught.value)
 
 
 @pytest.mark.parametrize("eos", [23, -1, 2.0, "2", [2, None], [[2]], {"id": 2}, True, float("nan")])
 def test_ends_that_are_no_tokens_name_the_file(folder: Path, eos: Any) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     with pytest.raises(ConfigError, match=r"generation_config.json: eos_token_id=.*: must be a token id"):
-        ours(folder)
+        engine_logits(folder)
     (folder / "generation_config.json").unlink()
     edit(folder, eos_token_id=eos)
     with pytest.raises(ConfigError, match=r"tiny: config.json: eos_token_id=.*: must be a token id"):
-        ours(folder)
+        engine_logits(folder)

@@ -17,17 +17,19 @@ from transformers import AutoModelForCausalLM
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import resolve_checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError, EvalEngineError
-from tests.engine.hf_folders import IDS, edit, ours, tiny_llama
+from tests.engine.hf_folders import IDS, edit, engine_logits, tiny_llama
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny Llama."""
     return tiny_llama(tmp_path / "tiny")
 
 
-def theirs(folder: Path) -> Tensor:
+def transformers_logits(folder: Path) -> Tensor:
+    """The logits that transformers computes for IDS with the folder's model."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         logits: Tensor = model(torch.tensor([IDS])).logits[0]
@@ -35,7 +37,8 @@ def theirs(folder: Path) -> Tensor:
 
 
 def save_shards(folder: Path, shards: dict[str, list[str]], weight_map: dict[str, str] | None = None) -> None:
-    """The folder's tensors in these files. The index gives each to the first file that has it, unless told."""
+    """Saves the folder's tensors into these files. Without a `weight_map`, the index gives each tensor to the first
+    file that has it."""
     tensors = load_file(folder / SINGLE)
     (folder / SINGLE).unlink()
     places: dict[str, str] = {}
@@ -46,6 +49,7 @@ def save_shards(folder: Path, shards: dict[str, list[str]], weight_map: dict[str
 
 
 def halves(folder: Path) -> tuple[list[str], list[str]]:
+    """The names of the folder's tensors, as two lists of every other name."""
     names = sorted(load_file(folder / SINGLE))
     return names[::2], names[1::2]
 
@@ -54,7 +58,7 @@ def test_a_tensor_in_two_shards_is_refused(folder: Path) -> None:
     first, second = halves(folder)
     save_shards(folder, {"a.safetensors": first, "b.safetensors": [*second, first[0]]})
     with pytest.raises(EvalEngineError, match=f"{first[0]} stands in a.safetensors and in b.safetensors"):
-        ours(folder)
+        engine_logits(folder)
 
 
 def test_a_tensor_in_two_files_without_an_index_is_refused(folder: Path) -> None:
@@ -62,7 +66,7 @@ def test_a_tensor_in_two_files_without_an_index_is_refused(folder: Path) -> None
     save_shards(folder, {"a.safetensors": first, "b.safetensors": [*second, first[0]]})
     (folder / INDEX).unlink()
     with pytest.raises(EvalEngineError, match=f"{first[0]} stands in a.safetensors and in b.safetensors"):
-        ours(folder)
+        engine_logits(folder)
 
 
 def test_a_whole_copy_under_another_name_is_refused(folder: Path) -> None:
@@ -71,7 +75,7 @@ def test_a_whole_copy_under_another_name_is_refused(folder: Path) -> None:
     save_file(tensors, folder / "a.safetensors")
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "b.safetensors")
     with pytest.raises(EvalEngineError, match=r"stands in a.safetensors and in b.safetensors.* and 13 more"):
-        ours(folder)
+        engine_logits(folder)
 
 
 def test_an_index_that_its_shards_do_not_bear_out_is_refused(folder: Path) -> None:
@@ -79,12 +83,12 @@ def test_an_index_that_its_shards_do_not_bear_out_is_refused(folder: Path) -> No
     shards = {"a.safetensors": first, "b.safetensors": second}
     right = {**dict.fromkeys(first, "a.safetensors"), **dict.fromkeys(second, "b.safetensors")}
     save_shards(folder, shards, right)
-    ours(folder)
+    engine_logits(folder)
 
     def message(weight_map: dict[str, Any]) -> str:
         (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(EvalEngineError) as caught:
-            ours(folder)
+            engine_logits(folder)
         return str(caught.value)
 
     wrong = message({**right, first[0]: "b.safetensors"})
@@ -106,32 +110,33 @@ def test_a_shard_is_a_plain_file_name(folder: Path, name: Any) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     (folder / SINGLE).unlink()
     with pytest.raises(EvalEngineError, match=r"weight_map gives model.norm.weight to .*not the plain name") as caught:
-        ours(folder)
-    str(caught.value).encode()  # a message that no terminal refuses
+        engine_logits(folder)
+    str(caught.value).encode()  # The message can be printed: it is text in UTF-8.
 
 
 def test_model_safetensors_comes_before_an_index(folder: Path) -> None:
-    """transformers' order: a stale index, of a checkpoint that was merged since, is not looked at."""
-    expected = ours(folder)
+    """As in transformers, an index is not looked at beside model.safetensors: it may be stale, from before a merge."""
+    expected = engine_logits(folder)
     tensors = load_file(folder / SINGLE)
     stale = {name: tensor + 1 for name, tensor in tensors.items()}
     save_file(stale, folder / "model-00001-of-00001.safetensors")
     (folder / INDEX).write_text(
         json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")})
     )
-    assert torch.equal(ours(folder), expected)
-    assert torch.allclose(theirs(folder), expected, atol=1e-5)
-    before = weights_fingerprint(resolve_checkpoint(ModelConfig(name="t", path=str(folder))))
+    assert torch.equal(engine_logits(folder), expected)
+    assert torch.allclose(transformers_logits(folder), expected, atol=1e-5)
+    fingerprint = weights_fingerprint(resolve_checkpoint(ModelConfig(name="t", path=str(folder))))
     (folder / INDEX).unlink()
     (folder / "model-00001-of-00001.safetensors").unlink()
-    assert weights_fingerprint(resolve_checkpoint(ModelConfig(name="t", path=str(folder)))) == before
+    assert weights_fingerprint(resolve_checkpoint(ModelConfig(name="t", path=str(folder)))) == fingerprint
 
 
 def test_a_checkpoint_spread_over_ranks_is_refused(folder: Path) -> None:
-    """transformers would read it instead of model.safetensors."""
+    """Files of a checkpoint spread over ranks, which transformers would read instead of model.safetensors, are
+    refused."""
     (folder / "shard-00000-model-00001-of-00001.safetensors").write_bytes((folder / SINGLE).read_bytes())
     with pytest.raises(ConfigError, match="spread over ranks"):
-        ours(folder)
+        engine_logits(folder)
 
 
 def test_a_name_twice_in_one_header_is_refused(folder: Path) -> None:
@@ -142,7 +147,7 @@ def test_a_name_twice_in_one_header_is_refused(folder: Path) -> None:
     shadowed = b'{"model.norm.weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},' + header[1:]
     (folder / SINGLE).write_bytes(struct.pack("<Q", len(shadowed)) + shadowed + content[8 + size :])
     with pytest.raises(EvalEngineError, match=r"model\.norm\.weight: twice in its header"):
-        ours(folder)
+        engine_logits(folder)
 
 
 @pytest.mark.parametrize("file", [SINGLE, INDEX, "config.json", "generation_config.json", "tokenizer_config.json"])
@@ -150,7 +155,7 @@ def test_a_pipe_is_refused_not_waited_for(folder: Path, file: str) -> None:
     (folder / file).unlink(missing_ok=True)
     os.mkfifo(folder / file)
     with pytest.raises(EvalEngineError, match=f"{file}: not a regular file"):
-        ours(folder)
+        engine_logits(folder)
 
 
 @pytest.mark.parametrize("case", ["both", "equal", "head only", "embedding only", "nearly equal", "NaN"])
@@ -167,7 +172,7 @@ def test_a_tied_head_beside_another_is_what_transformers_makes_of_it(folder: Pat
         del tensors["model.embed_tokens.weight" if case == "head only" else "lm_head.weight"]
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
     edit(folder, tie_word_embeddings=True)
-    actual, expected = ours(folder), theirs(folder)
+    actual, expected = engine_logits(folder), transformers_logits(folder)
     assert torch.allclose(actual, expected, atol=1e-5, equal_nan=True)
     tied = resolve_checkpoint(ModelConfig(name="t", path=str(folder))).spec.tie_word_embeddings
     assert tied is (case in ("equal", "head only", "embedding only"))
@@ -177,7 +182,7 @@ def test_a_head_of_another_shape_does_not_fit(folder: Path) -> None:
     save_file({**load_file(folder / SINGLE), "lm_head.weight": torch.zeros(22, 16)}, folder / SINGLE)
     edit(folder, tie_word_embeddings=True)
     with pytest.raises(EvalEngineError, match=r"lm_head.weight is float32 \[22, 16\], expected \[23, 16\]"):
-        ours(folder)
+        engine_logits(folder)
 
 
 def test_packed_weights_do_not_fit(folder: Path) -> None:
@@ -185,4 +190,4 @@ def test_packed_weights_do_not_fit(folder: Path) -> None:
     tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
     save_file(tensors, folder / SINGLE)
     with pytest.raises(EvalEngineError, match=r"model.norm.weight is F8_E4M3 \[16\], expected"):
-        ours(folder)
+        engine_logits(folder)

@@ -1,4 +1,4 @@
-"""What `LLM` computes, in fast mode (float32): what stops a generation, what is scored, what is sampled."""
+"""What `LLM` computes in fast mode (float32): what stops a generation, what is scored, what is sampled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS = [[5, 6, 7], [8], list(range(40, 77)), [9, 9, 9, 9]]
 
 
 def reference_logprobs(llm: LLM, ids: list[int]) -> torch.Tensor:
-    """float32 [len(ids), V]: every position's log-probabilities, from one request a position."""
+    """float32 [len(ids), V]: the log-probabilities at every position, from one request for each position."""
     rows = []
     for end in range(1, len(ids) + 1):
         out = llm.generate([ids[:end]], SamplingParams(max_tokens=1, logprobs=llm.spec.vocab_size, ignore_eos=True))
@@ -71,11 +71,12 @@ def test_score_rolling_scores_every_token_once(make_llm):
     assert [t for w in windows for t in w.token_ids] == text
     assert [len(w.token_ids) for w in windows] == [32, 32, 16]
     assert all(len(w.prompt_ids) + len(w.token_ids) - 1 <= 32 for w in windows)
-    assert len(windows[-1].prompt_ids) == 17  # the last window keeps a full-size context
+    assert len(windows[-1].prompt_ids) == 17  # The last window keeps a full-size context.
     assert llm.score_rolling([[]]) == [[]]
 
 
 def test_all_shapes_run_in_one_batch(llm):
+    """A generation, a score of two tokens and a score of one run in one batch."""
     requests = [
         GenerateRequest(7, [5, 6], SamplingParams(max_tokens=6, ignore_eos=True)),
         ScoreRequest(3, [5, 6], [1, 2]),
@@ -99,6 +100,7 @@ def test_stop_string_ends_generation_and_is_cut(llm):
 
 
 def test_end_of_sequence_and_stop_token_ids(llm):
+    """A stop token id ends a generation, unless `ignore_eos` is set."""
     free = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))[0]
     stop_id = free.token_ids[0]
     (out,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=6, stop_token_ids=(stop_id,)))
@@ -116,8 +118,8 @@ def test_generation_ends_at_max_model_len(make_llm):
 def test_sampling_depends_on_seed_and_key_alone(llm):
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=3, ignore_eos=True)
     first = [o.token_ids for o in llm.generate(PROMPTS, params)]
-    again = [o.token_ids for o in llm.generate(list(reversed(PROMPTS)), params)][::-1]
-    assert first == again
+    reordered = [o.token_ids for o in llm.generate(list(reversed(PROMPTS)), params)][::-1]
+    assert first == reordered
     assert [
         o.token_ids
         for o in llm.generate(PROMPTS, SamplingParams(max_tokens=8, temperature=1.0, seed=4, ignore_eos=True))
@@ -134,23 +136,24 @@ def test_sampled_tokens_report_their_untempered_logprob(llm):
 
 def test_noise_changes_from_position_to_position(llm):
     (out,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=1e3, ignore_eos=True))
-    assert len(set(out.token_ids)) > 4  # nearly uniform over 1024 tokens
+    assert len(set(out.token_ids)) > 4  # At this temperature all 1024 tokens are nearly as probable.
 
 
 def test_many_wanted_rows_go_through_lm_head_in_slices(llm):
     pair = (list(range(1, 20)), list(range(30, 41)))
-    whole = llm.score([pair])[0].logprobs
+    unsliced = llm.score([pair])[0].logprobs
     llm.runner.read_out.rows_per_slice = 2
-    np.testing.assert_allclose(llm.score([pair])[0].logprobs, whole, atol=1e-5)
+    np.testing.assert_allclose(llm.score([pair])[0].logprobs, unsliced, atol=1e-5)
 
 
 def test_one_token_that_is_not_greedy_is_enough(llm):
+    """`is_greedy` is False if any token, also the first, is not the most probable one."""
     greedy = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=1, ignore_eos=True))[0].token_ids[0]
     wrong = (greedy + 1) % 1000
-    then = llm.generate([[5, 6, 7, wrong]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids
-    assert not llm.score([([5, 6, 7], [wrong, *then])])[0].is_greedy
-    assert llm.score([([5, 6, 7, wrong], then)])[0].is_greedy
-    for seed in range(40):  # a sample whose first token is not greedy and whose last one is
+    greedy_rest = llm.generate([[5, 6, 7, wrong]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids
+    assert not llm.score([([5, 6, 7], [wrong, *greedy_rest])])[0].is_greedy
+    assert llm.score([([5, 6, 7, wrong], greedy_rest)])[0].is_greedy
+    for seed in range(40):  # Some seed samples a first token that is not greedy and a last one that is.
         params = SamplingParams(max_tokens=2, temperature=1.0, top_k=2, seed=seed, ignore_eos=True, logprobs=1)
         (out,) = llm.generate([[5, 6, 7]], params)
         is_best = [token in top for token, top in zip(out.token_ids, out.top_logprobs, strict=True)]
@@ -174,20 +177,21 @@ def test_a_stop_on_the_last_allowed_token_is_a_stop(llm):
 
 
 def test_requests_join_those_that_run(make_llm: Callable[..., LLM]) -> None:
-    """What `more` returns is answered as if it had been there from the beginning, and `more` has seen all outputs."""
+    """Requests that `more` adds are answered as if present from the beginning; `more` is called last when all outputs
+    are taken."""
     requests = [GenerateRequest(i, [5 + i, 6, 7], SamplingParams(max_tokens=3 + i)) for i in range(6)]
     together = {out.request_id: out for out in make_llm().run(requests)}
-    later, seen, taken = [*requests[2:]], [], []
+    later, taken_at_calls, outputs = [*requests[2:]], [], []
 
     def more() -> list[Request]:
-        seen.append(len(taken))
+        taken_at_calls.append(len(outputs))
         return [later.pop()] if later else []
 
     for output in make_llm(max_num_seqs=2).run(requests[:2], more=more):
-        taken.append(output)
-    assert len(taken) == 6 and seen[-1] == 6
-    for output in taken:
-        alike = together[output.request_id]
-        assert output.token_ids == alike.token_ids and output.logprobs.tobytes() == alike.logprobs.tobytes()
+        outputs.append(output)
+    assert len(outputs) == 6 and taken_at_calls[-1] == 6
+    for output in outputs:
+        expected = together[output.request_id]
+        assert output.token_ids == expected.token_ids and output.logprobs.tobytes() == expected.logprobs.tobytes()
     with pytest.raises(ConfigError, match="token ids must lie in"):
         list(make_llm().run(requests[:1], more=lambda: [GenerateRequest(9, [10**6])]))

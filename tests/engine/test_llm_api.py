@@ -32,8 +32,8 @@ def test_equal_prompts_are_samples_of_their_own(make_llm: Callable[..., LLM]) ->
     assert len({tuple(out.token_ids) for out in outs}) == 8
     (together,) = llm.generate([[5, 6, 7]], SamplingParams(**{**vars(HOT), "n": 8}))
     assert [out.token_ids for out in together.outputs] == [out.token_ids for out in outs]
-    for one, other in zip(together.outputs, outs, strict=True):
-        assert_bitwise_equal(one.logprobs, other.logprobs)
+    for sample, output in zip(together.outputs, outs, strict=True):
+        assert_bitwise_equal(sample.logprobs, output.logprobs)
     mixed = llm.generate([[9], [5, 6, 7], [8], [5, 6, 7]], HOT)
     assert mixed[1].token_ids == outs[0].token_ids and mixed[3].token_ids == outs[1].token_ids, "others do not matter"
     (other_seed,) = llm.generate([[5, 6, 7]], SamplingParams(**{**vars(HOT), "seed": 8}))
@@ -41,10 +41,11 @@ def test_equal_prompts_are_samples_of_their_own(make_llm: Callable[..., LLM]) ->
 
 
 def test_a_request_is_one_sample_by_its_number(make_llm: Callable[..., LLM]) -> None:
+    """A request with `sample=i` is the i-th of equal prompts' samples."""
     llm = make_llm()
     outs = llm.generate([[5, 6, 7]] * 3, HOT)
-    found = llm.run([GenerateRequest(i, [5, 6, 7], HOT, sample=2 - i) for i in range(3)])
-    assert {o.request_id: o.token_ids for o in found} == {2 - i: out.token_ids for i, out in enumerate(outs)}
+    outputs = llm.run([GenerateRequest(i, [5, 6, 7], HOT, sample=2 - i) for i in range(3)])
+    assert {o.request_id: o.token_ids for o in outputs} == {2 - i: out.token_ids for i, out in enumerate(outs)}
 
 
 def test_outputs_are_numbered_by_prompt(make_llm: Callable[..., LLM]) -> None:
@@ -70,6 +71,7 @@ def test_outputs_are_numbered_by_prompt(make_llm: Callable[..., LLM]) -> None:
     ],
 )
 def test_what_is_refused(make_llm: Callable[..., LLM], make: Callable[[LLM], Any], message: str) -> None:
+    """Parameters and messages that cannot be meant are refused with the place where they stand."""
     with pytest.raises(ConfigError, match=message):
         make(make_llm())
 
@@ -122,7 +124,7 @@ def test_a_template_that_refuses_says_what_to_do(make_llm: Callable[..., LLM], m
 def test_gpu_memory_utilization_is_of_the_whole_memory(
     make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 80 GiB of which 50 are free: 0.875 leaves 10 GiB, so the pool takes 40, less what a step takes."""
+    """0.875 of 80 GiB leaves 10 GiB, so that a pool takes 40 of the 50 free ones, less what a step takes."""
     llm, gib = make_llm(), 1 << 30
     settings = resolve_settings(EngineConfig(device="cpu"), True, "exact", llm.spec)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * gib, 80 * gib))
@@ -137,7 +139,7 @@ def test_gpu_memory_utilization_is_of_the_whole_memory(
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         ({"gpu_memory_utilization": 0.5}, "this run's device is the CPU"),
         ({"gpu_memory_utilization": 1.5}, r"must lie in \(0, 1\]"),
@@ -145,6 +147,6 @@ def test_gpu_memory_utilization_is_of_the_whole_memory(
         ({"gpu_memory_utilization": 0.5, "kv_cache_memory_fraction": 0.6}, "not both"),
     ],
 )
-def test_gpu_memory_utilization_that_cannot_be_honoured(given: dict[str, Any], message: str) -> None:
+def test_gpu_memory_utilization_that_cannot_be_honoured(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LLM("asset:tinymath", device="cpu", **given)
+        LLM("asset:tinymath", device="cpu", **settings)

@@ -1,4 +1,4 @@
-"""What `LLM` refuses, what it says of numbers that are not finite, and what is left after a failure or an early end."""
+"""What `LLM` refuses, how it reports numbers that are not finite, and its state after a failure or an early end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_bad_model_and_bad_settings_are_listed_together(model):
 
 def test_a_non_finite_activation_fails_its_own_request_and_names_the_layer(llm):
     embedding = llm.runner.model.model.embed_tokens
-    poisoned = embedding.weight.detach().clone()  # lm_head is tied: it keeps the healthy table
+    poisoned = embedding.weight.detach().clone()  # The tied lm_head keeps the healthy table.
     poisoned[11] = float("nan")
     embedding.weight = torch.nn.Parameter(poisoned, requires_grad=False)
     requests = [
@@ -93,7 +93,7 @@ def test_a_non_finite_activation_fails_its_own_request_and_names_the_layer(llm):
 
 @pytest.mark.parametrize(("lasting", "words"), [(False, "computed again, is finite"), (True, "output of lm_head")])
 def test_a_number_that_is_not_finite_once_blames_no_op(llm, monkeypatch, lasting, words):
-    """As by a race in a kernel: the step is right when it is computed again."""
+    """If the step is finite when computed again (a race in a kernel), the error says so; else it names the op."""
     real, calls = llm.runner.model.compute_logits, []
 
     def compute_logits(hidden):
@@ -124,7 +124,7 @@ def test_a_second_run_may_not_mix_with_an_unfinished_one(llm):
     assert len(list(outputs)) == 2
     assert len(llm.generate([[9]], SamplingParams(max_tokens=1))) == 1
     together = llm.run([GenerateRequest(i, [i + 1, 2], SamplingParams(max_tokens=2)) for i in range(2)])
-    next(together)  # both are done, one is not yet yielded
+    next(together)  # Both are finished, and one is not yet yielded.
     with pytest.raises(EvalEngineError, match="finish or close their iterator"):
         llm.generate([[9]])
     assert len(list(together)) == 1
@@ -154,16 +154,16 @@ def test_no_sampling_params_for_a_prompt_is_refused(llm):
 
 
 def test_a_failed_construction_puts_the_thread_setting_back(small_checkpoint):
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     with pytest.raises(ConfigError):
-        LLM(small_checkpoint, num_threads=before + 1, num_kv_blocks=10**9)
-    assert torch.get_num_threads() == before
+        LLM(small_checkpoint, num_threads=num_threads + 1, num_kv_blocks=10**9)
+    assert torch.get_num_threads() == num_threads
 
 
 def test_a_failed_step_leaves_no_page_behind_that_was_never_computed(llm, monkeypatch):
     request = ScoreRequest(0, list(range(1, 70)), [3, 4])
     expected = llm.score([(list(range(1, 70)), [3, 4])])[0].logprobs
-    llm.block_manager = llm.scheduler.block_manager = type(llm.block_manager)(256, 16)  # a cold cache
+    llm.block_manager = llm.scheduler.block_manager = type(llm.block_manager)(256, 16)  # Its prefix cache is cold.
 
     def fail(schedule):
         raise RuntimeError("lost device")
@@ -179,10 +179,10 @@ def test_a_failed_step_leaves_no_page_behind_that_was_never_computed(llm, monkey
 
 
 def test_close_gives_everything_back(small_checkpoint):
-    before = torch.get_num_threads()
-    with LLM(small_checkpoint, batch_invariant=False, num_threads=before + 1) as llm:
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before
+    num_threads = torch.get_num_threads()
+    with LLM(small_checkpoint, batch_invariant=False, num_threads=num_threads + 1) as llm:
+        assert torch.get_num_threads() == num_threads + 1
+    assert torch.get_num_threads() == num_threads
     llm.close()
     with pytest.raises(EvalEngineError, match="closed"):
         llm.generate([[1]])

@@ -23,14 +23,17 @@ from tests.parity.paged import PagedRunner
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a tiny tied Qwen3."""
     return tied_qwen3(tmp_path / "tiny")
 
 
 def logits(model: DecoderForCausalLM) -> Tensor:
+    """The model's logits for six fixed tokens, in one step."""
     return PagedRunner(model).step({"s": [3, 1, 4, 1, 5, 9]})["s"]
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
+    """Sets values in the folder's config.json."""
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
@@ -102,10 +105,11 @@ PACKED = {"hidden_act": "gelu", "quantization_config": {"quant_method": "awq"}, 
         ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "model type mistral is"),
         ({"model_type": "not-in-transformers", "auto_map": {"AutoConfig": "m.C"}}, "model type not-in-transformers is"),
         ({"model_type": "openelm", "num_attention_heads": [2, 3], "architectures": None}, "model type openelm is"),
-        ({"model_type": "mistral"}, "model type mistral is"),  # a known class name over it
+        ({"model_type": "mistral"}, "model type mistral is"),  # Its class name is a known one.
     ],
 )
 def test_an_unknown_model_hides_nothing_else(folder: Path, changes: dict[str, Any], unknown: str) -> None:
+    """An unknown architecture is refused, and so, in the same message, is all else that is not supported."""
     edit_config(folder, **changes)
     with pytest.raises(ConfigError) as caught:
         load(folder)
@@ -115,9 +119,9 @@ def test_an_unknown_model_hides_nothing_else(folder: Path, changes: dict[str, An
     edit_config(folder, **PACKED, mlp_bias=True, rope_parameters=rope)
     with pytest.raises(ConfigError) as caught:
         load(folder)
-    first, *others = caught.value.problems
-    assert first == problem and len(others) == 5
-    text = "\n".join(others)
+    unknown_model, *other_problems = caught.value.problems
+    assert unknown_model == problem and len(other_problems) == 5
+    text = "\n".join(other_problems)
     assert all(
         word in text for word in ("yarn", "sliding window", "quantization_config", "hidden_act='gelu'", "mlp_bias")
     )
@@ -140,7 +144,7 @@ def test_dummy_weights_are_seeded_by_name_and_need_neither_weights_nor_tokenizer
     first, second = load(folder, load_format="dummy"), load(bare, load_format="dummy")
     assert torch.equal(logits(first), logits(second))
     table = first.model.embed_tokens.weight
-    # A hash in integer arithmetic, scaled: these hold on every machine.
+    # Dummy weights are hashes in integer arithmetic, scaled, so that every machine has these values.
     assert [x.hex() for x in table[0, :2].tolist()] == ["0x1.bc54860000000p-6", "0x1.89cae60000000p-8"]
     assert abs(float(table.std()) - 0.02) < 0.003 and not torch.equal(
         table[:16], first.model.norm.weight.expand(16, 16)
@@ -148,8 +152,8 @@ def test_dummy_weights_are_seeded_by_name_and_need_neither_weights_nor_tokenizer
     assert (first.model.norm.weight == 1).all()
     checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
     assert checkpoint.tokenizer is None and checkpoint.format == "dummy"
-    other = dataclasses.replace(checkpoint, spec=dataclasses.replace(checkpoint.spec, num_layers=1))
-    assert weights_fingerprint(checkpoint) != weights_fingerprint(other)
+    shallower = dataclasses.replace(checkpoint, spec=dataclasses.replace(checkpoint.spec, num_layers=1))
+    assert weights_fingerprint(checkpoint) != weights_fingerprint(shallower)
 
 
 def test_dummy_weights_look_random_across_the_parts_they_are_made_in() -> None:
@@ -165,21 +169,21 @@ def test_dummy_weights_look_random_across_the_parts_they_are_made_in() -> None:
 @pytest.mark.gpu
 def test_dummy_weights_are_the_same_on_the_gpu() -> None:
     shapes = {"a.weight": (1031, 2053), "norm.weight": (7,)}
-    here, there = (dict(dummy_tensors(shapes, torch.device(device))) for device in ("cpu", "cuda"))
-    assert all(torch.equal(here[name], there[name].cpu()) for name in shapes)
+    on_cpu, on_cuda = (dict(dummy_tensors(shapes, torch.device(device))) for device in ("cpu", "cuda"))
+    assert all(torch.equal(on_cpu[name], on_cuda[name].cpu()) for name in shapes)
 
 
 def test_fingerprint_sees_contents_and_names_of_weight_files_only(folder: Path) -> None:
     def fingerprint() -> str:
         return weights_fingerprint(resolve_checkpoint(ModelConfig(name="t", path=str(folder))))
 
-    seen = [fingerprint()]
+    fingerprints = [fingerprint()]
     (folder / "README.md").write_text("not a weight")
-    assert fingerprint() == seen[0] and len(seen[0]) == 64
+    assert fingerprint() == fingerprints[0] and len(fingerprints[0]) == 64
     tensors = load_file(folder / WEIGHTS)
     tensors["model.norm.weight"][3] += 1e-6
     save_file(tensors, folder / WEIGHTS)
-    seen.append(fingerprint())
+    fingerprints.append(fingerprint())
     (folder / WEIGHTS).rename(folder / "other.safetensors")
-    seen.append(fingerprint())
-    assert len(set(seen)) == 3
+    fingerprints.append(fingerprint())
+    assert len(set(fingerprints)) == 3

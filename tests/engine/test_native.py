@@ -9,7 +9,7 @@ Known traps of other engines, and where each is tested:
 * a sampler that changes algorithm at 44 sequences: `test_sampling_any_number_of_sequences`
 * TF32 by default: test_matmul and test_attention in float32; `test_tf32_settings_change_nothing`
 * tiles picked under torch.compile and frozen, aten ops that dodge the overrides: tests/invariant
-* an all-reduce that changes with the message's size: nothing is split over GPUs yet
+* an all-reduce that changes with the message's size: axis `tensor_parallel`, test_tensor_parallel_cuda
 * element-wise ops whose vector body and tail round differently: test_exact_math, tests/invariant
 """
 
@@ -35,6 +35,7 @@ PROMPTS = [[(7 * i + j * j) % 300 + 3 for j in range(1 + i % 37)] for i in range
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
+    """The bundled model in its default numerics, with room for 64 sequences."""
     with LLM("asset:tinymath", max_num_seqs=64) as engine:
         yield engine
 
@@ -62,9 +63,9 @@ def test_sampling_any_number_of_sequences(llm: LLM) -> None:
     params = SamplingParams(max_tokens=5, temperature=1.0, top_p=0.95, top_k=50, seed=3)
     together = llm.generate(PROMPTS, params)
     for count in (1, 43, 44, 45):
-        for one, other in zip(llm.generate(PROMPTS[:count], params), together, strict=False):
-            assert one.token_ids == other.token_ids
-            assert_bitwise_equal(one.logprobs, other.logprobs)
+        for output, expected in zip(llm.generate(PROMPTS[:count], params), together, strict=False):
+            assert output.token_ids == expected.token_ids
+            assert_bitwise_equal(output.logprobs, expected.logprobs)
     greedy = llm.generate(PROMPTS, SamplingParams(max_tokens=5))
     assert any(a.token_ids != b.token_ids for a, b in zip(greedy, together, strict=True)), "nothing was sampled"
 

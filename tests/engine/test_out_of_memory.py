@@ -1,4 +1,4 @@
-"""A step that does not fit the device's memory is scheduled anew, smaller: the run goes on, in the same bytes."""
+"""A step that does not fit the device's memory is scheduled anew, smaller: the run goes on with the same bytes."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from evalengine.errors import EvalEngineError
 from tests.bitwise import assert_bitwise_equal
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
-SHARED = list(range(3, 40))  # cut inside a page: sharing it copies the page
+SHARED = list(range(3, 40))  # It ends inside a page, so that sharing it copies the page.
 
 
 def requests() -> list[Request]:
-    made: list[Request] = [GenerateRequest(i, [*SHARED[: 20 + i], 50 + i], PARAMS) for i in range(6)]
-    return [*made, *(ScoreRequest(10 + i, SHARED, [7 + i, 8, 9]) for i in range(4))]
+    """Generations and scores that share prefixes."""
+    generations: list[Request] = [GenerateRequest(i, [*SHARED[: 20 + i], 50 + i], PARAMS) for i in range(6)]
+    return [*generations, *(ScoreRequest(10 + i, SHARED, [7 + i, 8, 9]) for i in range(4))]
 
 
 def answers(llm: LLM) -> dict[int, RequestOutput]:
+    """The outputs of all requests by id."""
     return {output.request_id: output for output in llm.run(requests())}
 
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, most: int, after_copies: bool) -> list[int]:
-    """A step of more tokens than `most` fails, before or after its pages were copied. Returns the sizes tried."""
-    real, tried = ModelRunner.compute, []
+    """Makes a step of more tokens than `most` fail, before or after its pages are copied; returns the sizes tried."""
+    real, sizes_tried = ModelRunner.compute, []
 
-    def compute(self: ModelRunner, copies: Any, batch: Batch, *rest: Any) -> Any:
-        tried.append(len(batch.ids))
+    def compute(self: ModelRunner, copies: Any, batch: Batch, *arguments: Any) -> Any:
+        sizes_tried.append(len(batch.ids))
         if len(batch.ids) > most:
             if after_copies:
                 self._copy_pages(copies)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
-        return real(self, copies, batch, *rest)
+        return real(self, copies, batch, *arguments)
 
     monkeypatch.setattr(ModelRunner, "compute", compute)
-    return tried
+    return sizes_tried
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -56,19 +58,19 @@ def test_the_run_goes_on_with_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    expected = [answers(llm := make_llm()), answers(llm)]  # the second finds its prefixes, and copies pages
-    tried = limit_memory(monkeypatch, most, after_copies)
+    expected = [answers(llm := make_llm()), answers(llm)]  # The second run finds prefixes, and copies pages.
+    sizes_tried = limit_memory(monkeypatch, most, after_copies)
     llm = make_llm()
     assert llm.runner is not None
     llm.runner.is_asynchronous = ahead
     with caplog.at_level(logging.WARNING):
-        found = [answers(llm), answers(llm)]
-    for mine, theirs in zip(found, expected, strict=True):
-        assert mine.keys() == theirs.keys()
-        for key, output in mine.items():
-            assert output.error is None and output.token_ids == theirs[key].token_ids
-            assert_bitwise_equal(output.logprobs, theirs[key].logprobs)
-    assert max(tried) > most and llm.stats.num_shrunk_steps == sum(size > most for size in tried)
+        outputs = [answers(llm), answers(llm)]
+    for answered, expected_answers in zip(outputs, expected, strict=True):
+        assert answered.keys() == expected_answers.keys()
+        for key, output in answered.items():
+            assert output.error is None and output.token_ids == expected_answers[key].token_ids
+            assert_bitwise_equal(output.logprobs, expected_answers[key].logprobs)
+    assert max(sizes_tried) > most and llm.stats.num_shrunk_steps == sum(size > most for size in sizes_tried)
     assert caplog.text.count("out of memory in a step of") == 1
     assert llm.block_manager.num_free_blocks == llm.num_kv_blocks
 

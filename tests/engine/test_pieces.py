@@ -1,4 +1,4 @@
-"""Texts encoded piece by piece: the ids of the whole text, and no tokenizer cut of which that is not known."""
+"""Texts encoded piece by piece get the ids of the whole text; a tokenizer of which that is not known is never cut."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def split(pattern: str) -> Any:
 
 
 LLAMA3, QWEN2 = sorted(PATTERNS, key=lambda pattern: "{1,3}" not in pattern)
+# Normaliser and pre-tokenizer of tokenizers whose texts are cut into pieces.
 CUT = {
     "gpt2": (None, byte_level()),
     "smollm2": (None, pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level()])),
     "llama3": (None, pre_tokenizers.Sequence([split(LLAMA3), byte_level(use_regex=False)])),
     "qwen2": (normalizers.NFC(), pre_tokenizers.Sequence([split(QWEN2), byte_level(use_regex=False)])),
 }
+# Normaliser and pre-tokenizer of tokenizers whose texts must stay whole.
 WHOLE = {
     "a space before the text": (None, byte_level(add_prefix_space=True)),
     "no pattern": (None, byte_level(use_regex=False)),
@@ -48,7 +50,8 @@ WHOLE = {
 }
 
 
-def made(normalizer: Any, pre_tokenizer: Any, **special: str) -> PreTrainedTokenizerFast:
+def trained(normalizer: Any, pre_tokenizer: Any, **special: str) -> PreTrainedTokenizerFast:
+    """A BPE tokenizer of 600 tokens, trained on LINES."""
     backend = Tokenizer(models.BPE())
     backend.normalizer, backend.decoder = normalizer, decoders.ByteLevel()
     if pre_tokenizer is not None:
@@ -63,39 +66,41 @@ def made(normalizer: Any, pre_tokenizer: Any, **special: str) -> PreTrainedToken
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
-TOKENIZERS = {name: made(*parts, bos_token="<s>", eos_token="</s>") for name, parts in CUT.items()}
+TOKENIZERS = {name: trained(*parts, bos_token="<s>", eos_token="</s>") for name, parts in CUT.items()}
 
 
 @pytest.mark.parametrize("name", CUT)
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
 def test_the_ids_of_the_whole_text(name: str, text: str) -> None:
+    """A text that is cut gets the ids of the whole text, twice, with and without special tokens, and as a pair."""
     tokenizer = TOKENIZERS[name]
-    kept = PieceTokenizer(tokenizer)
+    cutter = PieceTokenizer(tokenizer)
     for _ in range(2):
         for special in (True, False):
-            assert kept.encode(text, add_special_tokens=special) == tokenizer.encode(text, add_special_tokens=special)
-    assert encode(kept, text) == encode(tokenizer, text)
+            assert cutter.encode(text, add_special_tokens=special) == tokenizer.encode(text, add_special_tokens=special)
+    assert encode(cutter, text) == encode(tokenizer, text)
     for place in {0, len(text) // 3, len(text) - 1, len(text)} - {-1}:
         pair = text[:place], text[place:]
-        assert encode_pair(kept, *pair) == encode_pair(tokenizer, *pair)
+        assert encode_pair(cutter, *pair) == encode_pair(tokenizer, *pair)
 
 
 @given(text=TEXTS)
 def test_pieces_make_the_text(text: str) -> None:
-    found = [*pieces(text)]
-    assert "".join(found) == text and all(found)
-    for before, after in pairwise(found):
+    parts = [*pieces(text)]
+    assert "".join(parts) == text and all(parts)
+    for before, after in pairwise(parts):
         assert before[-1].isalnum() and before[-1].isascii() and after.startswith("\n")
 
 
 @pytest.mark.parametrize("name", CUT)
 def test_every_piece_is_encoded_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = PieceTokenizer(TOKENIZERS[name])
+    """Pieces that were learnt are not encoded again."""
+    cutter = PieceTokenizer(TOKENIZERS[name])
     text = "".join(LINES[i % 2] + f"row {i}\n" for i in range(40))
-    kept.learn([(text, "")])
-    monkeypatch.setattr(kept, "_encode_all", lambda new: pytest.fail(f"again: {new}") if new else None)
-    assert kept.encode(text, add_special_tokens=False) == TOKENIZERS[name].encode(text, add_special_tokens=False)
+    cutter.learn([(text, "")])
+    monkeypatch.setattr(cutter, "_encode_all", lambda new: pytest.fail(f"again: {new}") if new else None)
+    assert cutter.encode(text, add_special_tokens=False) == TOKENIZERS[name].encode(text, add_special_tokens=False)
 
 
 ENDS = st.text(alphabet="ab9A'.:!?)~_ \n\té\u0301日", max_size=12)
@@ -105,71 +110,73 @@ ENDS = st.text(alphabet="ab9A'.:!?)~_ \n\té\u0301日", max_size=12)
 @given(before=ENDS, after=ENDS)
 @settings(max_examples=150, deadline=None)
 def test_a_continuation_is_cut_from_its_context(name: str, before: str, after: str) -> None:
-    """Wherever the rule says so; and in a text that was asked for after its beginning."""
+    """The ids part where `is_parted` says so, and a text that was encoded up to here before keeps its ids."""
     tokenizer, after = TOKENIZERS[name], f" {after}"
     parts = [tokenizer.encode(part, add_special_tokens=False) for part in (before, after)]
     if module.is_parted(before[-1:], after):
         assert tokenizer.encode(before + after, add_special_tokens=False) == parts[0] + parts[1]
-    kept, context = PieceTokenizer(tokenizer), "some row 7\n" * 40 + before
-    assert kept.encode(context) == tokenizer.encode(context)
-    assert kept.encode(context + after) == tokenizer.encode(context + after)
+    cutter, context = PieceTokenizer(tokenizer), "some row 7\n" * 40 + before
+    assert cutter.encode(context) == tokenizer.encode(context)
+    assert cutter.encode(context + after) == tokenizer.encode(context + after)
 
 
 def test_cut_anywhere_a_continuation_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule is not idle: with it out of the way, ids differ."""
+    """The test above can fail: where continuations are cut anywhere, ids differ."""
     tokenizer, context = TOKENIZERS["gpt2"], "some row 7\n" * 40 + "Quest"
     differing = []
     for parted in (module.is_parted, lambda end, continuation: True):
         monkeypatch.setattr(module, "is_parted", parted)
-        kept = PieceTokenizer(tokenizer)
-        kept.encode(context)
-        differing.append(kept.encode(context + "ion") != tokenizer.encode(context + "ion"))
+        cutter = PieceTokenizer(tokenizer)
+        cutter.encode(context)
+        differing.append(cutter.encode(context + "ion") != tokenizer.encode(context + "ion"))
     assert differing == [False, True]
 
 
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.parametrize("end", ["row 7", "row 7.", "row 7 \n ", "row 7\n\n"])
 def test_contexts_and_continuations_are_learnt_together(name: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `encode_pair` asks for: the context without the space at its end, and both together."""
-    kept = PieceTokenizer(TOKENIZERS[name])
+    """`learn` covers what `encode_pair` encodes: the context without its last space, and the context with its
+    continuation."""
+    cutter = PieceTokenizer(TOKENIZERS[name])
     contexts = ["".join(LINES[i % 2] + f"row {i * k}\n\n" for i in range(40)) + end for k in (1, 2)]
     pairs = [(context, after) for context in contexts for after in (" A", "\nB 1\nC", "\n\nD")]
-    kept.learn(pairs)
-    monkeypatch.setattr(kept, "_encode_all", lambda new: pytest.fail(f"again: {new}") if new else None)
+    cutter.learn(pairs)
+    monkeypatch.setattr(cutter, "_encode_all", lambda new: pytest.fail(f"again: {new}") if new else None)
     for context, after in pairs:
         for text in (context.rstrip(), context + after):
-            assert kept.encode(text, add_special_tokens=False) == TOKENIZERS[name].encode(
+            assert cutter.encode(text, add_special_tokens=False) == TOKENIZERS[name].encode(
                 text, add_special_tokens=False
             )
 
 
 def test_a_full_memory_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond MOST_PIECES the remembered pieces are forgotten, and the ids stay right."""
     monkeypatch.setattr(module, "MOST_PIECES", 8)
     monkeypatch.setattr(module, "BATCH", 3)
     tokenizer = TOKENIZERS["gpt2"]
-    kept = PieceTokenizer(tokenizer)
+    cutter = PieceTokenizer(tokenizer)
     texts = ["".join(f"line {i * j} of {j}\n" for i in range(1, 20)) for j in range(1, 12)]
-    kept.learn((text, "") for text in texts)
+    cutter.learn((text, "") for text in texts)
     for text in texts:
-        assert kept.encode(text) == tokenizer.encode(text)
-        assert len(kept._pieces) <= 20
+        assert cutter.encode(text) == tokenizer.encode(text)
+        assert len(cutter._pieces) <= 20
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_other_tokenizers_encode_the_whole_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = made(*WHOLE[name])
+    tokenizer = trained(*WHOLE[name])
     assert not cuts_at_lines(tokenizer)
-    kept = PieceTokenizer(tokenizer)
-    monkeypatch.setattr(kept, "_encode_all", lambda new: pytest.fail("cut") if new else None)
-    kept.learn([("a\nb\nc", " d")])
-    assert kept.encode("a\nb\nc 9\n") == tokenizer.encode("a\nb\nc 9\n")
+    cutter = PieceTokenizer(tokenizer)
+    monkeypatch.setattr(cutter, "_encode_all", lambda new: pytest.fail("cut") if new else None)
+    cutter.learn([("a\nb\nc", " d")])
+    assert cutter.encode("a\nb\nc 9\n") == tokenizer.encode("a\nb\nc 9\n")
 
 
 def test_cut_anyway_some_of_them_would_differ() -> None:
-    """The rule is not idle: with the check out of the way, ids differ."""
+    """The check of tokenizers is needed: cut without it, some of them give other ids."""
     differing = 0
     for normalizer, pre_tokenizer in WHOLE.values():
-        tokenizer = made(normalizer, pre_tokenizer)
+        tokenizer = trained(normalizer, pre_tokenizer)
         text = "what is 7\nwhat is 8\nwhat is 9\n" * 3
         joined = [i for piece in pieces(text) for i in tokenizer.encode(piece, add_special_tokens=False)]
         differing += joined != tokenizer.encode(text, add_special_tokens=False)
@@ -178,8 +185,8 @@ def test_cut_anyway_some_of_them_would_differ() -> None:
 
 def test_an_added_tokens_string_keeps_the_text_whole() -> None:
     tokenizer = TOKENIZERS["qwen2"]
-    kept = PieceTokenizer(tokenizer)
-    for text in ("a\n<s>b\nc", "caf\u0065\u0301\nb\nc"):  # the second only once it is normalised
-        assert not kept._is_cut(text)
-        assert kept.encode(text) == tokenizer.encode(text)
-    assert kept._is_cut("cafe\nb\nc") and kept.bos_token == "<s>" and kept.decode([0]) == tokenizer.decode([0])
+    cutter = PieceTokenizer(tokenizer)
+    for text in ("a\n<s>b\nc", "caf\u0065\u0301\nb\nc"):  # The second one holds é once it is normalised.
+        assert not cutter._is_cut(text)
+        assert cutter.encode(text) == tokenizer.encode(text)
+    assert cutter._is_cut("cafe\nb\nc") and cutter.bos_token == "<s>" and cutter.decode([0]) == tokenizer.decode([0])

@@ -32,12 +32,12 @@ def requests(count: int = 10) -> list[Request]:
     """Generations with and without processors, greedy and sampled, some with a common prefix, among scores."""
     rng = random.Random(5)
     shared = [rng.randrange(1, 1000) for _ in range(33)]
-    made: list[Request] = []
+    batch: list[Request] = []
     for i in range(count):
-        own = [rng.randrange(1, 1000) for _ in range(rng.choice([1, 7, 31, 64]))]
-        prompt = shared + own if i % 2 else own
+        suffix = [rng.randrange(1, 1000) for _ in range(rng.choice([1, 7, 31, 64]))]
+        prompt = shared + suffix if i % 2 else suffix
         if i % 5 == 4:
-            made.append(ScoreRequest(i, prompt, own[:3]))
+            batch.append(ScoreRequest(i, prompt, suffix[:3]))
             continue
         params = SamplingParams(
             max_tokens=9,
@@ -47,8 +47,8 @@ def requests(count: int = 10) -> list[Request]:
             ignore_eos=True,
             processors=CHOICES[i % len(CHOICES)],
         )
-        made.append(GenerateRequest(i, prompt, params))
-    return made
+        batch.append(GenerateRequest(i, prompt, params))
+    return batch
 
 
 SCHEDULES = {
@@ -62,6 +62,7 @@ SCHEDULES = {
 
 @pytest.fixture(scope="module")
 def alone(small_checkpoint: Checkpoint) -> dict[int, Any]:
+    """Each request's output when it runs by itself in `exact`."""
     return one_by_one(small_checkpoint, requests(), batch_invariant=True)
 
 
@@ -72,10 +73,12 @@ def test_no_schedule_changes_a_bit(small_checkpoint: Checkpoint, alone: dict[int
 
 
 def test_the_comparison_can_fail(small_checkpoint: Checkpoint, alone: dict[int, Any]) -> None:
-    """In `fast` a schedule does change bits; and without processors each kind of request that had some differs."""
+    """In `fast` a schedule does change bits; and without processors, each kind of request that had some differs."""
     fast = {"batch_invariant": False, "dtype": "bfloat16"}
-    one, other = (run(small_checkpoint, requests(), s, **fast) for s in (ALONE, Schedule(max_num_batched_tokens=37)))
-    assert differing(one, other)
+    outputs, chunked = (
+        run(small_checkpoint, requests(), s, **fast) for s in (ALONE, Schedule(max_num_batched_tokens=37))
+    )
+    assert differing(outputs, chunked)
     plain = [
         replace(r, params=replace(r.params, processors=LogitsProcessors())) if isinstance(r, GenerateRequest) else r
         for r in requests()
@@ -91,6 +94,7 @@ def test_preemption_happens_in_these_schedules(make_llm: Callable[..., LLM]) -> 
 
 
 def test_the_logprobs_are_the_raw_models(make_llm: Callable[..., LLM]) -> None:
+    """Logprobs, alternatives and `is_greedy` come from the model's logits, before processors change them."""
     llm = make_llm()
     params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=2, processors=CHOICES[0])
     (output,) = llm.generate([[5, 6, 7]], params)
@@ -110,17 +114,17 @@ def test_processors_that_happen_to_do_nothing_change_nothing(make_llm: Callable[
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=temperature, top_k=9, top_p=0.8)
         plain = llm.generate([[5, 6, 7], [8]], params)
-        same = llm.generate([[5, 6, 7], [8]], replace(params, processors=idle))
-        assert [o.token_ids for o in same] == [o.token_ids for o in plain]
+        with_idle = llm.generate([[5, 6, 7], [8]], replace(params, processors=idle))
+        assert [o.token_ids for o in with_idle] == [o.token_ids for o in plain]
 
 
 def test_forbidden_tokens_are_never_sampled(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
     allowed = (17, 400, 401)
-    rest = tuple(i for i in range(llm.spec.vocab_size) if i not in allowed)
+    banned = tuple(i for i in range(llm.spec.vocab_size) if i not in allowed)
     for more in ({}, {"top_k": 200}, {"top_p": 0.99}, {"top_k": 2, "top_p": 0.5}):
         params = SamplingParams(
-            max_tokens=20, temperature=3.0, ignore_eos=True, processors=LogitsProcessors(suppress_tokens=rest), **more
+            max_tokens=20, temperature=3.0, ignore_eos=True, processors=LogitsProcessors(suppress_tokens=banned), **more
         )
         (output,) = llm.generate([[5]], params)
         assert set(output.token_ids) <= set(allowed)
@@ -143,6 +147,7 @@ def test_a_request_that_may_take_no_token_fails(make_llm: Callable[..., LLM]) ->
 
 
 def test_the_models_own_hold_unless_the_request_has_others(small_checkpoint: Checkpoint) -> None:
+    """The processors of the model's checkpoint hold, unless the request has its own."""
     spec = replace(small_checkpoint.spec, processors=CHOICES[0])
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     with LLM(small_checkpoint, num_kv_blocks=64) as llm:
@@ -156,7 +161,7 @@ def test_the_models_own_hold_unless_the_request_has_others(small_checkpoint: Che
 
 
 def test_the_penalty_is_one_ieee_rounding() -> None:
-    """Against float64's quotients and products, each rounded once: no reciprocal, no fused step."""
+    """The penalty equals float64's quotient or product, rounded once: it is no reciprocal and no fused step."""
     rng = np.random.default_rng(0)
     logits = torch.from_numpy((rng.standard_normal((3, 500)) * 20).astype(np.float32))
     states = [Processing(LogitsProcessors(repetition_penalty=p), (), 1) for p in (1.1, 0.9)]
@@ -164,14 +169,14 @@ def test_the_penalty_is_one_ieee_rounding() -> None:
     for state, ids in zip(states, tokens, strict=True):
         state.advance(ids[:100])
         state.advance(ids)
-    found = logits.clone()
-    penalise(found, [states[0], None, states[1]])
+    penalised = logits.clone()
+    penalise(penalised, [states[0], None, states[1]])
     expected = logits.numpy().copy()
     for row, p, ids in ((0, np.float32(1.1), tokens[0]), (2, np.float32(0.9), tokens[1])):
         for i in set(ids):
             wide = np.float64(expected[row, i])
             expected[row, i] = np.float32(wide * np.float64(p) if wide < 0 else wide / np.float64(p))
-    assert found.numpy().tobytes() == expected.tobytes()
+    assert penalised.numpy().tobytes() == expected.tobytes()
     by_reciprocal = logits.numpy()[0] * np.float32(1 / 1.1)
     assert (by_reciprocal != logits.numpy()[0] / np.float32(1.1)).any(), "what CUDA would have computed"
 

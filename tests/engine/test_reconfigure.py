@@ -1,4 +1,4 @@
-"""Another schedule for an engine that is loaded already."""
+"""Another schedule for an engine that has its model already: its weights stay, all else starts anew."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from evalengine.layers.exact import ExactOps
 def test_reconfigure_keeps_the_weights_and_starts_afresh(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm(max_num_seqs=4)
     assert llm.runner is not None
-    model, before = llm.runner.model, llm.generate([[1, 2, 3]])[0]
+    model, answer = llm.runner.model, llm.generate([[1, 2, 3]])[0]
     llm.reconfigure(block_size=8, num_kv_blocks=99, max_num_seqs=2)
     assert llm.runner.model is model and (llm.num_kv_blocks, llm.settings.block_size) == (99, 8)
     assert llm.scheduler.max_num_seqs == 2 and llm.stats.num_steps == 0 and not llm.block_manager.by_hash
-    assert llm.generate([[1, 2, 3]])[0].logprobs.tobytes() == before.logprobs.tobytes()
-    for refused in ({"dtype": "float32"}, {"max_model_len": 9}, {"device": "cpu"}, {"max_num_seqs": 0}):
+    assert llm.generate([[1, 2, 3]])[0].logprobs.tobytes() == answer.logprobs.tobytes()
+    for refused_settings in ({"dtype": "float32"}, {"max_model_len": 9}, {"device": "cpu"}, {"max_num_seqs": 0}):
         with pytest.raises(ConfigError):
-            llm.reconfigure(**refused)
+            llm.reconfigure(**refused_settings)
     assert llm.config.max_num_seqs == 2, "a refused setting leaves the engine as it was"
     llm.close()
     with pytest.raises(EvalEngineError, match="closed"):
@@ -64,10 +64,10 @@ def test_threads_come_back_even_from_an_engine_that_cannot_be_rebuilt(
 def test_kernels_are_verified_for_every_page_size(
     make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
+    verified_sizes: list[int] = []
 
     def verify_kernels(self: ExactOps, shapes: Shapes, *, block_size: int) -> dict[str, Any]:
-        seen.append(block_size)
+        verified_sizes.append(block_size)
         if block_size == 32:
             raise EvalEngineError("no promise for 32")
         return {"block_size": block_size}
@@ -75,31 +75,32 @@ def test_kernels_are_verified_for_every_page_size(
     monkeypatch.setattr(ExactOps, "verify_kernels", verify_kernels)
     llm = make_llm(block_size=16)
     llm.reconfigure(max_num_seqs=3)
-    assert seen == [16], "nothing else asks for it"
+    assert verified_sizes == [16], "nothing else asks for it"
     llm.reconfigure(block_size=8)
-    assert seen == [16, 8] and llm.kernels_verdict == {"block_size": 8}
+    assert verified_sizes == [16, 8] and llm.kernels_verdict == {"block_size": 8}
     with pytest.raises(EvalEngineError, match="no promise for 32"):
         llm.reconfigure(block_size=32)
     assert llm.settings.block_size == 8 and llm.generate([[1, 2, 3]])
     llm.reconfigure(block_size=16)
-    assert seen == [16, 8, 32] and llm.kernels_verdict == {"block_size": 16}
+    assert verified_sizes == [16, 8, 32] and llm.kernels_verdict == {"block_size": 16}
 
 
 def test_an_emptied_prefix_cache_is_that_of_a_new_engine(make_llm: Callable[..., LLM]) -> None:
+    """Emptied, the cache has no hits, and the model and the pool are the same ones."""
     llm = make_llm()
     assert llm.runner is not None
-    kept = llm.runner.model, llm.runner.kv_pool, llm.num_kv_blocks
+    model_and_pool = llm.runner.model, llm.runner.kv_pool, llm.num_kv_blocks
     prompt = list(range(1, 101))
 
     def computed() -> tuple[int, bytes]:
-        before = llm.stats.num_cached_tokens
+        cached_before = llm.stats.num_cached_tokens
         logprobs = llm.generate([prompt])[0].logprobs.tobytes()
-        return llm.stats.num_cached_tokens - before, logprobs
+        return llm.stats.num_cached_tokens - cached_before, logprobs
 
-    first, again = computed(), computed()
-    assert first[0] == 0 and again[0] > 0
+    cold, warm = computed(), computed()
+    assert cold[0] == 0 and warm[0] > 0
     llm.reset_prefix_cache()
-    assert computed() == first and (llm.runner.model, llm.runner.kv_pool, llm.num_kv_blocks) == kept
+    assert computed() == cold and (llm.runner.model, llm.runner.kv_pool, llm.num_kv_blocks) == model_and_pool
     assert llm.scheduler.block_manager is llm.block_manager
 
 

@@ -1,4 +1,4 @@
-"""What the API takes and what it refuses: one ConfigError with everything that is wrong, before anything runs."""
+"""What the API takes and what it refuses: one ConfigError lists all that is wrong, before anything runs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def test_token_ids_of_every_library_and_nothing_else() -> None:
 
 
 def test_messages_stay_short() -> None:
+    """Values in messages are cut, and stand on one line."""
     assert shown(10**6000) == "(int)" and len(shown("x" * 10**6)) < 50 and "\n" not in shown(torch.zeros(5, 5))
 
 
@@ -161,6 +162,7 @@ def test_all_bad_prompts_are_listed_at_once(llm: LLM) -> None:
 
 
 def test_what_only_the_model_can_tell(llm: LLM) -> None:
+    """Token ids and counts beyond the model's vocabulary are refused when the request is submitted."""
     vocab = llm.spec.vocab_size
     with pytest.raises(ConfigError) as caught:
         llm.generate(

@@ -28,7 +28,7 @@ class Schedule:
     max_num_batched_tokens: int = 4096
     enable_prefix_caching: bool = True
     num_threads: int = 1
-    order: int = 0  # seed of a shuffle of the requests
+    order: int = 0  # The requests are shuffled by this seed.
     nan_pool: bool = True
 
 
@@ -41,8 +41,8 @@ def mixed_requests(seed: int, count: int = 9) -> list[Request]:
     shared = [rng.randrange(1, 1000) for _ in range(rng.choice([15, 16, 17, 37]))]
     requests: list[Request] = []
     for i in range(count):
-        own = [rng.randrange(1, 1000) for _ in range(rng.choice([1, 2, 7, 31, 64, 65, 130]))]
-        prompt = shared + own if rng.random() < 0.5 else own
+        suffix = [rng.randrange(1, 1000) for _ in range(rng.choice([1, 2, 7, 31, 64, 65, 130]))]
+        prompt = shared + suffix if rng.random() < 0.5 else suffix
         if i % 3 == 0:
             temperature = rng.choice([0.0, 0.0, 0.8])
             requests.append(
@@ -67,6 +67,7 @@ def mixed_requests(seed: int, count: int = 9) -> list[Request]:
 def run(
     checkpoint: Checkpoint, requests: list[Request], schedule: Schedule, **mode: object
 ) -> dict[int, RequestOutput]:
+    """The outputs of the requests by id, run under the schedule; the pool's pages must all be free at the end."""
     order = list(requests)
     random.Random(schedule.order).shuffle(order)
     with LLM(
@@ -86,7 +87,7 @@ def run(
 
 
 def one_by_one(checkpoint: Checkpoint, requests: list[Request], **mode: object) -> dict[int, RequestOutput]:
-    """Every request alone, its prompt in one chunk, with no prefix cache."""
+    """The output of every request run alone, its prompt in one chunk, with no prefix cache."""
     with LLM(checkpoint, block_size=64, num_kv_blocks=16, max_num_seqs=1, enable_prefix_caching=False, **mode) as llm:
         return {r.request_id: next(iter(llm.run([r]))) for r in requests}
 
@@ -104,7 +105,7 @@ def differing(left: dict[int, RequestOutput], right: dict[int, RequestOutput]) -
 schedules = st.builds(
     Schedule,
     block_size=st.sampled_from([1, 3, 16, 64, 256]),
-    num_kv_blocks=st.just(0),  # set below: a pool just large enough, or roomy
+    num_kv_blocks=st.just(0),  # The test sets a pool just large enough, or roomy.
     max_num_seqs=st.sampled_from([1, 2, 5, 64]),
     max_num_batched_tokens=st.sampled_from([11, 64, 4096]),
     enable_prefix_caching=st.booleans(),
@@ -130,12 +131,14 @@ _cache: dict[int, dict[int, RequestOutput]] = {}
 
 
 def _references(checkpoint: Checkpoint, seed: int, requests: list[Request]) -> dict[int, RequestOutput]:
+    """The outputs of requests run one by one, made once for a seed."""
     if seed not in _cache:
         _cache[seed] = one_by_one(checkpoint, requests, batch_invariant=True)
     return _cache[seed]
 
 
 def _length(request: Request) -> int:
+    """The most tokens that the request can hold in the pool."""
     if isinstance(request, GenerateRequest):
         return len(request.prompt_ids) + request.params.max_tokens
     return len(request.context_ids) + len(request.continuation_ids)
@@ -157,7 +160,7 @@ def test_the_inverse_fast_float32_does_depend_on_it(small_checkpoint):
 
 
 def test_generated_tokens_score_the_same_bits(small_checkpoint):
-    """Prefill against decode: the logprobs of what was generated are those of scoring it."""
+    """Decode against prefill: generated tokens have the logprobs that scoring them gives."""
     prompts = [r for r in mixed_requests(1, 24) if isinstance(r, GenerateRequest)]
     outputs = run(small_checkpoint, prompts, Schedule(), batch_invariant=True)
     scores: list[Request] = [ScoreRequest(i, o.prompt_ids, o.token_ids) for i, o in outputs.items()]
@@ -200,8 +203,8 @@ def test_an_unrelated_long_neighbour_changes_nothing(small_checkpoint):
     alone = run(small_checkpoint, [probe], ALONE, batch_invariant=True)
     for length in (1, 63, 64, 65, 257, 400):
         neighbour = ScoreRequest(1, [3] * length, [4])
-        both = run(small_checkpoint, [probe, neighbour], Schedule(), batch_invariant=True)
-        assert both[0].logprobs.tobytes() == alone[0].logprobs.tobytes(), length
+        outputs = run(small_checkpoint, [probe, neighbour], Schedule(), batch_invariant=True)
+        assert outputs[0].logprobs.tobytes() == alone[0].logprobs.tobytes(), length
 
 
 @pytest.mark.parametrize("threads", [1, 2])

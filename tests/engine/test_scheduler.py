@@ -1,7 +1,7 @@
-"""Scheduler and block manager, driven by a model that only remembers.
+"""Scheduler and block manager, driven by a model that remembers what each slot of its pool should hold.
 
-A slot of its pool holds the whole prefix whose KV was written there, so every read of a wrong, stale or unwritten slot
-is seen.
+A slot holds the whole prefix whose KV was written there, so that every read of a wrong, stale or unwritten slot is
+seen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evalengine.engine.scoring import Scoring
 from evalengine.engine.sequence import Sequence, Status
 from evalengine.engine.submission import to_sequences
 
-STOPS = frozenset({2})  # ends a generation that does not ignore it
+STOPS = frozenset({2})  # This token ends a generation that does not ignore it.
 
 
 @dataclass
@@ -33,7 +33,7 @@ class RememberingModel:
 
     num_blocks: int
     block_size: int
-    chosen: dict[int, int] = field(default_factory=dict)  # sequence -> its next token, which nobody else knows
+    chosen: dict[int, int] = field(default_factory=dict)  # Sequence id -> its next token, not yet taken.
     slots: list[list[tuple[int, ...] | None]] = field(init=False)
     computed: int = 0
 
@@ -41,10 +41,10 @@ class RememberingModel:
         self.slots = [[None] * self.block_size for _ in range(self.num_blocks)]
 
     def execute(self, schedule: SchedulerOutput) -> None:
-        before = [list(page) for page in self.slots]
+        old_slots = [list(page) for page in self.slots]
         for source, destination in schedule.copies:
-            self.slots[destination] = list(before[source])
-        for chunk in schedule.chunks:  # all of a step's KV is written before any is read
+            self.slots[destination] = list(old_slots[source])
+        for chunk in schedule.chunks:  # All of a step's KV is written before any is read.
             for p in range(chunk.start, chunk.end):
                 page, offset = chunk.seq.block_table[p // self.block_size], p % self.block_size
                 self.slots[page][offset] = tuple(self.tokens(chunk.seq)[: p + 1])
@@ -60,6 +60,8 @@ class RememberingModel:
 
 
 def as_sequences(requests: list[Request], share_contexts: bool) -> list[Sequence]:
+    """The requests as the engine's sequences; scores that share a context share a sequence if `share_contexts`."""
+
     def generating(request: GenerateRequest) -> Generating:
         most, ends = request.params.max_tokens, frozenset() if request.params.ignore_eos else STOPS
         return Generating(list(request.prompt_ids), request=request, max_output_tokens=most, stop_ids=ends)
@@ -71,7 +73,7 @@ def as_sequences(requests: list[Request], share_contexts: bool) -> list[Sequence
 class Driver:
     """Runs sequences to their end, checking integrity after every step.
 
-    ahead: a step's results are taken once the next one is launched, wherever the scheduler offers one.
+    With `ahead`, a step's results are taken once the next step is launched, wherever the scheduler offers one.
     """
 
     num_blocks: int
@@ -81,7 +83,7 @@ class Driver:
     caching: bool
     seed: int = 0
     ahead: bool = False
-    seen: dict[int, list[int]] = field(default_factory=dict)  # what each position was asked for
+    seen: dict[int, list[int]] = field(default_factory=dict)  # Sequence id -> positions whose logits were asked for.
     num_ahead: int = 0
 
     def __post_init__(self) -> None:
@@ -124,6 +126,7 @@ class Driver:
         self.manager.check(self.scheduler.sequences)
 
     def take(self) -> None:
+        """Takes the results of the step in flight, if there is one, and finishes the sequences that they complete."""
         results, self._in_flight, self.model.chosen = self._in_flight, [], {}
         for seq, positions, token in results:
             if seq.status is Status.FINISHED:
@@ -131,21 +134,22 @@ class Driver:
             self.seen.setdefault(seq.seq_id, []).extend(positions)
             if isinstance(seq, Generating):
                 seq.append(token, 0.0, True, {})
-                done = seq.is_complete()
+                is_complete = seq.is_complete()
             elif isinstance(seq, Scoring):
-                wanted = seq.columns(positions)
-                seq.take(positions, wanted[:1], np.zeros(len(wanted), dtype=np.float32), [], None)
-                done = seq.is_complete()
-            if done:
+                columns = seq.columns(positions)
+                seq.take(positions, columns[:1], np.zeros(len(columns), dtype=np.float32), [], None)
+                is_complete = seq.is_complete()
+            if is_complete:
                 self.scheduler.finish(seq)
 
 
-def drive(sequences: list[Sequence], *settings: Any, **more: Any) -> tuple[Scheduler, RememberingModel]:
-    driver = Driver(*settings, **more).run(sequences)
+def drive(sequences: list[Sequence], *settings: Any, **options: Any) -> tuple[Scheduler, RememberingModel]:
+    """Runs the sequences by a new `Driver`, and returns its scheduler and its model."""
+    driver = Driver(*settings, **options).run(sequences)
     return driver.scheduler, driver.model
 
 
-tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)  # three tokens: long common prefixes are frequent
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)  # Few tokens, for many common prefixes.
 generate = st.builds(lambda ids, n: (ids, n), tokens, st.integers(1, 20))
 score = st.builds(lambda a, b: (a, b), tokens, st.lists(tokens, min_size=1, max_size=4))
 
@@ -166,6 +170,7 @@ score = st.builds(lambda a, b: (a, b), tokens, st.lists(tokens, min_size=1, max_
 def test_every_read_finds_its_own_prefix(
     generates, scores, block_size, spare, max_num_seqs, budget, caching, seed, ahead, stop
 ):
+    """Over random requests, pools and limits, each read finds its own prefix, and each wanted position comes once."""
     requests: list = [
         GenerateRequest(i, ids, SamplingParams(max_tokens=n, ignore_eos=not stop))
         for i, (ids, n) in enumerate(generates)
@@ -184,7 +189,7 @@ def test_every_read_finds_its_own_prefix(
     num_blocks = -(-longest // block_size) + spare
     sequences = as_sequences(requests, caching)
     everything = sequences + [child for seq in sequences for child in seq.then]
-    wanted = {s.seq_id: list(s.wanted(0, s.num_tokens)) for s in everything if isinstance(s, Scoring)}
+    wanted_positions = {s.seq_id: list(s.wanted(0, s.num_tokens)) for s in everything if isinstance(s, Scoring)}
     driver = Driver(num_blocks, block_size, max_num_seqs, budget, caching, seed, ahead).run(sequences)
     for seq in everything:
         if isinstance(seq, Generating):
@@ -192,14 +197,14 @@ def test_every_read_finds_its_own_prefix(
             assert ended or len(driver.seen[seq.seq_id]) == seq.request.params.max_tokens
             assert not seq.stop_ids & set(seq.output_ids[:-1])
         else:
-            assert driver.seen[seq.seq_id] == wanted[seq.seq_id]  # each once, in order, whatever was cached
+            assert driver.seen[seq.seq_id] == wanted_positions[seq.seq_id]  # Each position came once, in order.
 
 
 def test_steps_are_scheduled_before_the_last_ones_results_are_taken():
-    """All but the first, where there are pages for everything: whoever ends by number makes room at once."""
-    made = [GenerateRequest(i, [i % 3] * 5, SamplingParams(max_tokens=1 + i % 4, ignore_eos=True)) for i in range(12)]
-    waiting = Driver(100, 4, 3, 100, True).run(as_sequences(made, True))
-    ahead = Driver(100, 4, 3, 100, True, ahead=True).run(as_sequences(made, True))
+    """Steps go ahead where the pool has pages for all, and compute nothing in vain where requests end by max_tokens."""
+    batch = [GenerateRequest(i, [i % 3] * 5, SamplingParams(max_tokens=1 + i % 4, ignore_eos=True)) for i in range(12)]
+    waiting = Driver(100, 4, 3, 100, True).run(as_sequences(batch, True))
+    ahead = Driver(100, 4, 3, 100, True, ahead=True).run(as_sequences(batch, True))
     assert waiting.num_ahead == 0 and ahead.num_ahead > 0
     assert ahead.model.computed == waiting.model.computed, "nothing was computed in vain"
     assert ahead.seen.keys() and len(ahead.seen) == len(waiting.seen) == 12
@@ -210,7 +215,7 @@ def test_choices_compute_their_context_once():
     choices = [[200], [201], [202, 203, 204], [205, 206]]
     requests = [ScoreRequest(i, context, c) for i, c in enumerate(choices)]
     _, model = drive(as_sequences(requests, True), 100, 16, 8, 1000, True)
-    assert model.computed == 100 + 2 + 1  # the context, then what longer choices feed: all but their last token
+    assert model.computed == 100 + 2 + 1  # The context once, then all but the last token of each longer choice.
 
 
 def test_one_token_choices_cost_one_forward():
@@ -227,20 +232,20 @@ def test_a_hit_may_end_inside_a_page():
     second = GenerateRequest(1, [0] * 19 + [1] * 4, SamplingParams(max_tokens=1))
     sequences = as_sequences([first, second], True)
     drive(sequences, 10, 8, 1, 100, True)
-    assert sequences[1].num_cached_tokens == 19  # two pages of 8, and 3 tokens of the copied third
+    assert sequences[1].num_cached_tokens == 19  # Two pages of 8, and 3 tokens of the third, which is copied.
 
 
 def test_choices_follow_their_context_while_it_is_in_the_pool():
-    """Two contexts of which the pool holds one: the choices of the first come before the second."""
+    """The pool holds one of two contexts: the choices of the first one run before those of the second."""
     requests = [ScoreRequest(4 * g + i, [g] * 16, [5, i, i]) for g in range(2) for i in range(3)]
     _, model = drive(as_sequences(requests, True), 6, 4, 1, 100, True)
-    assert model.computed == 2 * (16 + 3 * 2)  # each choice feeds two tokens, and both their logits are wanted
+    assert model.computed == 2 * (16 + 3 * 2)  # Each choice feeds two tokens, and the logits of both are wanted.
 
 
 def test_a_prefix_outlives_its_tail():
-    """Of a finished sequence's pages the last is handed out first."""
-    first, other, again = [0] * 16, [1] * 8, [0] * 16
-    requests = [GenerateRequest(i, ids, SamplingParams(max_tokens=1)) for i, ids in enumerate([first, other, again])]
+    """A finished sequence's last page is the first to be handed out again."""
+    first, other, same = [0] * 16, [1] * 8, [0] * 16
+    requests = [GenerateRequest(i, ids, SamplingParams(max_tokens=1)) for i, ids in enumerate([first, other, same])]
     sequences = as_sequences(requests, True)
     drive(sequences, 5, 4, 1, 100, True)
     assert sequences[2].num_cached_tokens == 12
@@ -284,27 +289,27 @@ def test_prefill_chunks_mix_with_decode(caching):
 
 def test_groups_that_share_pages_are_brought_together_and_begun_a_step_early():
     shared = [[g] * 9 for g in range(3)]
-    made = [GenerateRequest(i, [*shared[i % 3], 10 + i], SamplingParams(max_tokens=1)) for i in range(9)]
+    requests = [GenerateRequest(i, [*shared[i % 3], 10 + i], SamplingParams(max_tokens=1)) for i in range(9)]
     alone = [GenerateRequest(9 + i, [50 + i] * 9, SamplingParams(max_tokens=1)) for i in range(2)]
     manager = BlockManager(100, 4)
-    order = [seq.request.request_id for seq in in_prefix_order(as_sequences([*made, *alone], True), manager)]
+    order = [seq.request.request_id for seq in in_prefix_order(as_sequences([*requests, *alone], True), manager)]
     assert order == [0, 1, 3, 6, 2, 4, 7, 5, 8, 9, 10]
     unshared = as_sequences(alone, True)
     assert in_prefix_order(unshared, manager) == unshared
-    sequences = as_sequences(made, False)
+    sequences = as_sequences(requests, False)
     assert in_prefix_order(sequences, BlockManager(100, 4, enable_prefix_caching=False)) == sequences
 
 
 @pytest.mark.parametrize(("num_blocks", "budget"), [(1000, 60), (50, 60), (40, 30), (24, 30)])
 def test_the_order_of_shared_prefixes_saves_tokens(num_blocks, budget):
-    """Questions of ten subjects, in turn: of each subject's exemplars even the last, partly filled page is shared."""
+    """Questions of ten subjects come in turn; each subject's shared exemplars end in a partly filled page."""
     exemplars = [[100 * g + i for i in range(22)] for g in range(10)]
     params = SamplingParams(max_tokens=1)
-    made = [GenerateRequest(i, [*exemplars[i % 10], 5000 + i, i], params) for i in range(100)]
+    requests = [GenerateRequest(i, [*exemplars[i % 10], 5000 + i, i], params) for i in range(100)]
     computed = []
     for ordered in (False, True):
         driver = Driver(num_blocks, 4, 16, budget, True)
-        sequences = as_sequences(made, True)
+        sequences = as_sequences(requests, True)
         driver.run(in_prefix_order(sequences, driver.manager) if ordered else sequences)
         computed.append(driver.model.computed)
     fewest = 10 * 22 + 100 * 2

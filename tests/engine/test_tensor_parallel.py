@@ -1,6 +1,6 @@
-"""Models that several processes share: in the mode no degree changes a bit, and whoever dies takes the others along.
+"""A model that several processes share: in batch-invariant mode no degree changes a bit, and a rank that dies ends all.
 
-All on the CPU, in `exact`, with gloo; what needs two GPUs is in test_tensor_parallel_cuda.py.
+Everything here runs on the CPU, in `exact`, with gloo; test_tensor_parallel_cuda.py has what needs two GPUs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tests.bitwise import assert_bitwise_equal
 
 CPU = torch.device("cpu")
 POOL = {"num_kv_blocks": 64, "block_size": 16}
-SECONDS_TO_NOTICE = 20  # generous: both cores may be taken by other tests
+SECONDS_TO_NOTICE = 20  # Generous, because other tests may take all cores.
 
 
 def every_kind() -> list[Request]:
-    """Greedy, sampled, with alternatives, stopped by text; scores of several tokens, of one token each behind a shared
-    context, with alternatives."""
+    """Generations: greedy, sampled, with alternatives, stopped by text. Scores: of several tokens, of one token each
+    behind a shared context, with alternatives."""
     prompts = [[3 + (7 * i + j * j) % 300 for j in range(1 + 9 * i % 41)] for i in range(8)]
     params = [
         SamplingParams(max_tokens=9, ignore_eos=True),
@@ -48,47 +48,51 @@ def every_kind() -> list[Request]:
         SamplingParams(max_tokens=5, ignore_eos=True, logprobs=3),
         SamplingParams(max_tokens=12, stop=("e", "1")),
     ]
-    made: list[Request] = [GenerateRequest(i, prompt, params[i % 4]) for i, prompt in enumerate(prompts)]
-    made += [ScoreRequest(100 + i, prompts[i], [9, 8, 7][: 1 + i % 3], 2 * (i % 2)) for i in range(8)]
-    made += [ScoreRequest(200 + i, prompts[3], [5 + i]) for i in range(4)]
-    return made
+    requests: list[Request] = [GenerateRequest(i, prompt, params[i % 4]) for i, prompt in enumerate(prompts)]
+    requests += [ScoreRequest(100 + i, prompts[i], [9, 8, 7][: 1 + i % 3], 2 * (i % 2)) for i in range(8)]
+    requests += [ScoreRequest(200 + i, prompts[3], [5 + i]) for i in range(4)]
+    return requests
 
 
 def answers(llm: LLM, requests: list[Request] | None = None) -> dict[int, RequestOutput]:
+    """The outputs of the requests by id; without requests, those of every kind."""
     return {output.request_id: output for output in llm.run(every_kind() if requests is None else requests)}
 
 
-def differing(mine: dict[int, RequestOutput], theirs: dict[int, RequestOutput]) -> list[int]:
-    """Requests of which anything differs, by bytes."""
-    assert mine.keys() == theirs.keys()
+def differing(outputs: dict[int, RequestOutput], expected: dict[int, RequestOutput]) -> list[int]:
+    """The ids of requests whose outputs differ in any field, by bytes."""
+    assert outputs.keys() == expected.keys()
 
-    def said(output: RequestOutput) -> tuple:
+    def contents(output: RequestOutput) -> tuple:
         return output.token_ids, output.logprobs.tobytes(), output.top_logprobs, output.text, output.error
 
-    return [key for key in mine if said(mine[key]) != said(theirs[key])]
+    return [key for key in outputs if contents(outputs[key]) != contents(expected[key])]
 
 
 def children(llm: LLM) -> list[int]:
+    """The process ids of the LLM's ranks but rank 0."""
     return [process.pid for process in llm._ranks._children.processes]
 
 
 def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def until(happened: Callable[[], bool], what: str) -> None:
+def until(happened: Callable[[], bool], event: str) -> None:
+    """Waits until `happened()`, and fails with the event's name after SECONDS_TO_NOTICE."""
     end = time.monotonic() + SECONDS_TO_NOTICE
     while not happened():
-        assert time.monotonic() < end, f"not within {SECONDS_TO_NOTICE} s: {what}"
+        assert time.monotonic() < end, f"not within {SECONDS_TO_NOTICE} s: {event}"
         time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
 def odd(small_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """The small model with biases, a vocabulary that no degree divides, and weights in a file, its head its own."""
+    """The small model with biases, a head of its own, a vocabulary that no degree divides, and weights in a file."""
     folder = tmp_path_factory.mktemp("odd")
     source = small_checkpoint.path
     config = json.loads((source / "config.json").read_text())
@@ -105,13 +109,14 @@ def odd(small_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def shared(request: pytest.FixtureRequest, odd: Checkpoint) -> Iterator[LLM]:
-    """Of 2 and 4 ranks; 4 is more than there are KV heads."""
+    """The odd model on 2 and on 4 ranks; 4 are more than it has KV heads."""
     with LLM(odd, tensor_parallel_size=request.param, **POOL) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def expected(odd: Checkpoint) -> dict[int, RequestOutput]:
+    """The outputs of one rank."""
     with LLM(odd, **POOL) as llm:
         return answers(llm)
 
@@ -125,6 +130,7 @@ def test_every_kind_of_request_has_one_ranks_bytes(shared: LLM, expected: dict[i
 
 
 def test_under_other_schedules_too(shared: LLM, expected: dict[int, RequestOutput]) -> None:
+    """Other schedules on several ranks give one rank's bytes, too; a refused change leaves all ranks as they were."""
     for settings in (
         {"max_num_seqs": 3, "max_num_batched_tokens": 11, "block_size": 4, "num_kv_blocks": 40},
         {"num_kv_blocks": 5, "block_size": 16, "max_num_seqs": 8},
@@ -141,14 +147,14 @@ def test_under_other_schedules_too(shared: LLM, expected: dict[int, RequestOutpu
 
 
 def test_fast_gives_other_bytes_for_another_degree(odd: Checkpoint) -> None:
-    """What is found is not hidden by the comparison: summing over ranks moves bits. And the values are close."""
-    with LLM(odd, batch_invariant=False, dtype="float32", **POOL) as one:
-        alone = answers(one)
-    with LLM(odd, batch_invariant=False, dtype="float32", tensor_parallel_size=2, **POOL) as two:
-        both = answers(two)
-    assert differing(both, alone)
+    """The comparison can fail: in fast, sums over ranks have other bits, though their values are close."""
+    with LLM(odd, batch_invariant=False, dtype="float32", **POOL) as one_rank:
+        alone = answers(one_rank)
+    with LLM(odd, batch_invariant=False, dtype="float32", tensor_parallel_size=2, **POOL) as two_ranks:
+        together = answers(two_ranks)
+    assert differing(together, alone)
     for key in range(100, 108):
-        assert abs(both[key].logprobs - alone[key].logprobs).max() < 1e-3
+        assert abs(together[key].logprobs - alone[key].logprobs).max() < 1e-3
 
 
 def test_processors_choose_on_rank_0_alone(small_checkpoint: Checkpoint) -> None:
@@ -158,26 +164,27 @@ def test_processors_choose_on_rank_0_alone(small_checkpoint: Checkpoint) -> None
         GenerateRequest(i, [5, 6, 7 + i], SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.5 * (i % 2)))
         for i in range(4)
     ]
-    with LLM(checkpoint, **POOL) as one, LLM(checkpoint, tensor_parallel_size=2, **POOL) as two:
-        assert not differing(answers(two, requests), answers(one, requests))
+    with LLM(checkpoint, **POOL) as one_rank, LLM(checkpoint, tensor_parallel_size=2, **POOL) as two_ranks:
+        assert not differing(answers(two_ranks, requests), answers(one_rank, requests))
 
 
 @pytest.mark.slow
 def test_eight_ranks(odd: Checkpoint, tmp_path: Path) -> None:
+    """Eight ranks, more than there are KV heads, give one rank's bytes."""
     config = json.loads((odd.path / "config.json").read_text())
     config.update(num_attention_heads=8, num_key_value_heads=2, head_dim=16)
     (tmp_path / "config.json").write_text(json.dumps(config))
     checkpoint = resolve_checkpoint(ModelConfig(name="eight", path=str(tmp_path), load_format="dummy"))
-    requests = [r for r in every_kind() if isinstance(r, ScoreRequest) or not r.params.stop]  # there is no tokenizer
-    with LLM(checkpoint, **POOL) as one:
-        alone = answers(one, requests)
-    with LLM(checkpoint, tensor_parallel_size=8, **POOL) as eight:
-        assert not differing(answers(eight, requests), alone)
+    requests = [r for r in every_kind() if isinstance(r, ScoreRequest) or not r.params.stop]  # There is no tokenizer.
+    with LLM(checkpoint, **POOL) as one_rank:
+        alone = answers(one_rank, requests)
+    with LLM(checkpoint, tensor_parallel_size=8, **POOL) as eight_ranks:
+        assert not differing(answers(eight_ranks, requests), alone)
 
 
 def test_a_weight_that_is_not_finite_is_named_whichever_rank_has_it(odd: Checkpoint, tmp_path: Path) -> None:
     tensors = load_file(odd.path / "model.safetensors")
-    tensors["model.layers.1.self_attn.v_proj.weight"][-1, 0] = float("nan")  # the last KV head: rank 1's
+    tensors["model.layers.1.self_attn.v_proj.weight"][-1, 0] = float("nan")  # The last KV head is rank 1's.
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((odd.path / name).read_text())
     save_file(tensors, tmp_path / "model.safetensors")
@@ -256,9 +263,9 @@ def test_ranks_end_with_rank_0(number: signal.Signals) -> None:
     assert process.stdout is not None
     try:
         pid, folder = process.stdout.readline().split()
-        time.sleep(1.5)  # into the run
+        time.sleep(1.5)  # By then the run goes on.
         assert is_alive(int(pid))
-        os.killpg(process.pid, number)  # as a terminal's Ctrl-C: to all of the group
+        os.killpg(process.pid, number)  # A terminal's Ctrl-C, too, goes to the whole group.
         process.wait(SECONDS_TO_NOTICE)
     finally:
         process.kill()
@@ -285,12 +292,13 @@ def test_missing_gpus_are_named(odd: Checkpoint) -> None:
 
 
 def test_a_checkpoint_travels_without_its_tokenizer(odd: Checkpoint) -> None:
-    again = pickle.loads(pickle.dumps(replace(odd, tokenizer=None)))
-    assert again == replace(odd, tokenizer=None)
+    """A checkpoint without its tokenizer is equal after pickling, by which ranks get it."""
+    unpickled = pickle.loads(pickle.dumps(replace(odd, tokenizer=None)))
+    assert unpickled == replace(odd, tokenizer=None)
 
 
 def test_logprobs_of_scores_are_those_of_generation(shared: LLM, expected: dict[int, RequestOutput]) -> None:
-    done = [output for key, output in expected.items() if key in (0, 4)]
-    scored = shared.score([(output.prompt_ids, output.token_ids) for output in done])
-    for score, output in zip(scored, done, strict=True):
+    generated = [output for key, output in expected.items() if key in (0, 4)]
+    scored = shared.score([(output.prompt_ids, output.token_ids) for output in generated])
+    for score, output in zip(scored, generated, strict=True):
         assert_bitwise_equal(score.logprobs, output.logprobs)

@@ -28,26 +28,30 @@ SECONDS_TO_NOTICE = 20
 
 @pytest.fixture(autouse=True)
 def _two_devices() -> None:
+    """Skips every test here on a machine with fewer than two CUDA devices."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs CUDA, on two devices")
 
 
 def wide() -> list[Request]:
-    """Batches of many sizes, so that graphs of several are replayed, over prompts of up to a few hundred tokens."""
-    made: list[Request] = list(every_kind())
+    """Requests for batches of many sizes, so that graphs of several are replayed, over prompts of up to a few hundred
+    tokens."""
+    requests: list[Request] = list(every_kind())
     for i in range(48):
         prompt = [3 + (11 * i + j * j) % 300 for j in range(1 + 37 * i % 211)]
         params = SamplingParams(max_tokens=3 + i % 29, ignore_eos=True, temperature=float(i % 5 == 0), seed=i)
-        made.append(GenerateRequest(1000 + i, prompt, params))
-    return made
+        requests.append(GenerateRequest(1000 + i, prompt, params))
+    return requests
 
 
 def answers(llm: LLM) -> dict[int, RequestOutput]:
+    """The outputs of all requests by id."""
     return {output.request_id: output for output in llm.run(wide())}
 
 
 @pytest.fixture(scope="module")
 def expected() -> Iterator[dict[int, RequestOutput]]:
+    """The outputs of one GPU."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs CUDA, on two devices")
     with LLM("asset:tinymath") as llm:
@@ -64,22 +68,25 @@ def test_two_gpus_give_one_ones_bytes(settings: dict[str, Any], expected: dict[i
 
 
 def test_fast_gives_other_bytes(expected: dict[int, RequestOutput]) -> None:
-    with LLM("asset:tinymath", batch_invariant=False) as one:
-        alone = answers(one)
-    with LLM("asset:tinymath", batch_invariant=False, tensor_parallel_size=2) as two:
-        assert differing(answers(two), alone)
+    """The comparison can fail: in fast, two GPUs give other bytes than one."""
+    with LLM("asset:tinymath", batch_invariant=False) as one_gpu:
+        alone = answers(one_gpu)
+    with LLM("asset:tinymath", batch_invariant=False, tensor_parallel_size=2) as two_gpus:
+        assert differing(answers(two_gpus), alone)
 
 
 def test_a_large_models_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of Qwen3-8B's shape have the same bytes on two GPUs as on one."""
     checkpoint = open_checkpoint(ModelConfig(name="qwen3-8b", path="shape:qwen3-8b"), num_layers=2)
-    requests = [r for r in wide() if not isinstance(r, GenerateRequest) or not r.params.stop]  # it has no tokenizer
-    with LLM(checkpoint, max_model_len=2048) as one:
-        alone = {output.request_id: output for output in one.run(requests)}
-    with LLM(checkpoint, max_model_len=2048, tensor_parallel_size=2) as two:
-        assert not differing({output.request_id: output for output in two.run(requests)}, alone)
+    requests = [r for r in wide() if not isinstance(r, GenerateRequest) or not r.params.stop]  # It has no tokenizer.
+    with LLM(checkpoint, max_model_len=2048) as one_gpu:
+        alone = {output.request_id: output for output in one_gpu.run(requests)}
+    with LLM(checkpoint, max_model_len=2048, tensor_parallel_size=2) as two_gpus:
+        assert not differing({output.request_id: output for output in two_gpus.run(requests)}, alone)
 
 
 def test_the_bench_of_exchanges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bench of exchanges between two GPUs writes a time for every number of tokens."""
     assert OWN["push_gather"](["--model", "Qwen3-0.6B", "--output", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("push-gather-2-*.json")
     rows = json.loads(file.read_text())["rows"]
@@ -99,5 +106,5 @@ def test_a_killed_rank_ends_the_run(expected: dict[int, RequestOutput]) -> None:
     llm.close()
     assert time.monotonic() - started < SECONDS_TO_NOTICE
     until(lambda: not is_alive(pid), "the rank's end")
-    with LLM("asset:tinymath") as again:  # the device is usable afterwards
-        assert not differing(answers(again), expected)
+    with LLM("asset:tinymath") as llm_after:  # The device is usable afterwards.
+        assert not differing(answers(llm_after), expected)

@@ -19,6 +19,7 @@ from evalengine.engine.text import encode, encode_pair, prefix_token_id, special
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
+    """The bundled model's tokenizer."""
     return AutoTokenizer.from_pretrained(str(files("evalengine.assets") / "tinymath"))
 
 
@@ -29,8 +30,8 @@ def test_whitespace_at_the_end_of_a_context_goes_to_the_continuation(tokenizer: 
 def test_an_empty_context_is_the_prefix_token(tokenizer: Any) -> None:
     context, continuation = encode_pair(tokenizer, "", "7 apples")
     assert context == [prefix_token_id(tokenizer)] and continuation == encode(tokenizer, "7 apples")
-    again = encode_pair(tokenizer, "", tokenizer.eos_token + "7 apples")
-    assert again == (context, continuation)  # the text's own prefix token is the context
+    with_prefix_token = encode_pair(tokenizer, "", tokenizer.eos_token + "7 apples")
+    assert with_prefix_token == (context, continuation)  # The text's own prefix token is the context.
 
 
 def test_special_tokens_are_found_where_the_tokenizer_reads_them_as_tokens(tokenizer: Any) -> None:
@@ -57,17 +58,17 @@ def test_windows_score_every_token_once_with_as_much_context_as_fits(length: int
     text = list(range(1000, 1000 + length))
     windows = rolling_windows(text, 0, window)
     assert [t for _, continuation in windows for t in continuation] == text
-    seen: list[int] = [0]
+    tokens_before: list[int] = [0]
     for number, (context, continuation) in enumerate(windows):
-        assert context == seen[-len(context) :]  # what stands right before
-        fed = len(context) + len(continuation) - 1
-        assert fed <= window
-        assert number == 0 or fed == window  # the last window too keeps a full-size context
-        seen += continuation
+        assert context == tokens_before[-len(context) :]  # The context stands right before.
+        num_fed = len(context) + len(continuation) - 1
+        assert num_fed <= window
+        assert number == 0 or num_fed == window  # The last window, too, keeps a full-size context.
+        tokens_before += continuation
 
 
 def stopped_at(tokenizer: Any, ids: list[int], *stop: str) -> int | None:
-    """How many tokens were taken when a stop string was complete."""
+    """How many tokens a generation has taken when a stop string is complete; None if none is."""
     detokenizer = Detokenizer(tokenizer, SamplingParams(stop=stop))
     return next((i + 1 for i, token in enumerate(ids) if detokenizer.stops_at(token)), None)
 
@@ -75,23 +76,23 @@ def stopped_at(tokenizer: Any, ids: list[int], *stop: str) -> int | None:
 def test_a_stop_string_over_several_tokens_is_found_when_it_is_complete(tokenizer: Any) -> None:
     ids = tokenizer.encode("3 apples and 17 pears\n\nQuestion: next")
     for stop in ("apples and 17", "\n\n", "Question:", "s\n\nQ", "7"):
-        taken = stopped_at(tokenizer, ids, stop)
-        assert taken is not None
-        assert stop in tokenizer.decode(ids[:taken]) and stop not in tokenizer.decode(ids[: taken - 1])
-        text = Detokenizer(tokenizer, SamplingParams(stop=(stop,))).text(ids[:taken])
+        num_taken = stopped_at(tokenizer, ids, stop)
+        assert num_taken is not None
+        assert stop in tokenizer.decode(ids[:num_taken]) and stop not in tokenizer.decode(ids[: num_taken - 1])
+        text = Detokenizer(tokenizer, SamplingParams(stop=(stop,))).text(ids[:num_taken])
         assert text == tokenizer.decode(ids).split(stop)[0]
     assert stopped_at(tokenizer, ids, "oranges") is None
 
 
 def test_a_character_cut_between_tokens_is_matched_whole(tokenizer: Any) -> None:
     ids = tokenizer.encode("a 苹果 b")
-    assert len(ids) > 6  # bytes
-    taken = stopped_at(tokenizer, ids, "果")
-    assert taken is not None and tokenizer.decode(ids[:taken]).endswith("果")
+    assert len(ids) > 6  # Its tokens are single bytes.
+    num_taken = stopped_at(tokenizer, ids, "果")
+    assert num_taken is not None and tokenizer.decode(ids[:num_taken]).endswith("果")
 
 
 def test_an_added_special_token_without_a_role_stops_too() -> None:
-    """Llama 3's <|eot_id|> is one; and an unknown word, which the tokenizer maps to its unk id, must not stop."""
+    """Llama 3's <|eot_id|> is such a token; an unknown word, which the tokenizer maps to its unk id, must not stop."""
     backend = Tokenizer.from_file(str(files("evalengine.assets") / "tinymath" / "tokenizer.json"))
     backend.add_special_tokens([AddedToken("<|eot|>", special=True)])
     end = "<|endoftext|>"

@@ -1,4 +1,4 @@
-"""Where a thinking ends, token by token, and what is refused."""
+"""Where a model's thinking ends, token by token, and which ends of thinking are refused."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ TOKENIZER: Any = AutoTokenizer.from_pretrained(str(files("evalengine.assets") / 
 THOUGHT = "Let me see.\n\n3 apples and 4 pears.\n\n</think>\n\nThey have 7 apples."
 
 
-def taken(text: str, *stop: str, end: str | int | None) -> int | None:
-    """How many of the text's tokens a generation takes until it stops; None if it does not."""
+def num_taken(text: str, *stop: str, end: str | int | None) -> int | None:
+    """How many of the text's tokens a generation takes until it stops; None if it does not stop."""
     detokenizer = Detokenizer(TOKENIZER, SamplingParams(stop=stop, think_end_token=end))
     return next((i + 1 for i, token in enumerate(TOKENIZER.encode(text)) if detokenizer.stops_at(token)), None)
 
 
 def test_no_stop_string_holds_inside_a_thinking() -> None:
-    assert taken(THOUGHT, "\n\n", end=None) is not None, "without its end named, the first empty line ends it"
-    assert taken(THOUGHT, "\n\n", end="</think>") is None, "nor does the white space before the answer"
+    assert num_taken(THOUGHT, "\n\n", end=None) is not None, "without its end named, the first empty line ends it"
+    assert num_taken(THOUGHT, "\n\n", end="</think>") is None, "nor does the white space before the answer"
     ids = TOKENIZER.encode(THOUGHT)
-    stopped = taken(THOUGHT + "\n\nQuestion:", "\n\n", end="</think>")
+    stopped = num_taken(THOUGHT + "\n\nQuestion:", "\n\n", end="</think>")
     assert stopped is not None and stopped > len(ids), "behind the answer it holds"
     by_id = TOKENIZER.encode(" and")[0]
-    assert taken(THOUGHT, "apples", end=None) < taken(THOUGHT, "apples", end=by_id)  # type: ignore[operator]
-    assert taken(THOUGHT, "apples", end=by_id) == len(ids) - 1, "its last tokens are ' apples' and '.'"
+    assert num_taken(THOUGHT, "apples", end=None) < num_taken(THOUGHT, "apples", end=by_id)  # type: ignore[operator]
+    assert num_taken(THOUGHT, "apples", end=by_id) == len(ids) - 1, "its last tokens are ' apples' and '.'"
 
 
 def test_a_thinking_that_is_all_ends_at_eos_alone() -> None:
-    assert taken("still thinking<|im_end|> on<|endoftext|>", "<|im_end|>", "<|endoftext|>", end="</think>") == len(
+    """A generation that never ends its thinking stops at the EOS token, and at no other stop string."""
+    assert num_taken("still thinking<|im_end|> on<|endoftext|>", "<|im_end|>", "<|endoftext|>", end="</think>") == len(
         TOKENIZER.encode("still thinking<|im_end|> on<|endoftext|>")
     )
-    assert taken("</think>answer<|im_end|>", "<|im_end|>", end="</think>") is not None
+    assert num_taken("</think>answer<|im_end|>", "<|im_end|>", end="</think>") is not None
 
 
 def test_the_parts_are_the_whole() -> None:
+    """Thinking and answer make up the text, and the thinking has as few tokens as it takes."""
     ids = TOKENIZER.encode(THOUGHT)
     parts = part(TOKENIZER, ids, "</think>")
     assert parts.thinking + "\n\n" + parts.answer == THOUGHT and parts.thinking.endswith("</think>") and parts.ended

@@ -1,4 +1,4 @@
-"""One LLM, several threads: one runs requests, the others are told so, and no answer is ever another's."""
+"""One LLM, several threads: one runs requests, the others get an error that says so, and no answer is another's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
 
 
 def hammer(work: Callable[[int], Any], threads: int = 8) -> list[Any]:
-    """What `work(number)` returned or raised, called by all threads at the same moment."""
+    """What `work(number)` returned or raised in each thread, where all threads call it at the same moment."""
     results: list[Any] = [None] * threads
     together = threading.Barrier(threads)
 
@@ -83,11 +83,12 @@ def test_all_that_uses_the_engine_is_refused_from_a_callback(llm: LLM) -> None:
     assert len(refused) == 15 and output.token_ids == llm.generate([[5, 6]], PARAMS)[0].token_ids
 
 
-@pytest.mark.parametrize("how", ["closed", "forgotten", "failed", "refused", "never started", "in a cycle"])
-def test_an_iterator_that_is_left_gives_the_engine_back(llm: LLM, how: str) -> None:
+@pytest.mark.parametrize("way", ["closed", "forgotten", "failed", "refused", "never started", "in a cycle"])
+def test_an_iterator_that_is_left_gives_the_engine_back(llm: LLM, way: str) -> None:
+    """However an unfinished run is left, the engine takes other requests afterwards."""
     requests = [GenerateRequest(i, [i + 1, 2], SamplingParams(max_tokens=2 + 5 * i)) for i in range(2)]
-    outputs = llm.run(requests if how != "refused" else [*requests, requests[0]])
-    if how == "failed":
+    outputs = llm.run(requests if way != "refused" else [*requests, requests[0]])
+    if way == "failed":
 
         def fail(_: object) -> None:
             raise KeyboardInterrupt
@@ -95,18 +96,18 @@ def test_an_iterator_that_is_left_gives_the_engine_back(llm: LLM, how: str) -> N
         outputs = llm.run(requests, fail)
         with pytest.raises(KeyboardInterrupt):
             next(outputs)
-    elif how == "refused":
+    elif way == "refused":
         with pytest.raises(EvalEngineError, match="request_id"):
             next(outputs)
-    elif how != "never started":
+    elif way != "never started":
         next(outputs)
         with pytest.raises(EvalEngineError, match="running other requests"):
             llm.generate([[1]])
-    if how == "closed":
+    if way == "closed":
         outputs.close()  # type: ignore[attr-defined]
-    elif how == "forgotten":
+    elif way == "forgotten":
         del outputs
-    elif how == "in a cycle":
+    elif way == "in a cycle":
         cycle: list[Any] = [outputs]
         cycle.append(cycle)
         del outputs, cycle

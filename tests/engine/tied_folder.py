@@ -20,6 +20,7 @@ WEIGHTS = "model.safetensors"
 
 
 def tokenizer(vocab: int = 20) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer whose tokens are t0, t1 and so on; t1 is its BOS token and t2 its EOS token."""
     core = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab)}, unk_token="t0"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="t1", eos_token="t2")
@@ -44,14 +45,15 @@ def tied_qwen3(path: Path) -> Path:
     return path
 
 
-def load(path: Path | str, **more: Any) -> DecoderForCausalLM:
-    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(path), **more))
-    # exact: in fast, equal weights at another address can give other bits (seen: a product's columns of one value)
+def load(path: Path | str, **settings: Any) -> DecoderForCausalLM:
+    """Loads the model at `path` for exact float32 arithmetic on the CPU; `settings` are ModelConfig's."""
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(path), **settings))
+    # In exact: in fast, equal weights at another address can give other bits (seen: a product's columns of one value).
     return load_model(checkpoint, create_ops("exact", torch.float32, torch.device("cpu")), 64)
 
 
 def shard(folder: Path, files: int) -> None:
-    """Rewrite the single file as several, with an index."""
+    """Rewrites the folder's one file of weights as several, with an index."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     weight_map = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the functions, called directly, also run on the CPU
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # The overrides, called directly, also run on the CPU.
 
-ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}  # of one result, relative
+ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}  # The relative error of one rounding.
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:

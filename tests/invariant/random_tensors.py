@@ -1,4 +1,4 @@
-"""Seeded operands."""
+"""Random operands of the CPU's tests, made from a seed."""
 
 from __future__ import annotations
 

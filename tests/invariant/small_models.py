@@ -1,4 +1,4 @@
-"""Small models of transformers, as `set_batch_invariant_mode` is tested around."""
+"""Small models of transformers, around which `set_batch_invariant_mode` is tested."""
 
 from __future__ import annotations
 

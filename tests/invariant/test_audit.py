@@ -1,4 +1,4 @@
-"""The audit: it names every reduction that no override covers, and passes what has no order."""
+"""The audit names every reduction that no override covers, and passes operations whose terms have no order."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ CAUGHT = {
 
 
 def stock_attention(x: Tensor) -> Tensor:
+    """Attention outside the mode, by torch's fused kernel."""
     with set_batch_invariant_mode(False):
         return F.scaled_dot_product_attention(x, x, x)
 

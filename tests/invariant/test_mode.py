@@ -1,4 +1,4 @@
-"""The mode on a CPU: how it is entered, nests and goes, and what it refuses."""
+"""The mode on a CPU: how it is entered, nests and ends, and what it refuses."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def differs_from_stock() -> bool:
 
 
 def test_plain_call_context_nesting_and_exceptions() -> None:
+    """The mode is entered by a call or as a context, nests, and is restored after an exception."""
     assert not differs_from_stock()
     with set_batch_invariant_mode():
         assert differs_from_stock()
@@ -71,12 +72,12 @@ def test_autocast_and_gradients_pass_through() -> None:
 
 def test_scaled_dot_product_attention_takes_the_math_path_and_goes_back() -> None:
     q, k, v = (randn(2, 4, 7, 16, seed=s) for s in range(3))
-    ours, fused = "_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"
+    math_path, fused = "_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"
     with torch.no_grad():
         for _ in range(2):
-            assert met(lambda: F.scaled_dot_product_attention(q, k, v)) & {ours, fused} == {fused}
+            assert met(lambda: F.scaled_dot_product_attention(q, k, v)) & {math_path, fused} == {fused}
             with set_batch_invariant_mode():
-                assert met(lambda: F.scaled_dot_product_attention(q, k, v)) & {ours, fused} == {ours}
+                assert met(lambda: F.scaled_dot_product_attention(q, k, v)) & {math_path, fused} == {math_path}
 
 
 def test_fused_attention_is_refused() -> None:
@@ -95,7 +96,7 @@ def test_fused_attention_is_refused() -> None:
 
 
 def test_compiled_functions_run_eagerly_in_the_mode() -> None:
-    """A compiler would pick its own kernels for `mm`, by shape and timing, and ask no override."""
+    """A compiler would pick kernels of its own for `mm`, by shape and timing, which no override reaches."""
     compiled_graphs = []
 
     def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
@@ -111,9 +112,9 @@ def test_compiled_functions_run_eagerly_in_the_mode() -> None:
             assert_bitwise_equal(function(x[:1]), function(x)[:1])
             assert not compiled_graphs
         function(x)
-        assert len(compiled_graphs) == 1  # outside the mode the compiler is back
+        assert len(compiled_graphs) == 1  # Outside the mode the compiler is back.
         with set_batch_invariant_mode():
-            assert_bitwise_equal(function(x), F.linear(x, weight).softmax(-1))  # its graph is there, and not used
+            assert_bitwise_equal(function(x), F.linear(x, weight).softmax(-1))  # The compiled graph is not used.
     assert len(compiled_graphs) == 1
 
 
@@ -138,10 +139,11 @@ def test_the_cpu_side_needs_no_triton() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["3.0"]
-    assert "triton" in done.stderr.splitlines()[-1]  # the CUDA side does need it: it was really out of reach
+    assert "triton" in done.stderr.splitlines()[-1]  # The CUDA side does need Triton, which was really out of reach.
 
 
 def test_the_table_lists_the_overrides() -> None:
+    """COVERED_OPS lists every override of the CPU; all other ops in it need none there."""
     assert {"mm", "addmm", "bmm", "baddbmm", "_softmax", "_log_softmax", "mean.dim"} <= set(COVERED_OPS)
     assert all(op.note and op.devices for op in COVERED_OPS.values())
     on_cpu = {name for name, op in COVERED_OPS.items() if "cpu" in op.devices}
@@ -152,7 +154,7 @@ def test_the_table_lists_the_overrides() -> None:
 
 
 def met(call: object) -> set[str]:
-    """The ops that a call runs, the covered and the others."""
+    """The names of the ops that a call runs, covered or not."""
     audit = CoverageAudit()
     with contextlib.suppress(UncoveredOpError), audit:
         call()

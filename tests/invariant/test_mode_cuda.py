@@ -35,6 +35,7 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def weight_like(x: Tensor) -> Tensor:
+    """A weight of 1024 rows, for rows of 3072 numbers, in x's dtype."""
     return randn(1024, 3072, seed=1, dtype=x.dtype)
 
 
@@ -62,7 +63,7 @@ def test_rows_do_not_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
 
 PRODUCTS = ("linear", "linear_bias", "linear_3d", "linear_strided", "matmul", "einsum", "bmm", "baddbmm")
 
-# measured on an H200 with torch 2.11: attention, softmax, log_softmax and rms_norm do not at these shapes
+# Measured on an H200 with torch 2.11: at these shapes attention, softmax, log_softmax and rms_norm do not depend on it.
 STOCK_DEPENDS = [
     *((torch.bfloat16, name) for name in PRODUCTS),
     *((torch.float32, name) for name in (*PRODUCTS, "mv", "addmv", "mean")),
@@ -72,6 +73,7 @@ STOCK_DEPENDS = [
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "name"), STOCK_DEPENDS)
 def test_stock_rows_do_depend_on_the_batch(dtype: torch.dtype, name: str) -> None:
+    """The inverse: in stock torch the same comparison finds rows that differ, so it can fail."""
     x = randn(300, 3072, dtype=dtype)
     whole = OPS[name](x)
     assert any(count_differing(OPS[name](x[:rows]), whole[:rows]) for rows in (1, 2, 8, 16, 64, 128))
@@ -82,11 +84,11 @@ def test_float32_products_are_ieee_under_allow_tf32(monkeypatch: pytest.MonkeyPa
     x, weight = randn(64, 3072), weight_like(randn(1))
     truth = reference.linear(x, weight)
     with set_batch_invariant_mode():
-        before = F.linear(x, weight)
+        without_tf32 = F.linear(x, weight)
         monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-        assert_bitwise_equal(F.linear(x, weight), before)
-    error, with_tf32 = ((y.double() - truth).abs().max() for y in (before, F.linear(x, weight)))
-    assert error * 20 < with_tf32  # the inverse: torch's own product really took TF32
+        assert_bitwise_equal(F.linear(x, weight), without_tf32)
+    error, with_tf32 = ((y.double() - truth).abs().max() for y in (without_tf32, F.linear(x, weight)))
+    assert error * 20 < with_tf32  # The inverse: torch's own product really took TF32.
 
 
 @pytest.mark.gpu
@@ -95,14 +97,16 @@ def test_installs_on_both_devices_nests_and_restores() -> None:
     cases = [(x, x.t().contiguous()) for x in (on_gpu, on_cpu)]
     stock = [torch.mm(a, b) for a, b in cases]
     with set_batch_invariant_mode():
-        ours = [torch.mm(a, b) for a, b in cases]
-        assert all(count_differing(mine, theirs) for mine, theirs in zip(ours, stock, strict=True))
+        covered = [torch.mm(a, b) for a, b in cases]
+        assert all(
+            count_differing(product, stock_product) for product, stock_product in zip(covered, stock, strict=True)
+        )
         with pytest.raises(KeyError), set_batch_invariant_mode(False):
             assert all(not count_differing(torch.mm(*c), y) for c, y in zip(cases, stock, strict=True))
             raise KeyError
         for guard in (torch.no_grad, torch.inference_mode):
             with guard():
-                assert all(not count_differing(torch.mm(*c), y) for c, y in zip(cases, ours, strict=True))
+                assert all(not count_differing(torch.mm(*c), y) for c, y in zip(cases, covered, strict=True))
     assert all(not count_differing(torch.mm(*c), y) for c, y in zip(cases, stock, strict=True))
 
 
@@ -151,13 +155,14 @@ def test_scaled_dot_product_attention(dtype: torch.dtype, form: str) -> None:
     "op", [F.silu, torch.sigmoid, torch.rsqrt, F.gelu, torch.exp, torch.log, torch.cos, torch.sin, torch.tanh]
 )
 def test_element_wise_ops_do_not_depend_on_length_or_offset(op: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-    """One formula an element on CUDA, in the vectorised body as in the tail, aligned or not: these need no override."""
+    """These ops need no override on CUDA: one formula serves each element, in the vectorised body and in the tail,
+    aligned or not."""
     x = randn(4099, dtype=dtype).abs() + 0.01
     whole = op(x)
     for start in range(17):
         for length in (1, 2, 3, 4, 7, 8, 31, 127, 513, 1025, 4099 - start):
             assert_bitwise_equal(op(x[start : start + length]), whole[start : start + length])
-    assert_bitwise_equal(op(x[::3]), whole[::3].contiguous())  # strided
+    assert_bitwise_equal(op(x[::3]), whole[::3].contiguous())  # This slice is strided.
 
 
 @pytest.mark.gpu
@@ -165,7 +170,7 @@ def test_compiled_functions_run_eagerly_in_the_mode() -> None:
     x, weight = randn(64, 3072, dtype=torch.bfloat16), randn(1024, 3072, seed=1, dtype=torch.bfloat16)
     function = torch.compile(lambda x: F.silu(F.linear(x, weight)).softmax(-1), fullgraph=True)
     with torch.no_grad():
-        function(x)  # compiled outside the mode
+        function(x)  # It is compiled outside the mode.
         with set_batch_invariant_mode():
             whole = function(x)
             assert_bitwise_equal(whole, F.silu(F.linear(x, weight)).softmax(-1))
@@ -173,6 +178,7 @@ def test_compiled_functions_run_eagerly_in_the_mode() -> None:
 
 
 def random_model(architecture: str, attention: str, dtype: torch.dtype, **sizes: int) -> torch.nn.Module:
+    """A model of transformers with random weights, of small odd sizes unless `sizes` names others."""
     import transformers
 
     shape = {
@@ -187,7 +193,7 @@ def random_model(architecture: str, attention: str, dtype: torch.dtype, **sizes:
 QWEN3_06B = {
     "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 16_411,
-}  # fmt: skip  # fewer layers and tokens than the real one: the widths decide which kernels run
+}  # fmt: skip  # Layers and tokens are fewer than the real model's; the widths decide which kernels run.
 
 MODELS = [
     ("Llama", {}, torch.float32),
@@ -199,6 +205,7 @@ MODELS = [
 
 
 def token_ids(rows: int, length: int, vocabulary: int) -> Tensor:
+    """Random token ids, [rows, length]."""
     return torch.randint(0, vocabulary, (rows, length), generator=torch.Generator().manual_seed(length)).to(DEVICE)
 
 
@@ -206,6 +213,7 @@ def token_ids(rows: int, length: int, vocabulary: int) -> Tensor:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(("architecture", "sizes", "dtype"), MODELS)
 def test_a_transformers_model(architecture: str, sizes: dict[str, int], dtype: torch.dtype, attention: str) -> None:
+    """In the mode a row's logits do not depend on the batch; at real widths, stock torch's do."""
     model = random_model(architecture, attention, dtype, **sizes)
     stock_differs = 0
     for length in (1, 7, 61):
@@ -222,7 +230,7 @@ def test_a_transformers_model(architecture: str, sizes: dict[str, int], dtype: t
         with torch.no_grad(), set_batch_invariant_mode(), CoverageAudit():
             assert_bitwise_equal(model(ids).logits, together)
     if sizes:
-        assert stock_differs  # with the mode off the same comparison finds different bits
+        assert stock_differs  # With the mode off, the same comparison finds other bits.
 
 
 @pytest.mark.gpu

@@ -87,10 +87,11 @@ def test_rows_do_not_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
     + [("gelu", torch.float16), ("rsqrt", torch.bfloat16)],
 )
 def test_stock_rows_do_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
+    """The inverse: in stock torch the same comparison finds rows that differ, so it can fail."""
     op, x = OPS[name], randn(67, 90, dtype=dtype)
     whole = op(x)
     slices = [(start, rows) for start in range(40) for rows in range(1, 27)]
-    if name == "mean":  # stock reduces one long row in another order than many
+    if name == "mean":  # Stock torch reduces one long row in another order than many.
         x = randn(600, 90)
         whole, slices = x.T.mean(-1), [(0, rows) for rows in range(1, 90)]
         assert any(not torch.equal(x.T[a : a + n].mean(-1), whole[a : a + n]) for a, n in slices)
@@ -146,9 +147,9 @@ def test_a_dimension_that_there_is_not_is_torchs_error(dim: int | tuple[int, ...
     x = torch.ones(2, 3)
     with pytest.raises((IndexError, RuntimeError)) as stock:
         x.mean(dim)
-    with set_batch_invariant_mode(), pytest.raises(stock.type) as ours:
+    with set_batch_invariant_mode(), pytest.raises(stock.type) as in_mode:
         x.mean(dim)
-    assert str(ours.value) == str(stock.value)
+    assert str(in_mode.value) == str(stock.value)
 
 
 def test_empty_and_scalar_inputs() -> None:
@@ -164,7 +165,7 @@ def test_empty_and_scalar_inputs() -> None:
 
 def test_fully_masked_rows_give_zeros() -> None:
     q, k, v = (randn(1, 2, 5, 16, seed=s) for s in range(3))
-    mask = torch.ones(5, 5, dtype=torch.bool).tril(-1)  # row 0 sees nothing
+    mask = torch.ones(5, 5, dtype=torch.bool).tril(-1)  # Row 0 sees nothing.
     with set_batch_invariant_mode(), torch.no_grad():
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     assert not out[:, :, 0].any() and out[:, :, 1:].isfinite().all() and out[:, :, 1:].any()

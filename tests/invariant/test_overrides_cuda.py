@@ -19,14 +19,16 @@ DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytes
 
 
 def assert_rounds(actual: Tensor, truth: Tensor, *, steps: int = 1) -> None:
-    """Within `steps` roundings of the dtype; small values within that of the largest, for sums that cancel."""
+    """Asserts that errors stay within `steps` roundings of the dtype; small values have the largest one's roundings,
+    since sums cancel."""
     tolerance = ROUNDING[actual.dtype] * steps
     torch.testing.assert_close(actual.double(), truth, rtol=tolerance, atol=tolerance * float(truth.abs().max()) / 4)
 
 
 def test_the_table_lists_the_overrides() -> None:
+    """COVERED_OPS lists every override of CUDA, but for attention kernels, which are refused."""
     on_cuda = {name for name, op in COVERED_OPS.items() if "cuda" in op.devices}
-    fused = {name for name in KERNELS if name.endswith(("_attention", "_attention_forward"))}  # refused
+    fused = {name for name in KERNELS if name.endswith(("_attention", "_attention_forward"))}  # These are refused.
     assert set(KERNELS) - fused <= on_cuda and fused.isdisjoint(COVERED_OPS)
     newer_torch = {"_fused_rms_norm", "mm.dtype", "addmm.dtype", "bmm.dtype", "baddbmm.dtype"}
     assert on_cuda - set(KERNELS) <= newer_torch
@@ -48,13 +50,13 @@ def test_products_against_float64(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_agree_with_each_other(dtype: torch.dtype) -> None:
-    """Which of these F.linear and matmul take depends on strides and shapes, and so on the batch."""
+    """Strides and shapes, and so the batch, decide which of these products F.linear and matmul take."""
     a, b = randn(5, 37, dtype=dtype), randn(37, 19, seed=1, dtype=dtype)
     bias = randn(19, seed=2, dtype=dtype)
     product = KERNELS["mm"](a, b)
     assert_bitwise_equal(KERNELS["bmm"](a[None], b[None])[0], product)
     assert_bitwise_equal(KERNELS["mv"](b.t(), a[0]), product[0])
-    assert_bitwise_equal(KERNELS["addmm"](bias, a, b), product + bias)  # the fused epilogue against two ops
+    assert_bitwise_equal(KERNELS["addmm"](bias, a, b), product + bias)  # A fused epilogue is compared with two ops.
     assert_bitwise_equal(KERNELS["addmm"](bias[None], a, b), product + bias)
     assert_bitwise_equal(KERNELS["addmm_"](product.clone(), a, b, beta=0), product)
     if dtype == torch.float32:
@@ -64,7 +66,7 @@ def test_products_agree_with_each_other(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_grouped_products_are_products(dtype: torch.dtype) -> None:
-    """One covered mm a group, whichever operand the groups cut; the second group is empty."""
+    """Each group is one covered mm, whichever operand the groups cut; the second group is empty."""
     grouped, mm = KERNELS["_grouped_mm"], KERNELS["mm"]
     ends, cuts = torch.tensor([3, 3, 9], dtype=torch.int32, device=DEVICE), [slice(0, 3), slice(3, 3), slice(3, 9)]
     a, b = randn(9, 37, dtype=dtype), randn(3, 37, 19, seed=1, dtype=dtype)
@@ -81,6 +83,7 @@ def test_grouped_products_are_products(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_wider_results(dtype: torch.dtype) -> None:
+    """Products with float32 results are those of the narrow dtype before its rounding."""
     a, b, bias = randn(5, 37, dtype=dtype), randn(37, 19, seed=1, dtype=dtype), randn(5, 19, seed=2, dtype=dtype)
     product = KERNELS["mm.dtype"](a, b, torch.float32)
     assert_rounds(product, reference.linear(a, b.t()))
@@ -120,7 +123,7 @@ def test_fused_rms_norm(dtype: torch.dtype, weighted: bool) -> None:
 
 
 def test_zeros_after_k_and_masked_columns_change_nothing() -> None:
-    """What right padding does to attention: on CUDA it is harmless, unlike under the CPU's overrides."""
+    """Padding on the right adds such zeros and columns to attention, and it changes no bit."""
     a, b = randn(2, 5, 37), randn(2, 37, 19, seed=1)
     wide_a, wide_b = F.pad(a, (0, 91)), F.pad(b, (0, 0, 0, 91), value=3.0)
     assert_bitwise_equal(KERNELS["bmm"](wide_a, wide_b), KERNELS["bmm"](a, b))
@@ -128,7 +131,7 @@ def test_zeros_after_k_and_masked_columns_change_nothing() -> None:
         padded = KERNELS["_softmax"](F.pad(a, (0, 91), value=masked), -1, False)
         assert_bitwise_equal(padded[..., :37].contiguous(), KERNELS["_softmax"](a, -1, False))
         assert not padded[..., 37:].any()
-    assert count_differing(KERNELS["bmm"](a.flip(-1), b.flip(1)), KERNELS["bmm"](a, b))  # the order does matter
+    assert count_differing(KERNELS["bmm"](a.flip(-1), b.flip(1)), KERNELS["bmm"](a, b))  # The terms' order does matter.
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])

@@ -18,12 +18,13 @@ LENGTHS = (3, 9, 17, 60, 1, 100, 31)
 
 
 def prompts_of(lengths: Sequence[int]) -> list[Tensor]:
+    """Random prompts of these lengths."""
     generator = torch.Generator().manual_seed(3)
     return [torch.randint(1, 211, (length,), generator=generator) for length in lengths]
 
 
 def padded(prompts: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
-    """ids and mask, [n, longest]."""
+    """The prompts as ids and mask, both [n, longest], padded on the side."""
     longest = max(map(len, prompts))
     ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -35,15 +36,16 @@ def padded(prompts: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
 
 def generate(model: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     """Scores [n, NEW_TOKENS, V] of a greedy continuation."""
-    made = model.generate(
+    generated = model.generate(
         ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False,
         pad_token_id=0, output_scores=True, return_dict_in_generate=True,
     )  # fmt: skip
-    return torch.stack(made.scores, 1)
+    return torch.stack(generated.scores, 1)
 
 
 def rows_that_differ(model: torch.nn.Module, counts: Sequence[int]) -> tuple[int, int]:
-    """Of batches padded on the left and generated from, and padded on the right: rows unlike the lone ones."""
+    """How many rows differ from their prompts alone: generated from batches padded on the left, and computed in batches
+    padded on the right."""
     prompts = prompts_of(LENGTHS[: max(counts)])
     scores_alone = [generate(model, prompt[None], torch.ones_like(prompt)[None])[0] for prompt in prompts]
     logits_alone = [model(prompt[None]).logits[0] for prompt in prompts]
@@ -68,6 +70,7 @@ def test_a_padded_batch_has_the_bits_of_its_rows_alone(architecture: str, attent
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_in_stock_torch_a_padded_batch_has_other_bits(attention: str) -> None:
+    """The inverse: the same comparison finds differing rows in stock torch, so it can fail."""
     with torch.no_grad():
         left, right = rows_that_differ(small_model("Llama", attention, torch.float32), (4,))
     assert left and right
@@ -94,6 +97,7 @@ MOE = {
 
 
 def moe_model(architecture: str, dtype: torch.dtype, experts: str) -> torch.nn.Module:
+    """A small mixture of experts with random weights; `experts` is the implementation of its experts."""
     import transformers
 
     config = getattr(transformers, f"{architecture}Config")(
@@ -112,6 +116,7 @@ def moe_model(architecture: str, dtype: torch.dtype, experts: str) -> torch.nn.M
 @pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm", "eager"])
 @pytest.mark.parametrize("architecture", MOE)
 def test_a_mixture_of_experts(architecture: str, experts: str, dtype: torch.dtype) -> None:
+    """In the mode a row of a padded batch has the bits that it has alone, however the experts are computed."""
     model = moe_model(architecture, dtype, experts)
     prompts = prompts_of((3, 9, 17, 40))
     ids, mask = padded(prompts, "right")
@@ -126,6 +131,7 @@ def test_a_mixture_of_experts(architecture: str, experts: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("architecture", MOE)
 def test_in_stock_torch_a_mixture_of_experts_has_other_bits(architecture: str) -> None:
+    """The inverse: in stock torch the same comparison finds rows that differ, so it can fail."""
     model, prompts = moe_model(architecture, torch.float32, "grouped_mm"), prompts_of((3, 9, 17, 40))
     ids, mask = padded(prompts, "right")
     with torch.no_grad():
@@ -141,7 +147,7 @@ def grouped(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | No
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator).to(dtype)
 
-    ends = torch.tensor([8, 8, 32, 40], dtype=torch.int32)  # the second group is empty
+    ends = torch.tensor([8, 8, 32, 40], dtype=torch.int32)  # The second group is empty.
     cuts = [slice(0, 8), slice(8, 8), slice(8, 32), slice(32, 40)]
     if shape == "rows":
         a, b = randn(40, 48), randn(4, 48, 16)
@@ -159,6 +165,7 @@ def grouped(shape: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", ["rows", "columns", "terms", "batches"])
 def test_grouped_products_are_products(shape: str, dtype: torch.dtype) -> None:
+    """`_grouped_mm` has the bits of the products it stands for; what torch refuses is refused."""
     with set_batch_invariant_mode():
         a, b, ends, products = grouped(shape, dtype)
         out = torch._grouped_mm(a, b, offs=ends)
@@ -172,17 +179,17 @@ def test_grouped_products_are_products(shape: str, dtype: torch.dtype) -> None:
 
 
 def test_attention_ignores_what_stands_behind_its_mask() -> None:
-    """Values of the padding that are large, and would have raised the scale of the others'."""
+    """Large values in the padding, which would raise the others' scale if they counted, change no bit."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, 40, 16, generator=generator) for _ in range(3))
-    seen = torch.ones(40, 40, dtype=torch.bool).tril()
-    for pad in (1, 88, 89, 8200):  # 128 and 129 keys had other limbs; 8192 terms were one exact sum
-        many = [F.pad(x, (0, 0, pad, 0)) for x in (q, k, v)]
-        many[2][:, :, :pad] = 1e4
-        mask = F.pad(seen, (pad, 0, pad, 0))
+    causal = torch.ones(40, 40, dtype=torch.bool).tril()
+    for pad in (1, 88, 89, 8200):  # 128 and 129 keys once had other limbs, and 8192 terms were one exact sum.
+        padded_qkv = [F.pad(x, (0, 0, pad, 0)) for x in (q, k, v)]
+        padded_qkv[2][:, :, :pad] = 1e4
+        mask = F.pad(causal, (pad, 0, pad, 0))
         with set_batch_invariant_mode():
-            alone = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            alone = F.scaled_dot_product_attention(q, k, v, attn_mask=causal)
             if pad > 1000:
-                many[0], mask = many[0][:, :, -40:], mask[-40:]
-            out = F.scaled_dot_product_attention(*many, attn_mask=mask)
+                padded_qkv[0], mask = padded_qkv[0][:, :, -40:], mask[-40:]
+            out = F.scaled_dot_product_attention(*padded_qkv, attn_mask=mask)
         assert_bitwise_equal(out[:, :, -40:], alone)

@@ -1,4 +1,4 @@
-"""Weights that the aten mode prepares once: what is kept, what is noticed, and when it goes."""
+"""Weights that the aten mode prepares once: which are kept, that writes to them are noticed, and when they go."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def fresh(x: Tensor, weight: Tensor) -> Tensor:
-    """F.linear by a weight that was never seen."""
+    """F.linear by a copy of the weight, which was never seen."""
     return exact_aten.product(x, exact_aten.prepare(weight.detach().clone().t())).to(x.dtype)
 
 
 def kept() -> int:
+    """The number of prepared weights that the mode keeps."""
     return len(invariant._weights)
 
 
 def warm(x: Tensor, weight: Tensor) -> None:
+    """Uses the weight often enough for its prepared form to be kept."""
     for _ in range(3):
         F.linear(x, weight)
     assert kept() == 1
@@ -78,12 +80,12 @@ def test_what_is_written_into_a_weight_is_noticed(write: Callable[[Tensor], None
     x, weight = randn(3, 90, dtype=dtype), torch.nn.Parameter(randn(34, 90, seed=1, dtype=dtype))
     with torch.no_grad(), set_batch_invariant_mode():
         warm(x, weight)
-        before = F.linear(x, weight)
-        assert_bitwise_equal(before, fresh(x, weight))
+        old_product = F.linear(x, weight)
+        assert_bitwise_equal(old_product, fresh(x, weight))
         write(weight)
-        for _ in range(4):  # seen, kept, taken from what is kept
+        for _ in range(4):  # The weight is seen, then kept, then taken from the kept ones.
             assert_bitwise_equal(F.linear(x, weight), fresh(x, weight))
-        assert not torch.equal(before, F.linear(x, weight))
+        assert not torch.equal(old_product, F.linear(x, weight))
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -94,9 +96,9 @@ def test_weights_of_inference_mode_have_no_version_and_are_noticed_too(inside: b
     with set_batch_invariant_mode():
         with torch.inference_mode():
             warm(x, weight)
-            first = F.linear(x, weight)
+            product = F.linear(x, weight)
         with torch.no_grad():
-            assert_bitwise_equal(F.linear(x, weight), first)  # what was kept there serves here
+            assert_bitwise_equal(F.linear(x, weight), product)  # The form kept in inference mode serves here.
             with torch.inference_mode():
                 weight.mul_(0.3)
             assert_bitwise_equal(F.linear(x, weight), fresh(x, weight))
@@ -107,15 +109,15 @@ def test_what_is_kept_goes_with_the_weight_and_with_the_mode() -> None:
     x = randn(3, 90)
     with torch.no_grad():
         with set_batch_invariant_mode():
-            weight, other = randn(34, 90, seed=1), randn(34, 90, seed=2)
+            weight, other_weight = randn(34, 90, seed=1), randn(34, 90, seed=2)
             warm(x, weight)
             size = invariant._weights.size
             assert size >= 12 * 34 * 90
             for _ in range(2):
-                F.linear(x, other)
-                F.linear(x, other[:20])  # another view of the same storage
+                F.linear(x, other_weight)
+                F.linear(x, other_weight[:20])  # This is another view of the same storage.
             assert kept() == 3
-            del other
+            del other_weight
             gc.collect()
             assert (kept(), invariant._weights.size) == (1, size)
             with set_batch_invariant_mode(False):
@@ -135,19 +137,19 @@ def test_operands_met_once_are_not_kept() -> None:
 
 def test_the_bound_is_kept_and_restored() -> None:
     x, weights = randn(3, 90), [randn(34, 90, seed=seed) for seed in range(4)]
-    one = 34 * 90 * 12 + 34 * 8
-    with torch.no_grad(), set_batch_invariant_mode(weight_cache_bytes=2 * one):
+    bytes_of_one = 34 * 90 * 12 + 34 * 8
+    with torch.no_grad(), set_batch_invariant_mode(weight_cache_bytes=2 * bytes_of_one):
         for _ in range(3):
             for weight in weights:
                 assert_bitwise_equal(F.linear(x, weight), fresh(x, weight))
-        assert kept() == 2 and invariant._weights.size <= 2 * one
+        assert kept() == 2 and invariant._weights.size <= 2 * bytes_of_one
         with set_batch_invariant_mode(weight_cache_bytes=0):
             assert kept() == 0
             for _ in range(3):
                 assert_bitwise_equal(F.linear(x, weights[0]), fresh(x, weights[0]))
             assert kept() == 0
         with set_batch_invariant_mode():
-            assert invariant._weights.limit == 2 * one  # as it was
+            assert invariant._weights.limit == 2 * bytes_of_one  # The bound is the outer one again.
     assert invariant._weights.limit == DEFAULT_LIMIT
     for wrong in (-1, 1.5, "1 GB", True):
         with pytest.raises(ConfigError, match="give a number of bytes"):
@@ -157,18 +159,19 @@ def test_the_bound_is_kept_and_restored() -> None:
 
 def test_nan_and_odd_layouts_are_kept_bit_for_bit() -> None:
     weights = PreparedWeights()
-    odd = randn(37, 95)[1:34, 2:93]
-    odd[3, 3] = torch.nan
-    for b in (odd.t(), odd, randn(7, 5)[:, :3], randn(1, 5).t(), randn(5, 3, dtype=torch.bfloat16)):
-        before = len(weights)
+    strided = randn(37, 95)[1:34, 2:93]
+    strided[3, 3] = torch.nan
+    for b in (strided.t(), strided, randn(7, 5)[:, :3], randn(1, 5).t(), randn(5, 3, dtype=torch.bfloat16)):
+        num_kept = len(weights)
         for _ in range(3):
-            right = weights.right(b)
-        assert len(weights) == before + 1
-        assert torch.equal(right.limb.isnan(), exact_aten.prepare(b).limb.isnan())
-        assert torch.equal(right.limb.nan_to_num(), exact_aten.prepare(b).limb.nan_to_num())
+            prepared = weights.right(b)
+        assert len(weights) == num_kept + 1
+        assert torch.equal(prepared.limb.isnan(), exact_aten.prepare(b).limb.isnan())
+        assert torch.equal(prepared.limb.nan_to_num(), exact_aten.prepare(b).limb.nan_to_num())
 
 
 def test_several_threads() -> None:
+    """Threads that share prepared weights each get the right ones, within the bound."""
     weights, tensors = PreparedWeights(limit=200_000), [randn(40, 30, seed=seed) for seed in range(30)]
     truth = [exact_aten.prepare(x).limb for x in tensors]
     failures: list[object] = []

@@ -1,4 +1,4 @@
-"""Models of transformers in the mode, on a CPU: their rows ignore the batch, and nothing uncovered is met."""
+"""Models of transformers in the mode, on a CPU: rows do not depend on the batch, and no uncovered op is met."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.invariant.small_models import small_model
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3"])
 def test_a_transformers_model(architecture: str, attention: str, dtype: torch.dtype) -> None:
+    """In the mode a row's logits do not depend on the batch; in stock float32 they do."""
     model = small_model(architecture, attention, dtype)
     stock_differs = 0
     for length in (1, 7, 23):

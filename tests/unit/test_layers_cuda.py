@@ -112,7 +112,7 @@ def test_qk_norm_rope_store_fused_gives_the_same_bytes(with_norms: bool, dtype: 
 
 def one_nan(x: Tensor) -> Tensor:
     """x with one NaN for all NaNs, as on a GPU; the interpreter is numpy, where a NaN keeps its operand's bits."""
-    return x if DEVICE == "cuda" or not x.is_floating_point() else torch.where(x.isnan(), torch.nan, x)
+    return x if DEVICE.type == "cuda" or not x.is_floating_point() else torch.where(x.isnan(), torch.nan, x)
 
 
 def test_read_out_fused_gives_the_same_bytes() -> None:

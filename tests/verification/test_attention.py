@@ -1,4 +1,4 @@
-"""`verify` of attention: what is compared, and that a difference anywhere in it is found."""
+"""`verify` of attention: how much is compared, and that a difference anywhere in it is found."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from evalengine.kernels import attention
 from evalengine.verification.attention import verify_attention
 from evalengine.verification.verdict import Verdict
 from tests.verification.verify_double import DEVICE, GPU
-from tests.verification.verify_double import alone as alone  # a fixture of every test here
+from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.
 
+# The numbers of new tokens and of all tokens of each sequence; all are short.
 SHORT = ((1, 1), (1, 70), (1, 1030), (3, 3), (5, 67))
 
 
 def check_attention(page_size: int = 16) -> Verdict:
+    """The verdict on the attention of the sequences in SHORT, in pages of `page_size`."""
     verdict = Verdict()
     verify_attention(verdict, 2, 1, 16, page_size, torch.float32, DEVICE, SHORT)
     return verdict
@@ -26,9 +28,10 @@ def check_attention(page_size: int = 16) -> Verdict:
 
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_attention_passes(page_size: int) -> None:
+    """Attention as it is has no failure, and on a GPU no schedule is dropped."""
     verdict = check_attention(page_size)
     assert not verdict.failed and verdict.checked == 2 * len(verdict.schedules) + 1
-    if GPU:  # numpy's products, as the module says
+    if GPU:  # The interpreter's dot products are numpy's, whose order follows the tile.
         assert not verdict.dropped
 
 
@@ -36,19 +39,19 @@ def test_attention_passes(page_size: int) -> None:
 def test_a_decode_wrong_only_if_chunks_are_merged_or_only_if_not_is_dropped(
     merged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch of short decodes has a kernel of its own: it leaves the result, the other one a state to be merged."""
+    """A batch of short decodes has a kernel that leaves the result; the other kernel leaves a state to be merged."""
     real, reference = attention.paged_attention, attention.REFERENCE
 
     def paged_attention(*args: Any) -> Tensor:
         batch, schedule = args[3], args[5]
         if schedule.by_block > 0 and (batch.max_decode_kv_len > attention.CHUNK) == merged:
             return real(*args) + 1
-        return real(*args[:5], reference)  # under the interpreter the others differ by themselves
+        return real(*args[:5], reference)  # In the interpreter other schedules differ.
 
     monkeypatch.setattr(attention, "paged_attention", paged_attention)
-    found = check_attention()
-    assert {drop["schedule"]["by_block"] > 0 for drop in found.dropped} == {True} and not found.failed
-    assert found.checked == 2 * len(found.schedules) + 1
+    verdict = check_attention()
+    assert {drop["schedule"]["by_block"] > 0 for drop in verdict.dropped} == {True} and not verdict.failed
+    assert verdict.checked == 2 * len(verdict.schedules) + 1
 
 
 def test_a_reference_that_does_not_fit_the_gpu_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +69,7 @@ def test_decode_that_differs_from_prefill_fails(monkeypatch: pytest.MonkeyPatch)
 
     def paged_attention(*args: Any) -> Tensor:
         out = real(*args)
-        return out if args[3].num_decodes else out + 2**-12  # args[3]: the batch
+        return out if args[3].num_decodes else out + 2**-12  # args[3] is the batch.
 
     monkeypatch.setattr(attention, "paged_attention", paged_attention)
     (failed,) = check_attention().failed

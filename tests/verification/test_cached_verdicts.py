@@ -1,4 +1,4 @@
-"""Verdicts that are kept: what they are keyed by, what they drop again, and a cache that is damaged."""
+"""Verdicts that are kept: what they are keyed by, what they drop again, and how a damaged cache is treated."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from evalengine.verification import verdict_cache, verify
 from evalengine.verification.verdict import Verdict
 from tests.verification.tiny_shapes import TINY, chosen, verified
 from tests.verification.verify_double import DEVICE
-from tests.verification.verify_double import alone as alone  # a fixture of every test here
+from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.
 
 
 @pytest.fixture
 def only_matmul(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """`verify` without its slow parts; the shapes that it asks of `verify_matmul`, whose first schedule is wrong."""
-    asked: list[Any] = []
+    """Leaves products alone of all that `verify` compares, and makes their first schedule wrong; returns the shapes
+    compared."""
+    shapes_asked: list[Any] = []
     bad = chosen(1)
 
-    def verify_matmul(verdict: Verdict, shapes: Any, *rest: Any) -> None:
-        asked.extend(shapes)
+    def verify_matmul(verdict: Verdict, shapes: Any, *arguments: Any) -> None:
+        shapes_asked.extend(shapes)
         if len(shapes) == 4:
             verdict.drop("matmul", bad, "here", "planted")
 
     monkeypatch.setattr(verify, "verify_matmul", verify_matmul)
     for name in ("verify_attention", "verify_rows"):
         monkeypatch.setattr(verify, name, lambda *args: None)
-    return asked
+    return shapes_asked
 
 
 def test_a_verdict_is_cached_with_what_it_dropped(
@@ -45,12 +46,12 @@ def test_a_verdict_is_cached_with_what_it_dropped(
     assert sorted(shape[:2] for shape in only_matmul) == [(32, 24), (32, 32), (48, 32), (64, 32), (100, 32)]
     files = [file.name for file in (tmp_path / "evalengine").iterdir()]
     assert len(files) == 3 and all(name.startswith("kernels-") for name in files), "products, rows, attention"
-    monkeypatch.setattr(matmul_schedules, "excluded", set())  # as in a new process
+    monkeypatch.setattr(matmul_schedules, "excluded", set())  # A new process excludes nothing.
     caplog.clear()
-    again = verified()
+    cached = verified()
     assert verified()["cached"]
     assert caplog.text.count("is not used on this machine (here): planted") == 1, "said once in a process"
-    assert again["cached"] and {**again, "cached": False, "seconds": first["seconds"]} == first
+    assert cached["cached"] and {**cached, "cached": False, "seconds": first["seconds"]} == first
     assert matmul_schedules.excluded == {bad} and len(only_matmul) == 5
     assert not verified(use_cache=False)["cached"]
     assert not verified(replace(TINY, head_dim=32))["cached"]
@@ -59,15 +60,16 @@ def test_a_verdict_is_cached_with_what_it_dropped(
 
 def test_another_page_size_costs_only_its_own_comparisons(only_matmul: list[Any]) -> None:
     verified()
-    other = verified(page_sizes=(16, 64))
-    assert not other["cached"] and len(other["dropped"]) == 1 and len(only_matmul) == 5
+    of_two_sizes = verified(page_sizes=(16, 64))
+    assert not of_two_sizes["cached"] and len(of_two_sizes["dropped"]) == 1 and len(only_matmul) == 5
 
 
-@pytest.mark.parametrize("what", ["torch", "driver", "gpu", "triton", "compiler", "contract_version", "sources"])
-def test_what_the_cache_is_keyed_by(only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+@pytest.mark.parametrize("changed", ["torch", "driver", "gpu", "triton", "compiler", "contract_version", "sources"])
+def test_what_the_cache_is_keyed_by(only_matmul: list[Any], monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    """Another value of any of these facts makes `verify` compare again."""
     verified()
-    now = verdict_cache.environment(DEVICE, CONTRACT_VERSION)
-    monkeypatch.setattr(verdict_cache, "environment", lambda *about: {**now, what: "another"})
+    environment = verdict_cache.environment(DEVICE, CONTRACT_VERSION)
+    monkeypatch.setattr(verdict_cache, "environment", lambda *about: {**environment, changed: "another"})
     assert not verified()["cached"]
 
 
@@ -87,15 +89,15 @@ def test_the_environment_names_the_compiler_and_the_chip(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Chip)
-    found = verdict_cache.environment(torch.device("cuda"), CONTRACT_VERSION)
-    assert (found["gpu"], found["capability"], found["sms"]) == ("H", [9, 0], 114)
+    environment = verdict_cache.environment(torch.device("cuda"), CONTRACT_VERSION)
+    assert (environment["gpu"], environment["capability"], environment["sms"]) == ("H", [9, 0], 114)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"verdict": {}}', b"\xff", None])
 def test_a_damaged_cache_is_computed_again(only_matmul: list[Any], tmp_path: Path, damage: bytes | None) -> None:
     verified()
     (file,) = (file for file in (tmp_path / "evalengine").iterdir() if '"products"' in file.read_text())
-    if damage is None:  # edited by hand: the drop is gone
+    if damage is None:  # As if edited by hand, the drop is gone.
         content = json.loads(file.read_text())
         content["verdict"]["dropped"] = []
         damage = json.dumps(content).encode()

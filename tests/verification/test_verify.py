@@ -1,7 +1,7 @@
-"""`verify`: equal schedules pass; a wrong one, or one that does not run, is dropped, said, and never chosen again.
+"""`verify`: equal schedules pass; one that is wrong or does not run is dropped with a warning and never chosen again.
 
-Under the interpreter a dot product is numpy's, whose order of additions follows the tile, so the data are small
-integers there, whose sums are exact.
+Under the interpreter a dot product is numpy's, whose order of additions follows the tile, so the data there are small
+integers, whose sums are exact.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ from evalengine.verification.rows import verify_rows
 from evalengine.verification.verdict import MODULES, Verdict, count_differing
 from tests.verification.tiny_shapes import SHAPE, TINY, chosen, verified
 from tests.verification.verify_double import DEVICE
-from tests.verification.verify_double import alone as alone  # a fixture of every test here
+from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.
 
 
 @pytest.fixture
 def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedules as on a GPU without a table: one for 1 to 16 rows, another for thousands."""
     monkeypatch.setattr(matmul_schedules, "_tuned", lambda name: {})
-    monkeypatch.setattr(matmul_schedules, "_choose", matmul_schedules._choose.__wrapped__)  # no memory of others
+    monkeypatch.setattr(matmul_schedules, "_choose", matmul_schedules._choose.__wrapped__)  # No choice is remembered.
 
 
 def check_matmul(
     dtype: torch.dtype = torch.float16, rows: int = 33, out: torch.dtype | None = None, biased: bool = False
 ) -> Verdict:
+    """The verdict on the products of SHAPE."""
     verdict = Verdict()
     products.verify_matmul(verdict, [LinearShape(*SHAPE, biased)], dtype, DEVICE, out, max_rows=rows)
     return verdict
 
 
 def wrong_for(schedule: matmul.Schedule, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`matmul` that flips the last bit of one element under one schedule."""
+    """A `matmul` that flips the last bit of one element under the schedule."""
 
-    def product(*args: Any, **more: Any) -> Tensor:
-        c = real(*args, **more)
-        if more.get("schedule") == schedule:
+    def product(*args: Any, **options: Any) -> Tensor:
+        c = real(*args, **options)
+        if options.get("schedule") == schedule:
             c.view({2: torch.int16, 4: torch.int32}[c.element_size()])[-1, -1] ^= 1
         return c
 
@@ -73,13 +74,13 @@ def test_equal_schedules_pass(dtype: torch.dtype, out: torch.dtype | None) -> No
 def test_a_schedule_wrong_only_where_rows_are_masked_or_only_where_not_is_dropped(
     masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One schedule serves 1 row and 15, and half a tile of masked rows makes another kernel of it."""
+    """One schedule serves 1 row and 15 rows, and where half a tile's rows are masked it is another kernel."""
     bad, real = chosen(1), matmul.matmul
     assert bad == chosen(15) and bad.masks_rows(1) and not bad.masks_rows(15)
     wrong = wrong_for(bad, real)
 
-    def product(a: Tensor, *rest: Any, **more: Any) -> Tensor:
-        return (wrong if bad.masks_rows(len(a)) == masked else real)(a, *rest, **more)
+    def product(a: Tensor, *operands: Any, **options: Any) -> Tensor:
+        return (wrong if bad.masks_rows(len(a)) == masked else real)(a, *operands, **options)
 
     monkeypatch.setattr(matmul, "matmul", product)
     (drop,) = check_matmul().dropped
@@ -93,10 +94,10 @@ def test_a_persistent_schedule_is_compared_where_a_program_has_a_second_tile(
     persistent = matmul.Schedule("tma", 128, 128, 64, persistent=True)
     monkeypatch.setattr(matmul_schedules, "_choose", lambda *key: persistent if key[2] > 16 else matmul.REFERENCE)
     gpu = Gpu("GPU X", 4, True, None)
-    found = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 8192, rows))
-    second = {256: 383, 40: 639}[n]  # 2 or 1 tiles a row of tiles, 4 programs
-    assert found[persistent] == (max(rows, second)) and persistent.loops(second, n, 4)
-    assert not persistent.loops(second - 128, n, 4)
+    rows_compared = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 8192, rows))
+    looping_rows = {256: 383, 40: 639}[n]  # There are 4 programs, and N makes 2 tiles or 1.
+    assert rows_compared[persistent] == (max(rows, looping_rows)) and persistent.loops(looping_rows, n, 4)
+    assert not persistent.loops(looping_rows - 128, n, 4)
     few = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 100, rows))
     assert few[persistent] == min(rows, 100), "an engine of 100 rows has no second tile"
 
@@ -105,11 +106,12 @@ def test_a_persistent_schedule_is_compared_where_a_program_has_a_second_tile(
 def test_a_schedule_wrong_only_with_a_bias_is_dropped_where_there_is_one(
     biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bias makes another kernel of a schedule: another epilogue, registers and order of instructions."""
+    """A bias makes another kernel of a schedule, with another epilogue, other registers and another order of
+    instructions."""
     bad, real = chosen(1), matmul.matmul
     wrong = wrong_for(bad, real)
     monkeypatch.setattr(
-        matmul, "matmul", lambda *args, **more: (real if more["bias"] is None else wrong)(*args, **more)
+        matmul, "matmul", lambda *args, **options: (real if options["bias"] is None else wrong)(*args, **options)
     )
     dropped = check_matmul(biased=biased).dropped
     assert {matmul.Schedule(**drop["schedule"]) for drop in dropped} == ({bad} if biased else set())
@@ -133,8 +135,8 @@ def test_the_products_that_a_model_biases_are_compared_with_a_bias(
 def test_a_wrong_schedule_is_dropped_and_never_chosen_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad, other = chosen(1), chosen(8192)
-    assert len({bad, other, matmul.REFERENCE}) == 3
+    bad, for_many_rows = chosen(1), chosen(8192)
+    assert len({bad, for_many_rows, matmul.REFERENCE}) == 3
     monkeypatch.setattr(matmul, "matmul", wrong_for(bad, matmul.matmul))
     with caplog.at_level(logging.WARNING):
         drop, same = check_matmul().dropped
@@ -142,17 +144,17 @@ def test_a_wrong_schedule_is_dropped_and_never_chosen_again(
     assert drop["kernel"] == "matmul" and "1 of " in drop["reason"]
     assert matmul.Schedule(**json.loads(json.dumps(drop["schedule"]))) == bad
     assert "is not used on this machine" in caplog.text and str(bad) in caplog.text
-    assert chosen(1) == matmul.REFERENCE and chosen(8192) == other
+    assert chosen(1) == matmul.REFERENCE and chosen(8192) == for_many_rows
 
 
 @pytest.mark.usefixtures("untuned")
 def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     bad, real = chosen(1), matmul.matmul
 
-    def product(*args: Any, **more: Any) -> Tensor:
-        if more.get("schedule") == bad:
+    def product(*args: Any, **options: Any) -> Tensor:
+        if options.get("schedule") == bad:
             raise RuntimeError("out of shared memory")
-        return real(*args, **more)
+        return real(*args, **options)
 
     monkeypatch.setattr(matmul, "matmul", product)
     drop, _ = check_matmul().dropped
@@ -160,7 +162,7 @@ def test_a_schedule_that_does_not_run_is_dropped(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_reference_that_differs_fails() -> None:
-    """It is what takes the others' place, so dropping it would change nothing."""
+    """The reference takes the place of dropped schedules, so that dropping it would change nothing."""
     verdict, x = Verdict(), torch.ones(2, device=DEVICE)
     for module in MODULES:
         reference = MODULES[module].REFERENCE
@@ -188,7 +190,7 @@ def test_an_error_that_may_pass_is_not_cached(error: Exception, lasting: bool, m
 
 
 def test_a_second_verdict_drops_what_the_first_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the cache would hold it for the next process without the drop."""
+    """Without the drop, the cache would hold the second verdict for the next process as if nothing differed."""
     monkeypatch.setattr(matmul, "matmul", wrong_for(chosen(1), matmul.matmul))
     assert check_matmul().dropped == check_matmul().dropped != []
 
@@ -215,29 +217,31 @@ def test_lm_head_is_compared_for_the_slices_it_computes(
 
 
 def test_native_verifies_what_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its slices of logits, its page size, and this rank's part of the vocabulary, cut between chunks."""
-    asked: list[Any] = []
+    """`native` verifies its slices of logits, its page size, and this rank's part of the vocabulary, cut between
+    chunks."""
+    parts: list[Any] = []
     layers: list[Any] = []
     monkeypatch.setattr(verify, "verify_matmul", lambda verdict, shapes, *more: layers.append((shapes, more[-1])))
     monkeypatch.setattr(verify, "verify_rows", lambda *args: None)
-    monkeypatch.setattr(verify, "verify_attention", lambda *args: asked.append(args[4]))
-    monkeypatch.setattr(verify, "verify_parted_read_out", lambda verdict, vocabulary, *args: asked.append(vocabulary))
+    monkeypatch.setattr(verify, "verify_attention", lambda *args: parts.append(args[4]))
+    monkeypatch.setattr(verify, "verify_parted_read_out", lambda verdict, vocabulary, *args: parts.append(vocabulary))
     ops = NativeOps(torch.float16, DEVICE)
     ops.tp = TensorParallel(1, 2, group=SimpleNamespace())
     shapes = replace(TINY, vocab_size=10_000)
     assert ops.verify_kernels(shapes, block_size=16)["failed"] == []
-    assert asked == [[range(4096), range(4096, 10_000)], 16]
+    assert parts == [[range(4096), range(4096, 10_000)], 16]
     assert layers[0][0] == list(shapes.linear_layers(2).values())
     assert layers[1] == ([LinearShape(5904, 32)], rows_per_slice(10_000, DEVICE))
 
 
 def test_minus_zero_and_a_nan_are_bytes_too() -> None:
-    one = torch.tensor([0.0, 1.0, float("nan")])
-    assert count_differing(one, one.clone()) == 0
-    assert count_differing(one, torch.tensor([-0.0, 1.0, float("nan")])) == 1
+    values = torch.tensor([0.0, 1.0, float("nan")])
+    assert count_differing(values, values.clone()) == 0
+    assert count_differing(values, torch.tensor([-0.0, 1.0, float("nan")])) == 1
 
 
 def rows_verdict() -> Verdict:
+    """The verdict on the kernels that work row by row, at small sizes."""
     verdict = Verdict()
     verify_rows(verdict, 96, 2, 1, 16, 101, torch.float16, DEVICE, rows=5, most_logits=800)
     return verdict
@@ -267,20 +271,21 @@ def test_a_softmax_schedule_that_differs_or_does_not_run_is_not_chosen(monkeypat
     bad = softmax.choose(x)
     assert bad != softmax.REFERENCE
 
-    def moved(x: Tensor, *, _schedule: softmax.Schedule) -> Tensor:
+    def planted(x: Tensor, *, _schedule: softmax.Schedule) -> Tensor:
         if _schedule == bad and len(x) == 1:
             raise RuntimeError("too many blocks in cooperative launch")
         return real(x) + (2**-20 if _schedule == bad else 0)
 
-    monkeypatch.setattr(log_softmax, "log_softmax", moved)
-    found = rows_verdict()
-    assert [drop["kernel"] for drop in found.dropped] == ["softmax"] * 2 and not found.failed
-    assert "too many blocks" in found.dropped[1]["reason"]
+    monkeypatch.setattr(log_softmax, "log_softmax", planted)
+    verdict = rows_verdict()
+    assert [drop["kernel"] for drop in verdict.dropped] == ["softmax"] * 2 and not verdict.failed
+    assert "too many blocks" in verdict.dropped[1]["reason"]
     assert softmax.choose(x) == softmax.REFERENCE
 
 
 @pytest.mark.gpu
 def test_a_real_model_on_this_gpu() -> None:
+    """On this GPU no schedule for a model of Qwen3-0.6B's sizes differs."""
     shapes = Shapes(1024, 3072, 16, 8, 128, 151936, attention_bias=True)
     verdict = verified(shapes, torch.bfloat16, lm_head_rows=rows_per_slice(151936, DEVICE), page_sizes=(16, 64))
     assert not verdict["dropped"] and not verdict["failed"] and verdict["schedules"] > 5

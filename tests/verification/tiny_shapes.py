@@ -19,11 +19,12 @@ ABOUT: dict[str, Any] = {"device": DEVICE, "contract_version": CONTRACT_VERSION,
 TINY = Shapes(hidden_size=32, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=16, vocab_size=100)
 
 
-def verified(shapes: Shapes = TINY, dtype: torch.dtype = torch.float16, **more: Any) -> dict[str, Any]:
+def verified(shapes: Shapes = TINY, dtype: torch.dtype = torch.float16, **options: Any) -> dict[str, Any]:
     """The verdict for a model's shapes on this machine."""
-    return verify.verify(shapes, dtype, **{**ABOUT, **more})
+    return verify.verify(shapes, dtype, **{**ABOUT, **options})
 
 
 def chosen(rows: int) -> matmul.Schedule:
+    """The schedule that is chosen on this machine for a product of SHAPE with so many rows."""
     name = torch.cuda.get_device_name(DEVICE) if GPU else "cpu"
     return matmul.choose(name, torch.float16, rows, *SHAPE, tma_ok=True)

@@ -17,7 +17,7 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 
 
 class Integers:
-    """Stands in for `operands.Random`: -2 ... 2."""
+    """Stands in for `operands.Random`, with integers from -2 to 2."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._generator = dtype, torch.Generator().manual_seed(0)
@@ -28,7 +28,7 @@ class Integers:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A cache of its own, nothing excluded before or after, exact data under the interpreter."""
+    """Gives each test a cache of its own, no excluded schedules, and exact data under the interpreter."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if not GPU:
         monkeypatch.setattr(operands, "Random", Integers)
