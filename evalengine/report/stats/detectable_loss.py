@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import optimize, stats
 
 from evalengine.report.stats.intervals import Floats
 from evalengine.report.stats.permutation import EXACT, resamples
@@ -70,7 +70,7 @@ def binary_loss(count: int, right: int, discordance: float, alpha: float, power:
         win = max(0.0, min((discordance - loss) / 2, 1 - share, share - loss))
         return loss_power(count, right, win + loss, win, alpha) - power
 
-    return float(optimize.brentq(missing, min(1e-9, 0.01 / count), share, xtol=1e-12, rtol=1e-9))
+    return float(scipy.optimize.brentq(missing, min(1e-9, 0.01 / count), share, xtol=1e-12, rtol=1e-9))
 
 
 def loss_power(count: int, right: int, loss: float, win: float, alpha: float) -> float:
@@ -80,10 +80,10 @@ def loss_power(count: int, right: int, loss: float, win: float, alpha: float) ->
     Exact, summed over the wins w. Losses l are significant if w + l fair coins show at most w wins with probability
     alpha or less; that is the probability of l or more losses before win w + 1, negative binomial in l.
     """
-    lost = stats.binom(right, min(1.0, loss * count / right))
-    won = stats.binom(count - right, min(1.0, win * count / max(1, count - right)))
+    lost = scipy.stats.binom(right, min(1.0, loss * count / right))
+    won = scipy.stats.binom(count - right, min(1.0, win * count / max(1, count - right)))
     wins = np.arange(int(won.ppf(TAIL)), int(won.isf(TAIL)) + 1)
-    most_accepted = stats.nbinom.isf(alpha, wins + 1, 0.5)  # losses above this many are significant
+    most_accepted = scipy.stats.nbinom.isf(alpha, wins + 1, 0.5)  # losses above this many are significant
     return float(np.sum(won.pmf(wins) * lost.sf(most_accepted)))
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from evalengine.report.stats.intervals import Floats, cluster_sums
 
@@ -98,8 +98,8 @@ def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: floa
     variances = [_variance(layer) for layer in strata]
     variance = math.fsum(variances)
     unit = _unit(parts, np.concatenate([layer.shares for layer in strata]), scale)
-    quantile = float(stats.t.isf(alpha, _freedom(strata, variances)))
-    shift = (float(stats.norm.isf(alpha)) ** 2 + 2) / 3
+    quantile = -float(scipy.special.stdtrit(_freedom(strata, variances), alpha))
+    shift = (float(scipy.special.ndtri(alpha)) ** 2 + 2) / 3
     return LossBound(loss, math.sqrt(variance), unit, shift, quantile, groups, most)
 
 

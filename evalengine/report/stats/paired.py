@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from evalengine.report.stats.detectable_loss import detectable_loss
 from evalengine.report.stats.intervals import (
@@ -160,8 +160,8 @@ def mcnemar(wins: int, losses: int) -> tuple[float, float]:
     """
     if wins + losses == 0:
         return 1.0, 1.0
-    both = stats.binomtest(losses, wins + losses).pvalue
-    return float(both), float(stats.binomtest(losses, wins + losses, alternative="greater").pvalue)
+    both = scipy.stats.binomtest(losses, wins + losses).pvalue
+    return float(both), float(scipy.stats.binomtest(losses, wins + losses, alternative="greater").pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from evalengine.report.stats.intervals import Floats
 
@@ -30,7 +30,7 @@ def sign_flip(sums: Floats, seed: int = 0) -> tuple[float, float]:
     negative = math.fsum(sums) < 0
     sums = -sums if negative else sums  # so (a, b) and (b, a) draw the same flips
     sums = sums[np.lexsort((sums, np.abs(sums)))] / math.fsum(np.abs(sums))
-    result = stats.permutation_test(
+    result = scipy.stats.permutation_test(
         (sums,),
         lambda x, axis: np.round(np.sum(x, axis=axis), 12),  # equal sums stay equal whatever order they round in
         permutation_type="samples",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize, stats
+import scipy
 
 TAIL = 1e-12  # probability that sums over a binomial distribution leave out on each side
 
@@ -21,10 +21,10 @@ def mcnemar_power(count: int, discordance: float, difference: float, alpha: floa
     difference) / (2 discordance)). `discordance` is the probability that a pair differs, `difference` that of a loss
     minus that of a win, 0 < difference <= discordance <= 1. `alpha` is halved for two sides.
     """
-    pairs = stats.binom(count, discordance)
+    pairs = scipy.stats.binom(count, discordance)
     m = np.arange(int(pairs.ppf(TAIL)), int(pairs.isf(TAIL)) + 1)
-    most_accepted = stats.binom.isf(alpha / sides, m, 0.5)  # losses above this many are significant
-    losses = stats.binom(m, min(1.0, (discordance + difference) / (2 * discordance)))
+    most_accepted = scipy.stats.binom.isf(alpha / sides, m, 0.5)  # losses above this many are significant
+    losses = scipy.stats.binom(m, min(1.0, (discordance + difference) / (2 * discordance)))
     return float(np.sum(pairs.pmf(m) * losses.sf(most_accepted)))
 
 
@@ -42,7 +42,7 @@ def binary_effect(count: int, discordance: float, alpha: float, power: float, si
 
     if missing(1.0) < 0:
         return math.inf
-    return float(optimize.brentq(missing, min(1e-9, 0.01 / count), 1.0, xtol=1e-12, rtol=1e-9))
+    return float(scipy.optimize.brentq(missing, min(1e-9, 0.01 / count), 1.0, xtol=1e-12, rtol=1e-9))
 
 
 def mean_effect(stderr: float, typical: float, clusters: int, alpha: float, power: float, sides: int = 2) -> float:
@@ -56,7 +56,7 @@ def mean_effect(stderr: float, typical: float, clusters: int, alpha: float, powe
     least = binary_effect(clusters, 0.0, alpha, power, sides)
     if math.isinf(least):
         return math.inf
-    quantiles = float(stats.t.isf(alpha / sides, clusters - 1) + stats.t.isf(1 - power, clusters - 1))
+    quantiles = float(scipy.stats.t.isf(alpha / sides, clusters - 1) + scipy.stats.t.isf(1 - power, clusters - 1))
     return max(quantiles * stderr, typical * least)
 
 
