@@ -20,7 +20,7 @@ from evalengine.report.compare.report import report as report_of
 from evalengine.report.gate.evidence import of_documents
 from evalengine.report.gate.policies import Limits
 from evalengine.report.read.baseline import load_baseline, to_text
-from evalengine.report.read.lm_eval_folder import read_outcome
+from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.stats import permutation
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.mean_interval import mean_interval
@@ -113,7 +113,7 @@ def test_a_run_and_its_baseline_hold_the_clusters(tmp_path: Path) -> None:
     assert load_baseline(file).clusters == run.clusters
     plain = to_text(replace(run, clusters={}))
     assert '"clusters"' not in plain, "files of runs without clusters stay as they were"
-    assert read_outcome(run.source, {"sums": "generate_until"})["clusters"] == run.clusters
+    assert outcome_of(*newest(run.source), {"sums": "generate_until"})["clusters"] == run.clusters
 
 
 def test_either_run_may_name_the_clusters_and_the_baselines_count() -> None:

@@ -20,7 +20,7 @@ from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_resul
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.read.chosen import choice_texts, choices_of
 from evalengine.report.read.lm_eval_samples import ROLLING, answer, number, responses, weighted_pair
-from evalengine.report.read.run import Item, Key, Run, ScoreKey
+from evalengine.report.read.run import Item, Key, Run, Samples, ScoreKey
 
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
 SEED_KEYS = ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed")
@@ -53,19 +53,11 @@ def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, lis
         identity=_identity(results),
         manifest=Manifest({}),
         items=dict(sorted(items.items())),
-        **_outcome(results, samples, kinds),
+        **outcome_of(results, samples, kinds),
     )
 
 
-def read_outcome(path: Path, kinds: Mapping[str, str]) -> dict[str, Any]:
-    """`Run`'s scores, results, answers, hashes and what depends on them, from the newest results and their samples.
-
-    kinds: each task's kind of request.
-    """
-    return _outcome(*newest(path), kinds)
-
-
-def newest(path: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+def newest(path: Path) -> tuple[dict[str, Any], Samples]:
     """(results, rows of each task's samples) of a folder's newest run, or of a results file.
 
     Raises `ConfigError` for what is missing, damaged or edited.
@@ -111,9 +103,13 @@ def _rows(file: Path, task_hash: str | None) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"{file}: not the samples of its results (lines are missing or edited); {AGAIN}")
 
 
-def _outcome(
+def outcome_of(
     results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]], kinds: Mapping[str, str | None]
 ) -> dict[str, Any]:
+    """`Run`'s scores, results, answers, hashes and what depends on them, from what `newest` read.
+
+    kinds: each task's kind of request.
+    """
     scores: dict[ScoreKey, dict[int, float]] = defaultdict(dict)
     answers: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     hashes: dict[str, dict[int, tuple[str, str, str]]] = defaultdict(dict)

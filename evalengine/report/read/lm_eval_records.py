@@ -24,7 +24,7 @@ from evalengine.report.read.identities import MODEL_NAMES
 from evalengine.report.read.lm_eval_folder import RUN_KEYS, SEED_KEYS, newest, of_lm_eval
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.provenance import parsed
-from evalengine.report.read.run import Item, Key, Run
+from evalengine.report.read.run import Item, Key, Loaded, Run
 from evalengine.report.read.run_folder import read_evidence, same_documents, same_metrics
 
 MODELS = ("evalengine", "EvalEngineLM")  # as lm-eval names it: by its registered name, or made in Python
@@ -33,13 +33,15 @@ AGAIN = "run the evaluation again, or copy the folder of records beside the resu
 _NAMED = {"records": text, "digest": sha256}
 
 
-def load_results(path: Path) -> Run:
+def load_results(path: Path) -> Loaded:
     """The newest run of an lm-eval output folder, or that of a results file; with its records where our engine left
     them. Raises `ConfigError` for what is missing, damaged or edited, and for records of another run."""
     results, samples = newest(path)
     run = of_lm_eval(path, results, samples)
     folder = _records_folder(path if path.is_dir() else path.parent, results)
-    return run if folder is None else _joined(run, folder, results["config"].get("evalengine"), samples)
+    if folder is not None:
+        run = _joined(run, folder, results["config"].get("evalengine"), samples)
+    return Loaded(run, results, samples)
 
 
 def _records_folder(where: Path, results: Mapping[str, Any]) -> Path | None:

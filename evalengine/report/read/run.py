@@ -41,6 +41,9 @@ class Item:
         return (self.task, self.doc_id, self.request_index, self.repeat)
 
 
+Samples = dict[str, list[dict[str, Any]]]  # task -> rows of its samples file, in its order
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A run as evidence. Scores and answers are lm-eval's: a document's value under a filter."""
@@ -81,3 +84,12 @@ class Run:
     def unbound(self) -> bool:
         """Whether it is a folder of ours whose manifest does not list its files: edits of them would pass unseen."""
         return self.kind == "run" and not is_bound(self.manifest)
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A run, and the newest files in lm-eval's form that it was read from; a baseline has none."""
+
+    run: Run
+    results: dict[str, Any]
+    samples: Samples

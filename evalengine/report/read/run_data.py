@@ -14,7 +14,7 @@ from evalengine.records.manifest_file import missing_for_page
 from evalengine.records.schema import read_endings, read_outcomes, read_thinking
 from evalengine.records.tokens import TOKENS, read_tokens
 from evalengine.report.read.lm_eval_folder import newest
-from evalengine.report.read.load import load_run
+from evalengine.report.read.load import load_with_samples
 from evalengine.report.read.run import Item, Key, Run, ScoreKey
 
 
@@ -73,13 +73,15 @@ def load_run_data(path: str | Path, run: Run | None = None, page: bool = True) -
     run: the path's, if it has been read already. page: whether `report.html` is checked, too.
     Raises `ConfigError` for what is missing, unfinished, damaged or edited, and for a baseline, which has no texts.
     """
-    run = run or load_run(path, page)
+    loaded = load_with_samples(path, page) if run is None else None
+    run = loaded.run if loaded else run
+    assert run is not None
     if run.kind == "baseline":
         raise ConfigError(f"report: {path}: a baseline holds no texts; name the run's folder")
     if run.kind == "run" and (missing := missing_for_page(run.manifest)):
         raise ConfigError(f"{(run.records or run.source) / MANIFEST}: {missing}; run its command again, or take the "
                           "folder from where it was copied")  # fmt: skip
-    results, rows = newest(run.source)
+    results, rows = (loaded.results, loaded.samples) if loaded else newest(run.source)
     samples: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for task, unsorted in rows.items():
         documents = samples.setdefault(task, {})

@@ -20,13 +20,13 @@ from evalengine.records.schema import RequestRecord, ids_sha256, read_records
 from evalengine.records.shapes import sha256
 from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.aggregates import perplexity
-from evalengine.report.read.lm_eval_folder import read_outcome
+from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.rolling import asks_nothing
-from evalengine.report.read.run import Item, Key, Run, ScoreKey
+from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 
 
-def load_folder(path: Path, page: bool = True) -> Run:
+def load_folder(path: Path, page: bool = True) -> Loaded:
     """Reads a finished run. Raises `ConfigError` if it is unfinished, or if a file is missing, damaged or edited.
 
     page: whether `report.html` is checked, too.
@@ -35,10 +35,11 @@ def load_folder(path: Path, page: bool = True) -> Run:
     if evidence.manifest.identity.get("harness") == "lm-eval":
         raise ConfigError(f"{path}: the records of a run by lm-eval; give the folder of its results: {path.parent}")
     items = evidence.items
-    outcome = read_outcome(path, {item.task: item.kind for item in items.values()})
+    results, samples = newest(path)
+    outcome = outcome_of(results, samples, {item.task: item.kind for item in items.values()})
     same_documents(path, items, outcome["hashes"])
     same_metrics(path, outcome["scores"], outcome["results"])
-    return Run(
+    run = Run(
         source=path,
         kind="run",
         name=path.resolve().name,
@@ -49,6 +50,7 @@ def load_folder(path: Path, page: bool = True) -> Run:
         items=items,
         **outcome,
     )
+    return Loaded(run, results, samples)
 
 
 @dataclass(frozen=True)
