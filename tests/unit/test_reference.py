@@ -67,6 +67,10 @@ def test_the_products_are_those_of_the_committed_table(speed: dict) -> None:
     quicker = {place for place, p in timed.items() if p["us"] > 1.02 * p["cublaslt_us"]}
     expected = {(p["n"], p["k"], p["m"]): p["schedule"] for p in points}
     expected |= {place: p["schedule"] for place, p in timed.items() if p["us"] < 0.98 * p["cublaslt_us"]}
+    of_ranks = json.loads((REFERENCE / "matmul-ranks-nvidia-h200.json").read_text(encoding="utf-8"))["times"]
+    assert len(of_ranks) == 120 and not any(point["differing"] for point in of_ranks)
+    tiles_of_ranks = [point for point in of_ranks if not point["schedule"].startswith("cublaslt")]
+    expected |= {(p["n"], p["k"], p["m"]): p["schedule"] for p in tiles_of_ranks}
     shipped = {(*map(int, shape.split(",")), int(m)): text for shape, row in tuned.items() for m, text in row.items()}
     assert shipped == {place: text for place, text in expected.items() if place not in quicker}
 
