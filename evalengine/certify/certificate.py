@@ -62,7 +62,11 @@ def certificate(
         "total": _without_first(proof.total.as_json()),
         "first_difference": proof.total.as_json()["first_difference"],
         "axes": {axis.name: {"varies": _about(axis.name), **_axis(axis)} for axis in proof.axes},
-        "negative_control": {"attention_backend": proof.control.attention_backend, **_axis(proof.control)},
+        "negative_control": {
+            "attention_backend": proof.control.attention_backend,
+            "planted": proof.control.planted,
+            **_axis(proof.control),
+        },
         "kernels": None if kernels is None else dict(kernels),
         # The commit may be only what EVALENGINE_COMMIT claims; the kernels' hash is that of the files used here.
         "code": {**asdict(code_version()), "kernels_sha256": sources_sha256()},

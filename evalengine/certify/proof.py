@@ -16,6 +16,7 @@ from evalengine.certify.axes import AXES, MIXED, control
 from evalengine.certify.busy import NoNeighbour, busy_neighbour
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.compare import Answer, Comparison
+from evalengine.certify.planted import FEW_ROWS, split_few_rows
 from evalengine.certify.run import alone, together
 from evalengine.certify.schedules import Skip, Variant, Workload
 from evalengine.certify.subject import Subject
@@ -24,6 +25,7 @@ from evalengine.engine.loader import Checkpoint
 from evalengine.engine.settings import possible_ranks
 from evalengine.engine.stats import EngineStats
 from evalengine.layers.attention_backends import possible_backends
+from evalengine.layers.fast import FastOps
 from evalengine.tasks.base import Task
 
 MOST_CPU_RANKS = 4  # Each rank is a process, which imports and loads for seconds.
@@ -66,6 +68,7 @@ class Control(AxisResult):
     """The negative control. How many bytes of it differ depends on the attention that `fast` has here."""
 
     attention_backend: str = field(kw_only=True)  # flash_attn | triton | sdpa
+    planted: bool = False  # whether its products of few rows were split over K (`planted`)
 
 
 @dataclass
@@ -134,24 +137,35 @@ class Prover:
         """Makes the same comparison in the ordinary mode, where it must find differences to show that it can.
 
         Our own attention depends on no neighbour in the ordinary mode either, and cuBLAS multiplies a small model's
-        rows alike in every batch (the bundled model's on an H200). Then other attentions are tried, until one differs.
+        rows alike in every batch (the bundled model's on an H200). Then other attentions are tried, until one differs,
+        and at last a planted fault.
         """
         control, others = self._control_with("auto")
         for backend in others:
             if not control.comparison.differing_logprobs:
                 control, _ = self._control_with(backend)
+        if not control.comparison.differing_logprobs:
+            control, _ = self._control_with("auto", planted=True)
         return control
 
-    def _control_with(self, attention_backend: str) -> tuple[Control, list[str]]:
+    def _control_with(self, attention_backend: str, planted: bool = False) -> tuple[Control, list[str]]:
         """The control with that attention, and the other attentions that could serve the model here."""
-        _say(f"negative control: batch_invariant=false engine.attention_backend={attention_backend}")
-        with self.subject.engine(self.checkpoint, self.cases, False, attention_backend=attention_backend) as llm:
+        fault = f", products of up to {FEW_ROWS} rows split over K" if planted else ""
+        _say(f"negative control: batch_invariant=false engine.attention_backend={attention_backend}{fault}")
+        changed: dict[str, Any] = {"attention_backend": attention_backend, "enforce_eager": planted}
+        with self.subject.engine(self.checkpoint, self.cases, False, **changed) as llm:
+            if planted:
+                assert llm.runner is not None and isinstance(llm.runner.ops, FastOps)
+                split_few_rows(llm.runner.ops)
             work = self._workload(llm)
             result = self._axis("control", control(work), work, llm)
             settings, taken = llm.settings, llm.settings.attention_backend
             served = possible_backends(settings.device, settings.dtype, llm.spec.head_dim, block_size=None)
             others = [name for name in served if name != taken]
-            return Control(result.name, result.trials, result.skipped, attention_backend=taken), others
+            control_result = Control(
+                result.name, result.trials, result.skipped, attention_backend=taken, planted=planted
+            )
+            return control_result, others
 
     def _workload(self, llm: LLM) -> Workload:
         started = time.perf_counter()

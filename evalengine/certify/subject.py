@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 from evalengine.certify.cases import EFFORTS, Case, Effort, build_cases
 from evalengine.certify.model import SHAPE, open_checkpoint
@@ -66,16 +67,16 @@ class Subject:
         cases: Sequence[Case],
         batch_invariant: bool = True,
         ranks: int | None = None,
-        attention_backend: str = "auto",
+        **changed: Any,
     ) -> LLM:
         """The loaded engine, with room for the longest case and a pool of one page, as every schedule makes its own
         pool.
 
-        ranks: the degree of tensor parallelism; None: as configured.
+        ranks: the degree of tensor parallelism; None: as configured. changed: other settings of the engine.
         """
-        settings = replace(self.config.engine, max_model_len=max(case.room for case in cases), num_kv_blocks=1)
+        longest = max(case.room for case in cases)
+        settings = replace(self.config.engine, max_model_len=longest, num_kv_blocks=1, **changed)
         settings = replace(settings, tensor_parallel_size=ranks or settings.tensor_parallel_size)
-        settings = replace(settings, attention_backend=attention_backend)
         numerics = self.config.numerics if batch_invariant else "auto"
         return LLM(checkpoint, batch_invariant=batch_invariant, numerics=numerics, engine=settings)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from evalengine.certify import again, axes, proof, schedules
 from evalengine.certify.busy import busy_neighbour
 from evalengine.certify.cases import EFFORTS
+from evalengine.certify.planted import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
 from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject
@@ -27,6 +28,7 @@ from evalengine.engine.model_runner import ModelRunner
 from evalengine.engine.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
 from evalengine.layers.exact import ExactOps
+from evalengine.layers.fast import FastOps
 from tests.engine.certify_double import CPU, TINY
 from tests.engine.certify_double import elsewhere as elsewhere  # The fixture is used by every test here.
 
@@ -181,6 +183,34 @@ def test_a_silent_control_is_followed_by_one_with_another_attention(
     proved = prove("ids")
     assert proved.verdict == "IDENTICAL" and asked == ["auto", "sdpa"]
     assert proved.control.attention_backend == "sdpa" and proved.control.comparison.differing_logprobs
+
+
+def test_a_control_that_stays_silent_is_given_a_planted_fault(
+    prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault is seen by the comparison of schedules itself; here it is all that differs, as the real control does
+    not run."""
+    real = Prover._control_with
+
+    def control_with(self: Prover, attention_backend: str, planted: bool = False) -> tuple[proof.Control, list[str]]:
+        if planted:
+            return real(self, attention_backend, planted)
+        return proof.Control("control", attention_backend="triton"), []
+
+    monkeypatch.setattr(Prover, "_control_with", control_with)
+    proved = prove("ids")
+    assert proved.verdict == "IDENTICAL" and proved.control.planted
+    assert proved.control.comparison.differing_logprobs > 0
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
+def test_the_planted_fault_changes_products_of_few_rows_alone(rows: int) -> None:
+    torch.manual_seed(0)
+    ops, x, weight = FastOps(torch.float32, torch.device("cpu")), torch.randn(rows, 331), torch.randn(40, 331)
+    expected = ops.linear(x, weight)
+    split_few_rows(ops)
+    actual = ops.linear(x, weight)
+    assert torch.equal(actual, expected) == (rows > FEW_ROWS) and torch.allclose(actual, expected, atol=1e-4)
 
 
 def test_fewer_logprobs_than_asked_for_are_no_proof(prove: Callable[..., Proof]) -> None:
