@@ -42,6 +42,12 @@ class ModelConfig:
     alternatives: list[str] = field(default_factory=list)  # other paths to try, in order, if `path` is absent
     think_end_token: Any = None  # text or token id that ends a thinking; the answer follows the last one
 
+    def __post_init__(self) -> None:
+        """As in lm-eval, a text of digits is a token id."""
+        end = self.think_end_token
+        if isinstance(end, str) and end.isdecimal():
+            object.__setattr__(self, "think_end_token", int(end))
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -244,12 +250,6 @@ def to_yaml(config: Config) -> str:
 def template_date(config: Config) -> str | None:
     """The fixed date that the chat template sees; None for a run without the template."""
     return (config.chat_template_date or TEMPLATE_DATE) if config.apply_chat_template else None
-
-
-def think_end_token(model: ModelConfig) -> str | int | None:
-    """The text or token id that ends a thinking. As in lm-eval, a text of digits is a token id."""
-    end = model.think_end_token
-    return int(end) if isinstance(end, str) and end.isdecimal() else end
 
 
 def template_variables(config: Config) -> dict[str, Any]:

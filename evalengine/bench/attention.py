@@ -30,7 +30,7 @@ from evalengine.bench.measure import (
     run_poisoned,
     seeded,
 )
-from evalengine.bench.report import Comparison, Line
+from evalengine.bench.report import Timing, Line
 from evalengine.kernels import reference
 from evalengine.layers import flash_attention
 from evalengine.layers.attention_backends import AttentionFunction
@@ -135,7 +135,7 @@ def _decode(
     seconds = timer(functions)
     num_bytes = 2 * sum(batch.metadata.kv_lens) * KV_HEADS * HEAD_DIM * DTYPE.itemsize
     bandwidth = LARGE_COPY_BYTES / quickest_copy(seconds)
-    line = partial(Comparison, "decode attention", case, seconds["ours"], work=num_bytes, unit="TB/s")
+    line = partial(Timing, "decode attention", case, seconds["ours"], work=num_bytes, unit="TB/s")
     lines: list[Line] = [line("copy bandwidth", num_bytes / bandwidth, target=target)]
     if "flash-attn" in seconds:
         lines.append(line("flash-attn", seconds["flash-attn"]))
@@ -158,7 +158,7 @@ def _prefill(case: str, build: Callable[[], Batch], timer: Timer) -> list[Line]:
         raise RuntimeError(f"SDPA's fused kernels, the comparison, do not run here: {not_run}")
     judge = min(sdpa, key=lambda name: seconds[name])  # On an H200 cuDNN's is the quickest.
     work = sum(4 * Q_HEADS * HEAD_DIM * tokens * (tokens + 1) / 2 for tokens in batch.metadata.kv_lens)
-    line = partial(Comparison, "causal prefill attention", case, seconds["ours"], work=work, unit="TFLOP/s")
+    line = partial(Timing, "causal prefill attention", case, seconds["ours"], work=work, unit="TFLOP/s")
     first = line(judge, seconds[judge], target=PREFILL_TARGET, details={"not run": not_run})
     return [first, *(line(name, seconds[name]) for name in others if name != judge)]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from evalengine.bench.breakdown import breakdown
 from evalengine.bench.measure import WrongResult, capture, free_memory, guarded, reason, seeded
-from evalengine.bench.report import Comparison, Failure, Line
+from evalengine.bench.report import Timing, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.engine.settings import DEFAULT_BLOCK_SIZE
 from evalengine.layers import create_ops
@@ -194,9 +194,9 @@ def _compare(case: str, steps: Mapping[str, Step], beside: str) -> list[Line]:
     return lines
 
 
-def _line(what: str, case: str, seconds: Mapping[str, float], beside: str, error: float) -> Comparison:
+def _line(what: str, case: str, seconds: Mapping[str, float], beside: str, error: float) -> Timing:
     details = {"logits, native to fast": error}
-    return Comparison(what, case, seconds["native"], beside, seconds["fast"], "time", TARGET, details=details)
+    return Timing(what, case, seconds["native"], beside, seconds["fast"], "time", TARGET, details=details)
 
 
 def check_agree(ours: Tensor, theirs: Tensor) -> float:

@@ -21,7 +21,7 @@ from evalengine.bench import matmul_tune
 from evalengine.bench.matmul_points import FIXED, Point, Shape, cublas, operands, point_of, poisoned, shapes
 from evalengine.bench.measure import WrongResult, free_memory, guarded
 from evalengine.bench.models import PRODUCTS_OF
-from evalengine.bench.report import Comparison, Failure, Line
+from evalengine.bench.report import Timing, Failure, Line
 from evalengine.bench.timing import compare_gpu_seconds, host_seconds
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError
@@ -92,7 +92,7 @@ def summary_lines(points: list[Point]) -> list[Line]:
         for what, point, limit in (("matmul", ordered[rank], target), ("fixed 128x128x64 tile", fixed[rank], None)):
             seconds = point.seconds if what == "matmul" else point.fixed_seconds
             case = f"{label} of {len(points)}: N{point.n} K{point.k} M{point.m}"
-            lines.append(Comparison(what, case, seconds, "cuBLAS", point.cublas_seconds, "time", limit))
+            lines.append(Timing(what, case, seconds, "cuBLAS", point.cublas_seconds, "time", limit))
     return lines
 
 

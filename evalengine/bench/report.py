@@ -20,7 +20,7 @@ LIBRARIES = ("torch", "triton", "flash-attn")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Timing:
     """One measured line: how long ours took, and how long the comparison took for the same work in the same run.
 
     Seconds are medians. `work` is bytes moved (unit "TB/s") or floating-point operations (unit "TFLOP/s"), 0 if the
@@ -72,7 +72,7 @@ class Failure:
     wrong: bool = True  # False: the line could not be measured, which says nothing against the result
 
 
-Line = Comparison | Failure
+Line = Timing | Failure
 
 
 @dataclass
@@ -87,8 +87,8 @@ class Report:
         return [line for line in self.lines if isinstance(line, Failure)]
 
     @property
-    def missed(self) -> list[Comparison]:
-        return [line for line in self.lines if isinstance(line, Comparison) and line.passed is False]
+    def missed(self) -> list[Timing]:
+        return [line for line in self.lines if isinstance(line, Timing) and line.passed is False]
 
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def write(report: Report, about: Mapping[str, Any], folder: Path, stem: str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{stem}-{slug(about['gpu'])}"
     json_file, table_file = folder / f"{name}.json", folder / f"{name}.md"
-    lines = [line.as_json() if isinstance(line, Comparison) else asdict(line) for line in report.lines]
+    lines = [line.as_json() if isinstance(line, Timing) else asdict(line) for line in report.lines]
     content = {"environment": dict(about), "lines": lines, "explanations": report.explanations}
     json_file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     table_file.write_text(markdown(report, about), encoding="utf-8")
@@ -155,7 +155,7 @@ def table(lines: Iterable[Line]) -> list[str]:
 
 def summary(report: Report) -> str:
     """One sentence: how many targets were reached, and how many lines have no time."""
-    judged = [line for line in report.lines if isinstance(line, Comparison) and line.target is not None]
+    judged = [line for line in report.lines if isinstance(line, Timing) and line.target is not None]
     reached = len(judged) - len(report.missed)
     failed = f"; {len(report.failures)} lines without a time" if report.failures else ""
     return f"{reached} of {len(judged)} targets reached{failed}."
@@ -176,7 +176,7 @@ def _row(line: Line) -> list[str]:
     return [line.what, line.case, ours, line.beside, theirs, f"{line.ratio:.3f}", target, line.verdict]
 
 
-def _quantity(line: Comparison, seconds: float) -> str:
+def _quantity(line: Timing, seconds: float) -> str:
     time = f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
     if not line.work:
         return time

@@ -15,7 +15,7 @@ import torch
 
 from evalengine.bench import row_cases
 from evalengine.bench.measure import Timer, copies_of, free_memory, guarded, quickest_copy, run_poisoned
-from evalengine.bench.report import Comparison, Line
+from evalengine.bench.report import Timing, Line
 from evalengine.bench.row_cases import RowCase
 from evalengine.kernels.log_softmax import log_softmax
 from evalengine.kernels.softmax import softmax
@@ -52,7 +52,7 @@ def _compare(what: str, case: str, build: Callable[[], RowCase], timer: Timer, d
     row_case = build()
     row_case.check(run_poisoned(row_case.run))
     seconds = timer({"ours": row_case.run, **copies_of(row_case.num_bytes, device)})
-    line = Comparison(
+    line = Timing(
         what=what,
         case=case,
         seconds=seconds["ours"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from evalengine.config import Config, think_end_token
+from evalengine.config import Config
 from evalengine.models.spec import ModelSpec
 from evalengine.tasks.base import Task
 from evalengine.tasks.generation import generation_settings
@@ -14,7 +14,7 @@ def budget_problems(config: Config, tasks: Sequence[Task], spec: ModelSpec) -> I
     """Yields a sentence for each budget that leaves no room for a prompt, for each task that a thinking model cannot
     answer, and for an end of thinking that is no token."""
     room = config.engine.max_model_len or spec.max_position_embeddings
-    end = think_end_token(config.model)
+    end = config.model.think_end_token
     if isinstance(end, int) and end >= spec.vocab_size:
         yield f"model.think_end_token={end}: token ids must lie in 0 ... {spec.vocab_size - 1}"
     for task in tasks:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from evalengine.config import Config, template_date, template_variables, think_end_token
+from evalengine.config import Config, template_date, template_variables
 from evalengine.engine.chat_template import ChatTemplate
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.pieces import PieceTokenizer
@@ -120,9 +120,13 @@ def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     asked = [*chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans)]
     tokenizer = PieceTokenizer(llm.tokenizer)
     tokenizer.learn((instance.context, instance.continuation) for instance in asked)
-    end = think_end_token(config.model)
     builder = RequestBuilder(
-        *(tokenizer, llm.settings.max_model_len, config.seed, config.long_prompts), end, config.logprobs or 0
+        tokenizer,
+        llm.settings.max_model_len,
+        config.seed,
+        config.long_prompts,
+        config.model.think_end_token,
+        config.logprobs or 0,
     )
     requests = builder.build(asked)
     check_requests([item.request for item in requests], llm.limits, request_names(requests))

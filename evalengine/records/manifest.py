@@ -23,7 +23,6 @@ from evalengine.config import (
     LmEvalConfig,
     TemplateConfig,
     template_date,
-    think_end_token,
 )
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
@@ -72,7 +71,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     for name in NEW_SETTINGS:
         if settings[name] is None:  # not used: the identity of runs from before there was the setting
             del settings[name]
-    if (end := think_end_token(config.model)) is not None:
+    if (end := config.model.think_end_token) is not None:
         settings["think_end_token"] = end
     identity = {"contract_version": contract.CONTRACT_VERSION, **settings, **extra}
     plain: dict[str, Any] = json.loads(canonical(identity))

@@ -10,7 +10,7 @@ import torch
 
 from evalengine.bench import breakdown, forward, measure
 from evalengine.bench.models import published_spec
-from evalengine.bench.report import Comparison, Failure
+from evalengine.bench.report import Timing, Failure
 from evalengine.commands.bench import MODELS
 from evalengine.layers import create_ops
 
@@ -74,7 +74,7 @@ def forward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_forward_has_two_lines_and_a_breakdown_for_each_case() -> None:
     explanations: dict[str, Any] = {}
     lines = list(forward.measure(CPU, explanations, {"small": SMALL}))
-    comparisons = [(line.what, line.case, line.ratio, line.verdict) for line in lines if isinstance(line, Comparison)]
+    comparisons = [(line.what, line.case, line.ratio, line.verdict) for line in lines if isinstance(line, Timing)]
     cases = ["small, decode", "small, prefill"]
     kinds = ["forward step, GPU time", "forward step, eager"]
     assert comparisons == [(kind, case, 1.5, "missed by 45.6%") for case in cases for kind in kinds]
@@ -94,7 +94,7 @@ def test_forward_says_why_a_step_is_not_captured(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(forward, "captured", lambda step: "it synchronises")
     first, second, *_ = forward.measure(CPU, {}, {"small": SMALL})
     assert isinstance(first, Failure) and "native cannot be captured: it synchronises" in first.reason
-    assert isinstance(second, Comparison) and second.what == "forward step, eager"
+    assert isinstance(second, Timing) and second.what == "forward step, eager"
 
 
 def test_wanted_rows_are_the_last_of_each_sequence() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evalengine.bench import attention, measure, row_cases, rows
-from evalengine.bench.report import Comparison, Failure
+from evalengine.bench.report import Timing, Failure
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Triton interprets the kernels on a CPU
 
@@ -37,7 +37,7 @@ def test_rows_measures_every_kernel() -> None:
     lines = list(rows.measure(timer, DEVICE, TINY))
     assert [line for line in lines if isinstance(line, Failure)] == []
     judged = ["rms_norm", "residual add + rms_norm", "log_softmax", "log_softmax gather", "silu_and_mul"]
-    comparisons = [line for line in lines if isinstance(line, Comparison)]
+    comparisons = [line for line in lines if isinstance(line, Timing)]
     assert [line.what for line in comparisons if line.target == 0.85] == [*judged, "q/k norm + RoPE + KV write"]
     reported = ["mean", "softmax", "Gumbel noise", "sampling", "sampling", "RoPE", "KV write"]
     assert [line.what for line in comparisons if line.target is None] == reported
@@ -104,7 +104,7 @@ def small_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decode_is_compared_with_the_bytes_it_must_read() -> None:
     timer, _ = fake_timer(ours=4e-9, copy_by_the_driver=1e-6)
     decode = next(iter(attention.measure(timer, DEVICE)))
-    assert isinstance(decode, Comparison), decode
+    assert isinstance(decode, Timing), decode
     assert decode.work == 2 * 2 * 70 * 16 * 2  # k and v have two sequences of 70 tokens, one head of 16, 2 bytes each
     assert decode.ratio == pytest.approx(decode.work / 4e-9 / ((1 << 20) / 1e-6))
     assert (decode.beside, decode.target) == ("copy bandwidth", 0.5)
@@ -114,7 +114,7 @@ def test_decode_is_compared_with_the_bytes_it_must_read() -> None:
 def test_prefill_is_judged_by_sdpas_quickest_kernel() -> None:
     timer, _ = fake_timer(ours=0.5, SDPA_flash=0.4)
     lines = [line for line in attention.measure(timer, DEVICE) if line.what == "causal prefill attention"]
-    measured = {line.beside: line for line in lines if isinstance(line, Comparison)}
+    measured = {line.beside: line for line in lines if isinstance(line, Timing)}
     targets = {name: line.target for name, line in measured.items() if line.target}
     assert targets == {"SDPA flash": 0.75}
     assert measured["SDPA flash"].ratio == pytest.approx(0.8)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evalengine.bench import measure
-from evalengine.bench.report import Comparison, Failure, markdown, summary, table, write
+from evalengine.bench.report import Timing, Failure, markdown, summary, table, write
 from tests.bench.made_up_report import a_report
 
 ABOUT: dict[str, Any] = {
@@ -40,7 +40,7 @@ def test_ratio_and_verdict(
     kind: Any, ours: float, beside: float, target: float | None, ratio: float, passed: bool | None, verdict: str
 ) -> None:
     """A speed must reach a ratio and a time must stay within one; a line without a target is reported only."""
-    line = Comparison("what", "case", ours, "beside", beside, kind, target)
+    line = Timing("what", "case", ours, "beside", beside, kind, target)
     assert line.ratio == pytest.approx(ratio)
     assert (line.passed, line.verdict) == (passed, verdict)
 

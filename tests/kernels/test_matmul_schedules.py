@@ -15,7 +15,7 @@ from evalengine.bench import matmul_tune
 from evalengine.bench.matmul import summary_lines
 from evalengine.bench.matmul_candidates import candidates
 from evalengine.bench.matmul_points import Shape, operands, point_of, shapes
-from evalengine.bench.report import Comparison
+from evalengine.bench.report import Timing
 from evalengine.commands.bench import MATMUL
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules
@@ -157,8 +157,8 @@ def test_the_summary_names_the_median_and_the_worst() -> None:
     shape = Shape(96, 64, False, ("x",))
     points = [point_of(shape, m, "", 1.0 + m / 10, {"cublas": 1.0, "fixed": 5.0 - m}) for m in (1, 2, 4)]
     median, fixed_median, worst, fixed_worst = summary_lines(points)
-    assert isinstance(median, Comparison) and isinstance(fixed_median, Comparison)
-    assert isinstance(worst, Comparison) and isinstance(fixed_worst, Comparison)
+    assert isinstance(median, Timing) and isinstance(fixed_median, Timing)
+    assert isinstance(worst, Timing) and isinstance(fixed_worst, Timing)
     assert (round(median.ratio, 6), round(worst.ratio, 6)) == (1.2, 1.4) and median.passed is worst.passed is False
     assert (fixed_median.ratio, fixed_worst.ratio, fixed_worst.passed) == (3.0, 4.0, None)
     assert worst.case.endswith("N96 K64 M4") and fixed_worst.case.endswith("N96 K64 M1")
