@@ -30,7 +30,7 @@ from evalengine.bench.measure import (
     run_poisoned,
     seeded,
 )
-from evalengine.bench.report import Timing, Line
+from evalengine.bench.report import Line, Timing
 from evalengine.kernels import reference
 from evalengine.layers import flash_attention
 from evalengine.layers.attention_backends import AttentionFunction

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from evalengine.bench.breakdown import breakdown
 from evalengine.bench.measure import WrongResult, capture, free_memory, guarded, reason, seeded
-from evalengine.bench.report import Timing, Failure, Line
+from evalengine.bench.report import Failure, Line, Timing
 from evalengine.bench.timing import compare_gpu_seconds
 from evalengine.engine.settings import DEFAULT_BLOCK_SIZE
 from evalengine.layers import create_ops

@@ -21,7 +21,7 @@ from evalengine.bench import matmul_tune
 from evalengine.bench.matmul_points import FIXED, Point, Shape, cublas, operands, point_of, poisoned, shapes
 from evalengine.bench.measure import WrongResult, free_memory, guarded
 from evalengine.bench.models import PRODUCTS_OF
-from evalengine.bench.report import Timing, Failure, Line
+from evalengine.bench.report import Failure, Line, Timing
 from evalengine.bench.timing import compare_gpu_seconds, host_seconds
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError

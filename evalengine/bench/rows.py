@@ -15,7 +15,7 @@ import torch
 
 from evalengine.bench import row_cases
 from evalengine.bench.measure import Timer, copies_of, free_memory, guarded, quickest_copy, run_poisoned
-from evalengine.bench.report import Timing, Line
+from evalengine.bench.report import Line, Timing
 from evalengine.bench.row_cases import RowCase
 from evalengine.kernels.log_softmax import log_softmax
 from evalengine.kernels.softmax import softmax

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.engine.asked import Part
-from evalengine.engine.generating import Generating
+from evalengine.engine.batch import Part
 from evalengine.engine.processing import NOTHING_LEFT, forbid, penalise
+from evalengine.engine.sequence import Generating
 from evalengine.kernels import sampling
+from evalengine.layers.metadata import upload
 from evalengine.layers.ops import Ops
-from evalengine.layers.upload import upload
 
 
 def choose(ops: Ops, choosing: list[tuple[Part, Generating]], scores: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from evalengine.config import EngineConfig
 from evalengine.engine.decode_inputs import DecodeInputs, Decodes, KnownPages, Stage
-from evalengine.engine.last_tokens import LastTokens
+from evalengine.engine.read_out import LastTokens
 from evalengine.engine.scheduler import Chunk
 from evalengine.engine.settings import Settings
 from evalengine.layers.attention import KVCache

@@ -17,7 +17,7 @@ import torch
 
 from evalengine.arguments import shown
 from evalengine.config import EngineConfig, ModelConfig
-from evalengine.engine.asked import NextToken, Scores
+from evalengine.engine.batch import NextToken, Scores
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.loaded_model import LoadedModel
 from evalengine.engine.loader import Checkpoint

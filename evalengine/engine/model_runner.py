@@ -14,17 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.engine.asked import Asked, NextToken, Pending, Result
-from evalengine.engine.batch import Batch
+from evalengine.engine.batch import Asked, Batch, NextToken, Pending, Result
 from evalengine.engine.choosing import choose
 from evalengine.engine.cuda_graphs import Decoded, Unread
-from evalengine.engine.generating import Generating
 from evalengine.engine.parallel.ranks import Ranks
 from evalengine.engine.rank_runner import Culprits, RankRunner
 from evalengine.engine.read_out import DeviceResults
 from evalengine.engine.scheduler import Chunk, SchedulerOutput
-from evalengine.engine.sequence import Status
-from evalengine.layers.upload import Download
+from evalengine.engine.sequence import Generating, Status
+from evalengine.layers.metadata import Download
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from evalengine.engine.batch import Batch, Wanted
 from evalengine.engine.cuda_graphs import Decoded, DecodeGraphs, Replay
-from evalengine.engine.last_tokens import LastTokens
-from evalengine.engine.read_out import Choose, DeviceResults, ReadOut
+from evalengine.engine.read_out import Choose, DeviceResults, LastTokens, ReadOut
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.hooks import op_hook
-from evalengine.layers.metadata import AttentionMetadata, token_positions
+from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
 from evalengine.layers.ops import Ops
-from evalengine.layers.upload import upload
 from evalengine.models.decoder import DecoderForCausalLM
 from evalengine.models.spec import ModelSpec
 

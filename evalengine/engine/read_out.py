@@ -3,7 +3,8 @@
     n wanted rows, m wanted tokens (m >= n: several requests may share a row), g next tokens, V vocabulary.
 
 Only the wanted rows go through lm_head, a slice at a time, so that [n, V] logits never exist at once. The host waits
-for nothing: `Pending.results` fetches the device's results, a step later if need be.
+for nothing: `Pending.results` fetches the device's results, a step later if need be. The tokens that the step chose
+stay on the device, where the next step takes them (`LastTokens`).
 
 With several ranks each holds the logits of its own part of the vocabulary. All of them find the same tokens and
 logprobs; only tokens that are sampled or processed are chosen by rank 0, which has the sequences, and broadcast.
@@ -19,11 +20,38 @@ import torch
 from torch import Tensor
 
 from evalengine.engine.batch import Wanted
-from evalengine.engine.last_tokens import LastTokens
 from evalengine.kernels import sampling
+from evalengine.layers.kernel_support import kernel_problems
+from evalengine.layers.metadata import upload
 from evalengine.layers.ops import GREEDY, Ops
-from evalengine.layers.upload import upload
 from evalengine.models.decoder import DecoderForCausalLM
+
+
+class LastTokens:
+    """A row for every sequence whose token the last step chooses (`Sequence.device_row`).
+
+    A step that is launched before these tokens are known on the host refers to row r by the token id -1 - r.
+    """
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._vocab_size = vocab_size
+        self._has_kernel = not kernel_problems(device)
+
+    def put(self, tokens: Tensor) -> None:
+        """Keeps the tokens, int64 [n], of rows 0 ... n - 1."""
+        self.tokens[: len(tokens)].copy_(tokens)
+
+    def resolve(self, ids: Tensor) -> Tensor:
+        """Token ids in place of the references among `ids`, int64 [T]. A row whose logits were not finite holds
+        `vocab_size`, which becomes the largest id."""
+        if self._has_kernel:
+            from evalengine.kernels.last_tokens import resolve
+
+            return resolve(ids, self.tokens, self._vocab_size - 1)
+        token_ids = torch.where(ids < 0, self.tokens[(-1 - ids).clamp_(min=0)], ids)
+        return token_ids.clamp_(max=self._vocab_size - 1)
+
 
 # Rows that are sampled, or whose best tokens are looked for, are handled in parts of a slice: sampling with top-k and
 # top-p takes 88 bytes for each of a row's logits, and slices are sized by the 4 bytes of a logit itself.

@@ -11,11 +11,10 @@ import numpy as np
 
 from evalengine.arguments import shown
 from evalengine.engine.detokenizer import Detokenizer
-from evalengine.engine.generating import Generating
 from evalengine.engine.processing import Processing
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.scoring import PendingScore, Scoring
-from evalengine.engine.sequence import Sequence
+from evalengine.engine.sequence import Generating, Sequence
 from evalengine.errors import ConfigError, first_of
 from evalengine.models.spec import ModelSpec
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from evalengine.layers.base import Layer
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.norm import RMSNorm
 from evalengine.layers.ops import Ops
+from evalengine.layers.rows import RMSNorm
 
 KVCache = tuple[Tensor, Tensor]  # k and v pools [B, block_size, Hkv, D]
 
@@ -55,3 +55,12 @@ class StoreKV(Layer):
         """Returns k and v, [T, Hkv, D], as they came, so that a hook sees them."""
         self.ops.store_kv(k, v, *kv_cache, slot_mapping)
         return k, v
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes k and v [T, Hkv, D] into the [B, block_size, Hkv, D] pools at slot page * block_size + offset, rounded to
+    the pools' dtype. Slot -1 is skipped."""
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        cache.view(-1, *cache.shape[2:])[slots] = new[kept].to(cache.dtype)

@@ -23,7 +23,7 @@ from evalengine.kernels import (
 )
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
-from evalengine.layers.rotary import rope_table
+from evalengine.layers.rows import rope_table
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evalengine.errors import EvalEngineError
 from evalengine.kernels import exact, exact_attention
-from evalengine.layers import kv_cache
+from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops, PreparedWeight
 
@@ -63,7 +63,7 @@ class ExactOps(Ops):
         return exact.silu_and_mul(gate_up)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        kv_cache.store_kv(k, v, k_cache, v_cache, slot_mapping)
+        store_kv(k, v, k_cache, v_cache, slot_mapping)
 
     def attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evalengine.layers import kv_cache
+from evalengine.layers.attention import store_kv
 from evalengine.layers.attention_backends import attention_function
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops, PreparedWeight
-from evalengine.layers.rotary import rope_table
+from evalengine.layers.rows import rope_table
 
 
 class FastOps(Ops):
@@ -65,7 +65,7 @@ class FastOps(Ops):
         return F.silu(gate.contiguous()) * up
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        kv_cache.store_kv(k, v, k_cache, v_cache, slot_mapping)
+        store_kv(k, v, k_cache, v_cache, slot_mapping)
 
     def attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float

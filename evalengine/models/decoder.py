@@ -12,15 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from evalengine.layers.activation import SiluAndMul
 from evalengine.layers.attention import KVCache, NormRopeStore, PagedAttention, StoreKV
 from evalengine.layers.base import Layer
 from evalengine.layers.embedding import LMHead, VocabEmbedding
 from evalengine.layers.linear import MergedLinear, OutputLinear, QKVLinear
 from evalengine.layers.metadata import AttentionMetadata
-from evalengine.layers.norm import AddRMSNorm, RMSNorm
 from evalengine.layers.ops import Ops
-from evalengine.layers.rotary import Rope, RopeTable
+from evalengine.layers.rows import AddRMSNorm, RMSNorm, Rope, RopeTable, SiluAndMul
 from evalengine.models.spec import ModelSpec
 
 

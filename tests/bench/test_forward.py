@@ -10,7 +10,7 @@ import torch
 
 from evalengine.bench import breakdown, forward, measure
 from evalengine.bench.models import published_spec
-from evalengine.bench.report import Timing, Failure
+from evalengine.bench.report import Failure, Timing
 from evalengine.commands.bench import MODELS
 from evalengine.layers import create_ops
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evalengine.bench import attention, measure, row_cases, rows
-from evalengine.bench.report import Timing, Failure
+from evalengine.bench.report import Failure, Timing
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Triton interprets the kernels on a CPU
 

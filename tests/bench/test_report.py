@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evalengine.bench import measure
-from evalengine.bench.report import Timing, Failure, markdown, summary, table, write
+from evalengine.bench.report import Failure, Timing, markdown, summary, table, write
 from tests.bench.made_up_report import a_report
 
 ABOUT: dict[str, Any] = {

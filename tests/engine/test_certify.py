@@ -20,7 +20,7 @@ from evalengine.certify.planted import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
 from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject
-from evalengine.engine.asked import NextToken, Scores
+from evalengine.engine.batch import NextToken, Scores
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import kv_cache, reference, rope
-from evalengine.layers import kv_cache as plain
+from evalengine.layers import attention as plain
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,7 +14,8 @@ from torch import Tensor
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.kernels import reference
-from evalengine.layers import create_ops, kv_cache
+from evalengine.layers import create_ops
+from evalengine.layers.attention import store_kv as plain_store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from tests.parity.paged import PagedRunner
@@ -63,7 +64,7 @@ class Float64Ops(Ops):
         return reference.silu_and_mul(gate_up)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        kv_cache.store_kv(k, v, k_cache, v_cache, slot_mapping)
+        plain_store_kv(k, v, k_cache, v_cache, slot_mapping)
 
     def attention(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float

@@ -1,6 +1,7 @@
-"""Rotary position embedding: one table for the model, applied to q and k in every layer.
+"""Layers that work on each token's row by itself: RMS norm, the gated SiLU of the feed-forward block, and RoPE.
 
-T tokens, D head_dim.
+T tokens, H features of the residual stream, I of the feed-forward block, D head_dim. RoPE has one table for the model,
+applied to q and k in every layer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,35 @@ from torch import Tensor
 
 from evalengine.layers.base import Layer
 from evalengine.layers.ops import Ops
+
+
+class RMSNorm(Layer):
+    """[..., H] -> [..., H]: x / sqrt(mean(x^2) + eps) * weight. Every rank has the whole weight."""
+
+    def __init__(self, ops: Ops, size: int, eps: float) -> None:
+        super().__init__(ops)
+        self.size, self.eps = size, eps
+        self.weight = self.new_parameter(size)
+
+    def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
+        return {name: (self.size,)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+
+class AddRMSNorm(RMSNorm):
+    """[T, H], [T, H] -> the norm of their rounded sum, and that sum itself, which the residual stream goes on with."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class SiluAndMul(Layer):
+    """[T, 2 I] -> [T, I]: silu(first half) * second half."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        return self.ops.silu_and_mul(gate_up)
 
 
 def rope_table(
