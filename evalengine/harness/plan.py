@@ -52,8 +52,7 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     """
     problems: list[str] = []
     checkpoint = loaded or _collect(problems, lambda: resolve_checkpoint(config.model))
-    date = template_date(config)
-    chat = _collect(problems, lambda: _chat(config, checkpoint.tokenizer, date)) if checkpoint and date else None
+    chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
     tasks = [_collect(problems, lambda name=name: _loaded(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     spec = checkpoint.spec if checkpoint else None
     problems.extend(answering_problems(config, spec))
@@ -69,11 +68,17 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     return checkpoint, loaded_tasks
 
 
-def _chat(config: Config, tokenizer: Any, date: str) -> ChatTemplate:
-    """The model's chat template with the run's variables. Raises ConfigError for a variable that the template does not
-    read: it would change nothing, in silence."""
+def _chat(config: Config, checkpoint: Checkpoint | None = None) -> ChatTemplate | None:
+    """The model's chat template with the run's variables; None for a run whose prompts use none.
+
+    checkpoint: the model, where it has been found already. Raises ConfigError for a variable that the template does not
+    read: it would change nothing, in silence.
+    """
+    date = template_date(config)
+    if date is None:
+        return None
     args = template_variables(config)
-    template = ChatTemplate(tokenizer, date, variables=args)
+    template = ChatTemplate((checkpoint or resolve_checkpoint(config.model)).tokenizer, date, variables=args)
     if args and (unread := sorted(args.keys() - template.reads())):
         raise ConfigError(
             [
@@ -96,8 +101,7 @@ def load_tasks(config: Config) -> list[Task]:
     Raises one ConfigError with everything that is wrong with any of them.
     """
     problems: list[str] = []
-    date = template_date(config)
-    chat = _collect(problems, lambda: _chat(config, resolve_checkpoint(config.model).tokenizer, date)) if date else None
+    chat = _collect(problems, lambda: _chat(config))
     tasks = [_collect(problems, lambda name=name: _loaded(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
     if problems:
         raise ConfigError(problems)
