@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 CHUNK = 1 << 22  # bytes read at once
+YAML_SUFFIXES = (".yaml", ".yml")
 MAX_YAML_NODES = 100_000  # nodes after aliases are expanded; the longest shipped file has fewer than 1,000
 MAX_YAML_DEPTH = 100
 MAX_JSON_DEPTH = 200  # recursive functions walk the values, and Python allows 1,000 nested calls

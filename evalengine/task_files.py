@@ -25,12 +25,11 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from evalengine.compose_files import package_of, roots_of
 from evalengine.config_tasks import TASK_NAME
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_yaml
+from evalengine.plain_files import YAML_SUFFIXES, read_yaml
 from evalengine.task_outline import names_in
 
 GROUP = "evalengine.tasks"  # the group of the entry points
 LM_EVAL = "lm_eval/"  # the prefix of names of lm-eval's tasks, groups and tags
-SUFFIXES = (".yaml", ".yml")
 
 
 def with_task_files(parsed: Sequence[Override], conf: str, literal: Callable[[Any], Any]) -> list[str]:
@@ -127,13 +126,13 @@ class _Stored:
     def _file(self, chosen: str) -> Path | None:
         """The file that a name means; None if Hydra reads it by itself, or there is none."""
         path = Path(chosen).expanduser()
-        if chosen.endswith(SUFFIXES) and ("/" in chosen or _is_file(path)):
+        if chosen.endswith(YAML_SUFFIXES) and ("/" in chosen or _is_file(path)):
             if not _is_file(path):
                 near = difflib.get_close_matches(path.name, [f.name for f in path.parent.glob("*.y*ml")], 2)
                 raise ConfigError(f"no such file{f'; did you mean {near[0]}?' if near else ''}")
             return path
         for root in self._roots:
-            for suffix in SUFFIXES:
+            for suffix in YAML_SUFFIXES:
                 below = root / "task" / f"{chosen.removesuffix(suffix)}{suffix}"
                 if _is_file(below) and _is_foreign(below):
                     return below

@@ -16,7 +16,7 @@ the calls: linear 0.17, rms_norm 0.20, silu_and_mul 0.15.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,6 @@ from evalengine.kernels import exact_math as em
 from evalengine.kernels.exact_product import LEFT_BITS, RIGHT_BITS, SEGMENT, left_limbs, product
 
 MAX_VOCABULARY = 2**19  # a sum of that many numbers of 44 bits just fits int64
-_TILE = 131072  # elements of a float64 temporary: 1 MB, of which two threads hold half each, so that it stays in L2
 _ROW_BLOCK = 128  # rows of one matrix product, two limbs stacked
 _PRODUCT_ELEMENTS = 1 << 19  # elements of one matrix product's result
 
@@ -39,19 +38,12 @@ class ExactWeight:
     scale: Tensor  # float64 [N], powers of two
 
 
-def _tiles(rows: int, columns: int) -> Iterator[slice]:
-    """Slices of rows, so that a tile holds about `_TILE` elements."""
-    step = max(1, _TILE // max(columns, 1))
-    for start in range(0, rows, step):
-        yield slice(start, start + step)
-
-
 def quantize_weight(weight: Tensor) -> ExactWeight:
     """[N, K] -> one limb per element; each output row is scaled by the exponent of its largest magnitude."""
     rows, columns = weight.shape
     limb = torch.empty(rows, columns, dtype=torch.float64, device=weight.device)
     scale = torch.empty(rows, dtype=torch.float64, device=weight.device)
-    for tile in _tiles(rows, columns):
+    for tile in em.tiles(rows, columns):
         absmax = em.row_absmax(weight[tile])
         unit_exponent = em.exponent(absmax) - RIGHT_BITS
         c = em.grid(absmax, RIGHT_BITS)
@@ -115,7 +107,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = x.reshape(-1, hidden)
     out = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
     wide_weight = em.widen(weight)
-    for tile in _tiles(*rows.shape):
+    for tile in em.tiles(*rows.shape):
         wide = em.widen(rows[tile])
         absmax = em.row_absmax(wide)
         # c is 1.5 * 2^52 * 2^(2e-44); a row with an infinity or a NaN becomes NaN.
@@ -137,7 +129,7 @@ def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     length = math.prod(x.shape[axis] for axis in axes)
     rows = moved.reshape(math.prod(kept), length)
     out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
-    for tile in _tiles(*rows.shape):
+    for tile in em.tiles(*rows.shape):
         wide = em.widen(rows[tile])
         sums = em.row_sum(wide, em.grid(em.row_absmax(wide), em.SUM_BITS))
         em.store_float32(sums.mul_(1.0 / length).squeeze(-1), out[tile])
@@ -156,19 +148,19 @@ def _softmax(x: Tensor, dim: int, finish: Callable[[Tensor, Tensor, Tensor], Ten
     assert columns <= MAX_VOCABULARY, f"softmax over {columns} numbers: the exact level sums at most {MAX_VOCABULARY}"
     rows = moved.reshape(-1, columns)
     out = torch.empty(rows.shape, dtype=torch.float32, device=x.device)
-    for tile in _tiles(*rows.shape):
+    for tile in em.tiles(*rows.shape):
         block = rows[tile]
         top = block.amax(-1, keepdim=True).to(torch.float64)
         top.masked_fill_(~(top.abs() < torch.inf), torch.nan)
         pieces = []
         total = torch.zeros(block.shape[0], dtype=torch.int64, device=x.device)
-        for piece in block.split(_TILE, -1):
+        for piece in block.split(em.TILE, -1):
             shifted = piece.to(torch.float64).sub_(top)
             p = em.exp(shifted)
             total.add_(em.unit_sum(p))
             pieces.append((shifted, p))
         norm = em.unit_total(total).unsqueeze(-1)
-        for (shifted, p), target in zip(pieces, out[tile].split(_TILE, -1), strict=True):
+        for (shifted, p), target in zip(pieces, out[tile].split(em.TILE, -1), strict=True):
             em.store_float32(finish(shifted, p, norm), target)
     return out.view(moved.shape).movedim(-1, dim).contiguous()
 
@@ -188,7 +180,7 @@ def elementwise(function: Callable[..., Tensor], *operands: Tensor) -> Tensor:
     shape = operands[0].shape
     flat = [operand.reshape(-1) for operand in operands]
     out = torch.empty(flat[0].shape, dtype=torch.float32, device=flat[0].device)
-    for tile in _tiles(out.shape[0], 1):
+    for tile in em.tiles(out.shape[0], 1):
         em.store_float32(function(*(em.widen(operand[tile]) for operand in flat)), out[tile])
     return out.view(shape)
 
@@ -207,7 +199,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     """[T, 2 I] -> float32 [T, I]: silu(first half) * second half, one rounding."""
     tokens, width = gate_up.shape[0], gate_up.shape[-1] // 2
     out = torch.empty(tokens, width, dtype=torch.float32, device=gate_up.device)
-    for tile in _tiles(tokens, width):
+    for tile in em.tiles(tokens, width):
         gate, up = em.widen(gate_up[tile, :width]), em.widen(gate_up[tile, width:])
         em.store_float32(em.sigmoid(gate).mul_(gate).mul_(up), out[tile])
     return out
@@ -221,7 +213,7 @@ def rope_table(inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Te
     frequencies = inv_freq.to("cpu", torch.float64)
     shape = (max_positions, frequencies.shape[0])
     cosines, sines = torch.empty(shape), torch.empty(shape)
-    for tile in _tiles(*shape):
+    for tile in em.tiles(*shape):
         positions = torch.arange(max_positions, dtype=torch.float64)[tile]
         angle = em.widen(em.round_float32(positions[:, None] * frequencies))
         em.store_float32(em.cos(angle).mul_(scaling), cosines[tile])
@@ -233,7 +225,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """[T, heads, D] and cos, sin [T, D/2] -> float32 [T, heads, D]: halves x1 cos - x2 sin, x2 cos + x1 sin."""
     half = x.shape[-1] // 2
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    for tile in _tiles(x.shape[0], x.shape[1] * x.shape[2]):
+    for tile in em.tiles(x.shape[0], x.shape[1] * x.shape[2]):
         wide = em.widen(x[tile])
         x1, x2 = wide[..., :half], wide[..., half:]
         c, s = em.widen(cos[tile]).unsqueeze(1), em.widen(sin[tile]).unsqueeze(1)

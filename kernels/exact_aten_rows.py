@@ -14,7 +14,7 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -26,7 +26,6 @@ SUM_BITS = 40
 MAX_TERMS = 1 << 22  # numbers of SUM_BITS bits, whose sum stays below 2^62
 _PIECE = 1 << (53 - SUM_BITS)  # numbers of SUM_BITS bits that add exactly in float64
 _EXP_TERMS = 1 << 18  # exponentials of 44 bits that are added in one int64
-_TILE = 131072  # elements of a float64 temporary
 _SQRT_HALF = 0.7071067811865476
 _SQRT_2_OVER_PI = 0.7978845608028654
 # log(erfc(z) e^(z^2) / t) with t = 2 / (2 + z), Chebyshev in 2 t - 1 on (0, 1], the first coefficient halved:
@@ -58,12 +57,6 @@ def from_rows(values: Tensor, kept: list[int], dims: Sequence[int], keepdim: boo
     for axis in dims if keepdim else ():
         result = result.unsqueeze(axis)
     return result
-
-
-def _tiles(rows: int, columns: int) -> Iterator[slice]:
-    step = max(1, _TILE // max(columns, 1))
-    for start in range(0, rows, step):
-        yield slice(start, start + step)
 
 
 def _wide_sums(wide: Tensor) -> Tensor:
@@ -103,7 +96,7 @@ def _root(x: Tensor) -> Tensor:
 def sums(x: Tensor) -> Tensor:
     """[n, K] -> float32 [n]. K at least 1, as everywhere below."""
     out = torch.empty(x.shape[0], dtype=torch.float32)
-    for tile in _tiles(*x.shape):
+    for tile in em.tiles(*x.shape):
         em.store_float32(_wide_sums(em.widen(x[tile])).squeeze(-1), out[tile])
     return out
 
@@ -111,7 +104,7 @@ def sums(x: Tensor) -> Tensor:
 def norms(x: Tensor, order: int) -> Tensor:
     """[n, K] -> float32 [n]: sum of |x| (order 1), or the root of the sum of x^2 (order 2)."""
     out = torch.empty(x.shape[0], dtype=torch.float32)
-    for tile in _tiles(*x.shape):
+    for tile in em.tiles(*x.shape):
         wide = em.widen(x[tile])
         if order == 1:
             value = _wide_sums(wide.abs_())
@@ -132,7 +125,7 @@ def moments(x: Tensor, correction: float, root: bool) -> tuple[Tensor, Tensor]:
     """[n, K] -> float32 [n] variance (or its root), the sum of squares over K - correction > 0; float32 [n] mean."""
     spread = torch.empty(x.shape[0], dtype=torch.float32)
     means = torch.empty_like(spread)
-    for tile in _tiles(*x.shape):
+    for tile in em.tiles(*x.shape):
         centred, mean = _centred(em.widen(x[tile]))
         squares, scale = _wide_squares(centred)
         squares.mul_(1.0 / (x.shape[-1] - correction))
@@ -153,7 +146,7 @@ def normalize(
     means, scales = (torch.empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     wide_weight, wide_bias = (None if v is None else em.widen(v) for v in (weight, bias))
     row = torch.arange(x.shape[0]) % groups
-    for tile in _tiles(*x.shape):
+    for tile in em.tiles(*x.shape):
         centred, mean = _centred(em.widen(x[tile]))
         squares, scale = _wide_squares(centred)
         variance = squares.mul_(1.0 / x.shape[-1]).mul_(scale).mul_(scale)
@@ -172,7 +165,7 @@ def normalize(
 def logsumexp(x: Tensor) -> Tensor:
     """[n, K] -> float32 [n]; where the maximum is infinite, it is the result."""
     out = torch.empty(x.shape[0], dtype=torch.float32)
-    for tile in _tiles(*x.shape):
+    for tile in em.tiles(*x.shape):
         top = x[tile].amax(-1, keepdim=True).to(torch.float64)
         total: Tensor | None = None
         for part in x[tile].split(_EXP_TERMS, -1):

@@ -11,10 +11,13 @@ is spaced by u, so it rounds to a multiple of u, ties to even, as rint(x / u) * 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
+TILE = 131072  # elements of a float64 temporary: 1 MB, of which two threads hold half each, so that it stays in L2
 MIN_NORMAL = 2.0**-126  # of float32
 _BELOW_MIN_NORMAL = MIN_NORMAL * (1.0 - 2.0**-53)
 _LOG2_E = 1.4426950408889634
@@ -52,6 +55,13 @@ _INTEGER_OF = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
+
+
+def tiles(rows: int, columns: int) -> Iterator[slice]:
+    """Slices of rows, so that a tile holds about `TILE` elements."""
+    step = max(1, TILE // max(columns, 1))
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
 
 
 def widen(x: Tensor) -> Tensor:

@@ -11,18 +11,17 @@ paired with the predicted one that suits it best; of several gold answers the be
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from evalengine.tasks.documents import Doc
+from evalengine.tasks.filters import WITHOUT_PUNCTUATION
 from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.templated import Templated
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 DATE = ("day", "month", "year")
 
 

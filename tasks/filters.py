@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 INVALID = "[invalid]"
-_DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
+WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _DROP_DIGITS = str.maketrans("", "", string.digits)
 
 
@@ -61,7 +61,7 @@ class ExactMatch:
         if self.ignore_case:
             text = text.lower()
         if self.ignore_punctuation:
-            text = text.translate(_DROP_PUNCTUATION)
+            text = text.translate(WITHOUT_PUNCTUATION)
         return text.translate(_DROP_DIGITS) if self.ignore_numbers else text
 
 

@@ -18,6 +18,7 @@ from evalengine.errors import ConfigError
 from evalengine.plain_files import Tagged, read_yaml
 from evalengine.tasks.filters import filter_problems
 from evalengine.tasks.instance import OUTPUT_TYPES
+from evalengine.tasks.lm_eval_generation import LENGTHS
 from evalengine.tasks.lm_eval_literals import returned
 from evalengine.tasks.scores import metric_problems
 
@@ -42,7 +43,6 @@ NOT_BUILT = {  # key -> the values that have no effect
 }
 FEWSHOT = ("sampler", "split", "samples", *TEXTS, "target_delimiter", "fewshot_delimiter")
 GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p")
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
 BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # their rows are in dataset_kwargs.data_files
 MAX_INCLUDES = 10
 

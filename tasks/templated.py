@@ -21,7 +21,7 @@ from evalengine.tasks.fewshot import Turn
 from evalengine.tasks.filters import AS_IT_IS, Pipeline, pipelines
 from evalengine.tasks.generation import generation_problems, generation_settings
 from evalengine.tasks.instance import OUTPUT_TYPES, Instance, Response
-from evalengine.tasks.lm_eval_yaml import installed
+from evalengine.tasks.lm_eval_yaml import TEXTS, installed
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.multiple_choice import checked_gold
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
@@ -36,7 +36,6 @@ from evalengine.tasks.scores import (
 )
 from evalengine.tasks.templates import Field
 
-TEXTS = ("doc_to_text", "doc_to_target", "doc_to_choice")
 SAMPLERS = ("default", "first_n")
 
 

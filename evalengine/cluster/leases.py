@@ -32,7 +32,7 @@ def in_lease_order(requests: Iterable[Request], page: int) -> list[Unit]:
     units of a group: a run whose last lease is a long one waits for it.
     """
     units = _units(requests)
-    chains = [_page_chain(_prompt(unit.requests[0]), page) for unit in units]
+    chains = [_page_chain(unit.requests[0].prompt_ids, page) for unit in units]
     members = Counter(prefix for chain in chains for prefix in chain)
     wide, narrow = [], []  # a unit's group by its first page, and by all pages that it shares with another
     for place, chain in enumerate(chains):
@@ -87,10 +87,6 @@ def _units(requests: Iterable[Request]) -> list[Unit]:
             groups.append(group)
         group.append(request)
     return [Unit(tuple(group), sum(map(cost, group))) for group in groups]
-
-
-def _prompt(request: Request) -> list[int]:
-    return request.prompt_ids if isinstance(request, GenerateRequest) else request.context_ids
 
 
 def _page_chain(ids: list[int], page: int) -> list[int]:

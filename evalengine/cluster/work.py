@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from evalengine.cluster.audit import difference, verdict
+from evalengine.cluster.audit import is_same, verdict
 from evalengine.cluster.leases import Pending, in_lease_order
-from evalengine.engine.request import GenerateRequest, Request, RequestOutput
+from evalengine.engine.request import Request, RequestOutput
 from evalengine.errors import DoubtedAnswersError, EvalEngineError
 
 MAX_LOSSES = 3  # replicas that may be lost with a request in hand before the run gives it up
@@ -128,8 +128,7 @@ class Work:
         if item.settled or any(where == holder.where for where, _ in item.answers):
             return None
         request = item.request
-        prompt = request.prompt_ids if isinstance(request, GenerateRequest) else request.context_ids
-        item.answers.append((holder.where, replace(output, prompt_ids=prompt)))
+        item.answers.append((holder.where, replace(output, prompt_ids=request.prompt_ids)))
         return self._consider(number)
 
     def leave(self, name: str) -> int:
@@ -188,7 +187,7 @@ class Work:
                 good = item.answers[1] if output.error else item.answers[0]
                 self._suspect(failed[0], good[0])
                 return self._settle(number, item, *good)
-            if difference(output, other) is None:
+            if is_same(output, other):
                 self.audited += 1
                 for holder in self.holders.values():
                     holder.audited += holder.where in (where, other_where)

@@ -8,34 +8,35 @@ from evalengine.arguments import shown
 from evalengine.engine.request import RequestOutput
 
 
-def difference(kept: RequestOutput, computed: RequestOutput, where: str) -> str | None:
-    """A sentence on the first place where a kept answer and one computed again differ, with both values; None if every
-    bit is equal.
+def difference(
+    first: RequestOutput, second: RequestOutput, of_first: str, of_second: str = "computed again"
+) -> str | None:
+    """A sentence on the first place where two answers differ, with both values; None if every bit is equal.
 
-    where: what holds the kept answer, as in "the cache".
+    of_first, of_second: which answer each is, as it ends a clause: "in the cache", "computed again".
     """
-    if computed.error is not None:
-        return f"{where} has an answer, and computed again it fails ({computed.error})"
-    tokens = zip(kept.token_ids, computed.token_ids, kept.logprobs, computed.logprobs, strict=False)
-    for place, (kept_id, computed_id, was, now) in enumerate(tokens):
-        if kept_id != computed_id:
-            return f"token {place} is {kept_id} in {where} and {computed_id} computed again"
-        if was.tobytes() != now.tobytes():
-            values = f"{_shown(was)} in {where} and {_shown(now)} computed again"
-            return f"the logprob of token {place} (id {kept_id}) is {values}"
+    if second.error is not None:
+        return f"there is an answer {of_first}, and {of_second} it fails ({second.error})"
+    tokens = zip(first.token_ids, second.token_ids, first.logprobs, second.logprobs, strict=False)
+    for place, (first_id, second_id, one, other) in enumerate(tokens):
+        if first_id != second_id:
+            return f"token {place} is {first_id} {of_first} and {second_id} {of_second}"
+        if one.tobytes() != other.tobytes():
+            values = f"{_shown(one)} {of_first} and {_shown(other)} {of_second}"
+            return f"the logprob of token {place} (id {first_id}) is {values}"
     for name in ("token_ids", "finish_reason", "text", "is_greedy"):
-        before, after = getattr(kept, name), getattr(computed, name)
-        if before != after:
-            return f"{name} is {shown(before)} in {where} and {shown(after)} computed again"
-    return _top_difference(kept, computed, where)
+        one, other = getattr(first, name), getattr(second, name)
+        if one != other:
+            return f"{name} is {shown(one)} {of_first} and {shown(other)} {of_second}"
+    return _top_difference(first, second, of_first, of_second)
 
 
-def _top_difference(kept: RequestOutput, computed: RequestOutput, where: str) -> str | None:
-    for place, (was, now) in enumerate(zip(kept.top_logprobs or [], computed.top_logprobs or [], strict=False)):
-        kept_bits = [(token, np.float32(value).tobytes()) for token, value in was.items()]
-        if kept_bits != [(token, np.float32(value).tobytes()) for token, value in now.items()]:
-            return f"the alternatives of token {place} are {was} in {where} and {now} computed again"
-    if len(kept.top_logprobs or []) != len(computed.top_logprobs or []):
+def _top_difference(first: RequestOutput, second: RequestOutput, of_first: str, of_second: str) -> str | None:
+    for place, (one, other) in enumerate(zip(first.top_logprobs or [], second.top_logprobs or [], strict=False)):
+        bits = [(token, np.float32(value).tobytes()) for token, value in one.items()]
+        if bits != [(token, np.float32(value).tobytes()) for token, value in other.items()]:
+            return f"the alternatives of token {place} are {one} {of_first} and {other} {of_second}"
+    if len(first.top_logprobs or []) != len(second.top_logprobs or []):
         return "one of the two has no alternatives"
     return None
 

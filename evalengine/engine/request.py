@@ -118,6 +118,11 @@ class ScoreRequest:
     continuation_ids: list[int]
     logprobs: int = 0  # alternatives reported per position
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The context, by the name that it has in every kind of request and in `RequestOutput`."""
+        return self.context_ids
+
     def __post_init__(self) -> None:
         read = Fields(self)
         read.integer("request_id", -LARGEST - 1)

@@ -31,7 +31,7 @@ class HarnessRequest:
 
     @property
     def prompt_ids(self) -> list[int]:
-        return self.request.prompt_ids if isinstance(self.request, GenerateRequest) else self.request.context_ids
+        return self.request.prompt_ids
 
 
 def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:

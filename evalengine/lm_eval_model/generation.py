@@ -11,10 +11,9 @@ from lm_eval.models import utils as lm_eval_utils
 from evalengine.arguments import integer, number, shown
 from evalengine.engine.request import SamplingParams
 from evalengine.errors import ConfigError
+from evalengine.tasks.lm_eval_generation import LENGTHS, NEUTRAL
 
 HONOURED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
-NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}  # the values at which they change nothing
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Asked:
 
     @property
     def prompt_ids(self) -> list[int]:
-        return self.request.prompt_ids if isinstance(self.request, GenerateRequest) else self.request.context_ids
+        return self.request.prompt_ids
 
     @property
     def named(self) -> str:

@@ -31,6 +31,6 @@ def differing(run: Run, sample: int, seed: int, places: Sequence[str] = ()) -> t
         for output in llm.run([item.request for item in chosen.values()]):
             key = chosen[output.request_id].key
             output.top_logprobs = None  # alternatives are no part of the digest
-            if difference_in_words := difference(answer_of(records[key]), output, "the run"):
+            if difference_in_words := difference(answer_of(records[key]), output, "in the run"):
                 sentences[key] = f"{'/'.join(map(str, key))}: {difference_in_words}"
     return len(chosen), [sentences[key] for key in sorted(sentences)]

@@ -50,7 +50,7 @@ def parted(receipt: Receipt, model: ModelConfig, device: str, whose: str) -> str
         if (dtype := dtype_name(llm.settings.dtype)) != receipt.computed_by["dtype"]:
             raise ConfigError(f"{whose}: computed in {receipt.computed_by['dtype']}, and this engine in {dtype}")
         (output,) = llm.run([request])
-    return difference(answer_of(receipt.record), output, "the receipt")
+    return difference(answer_of(receipt.record), output, "in the receipt")
 
 
 def answer_of(record: RequestRecord) -> RequestOutput:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
+from evalengine.plain_files import YAML_SUFFIXES
 from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.report.leaderboard.models import labels
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 TASK_TYPE = "text-generation"  # the Hub's pipeline of causal language models
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-SUFFIXES = (".yaml", ".yml")
 
 
 def write_model_index(run: Run, target: Path) -> int:
@@ -32,7 +32,7 @@ def write_model_index(run: Run, target: Path) -> int:
     Raises `ConfigError` for another ending than .yaml, and for a run without finite results; `EvalEngineError` if the
     disk refuses.
     """
-    if target.suffix not in SUFFIXES:
+    if target.suffix not in YAML_SUFFIXES:
         raise ConfigError(f"report: --model-index {target}: is YAML: name a file that ends in .yaml; its content goes "
                           "between the --- lines at the top of the model card")  # fmt: skip
     from huggingface_hub import ModelCardData

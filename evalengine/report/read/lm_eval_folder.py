@@ -30,14 +30,9 @@ TASK_KEYS = ("dataset_path", "dataset_name", "test_split", "validation_split", "
 PROMPT_KEYS = ("output_type", "description", "doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter")
 
 
-def load_lm_eval(path: Path) -> Run:
-    """The newest run of an lm-eval output folder (or that of a results file): texts, log-likelihoods, scores; no
-    digests, since lm-eval records no tokens. Raises `ConfigError` if a file is missing or damaged."""
-    return of_lm_eval(path, *newest(path))
-
-
 def of_lm_eval(path: Path, results: Mapping[str, Any], samples: Mapping[str, list[dict[str, Any]]]) -> Run:
-    """The run that `newest` read from `path`."""
+    """The run that `newest` read from `path`: texts, log-likelihoods, scores; no digests, since lm-eval records no
+    tokens."""
     kinds = {task: _kind(config) for task, config in results["configs"].items()}
     items: dict[Key, Item] = {}
     for task, rows in samples.items():

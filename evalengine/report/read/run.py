@@ -10,8 +10,9 @@ import numpy as np
 
 from evalengine.records.evidence import is_bound
 from evalengine.records.manifest_data import Manifest
+from evalengine.records.schema import RecordKey
 
-Key = tuple[str, int, int, int]  # task, document, request index, repeat
+Key = RecordKey
 ScoreKey = tuple[str, str, str]  # task, metric, filter
 Program = Literal["evalengine", "lm-eval", "evalengine in lm-eval"]  # the last: lm-eval's tasks, our engine
 
