@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import exact, exact_product, reference
+from evalengine.kernels import exact, exact_math, exact_product, reference
 from evalengine.kernels import exact_math as em
 from tests.bitwise import assert_bitwise_equal
 
@@ -157,7 +157,7 @@ def test_row_ops_against_float64_and_alone(name: str, columns: int, monkeypatch:
     assert ((whole - truth).abs() <= 1.5e-7 * truth.abs() + 3e-7).all()
     for row in (0, 17, 36):
         assert_bitwise_equal(ROW_OPS[name](x[row : row + 1]), whole[row : row + 1])
-    monkeypatch.setattr(exact, "_TILE", 1000)
+    monkeypatch.setattr(exact_math, "TILE", 1000)
     assert_bitwise_equal(ROW_OPS[name](x), whole)
     assert ROW_OPS[name](x[:0]).shape == whole[:0].shape
 
@@ -172,7 +172,7 @@ def test_tiles_and_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
     before = results()
     threads = torch.get_num_threads()
-    monkeypatch.setattr(exact, "_TILE", 4096)
+    monkeypatch.setattr(exact_math, "TILE", 4096)
     monkeypatch.setattr(exact, "_ROW_BLOCK", 7)
     monkeypatch.setattr(exact, "_PRODUCT_ELEMENTS", 2000)
     torch.set_num_threads(2 if threads == 1 else 1)
