@@ -93,7 +93,7 @@ def test_without_lm_eval_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    for cached in (lm_eval_index.chosen, lm_eval_index._lm_eval):
+    for cached in (lm_eval_index.chosen, lm_eval_index.lm_eval_tasks):
         cached.cache_clear()
     monkeypatch.setattr(lm_eval_index, "version", absent)
     done = call("task=lm_eval/gsm8k")
