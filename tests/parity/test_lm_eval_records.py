@@ -29,8 +29,8 @@ from tests.parity.lm_eval_runs import TINYMATH, evaluate, our_model, task_files
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
 LIMIT = 2
-# lm-eval's index of 13,000 task files takes longer than these runs, and tasks named by their files' paths need none. Its
-# description of the machine, which starts pip, is made once.
+# lm-eval's index of 13,000 task files takes longer than these runs, and tasks named by their files' paths need none.
+# lm-eval's description of the machine, which starts pip, is made once.
 PROGRAM = """
 import functools, json, sys
 import lm_eval.tasks

@@ -99,8 +99,8 @@ def check(reference: dict[str, Any], name: str, task: Task, answered: Answered) 
     return dict(results)
 
 
-# Quick are the tasks whose kinds of request, metrics or exemplars differ, in one of two ways by turns; test_shipped.py has
-# the others' rows and answers, too.
+# Quick are the tasks whose kinds of request, metrics or exemplars differ, in one of two ways by turns; the
+# rows of the others are in test_shipped.py, too.
 QUICK = (
     *("cola", "mrpc", "cb", "wikitext", "gsm8k", "gsm8k_cot_self_consistency", "hellaswag", "iwslt2017-en-ar"),
     *("lambada_openai", "truthfulqa_mc2", "drop", "mmlu_pro_computer_science", "winogrande", "squad_completion"),
