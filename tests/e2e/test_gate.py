@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from evalengine.errors import ConfigError
-from tests.e2e.command import ROOT, Run, call, finished
+from tests.e2e.command import LIMIT, ROOT, Run, call, finished
 
 SNIPPETS = ROOT / "conf" / "gate" / "ci"
 
@@ -33,7 +33,7 @@ def baseline(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The reference run's requests in fast numerics, which gives other bits."""
-    return finished(tmp_path_factory.mktemp("changed"), "limit=8", "batch_invariant=false")
+    return finished(tmp_path_factory.mktemp("changed"), f"limit={LIMIT}", "batch_invariant=false")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_equal_run_passes_and_a_changed_one_fails(baseline: Path, changed: Run, tmp_path: Path) -> None:
-    same = finished(tmp_path / "same", "limit=8", "engine.max_num_seqs=3", "engine.block_size=16")
+    same = finished(tmp_path / "same", f"limit={LIMIT}", "engine.max_num_seqs=3", "engine.block_size=16")
     codes = {}
     for policy in ("bitwise", "tokens", "accuracy"):
         for run in (same, changed):
@@ -54,7 +54,7 @@ def test_an_equal_run_passes_and_a_changed_one_fails(baseline: Path, changed: Ru
             codes[policy, run is same] = done.code
     assert codes["bitwise", True] == codes["tokens", True] == 0
     assert codes["bitwise", False] == codes["tokens", False] == 1
-    assert codes["accuracy", True] == 3, "8 documents rule no loss of two points out"
+    assert codes["accuracy", True] == 3, "so few documents rule no loss of two points out"
 
 
 def test_the_baseline_file_and_its_run_folder_get_one_verdict(baseline: Path, reference: Run, changed: Run) -> None:
@@ -71,7 +71,7 @@ def test_what_cannot_be_judged_is_exit_code_2(baseline: Path, reference: Run, tm
     fewer = finished(tmp_path / "fewer", "limit=2")
     junit = tmp_path / "gate.xml"
     done = call("gate", str(baseline), str(fewer.folder), "--policy", "accuracy", "--junit", str(junit))
-    assert done.code == 2 and "A has 8 requests, B 2" in done.err
+    assert done.code == 2 and f"A has {LIMIT} requests, B 2" in done.err
     assert ElementTree.parse(junit).findall(".//error")
     text = baseline.read_text(encoding="utf-8")
     for name, damaged in (("cut", text[: len(text) // 2]), ("edited", text.replace(reference.digest, "0" * 64))):

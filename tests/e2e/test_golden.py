@@ -30,7 +30,9 @@ def test_the_default_run_is_the_golden_one(reference: Run, tmp_path: Path) -> No
     assert not problem, problem
     assert 0.5 <= run.results["arithmetic"]["exact_match,strict-match"] <= 0.95, "a flipped answer must show"
     leaves = run.leaves
-    assert {key: leaves[key] for key in reference.leaves} == reference.leaves, "a batch of 8 or of 200: the same bits"
+    assert {key: leaves[key] for key in reference.leaves} == reference.leaves, (
+        "a small batch or one of 200: the same bits"
+    )
 
 
 @pytest.mark.gpu

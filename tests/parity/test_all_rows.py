@@ -42,7 +42,7 @@ def test_the_hashes_are_of_all_local_tasks() -> None:
     assert [name for _, name, _ in tasks()] == [*EXPECTED] and len({*EXPECTED.values()}) == 57 + 7
 
 
-# The 14,042 rows of mmlu are slow: test_groups.py has its subjects' prompts beside lm-eval's over a few rows of each.
+# The 14,042 rows of mmlu are slow: test_groups.py compares all its subjects' definitions, and the prompts of some.
 CHOICES = [pytest.param(name, marks=pytest.mark.slow if name == "mmlu" else ()) for name in CHOSEN if name != "ifeval"]
 
 
