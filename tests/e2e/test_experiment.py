@@ -75,6 +75,7 @@ def test_a_kernel_that_depends_on_the_batch_is_caught(tmp_path: Path, monkeypatc
     assert result(tmp_path)["invariant_runs_equal"] is False
 
 
+@pytest.mark.slow  # quick: an interrupted sweep in unit/test_experiment.py, and a killed run in test_resume.py
 def test_a_killed_sweep_is_taken_up(tmp_path: Path) -> None:
     process = start(*SETTINGS, f"output_dir={tmp_path}")
     deadline = time.monotonic() + 180

@@ -10,7 +10,8 @@ from evalengine import CONTRACT_VERSION
 from tests.e2e.command import LIMIT, Run, finished
 from tests.e2e.golden import ON_CUDA, default_run, explain, facts, read_golden
 
-ODD = pytest.mark.slow  # sizes that are no powers of two, of which engine/test_schedule_invariance.py has quick ones
+# engine/test_schedule_invariance.py has quick sizes that are no powers of two, test_tensor_parallel.py has quick ranks.
+REPEATED = ("odd pages", "odd chunks", "two ranks")
 SCHEDULES = {
     "alone": ("limit=3", "engine.max_num_seqs=1"),
     "small pages": ("limit=3", "engine.block_size=16"),
@@ -22,6 +23,10 @@ SCHEDULES = {
     "two ranks": ("limit=2", "engine.num_threads=1", "engine.tensor_parallel_size=2"),
     "two threads": ("limit=2", "engine.num_threads=2"),  # Few rows, as on busy cores the two wait for each other.
 }
+ASKED = [
+    pytest.param(settings, id=name, marks=pytest.mark.slow if name in REPEATED else ())
+    for name, settings in SCHEDULES.items()
+]
 
 
 def test_the_default_run_is_the_golden_one(reference: Run, tmp_path: Path) -> None:
@@ -48,10 +53,7 @@ def test_exact_on_a_gpu_is_the_golden_run(tmp_path: Path) -> None:
     assert not problem, problem
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param(words, id=name, marks=ODD if name.startswith("odd") else ()) for name, words in SCHEDULES.items()],
-)
+@pytest.mark.parametrize("settings", ASKED)
 def test_no_schedule_changes_a_bit(settings: tuple[str, ...], reference: Run, tmp_path: Path) -> None:
     run = finished(tmp_path, *settings)
     leaves = run.leaves

@@ -91,10 +91,15 @@ FEWER = {name: slice(2, 3) for name in ("aime25", "mgsm_direct_de", "mgsm_native
 FEWER |= {"aime24": slice(1), "drop": slice(1, 3)}
 
 
-@pytest.mark.parametrize(
-    ("name", "shots", "chat", "multiturn"),
-    [(name, *form) for name in MAKERS for form in FORMS[FEWER.get(name, slice(None))]],
-)
+# Every task stays quick without exemplars and with a chat; test_templated.py has all four forms quick, over its cases.
+ASKED = [
+    pytest.param(name, *form, marks=pytest.mark.slow if form in FORMS[1::2] and name not in FEWER else ())
+    for name in MAKERS
+    for form in FORMS[FEWER.get(name, slice(None))]
+]
+
+
+@pytest.mark.parametrize(("name", "shots", "chat", "multiturn"), ASKED)
 def test_a_shipped_task_is_lm_eval_s(name: str, shots: int, chat: bool, multiturn: bool, tmp_path: Path) -> None:
     """Requests, targets, hashes, version and results of a shipped task equal those of lm-eval's task."""
     files = files_of(rows_of(name), tmp_path)
