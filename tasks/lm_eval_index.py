@@ -58,7 +58,7 @@ def lm_eval_version() -> str:
 @lru_cache(None)
 def chosen(name: str) -> Chosen:
     """The task, group or tag of that name. Raises ConfigError for one that the installed lm-eval does not have."""
-    manager, factory = _lm_eval()
+    manager, factory = lm_eval_tasks()
     entry = manager.task_index.get(name)
     if entry is None:
         near = difflib.get_close_matches(name, manager.task_index, 3, 0.7)
@@ -154,7 +154,7 @@ def _number(value: Any) -> float | None:
 
 
 @lru_cache(None)
-def _lm_eval() -> tuple[Any, Any]:
+def lm_eval_tasks() -> tuple[Any, Any]:
     """(lm-eval's index of all tasks, built in ten seconds; the factory that walks it). Raises ConfigError."""
     installed = lm_eval_version()
     try:

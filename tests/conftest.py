@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,12 @@ def data_dir() -> Path:
 @pytest.fixture
 def needs_cuda() -> None:
     _skip_without_cuda()
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what was imported and collected out of the garbage collector's later passes: millions of objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -21,7 +21,7 @@ from evalengine.records.digest import leaf_hash
 from evalengine.records.schema import RecordKey, RequestRecord, read_records
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 8  # Documents in most runs here: enough for batches, and for a kill in the middle.
+LIMIT = 6  # Documents in most runs here: enough for batches, and for a kill in the middle.
 
 
 @dataclass(frozen=True)

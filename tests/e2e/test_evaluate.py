@@ -27,15 +27,19 @@ def test_it_is_the_commands_run(tmp_path: Path, reference: Run) -> None:
 
 def test_a_lent_llm_stays_open_and_its_counters_are_the_runs_own(tmp_path: Path, reference: Run) -> None:
     with evalengine.LLM("asset:tinymath", max_num_seqs=3, device="cpu") as llm:
-        llm.generate("Question: 1 + 1?\nAnswer:")
+        short = evalengine.SamplingParams(max_tokens=4)
+        llm.generate("Question: 1 + 1?\nAnswer:", short)
         steps = llm.stats.num_steps
         results = [
-            evalengine.evaluate(llm, ["arithmetic"], limit=LIMIT, output_dir=tmp_path / name, progress=False)
+            evalengine.evaluate(llm, ["arithmetic"], limit=3, output_dir=tmp_path / name, progress=False)
             for name in ("a", "b")
         ]
-        assert llm.generate("Question: 1 + 1?\nAnswer:")[0].text
+        assert llm.generate("Question: 1 + 1?\nAnswer:", short)[0].text
         assert llm.stats.num_steps > steps
-    assert {run.digest for run in results} == {reference.digest}
+    assert results[0].digest == results[1].digest
+    (run,) = runs(tmp_path / "a")
+    leaves = run.leaves
+    assert leaves == {key: reference.leaves[key] for key in leaves} != {}
     engines = [run.manifest["engine"] for run in results]
     assert engines[0]["max_num_seqs"] == 3 and results[0].manifest["model"]["source"] == "asset:tinymath"
     for name in ("num_steps", "num_computed_tokens", "num_cached_tokens", "num_generated_tokens"):

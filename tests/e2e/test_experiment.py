@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from evalengine.layers.exact import ExactOps
-from tests.e2e.command import LIMIT, Run, call, finish, start
+from tests.e2e.command import Run, call, finish, start
 
 SETTINGS = (
-    *("experiment=noise_floor", f"limit={LIMIT}", "task.generation.max_gen_toks=24", "engine.max_num_seqs=1,8"),
+    *("experiment=noise_floor", "limit=6", "task.generation.max_gen_toks=12", "engine.max_num_seqs=1,8"),
     *("engine.device=cpu", "engine.dtype=bfloat16", "progress=false"),
 )
 VERDICT = "verdict: 2 invariant runs: the same bits (1 digest); 2 fast runs: 2 digests; fast flips "
@@ -75,6 +75,7 @@ def test_a_kernel_that_depends_on_the_batch_is_caught(tmp_path: Path, monkeypatc
     assert result(tmp_path)["invariant_runs_equal"] is False
 
 
+@pytest.mark.slow  # quick: an interrupted sweep in unit/test_experiment.py, and a killed run in test_resume.py
 def test_a_killed_sweep_is_taken_up(tmp_path: Path) -> None:
     process = start(*SETTINGS, f"output_dir={tmp_path}")
     deadline = time.monotonic() + 180

@@ -18,7 +18,7 @@ from evalengine.records.schema import RequestRecord, write_records
 from tests.e2e.command import Outcome, Run, call, finished
 from tests.run_double import bind_again
 
-SETTINGS = ("limit=8", "task.generation.max_gen_toks=16")
+SETTINGS = ("limit=6", "task.generation.max_gen_toks=8")
 FAST = ("batch_invariant=false", "engine.dtype=float32")
 ITEM = 3
 
@@ -223,12 +223,12 @@ def test_other_rows_or_weights_than_the_runs_are_refused(cells: dict[str, Run], 
     copy = rewritten(run, run.records, tmp_path / "copy")
     config = copy / "config.yaml"
     before = config.read_text()
-    config.write_text(before.replace("limit: 8", "limit: 5"))
+    config.write_text(before.replace("limit: 6", "limit: 5"))
     assert "config.yaml: not the file that the run wrote" in explained(run.folder, copy, "--item", ITEM).err
     bind_again(copy)
     done = explained(run.folder, copy, "--item", ITEM)
     assert done.code == 2 and "no longer the run's" in done.err
-    config.write_text(before.replace("limit: 8", "limits: 8"))
+    config.write_text(before.replace("limit: 6", "limits: 6"))
     bind_again(copy)
     assert "of another version" in explained(run.folder, copy, "--item", ITEM).err
     config.write_text(before)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from evalengine.errors import ConfigError
-from tests.e2e.command import ROOT, Run, call, finished
+from tests.e2e.command import LIMIT, ROOT, Run, call, finished
 
 SNIPPETS = ROOT / "conf" / "gate" / "ci"
 
@@ -33,7 +33,7 @@ def baseline(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The reference run's requests in fast numerics, which gives other bits."""
-    return finished(tmp_path_factory.mktemp("changed"), "limit=8", "batch_invariant=false")
+    return finished(tmp_path_factory.mktemp("changed"), f"limit={LIMIT}", "batch_invariant=false")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_equal_run_passes_and_a_changed_one_fails(baseline: Path, changed: Run, tmp_path: Path) -> None:
-    same = finished(tmp_path / "same", "limit=8", "engine.max_num_seqs=3", "engine.block_size=16")
+    same = finished(tmp_path / "same", f"limit={LIMIT}", "engine.max_num_seqs=3", "engine.block_size=16")
     codes = {}
     for policy in ("bitwise", "tokens", "accuracy"):
         for run in (same, changed):
@@ -54,7 +54,7 @@ def test_an_equal_run_passes_and_a_changed_one_fails(baseline: Path, changed: Ru
             codes[policy, run is same] = done.code
     assert codes["bitwise", True] == codes["tokens", True] == 0
     assert codes["bitwise", False] == codes["tokens", False] == 1
-    assert codes["accuracy", True] == 3, "8 documents rule no loss of two points out"
+    assert codes["accuracy", True] == 3, "so few documents rule no loss of two points out"
 
 
 def test_the_baseline_file_and_its_run_folder_get_one_verdict(baseline: Path, reference: Run, changed: Run) -> None:
@@ -71,7 +71,7 @@ def test_what_cannot_be_judged_is_exit_code_2(baseline: Path, reference: Run, tm
     fewer = finished(tmp_path / "fewer", "limit=2")
     junit = tmp_path / "gate.xml"
     done = call("gate", str(baseline), str(fewer.folder), "--policy", "accuracy", "--junit", str(junit))
-    assert done.code == 2 and "A has 8 requests, B 2" in done.err
+    assert done.code == 2 and f"A has {LIMIT} requests, B 2" in done.err
     assert ElementTree.parse(junit).findall(".//error")
     text = baseline.read_text(encoding="utf-8")
     for name, damaged in (("cut", text[: len(text) // 2]), ("edited", text.replace(reference.digest, "0" * 64))):
@@ -111,6 +111,7 @@ def snippet(name: str) -> Any:
     return yaml.safe_load((SNIPPETS / name).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow  # three processes; the GitLab job, which fetches and gates by the same commands, stays quick
 def test_the_github_action_gates_twice_in_one_workspace(project: Path) -> None:
     """The action takes its snippet's inputs, and passes twice in a workspace that a self-hosted runner keeps."""
     steps = {step["name"]: step for step in snippet("action.yml")["runs"]["steps"] if "name" in step}
@@ -145,13 +146,16 @@ def test_the_gitlab_job(project: Path) -> None:
     assert job["allow_failure"]["exit_codes"] == 3
 
 
-def test_the_pre_commit_hook(project: Path) -> None:
+def test_the_pre_commit_hook(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook's command passes on an equal run, and installs nothing."""
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     (use,) = snippet("pre-commit.yaml")["repos"][0]["hooks"]
     assert use["id"] == hook["id"] and hook["language"] == "system", "nothing is installed"
-    done = shell(f"{hook['entry']} {shlex.join(use['args'])}", project)
-    assert done.returncode == 0 and "PASS (1 of 1 checks)" in done.stdout, done.stderr
+    python, *words = shlex.split(hook["entry"])
+    assert [python, *words[:2]] == ["python", "-m", "evalengine"]
+    monkeypatch.chdir(project)
+    done = call(*words[2:], *use["args"])
+    assert done.code == 0 and "PASS (1 of 1 checks)" in done.out, done.err
 
 
 def test_what_ci_installs_brings_no_cuda() -> None:
@@ -170,11 +174,25 @@ def test_what_ci_installs_brings_no_cuda() -> None:
 def test_the_pytest_snippet(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The snippet's test passes on an equal run, and fails on a run that cannot be compared."""
     monkeypatch.chdir(project)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    commands: list[list[str]] = []
+    real = subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        """Runs `python -m evalengine ...` in this process: the other snippets show that it runs in one of its own."""
+        if command[:3] != [sys.executable, "-m", "evalengine"]:
+            return real(command, **options)
+        commands.append(command)
+        assert options == {"check": True}
+        done = call(*command[3:])
+        assert done.code == 0, done.err
+        return None
+
+    monkeypatch.setattr("subprocess.run", run)
     file = tmp_path / "test_gate.py"
     file.write_text((SNIPPETS / "test_gate.py.txt").read_text(encoding="utf-8"), encoding="utf-8")
     test = runpy.run_path(str(file))["test_no_bit_has_changed"]
     test(tmp_path / "run")
+    assert len(commands) == 1
     fewer = finished(tmp_path / "fewer", "limit=2")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: None)
     with pytest.raises(ConfigError, match="A has 16 requests, B 2"):

@@ -21,7 +21,7 @@ from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.engine.llm import LLM
 from evalengine.report.read.load import load_run
-from tests.e2e.command import ROOT, finish, runs, start
+from tests.e2e.command import ROOT, call, runs
 
 SETTINGS = ("engine.device=cpu", "limit=2", "task.generation.max_gen_toks=3", "progress=false")
 WHOLE = ["config.yaml", "digest.txt", "manifest.json", "records.parquet", "report.html", "results", "samples",
@@ -108,7 +108,8 @@ def test_every_write_of_a_run(
         assert resumed.results == unbroken.results, write
 
 
-@pytest.mark.parametrize("write", ["replace:report.html", "unlink:identity.json"])
+# One kill of a process stays quick, and every write's in this process, above.
+@pytest.mark.parametrize("write", ["replace:report.html", pytest.param("unlink:identity.json", marks=pytest.mark.slow)])
 def test_kill_9_between_the_digest_and_the_end(write: str, tmp_path: Path) -> None:
     """A run killed when its digest stands is finished by the same command, which writes no evidence again."""
     (tmp_path / "victim.py").write_text(VICTIM)
@@ -120,7 +121,7 @@ def test_kill_9_between_the_digest_and_the_end(write: str, tmp_path: Path) -> No
     (broken,) = runs(tmp_path / "out")
     before = {path.name: path.read_bytes() for path in broken.folder.iterdir() if not path.name.startswith(".")}
     assert "digest.txt" in before and "identity.json" in before
-    done = finish(start(*words))
+    done = call(*words)
     assert done.code == 0, done.err
     (run,) = runs(tmp_path / "out")
     assert run == broken and kinds(run.folder) == WHOLE and done.out.endswith(f"digest: {run.digest}\n")

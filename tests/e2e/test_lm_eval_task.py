@@ -6,11 +6,12 @@ import json
 import os
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evalengine.harness.journal import Journal
 from tests.e2e.command import Run, call, finished, runs
-from tests.e2e.test_resume import running
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 DATA = os.environ.get("EVALENGINE_DATA")
@@ -46,14 +47,24 @@ def test_a_run_has_the_digest_of_our_own_task(tmp_path: Path) -> None:
     assert call("compare", str(by_lm_eval.folder), str(by_us.folder), "--allow").code == 0
 
 
-def test_a_killed_run_goes_on_with_the_same_lm_eval_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_run_goes_on_with_the_same_lm_eval_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_rows(tmp_path / "data")
     reference = finished(tmp_path / "whole", *SETTINGS, data, "engine.max_num_seqs=2")
-    with running(tmp_path / "killed", *SETTINGS, data, "engine.max_num_seqs=2", lines=2):
-        pass
-    (broken,) = runs(tmp_path / "killed")
+    settings = (f"output_dir={tmp_path / 'unfinished'}", "engine.device=cpu", "progress=false", *SETTINGS, data)
+    append, lines = Journal.append, 0
+
+    def interrupted(self: Journal, entry: Any) -> None:
+        nonlocal lines
+        append(self, entry)
+        lines += 1
+        if lines == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # A process of its own would index lm-eval's tasks for ten seconds again.
+        patch.setattr(Journal, "append", interrupted)
+        assert call(*settings, "engine.max_num_seqs=2").code == 1
+    (broken,) = runs(tmp_path / "unfinished")
     kept = (broken.folder / "journal.jsonl").read_bytes().count(b"\n")
-    settings = (f"output_dir={tmp_path / 'killed'}", "engine.device=cpu", "progress=false", *SETTINGS, data)
     monkeypatch.setattr("evalengine.tasks.lm_eval_task.lm_eval_version", lambda: "0.0.0")
     new_run = call(*settings, "engine.max_num_seqs=2")
     assert new_run.code == 0 and "kept from the interrupted run" not in new_run.out  # It is a run of its own.
@@ -93,8 +104,8 @@ def test_without_lm_eval_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    for cached in (lm_eval_index.chosen, lm_eval_index._lm_eval):
-        cached.cache_clear()
+    for name in ("chosen", "lm_eval_tasks"):  # what other tests have cached stays cached
+        monkeypatch.setattr(lm_eval_index, name, getattr(lm_eval_index, name).__wrapped__)
     monkeypatch.setattr(lm_eval_index, "version", absent)
     done = call("task=lm_eval/gsm8k")
     assert done.code == 2 and "pip install 'evalengine[lm-eval]'" in done.err

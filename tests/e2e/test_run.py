@@ -158,7 +158,8 @@ def test_the_chat_template_changes_the_prompts(reference: Run, tmp_path: Path) -
 
 
 def test_samples_depend_on_the_seed_and_not_on_the_schedule(tmp_path: Path) -> None:
-    settings = ("limit=3", "task.generation.temperature=0.7", "task.generation.repeats=2")
+    sampled = ("task.generation.temperature=0.7", "task.generation.repeats=2", "task.generation.max_gen_toks=20")
+    settings = ("limit=3", *sampled)
     run = finished(tmp_path / "one", *settings, "seed=1")
     rescheduled = finished(tmp_path / "same", *settings, "seed=1", "engine.max_num_seqs=2", "engine.block_size=16")
     reseeded = finished(tmp_path / "other", *settings, "seed=2")

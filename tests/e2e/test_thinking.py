@@ -16,7 +16,7 @@ ONCE = ("progress=false", "limit=4")
 
 
 def test_thinking_is_kept_and_not_scored(tmp_path: Path) -> None:
-    run = finished(tmp_path, *ONCE, "model.think_end_token=' and'")
+    run = finished(tmp_path, *ONCE, "limit=3", "model.think_end_token=' and'")
     assert run.manifest["identity"]["think_end_token"] == " and"
     samples = run.samples("arithmetic")
     for record, sample in zip(run.records, samples, strict=True):

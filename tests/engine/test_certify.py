@@ -46,10 +46,16 @@ def prove(small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Call
     return run
 
 
-def test_every_axis_passes_and_the_control_differs(prove: Callable[..., Proof]) -> None:
-    proven = prove(*(name for name in axes.AXES if name != "restart"))
+QUICK = ("batch", "chunks", "prefix", "preemption")
+ALL = tuple(name for name in axes.AXES if name != "restart")
+
+
+# `order`, `ids`, `mixed`, `busy`, `decode`, `graphs` and `restart` pass in quick tests below and of the command.
+@pytest.mark.parametrize("names", [QUICK, pytest.param(ALL, marks=pytest.mark.slow)], ids=["quick", "all"])
+def test_every_axis_passes_and_the_control_differs(names: tuple[str, ...], prove: Callable[..., Proof]) -> None:
+    proven = prove(*names)
     assert proven.verdict == "IDENTICAL" and proven.total.differing_bytes == 0
-    assert [axis.name for axis in proven.axes] == [name for name in axes.AXES if name != "restart"]
+    assert [axis.name for axis in proven.axes] == [*names]
     for axis in proven.axes:
         assert bool(axis.trials) != bool(axis.skipped) and not axis.missed
         assert axis.comparison.logprobs or axis.skipped

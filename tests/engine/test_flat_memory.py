@@ -10,7 +10,7 @@ import pytest
 from evalengine.bench.null_engine import NullEngine
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 
-ROWS, PREFIXES = 2000, 20
+ROWS, PREFIXES = 1000, 10
 MOST_BYTES_A_REQUEST = 20  # One list of floats kept for each request would exceed it.
 
 

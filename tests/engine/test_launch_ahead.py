@@ -74,7 +74,7 @@ SCHEDULES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])  # other requests, the same schedules
 def test_bytes_pages_and_endings_are_those_of_steps_that_wait(
     small_checkpoint: Checkpoint, schedule: dict[str, Any], seed: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -47,9 +48,17 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, most: int, after_copies: bool)
     return sizes_tried
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("after_copies", [False, True])
-@pytest.mark.parametrize("most", [1, 5, 30])
+# Quick are both places of the failure with the most shrinking, and the step ahead with some; the rest repeats them.
+QUICK = [(1, False, False), (5, True, True)]
+
+
+@pytest.mark.parametrize(
+    ("most", "after_copies", "ahead"),
+    [
+        pytest.param(*values, marks=() if values in QUICK else pytest.mark.slow)
+        for values in itertools.product([1, 5, 30], [False, True], [False, True])
+    ],
+)
 def test_the_run_goes_on_with_the_same_bytes(
     most: int,
     after_copies: bool,

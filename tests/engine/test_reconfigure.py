@@ -9,20 +9,22 @@ import pytest
 import torch
 
 from evalengine.engine.llm import LLM
-from evalengine.engine.request import ScoreRequest
+from evalengine.engine.request import SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
+
+SHORT = SamplingParams(max_tokens=4)  # by default an answer has up to 256 tokens
 
 
 def test_reconfigure_keeps_the_weights_and_starts_afresh(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm(max_num_seqs=4)
     assert llm.runner is not None
-    model, answer = llm.runner.model, llm.generate([[1, 2, 3]])[0]
+    model, answer = llm.runner.model, llm.generate([[1, 2, 3]], SHORT)[0]
     llm.reconfigure(block_size=8, num_kv_blocks=99, max_num_seqs=2)
     assert llm.runner.model is model and (llm.num_kv_blocks, llm.settings.block_size) == (99, 8)
     assert llm.scheduler.max_num_seqs == 2 and llm.stats.num_steps == 0 and not llm.block_manager.by_hash
-    assert llm.generate([[1, 2, 3]])[0].logprobs.tobytes() == answer.logprobs.tobytes()
+    assert llm.generate([[1, 2, 3]], SHORT)[0].logprobs.tobytes() == answer.logprobs.tobytes()
     for refused_settings in ({"dtype": "float32"}, {"max_model_len": 9}, {"device": "cpu"}, {"max_num_seqs": 0}):
         with pytest.raises(ConfigError):
             llm.reconfigure(**refused_settings)
@@ -35,11 +37,11 @@ def test_reconfigure_keeps_the_weights_and_starts_afresh(make_llm: Callable[...,
 def test_a_refused_pool_leaves_the_engine_as_it_was(make_llm: Callable[..., LLM]) -> None:
     threads = torch.get_num_threads()
     llm = make_llm(num_kv_blocks=50, num_threads=threads + 1)
-    before, answer = (llm.config, llm.settings), llm.generate([[1, 2, 3]])[0]
+    before, answer = (llm.config, llm.settings), llm.generate([[1, 2, 3]], SHORT)[0]
     with pytest.raises(ConfigError, match="num_kv_blocks=1000000000"):
         llm.reconfigure(num_kv_blocks=10**9, block_size=8, num_threads=threads + 2)
     assert (llm.config, llm.settings) == before and llm.num_kv_blocks == 50
-    assert llm.generate([[1, 2, 3]])[0].logprobs.tobytes() == answer.logprobs.tobytes()
+    assert llm.generate([[1, 2, 3]], SHORT)[0].logprobs.tobytes() == answer.logprobs.tobytes()
     assert torch.get_num_threads() == threads + 1
     llm.close()
     assert torch.get_num_threads() == threads
@@ -80,7 +82,7 @@ def test_kernels_are_verified_for_every_page_size(
     assert verified_sizes == [16, 8] and llm.kernels_verdict == {"block_size": 8}
     with pytest.raises(EvalEngineError, match="no promise for 32"):
         llm.reconfigure(block_size=32)
-    assert llm.settings.block_size == 8 and llm.generate([[1, 2, 3]])
+    assert llm.settings.block_size == 8 and llm.generate([[1, 2, 3]], SHORT)
     llm.reconfigure(block_size=16)
     assert verified_sizes == [16, 8, 32] and llm.kernels_verdict == {"block_size": 16}
 
@@ -94,7 +96,7 @@ def test_an_emptied_prefix_cache_is_that_of_a_new_engine(make_llm: Callable[...,
 
     def computed() -> tuple[int, bytes]:
         cached_before = llm.stats.num_cached_tokens
-        logprobs = llm.generate([prompt])[0].logprobs.tobytes()
+        logprobs = llm.generate([prompt], SHORT)[0].logprobs.tobytes()
         return llm.stats.num_cached_tokens - cached_before, logprobs
 
     cold, warm = computed(), computed()

@@ -115,7 +115,7 @@ schedules = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules, tight=st.booleans(), seed=st.integers(0, 3))
 def test_exact_bits_do_not_depend_on_the_schedule(small_checkpoint, schedule, tight, seed):
     requests = mixed_requests(seed)

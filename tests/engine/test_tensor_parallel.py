@@ -129,6 +129,8 @@ def test_every_kind_of_request_has_one_ranks_bytes(shared: LLM, expected: dict[i
     assert not differing(answers(shared), expected)
 
 
+# Four ranks, too, stay quick under one schedule, above.
+@pytest.mark.parametrize("shared", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
 def test_under_other_schedules_too(shared: LLM, expected: dict[int, RequestOutput]) -> None:
     """Other schedules on several ranks give one rank's bytes, too; a refused change leaves all ranks as they were."""
     for settings in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from pathlib import Path
@@ -33,12 +32,12 @@ def rows_for(name: str, folder: Path) -> dict[str, str]:
     return files
 
 
-@functools.cache
 def task_manager() -> Any:
-    """Returns lm-eval's index of all its tasks, which takes ten seconds to build."""
-    from lm_eval.tasks import TaskManager
+    """Returns lm-eval's index of all its tasks, that of `task=lm_eval/NAME`: it takes ten seconds to build."""
+    from evalengine.tasks.lm_eval_index import lm_eval_tasks
 
-    return TaskManager()
+    manager, _ = lm_eval_tasks()
+    return manager
 
 
 def lm_eval_task_file(name: str, files: dict[str, str]) -> Path:

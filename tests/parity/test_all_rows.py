@@ -42,7 +42,11 @@ def test_the_hashes_are_of_all_local_tasks() -> None:
     assert [name for _, name, _ in tasks()] == [*EXPECTED] and len({*EXPECTED.values()}) == 57 + 7
 
 
-@pytest.mark.parametrize("chosen", [name for name in CHOSEN if name != "ifeval"])
+# The 14,042 rows of mmlu are slow: test_groups.py compares all its subjects' definitions, and the prompts of some.
+CHOICES = [pytest.param(name, marks=pytest.mark.slow if name == "mmlu" else ()) for name in CHOSEN if name != "ifeval"]
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
 def test_all_rows_have_lm_eval_s_prompts(chosen: str) -> None:
     """Every task's hash equals lm-eval's; with one exemplar, or one document, less it does not."""
     for name, config in outline(chosen).tasks.items():

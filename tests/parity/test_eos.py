@@ -24,6 +24,7 @@ VOCAB, LENGTH = 19, 24
 OF_CONFIG, OF_GENERATION, OF_TOKENIZER = 5, 7, 2
 WORDS = [f"w{chr(ord('a') + i)}" for i in range(VOCAB)]  # no word begins another: special ones are cut out of text
 RNG = random.Random(0)
+SAME_PATH = pytest.mark.slow  # a quick case beside it reads the same file, or the same kind of value
 PROMPTS = [[RNG.randrange(3, VOCAB) for _ in range(2 + i % 7)] for i in range(25)]
 
 
@@ -67,12 +68,12 @@ def write_settings(path: Path, generation: dict[str, Any] | None, **config: Any)
 @pytest.mark.parametrize(
     ("generation", "config", "ends"),
     [
-        ({"eos_token_id": OF_GENERATION}, {}, {OF_GENERATION}),
+        pytest.param({"eos_token_id": OF_GENERATION}, {}, {OF_GENERATION}, marks=SAME_PATH),
         ({"eos_token_id": [OF_GENERATION, 9]}, {}, {OF_GENERATION, 9}),
-        ({"eos_token_id": None}, {}, set()),
-        ({}, {}, set()),
+        pytest.param({"eos_token_id": None}, {}, set(), marks=SAME_PATH),
+        pytest.param({}, {}, set(), marks=SAME_PATH),
         (None, {}, {OF_CONFIG}),
-        (None, {"eos_token_id": [OF_CONFIG, 11]}, {OF_CONFIG, 11}),
+        pytest.param(None, {"eos_token_id": [OF_CONFIG, 11]}, {OF_CONFIG, 11}, marks=SAME_PATH),
         (None, {"eos_token_id": None}, set()),  # LlamaConfig's default, 2, must not be taken
     ],
 )

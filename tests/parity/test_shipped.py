@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalengine.compose import compose_jobs
-from evalengine.config import DatasetConfig
+from evalengine.config import Config, DatasetConfig
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_yaml import _read
 from evalengine.tasks.registry import load_task
@@ -42,9 +43,15 @@ CHOSEN = {
 }
 
 
+@functools.cache
+def _composed(choice: str) -> Config:
+    """What choosing the task gives, composed once for all its forms: Hydra takes a third of a test's time."""
+    (job,) = compose_jobs([f"task={choice}"])
+    return job.config
+
+
 def our_task(choice: str, name: str, files: dict[str, str], shots: int, **arguments: Any) -> Task:
-    (job,) = compose_jobs([f"task={choice}", f"task.num_fewshot={shots}"])
-    config = job.config.tasks[name]
+    config = replace(_composed(choice).tasks[name], num_fewshot=shots)
     dataset = DatasetConfig(path="none/none", files=files, where=config.dataset.where)
     return load_task(name, replace(config, dataset=dataset), **arguments)
 
@@ -84,10 +91,15 @@ FEWER = {name: slice(2, 3) for name in ("aime25", "mgsm_direct_de", "mgsm_native
 FEWER |= {"aime24": slice(1), "drop": slice(1, 3)}
 
 
-@pytest.mark.parametrize(
-    ("name", "shots", "chat", "multiturn"),
-    [(name, *form) for name in MAKERS for form in FORMS[FEWER.get(name, slice(None))]],
-)
+# Every task stays quick without exemplars and with a chat; test_templated.py has all four forms quick, over its cases.
+ASKED = [
+    pytest.param(name, *form, marks=pytest.mark.slow if form in FORMS[1::2] and name not in FEWER else ())
+    for name in MAKERS
+    for form in FORMS[FEWER.get(name, slice(None))]
+]
+
+
+@pytest.mark.parametrize(("name", "shots", "chat", "multiturn"), ASKED)
 def test_a_shipped_task_is_lm_eval_s(name: str, shots: int, chat: bool, multiturn: bool, tmp_path: Path) -> None:
     """Requests, targets, hashes, version and results of a shipped task equal those of lm-eval's task."""
     files = files_of(rows_of(name), tmp_path)

@@ -205,10 +205,16 @@ def speak(context: str) -> str:
     return form.format(number * rng.choice([1, 1, 2]))
 
 
-@pytest.mark.parametrize(
-    ("shots", "chat", "multiturn"), [(0, False, True), (3, False, True), (3, True, True), (2, True, False)]
-)
-@pytest.mark.parametrize("name", CASES)
+# Every case stays quick in one of the four ways to write a prompt, and each way has six or seven of the cases.
+WAYS = [(0, False, True), (3, False, True), (3, True, True), (2, True, False)]
+ASKED = [
+    pytest.param(name, *way, marks=() if place % len(WAYS) == turn else pytest.mark.slow)
+    for place, name in enumerate(CASES)
+    for turn, way in enumerate(WAYS)
+]
+
+
+@pytest.mark.parametrize(("name", "shots", "chat", "multiturn"), ASKED)
 def test_a_file_means_what_it_means_to_lm_eval(
     name: str, shots: int, chat: bool, multiturn: bool, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.paired import mcnemar, paired
 from evalengine.report.stats.permutation import sign_flip
+from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import available_tasks, load_task
 from tests.report.gate_runs import METRIC, make_run
@@ -86,10 +87,9 @@ def test_clusters_change_no_identity_and_no_sample_without_them() -> None:
 
 
 def test_shipped_tasks_name_columns_that_their_rows_have() -> None:
-    from evalengine.compose import compose_jobs
-
-    composed = [compose_jobs([f"task={name}"])[0].config.tasks for name in available_tasks()]
-    named = {name: task.cluster for tasks in composed for name, task in tasks.items()}
+    """The tasks' settings are read from their outlines, which are what Hydra composes (unit/test_task_outline.py)."""
+    outlined = [outline(name).tasks for name in available_tasks()]
+    named = {name: task.cluster for tasks in outlined for name, task in tasks.items()}
     assert {name: column for name, column in named.items() if column} == {"hellaswag": "source_id"}
 
 

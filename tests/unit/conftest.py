@@ -1,12 +1,15 @@
-"""Fixtures of the tests that run programs."""
+"""Fixtures of the tests that run programs, and of those that read what Hydra composes of a shipped task."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from evalengine.compose import compose_jobs
+from evalengine.config import Config
 from evalengine.programs import run as run_module
 from evalengine.programs.run import problem
 from tests.unit.hostile_programs import SYSTEM_PYTHON
@@ -27,6 +30,18 @@ def isolated(request: pytest.FixtureRequest) -> Iterator[bool]:
                 pytest.skip(f"programs cannot be run here: {why}")
         yield request.param
     problem.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def task_alone() -> Callable[[str], Config]:
+    """The configuration that `task=NAME` gives, composed once: Hydra takes seconds for a group of fifty tasks."""
+
+    @functools.cache
+    def composed(name: str) -> Config:
+        (job,) = compose_jobs([f"task={name}"])
+        return job.config
+
+    return composed
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ def test_everything_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("task", available("task"))
-def test_every_task_composes(task: str) -> None:
-    config = compose(f"task={task}")
+def test_every_task_composes(task: str, task_alone: Callable[[str], Config]) -> None:
+    config = task_alone(task)
     assert selection(config) == task and all(settings.cls for settings in config.tasks.values())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,13 @@ SMALL = ("limit=2", "engine.device=cpu", "engine.max_num_seqs=1,4")
 
 def jobs(output_dir: Path, *overrides: str) -> list[Job]:
     """The shipped experiment's jobs, made small: two modes and two batch sizes."""
-    return compose_jobs([f"experiment={NAME}", f"output_dir={output_dir}", *SMALL, *overrides])
+    return [replace(job, config=replace(job.config, output_dir=str(output_dir))) for job in composed(*overrides)]
+
+
+@functools.cache
+def composed(*overrides: str) -> list[Job]:
+    """The jobs in the default output folder. Hydra composes each anew, which takes a second for all of them."""
+    return compose_jobs([f"experiment={NAME}", *SMALL, *overrides])
 
 
 @pytest.fixture

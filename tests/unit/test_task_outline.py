@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,35 +11,24 @@ import pytest
 from evalengine import task_outline
 from evalengine.__main__ import main
 from evalengine.compose import compose_jobs
+from evalengine.config import Config
 from evalengine.errors import ConfigError
 from evalengine.shipped import available
 from evalengine.task_outline import names_in, outline
 
-SETS_OTHERS = ["open_llm"]  # these groups change their tasks' settings, so each is composed alone
-
-
-@pytest.fixture(scope="module")
-def together() -> object:
-    """What Hydra composes of all other files, at once: one file after the other takes ten seconds."""
-    names = [name for name in available("task") if name not in SETS_OTHERS]
-    (job,) = compose_jobs([f"task=[{','.join(names)}]"])
-    return job.config
-
 
 @pytest.mark.parametrize("name", available("task"))
-def test_an_outline_is_what_hydra_composes(name: str, together: object, request: pytest.FixtureRequest) -> None:
-    composed = compose_jobs([f"task={name}"])[0].config if name in SETS_OTHERS else together
-    outlined = outline(name)
-    assert outlined.tasks and all(task == composed.tasks[task_name] for task_name, task in outlined.tasks.items())
-    assert all(group == composed.groups[group_name] for group_name, group in outlined.groups.items())
+def test_an_outline_is_what_hydra_composes(name: str, task_alone: Callable[[str], Config]) -> None:
+    composed, outlined = task_alone(name), outline(name)
+    assert outlined.tasks and (outlined.tasks, outlined.groups) == (composed.tasks, composed.groups)
     assert {child for group in outlined.groups.values() for child in group.tasks} <= {*outlined.tasks, *outlined.groups}
-    if name in SETS_OTHERS:
-        assert (outlined.tasks, outlined.groups) == (composed.tasks, composed.groups)
-        changed = replace(outlined.tasks["gsm8k"], num_fewshot=4)
-        assert (
-            changed != composed.tasks["gsm8k"]
-            and outlined.tasks["winogrande"] != outline("winogrande").tasks["winogrande"]
-        )
+
+
+def test_an_outline_has_the_settings_that_a_group_gives_its_tasks(task_alone: Callable[[str], Config]) -> None:
+    outlined, composed = outline("open_llm"), task_alone("open_llm")
+    changed = replace(outlined.tasks["gsm8k"], num_fewshot=4)
+    assert changed != composed.tasks["gsm8k"]
+    assert outlined.tasks["winogrande"] != outline("winogrande").tasks["winogrande"]
 
 
 def test_names_are_those_of_all_that_is_chosen() -> None:

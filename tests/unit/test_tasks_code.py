@@ -16,6 +16,7 @@ from evalengine.estimators import pass_at_k
 from evalengine.plain_files import Tagged
 from evalengine.programs.limits import Limits, Verdict
 from evalengine.task_list import metric_names, needs
+from evalengine.task_outline import outline
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block
 from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_literals import returned
@@ -26,8 +27,8 @@ DOC = {"prompt": "def f():\n", "test": "def check(g):\n    assert g()", "entry_p
 
 def task_of(name: str, *settings: str) -> CodeTask:
     """The shipped task, without its rows."""
-    (job,) = compose_jobs([f"task={name}", *settings])
-    config = replace(job.config.tasks[name], dataset=DatasetConfig(path="none"))
+    composed = compose_jobs([f"task={name}", *settings])[0].config if settings else outline(name)
+    config = replace(composed.tasks[name], dataset=DatasetConfig(path="none"))
     task = load_task(name, config)
     assert isinstance(task, CodeTask)
     return task

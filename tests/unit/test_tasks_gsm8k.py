@@ -11,6 +11,7 @@ import pytest
 from evalengine.compose import compose_jobs
 from evalengine.errors import ConfigError
 from evalengine.harness.hashes import SampleHashes, sample_hashes, task_hash
+from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Generation, Response
 from evalengine.tasks.registry import load_task
@@ -35,8 +36,8 @@ LIMITED = {
 
 
 def shipped(name: str, *overrides: str, data_dir: Path | None = None) -> Task:
-    (job,) = compose_jobs([f"task={name}", *overrides])
-    task = load_task(name, job.config.tasks[name], data_dir=str(data_dir) if data_dir else None)
+    config = compose_jobs([f"task={name}", *overrides])[0].config if overrides else outline(name)
+    task = load_task(name, config.tasks[name], data_dir=str(data_dir) if data_dir else None)
     task.load()
     return task
 

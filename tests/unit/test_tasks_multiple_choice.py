@@ -10,6 +10,7 @@ import pytest
 
 from evalengine.compose import compose_jobs
 from evalengine.errors import ConfigError
+from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response
 from evalengine.tasks.multiple_choice import clean_wikihow
@@ -33,8 +34,8 @@ ARC_ROW: dict[str, Any] = {
 
 
 def shipped(name: str, folder: Path, *overrides: str, **arguments: Any) -> Task:
-    (job,) = compose_jobs([f"task={name}", *overrides])
-    task = load_task(name, job.config.tasks[name], data_dir=str(folder), **arguments)
+    config = compose_jobs([f"task={name}", *overrides])[0].config if overrides else outline(name)
+    task = load_task(name, config.tasks[name], data_dir=str(folder), **arguments)
     task.load()
     return task
 
