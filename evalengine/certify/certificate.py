@@ -131,7 +131,7 @@ def _about(axis: str) -> str:
 
 def _axis(axis: AxisResult) -> dict[str, Any]:
     return {
-        **axis.comparison.as_json(),
+        **axis.tally.as_json(),
         "skipped": axis.skipped,
         "not_exercised": axis.missed,
         "schedules": [_trial(trial) for trial in axis.trials],
@@ -148,7 +148,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "nan_pool": variant.nan_pool,
         "new_process": variant.new_process,
         "busy": variant.busy,
-        **_without_first(trial.comparison.as_json()),
+        **_without_first(trial.tally.as_json()),
         "steps": stats.num_steps,
         "largest_batch": stats.largest_batch,
         "cached_tokens": stats.num_cached_tokens,

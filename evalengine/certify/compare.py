@@ -33,7 +33,7 @@ class Difference:
 
 
 @dataclass
-class Comparison:
+class Tally:
     """How many logprobs were compared, and how they differ."""
 
     logprobs: int = 0
@@ -64,7 +64,7 @@ class Comparison:
             self.largest_difference = max(self.largest_difference, difference)
         return int((left.view(np.uint8) != right.view(np.uint8)).sum())
 
-    def merge(self, other: Comparison) -> None:
+    def merge(self, other: Tally) -> None:
         self.logprobs += other.logprobs
         self.differing_logprobs += other.differing_logprobs
         self.differing_bytes += other.differing_bytes

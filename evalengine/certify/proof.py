@@ -15,7 +15,7 @@ from evalengine.certify.again import in_a_new_process
 from evalengine.certify.axes import AXES, MIXED, control
 from evalengine.certify.busy import NoNeighbour, busy_neighbour
 from evalengine.certify.cases import EFFORTS, Case
-from evalengine.certify.compare import Answer, Comparison
+from evalengine.certify.compare import Answer, Tally
 from evalengine.certify.planted import FEW_ROWS, split_few_rows
 from evalengine.certify.run import alone, together
 from evalengine.certify.schedules import Skip, Variant, Workload
@@ -37,7 +37,7 @@ class Trial:
     """One schedule, run and compared."""
 
     variant: Variant
-    comparison: Comparison
+    tally: Tally
     stats: EngineStats
     seconds: float
 
@@ -54,9 +54,9 @@ class AxisResult:
     skipped: str | None = None
 
     @property
-    def comparison(self) -> Comparison:
-        """The comparisons of all trials, merged."""
-        return _merged(trial.comparison for trial in self.trials)
+    def tally(self) -> Tally:
+        """The tallies of all trials, merged."""
+        return _merged(trial.tally for trial in self.trials)
 
     @property
     def missed(self) -> list[str]:
@@ -83,8 +83,8 @@ class Proof:
     logprobs_asked: int = 0  # the number of logprobs that the caller wants compared
 
     @property
-    def total(self) -> Comparison:
-        return _merged(axis.comparison for axis in self.axes)
+    def total(self) -> Tally:
+        return _merged(axis.tally for axis in self.axes)
 
     @property
     def verdict(self) -> str:
@@ -100,7 +100,7 @@ class Proof:
         lacking = [f"{axis.name}: not exercised: {missed}" for axis in self.axes for missed in axis.missed]
         if compared < max(1, self.logprobs_asked):
             lacking.append(f"{compared:,} logprobs compared, {max(1, self.logprobs_asked):,} wanted")
-        if not self.control.comparison.differing_logprobs:
+        if not self.control.tally.differing_logprobs:
             lacking.append(NONE_FOUND)
         return lacking
 
@@ -142,9 +142,9 @@ class Prover:
         """
         control, others = self._control_with("auto")
         for backend in others:
-            if not control.comparison.differing_logprobs:
+            if not control.tally.differing_logprobs:
                 control, _ = self._control_with(backend)
-        if not control.comparison.differing_logprobs:
+        if not control.tally.differing_logprobs:
             control, _ = self._control_with("auto", planted=True)
         return control
 
@@ -207,7 +207,7 @@ class Prover:
         return self._other
 
     def _enough(self, last: AxisResult) -> bool:
-        return _merged(axis.comparison for axis in [*self.results, last]).logprobs >= self.logprobs_wanted
+        return _merged(axis.tally for axis in [*self.results, last]).logprobs >= self.logprobs_wanted
 
     def _trial(self, name: str, variant: Variant, work: Workload, llm: LLM) -> Trial:
         started = time.perf_counter()
@@ -217,13 +217,13 @@ class Prover:
             with busy_neighbour(str(llm.settings.device)) if variant.busy else nullcontext():
                 answers = together(llm, variant)
             stats = llm.stats
-        comparison = Comparison()
+        tally = Tally()
         for case, answer in answers:
             assert case.key is not None
             request = f"request {case.key} ({case.what})"
-            comparison.add(f"{name}, {variant.label}", request, work.reference[case.key], answer)
-        trial = Trial(variant, comparison, stats, time.perf_counter() - started)
-        differ = f"{comparison.differing_logprobs:,} of {comparison.logprobs:,} logprobs differ"
+            tally.add(f"{name}, {variant.label}", request, work.reference[case.key], answer)
+        trial = Trial(variant, tally, stats, time.perf_counter() - started)
+        differ = f"{tally.differing_logprobs:,} of {tally.logprobs:,} logprobs differ"
         _say(f"{name}: {variant.label}: {differ}, {trial.seconds:.1f} s{f' ({trial.missed})' if trial.missed else ''}")
         return trial
 
@@ -249,10 +249,10 @@ def _other_ranks(llm: LLM) -> list[int]:
     return [n for n in possible_ranks(llm.spec) if n <= most and n != llm.settings.tensor_parallel_size]
 
 
-def _merged(comparisons: Iterable[Comparison]) -> Comparison:
-    total = Comparison()
-    for comparison in comparisons:
-        total.merge(comparison)
+def _merged(tallies: Iterable[Tally]) -> Tally:
+    total = Tally()
+    for tally in tallies:
+        total.merge(tally)
     return total
 
 

@@ -43,9 +43,7 @@ def alone(llm: LLM, cases: list[Case]) -> dict[int, Answer]:
 
 def together(llm: LLM, variant: Variant) -> list[tuple[Case, Answer]]:
     """Runs every pass over the variant's cases in one engine; the neighbours' answers are left out."""
-    _reconfigure(llm, variant.cases, variant.settings)
-    assert llm.runner is not None
-    llm.runner.fill_pool(float("nan") if variant.nan_pool else 0.0)
+    _reconfigure(llm, variant.cases, variant.settings, fill=float("nan") if variant.nan_pool else 0.0)
     cases = {case.request.request_id: case for case in variant.cases}
     answers = []
     for _ in range(variant.passes):
@@ -56,11 +54,15 @@ def together(llm: LLM, variant: Variant) -> list[tuple[Case, Answer]]:
     return sorted(answers, key=lambda pair: pair[0].key or 0)
 
 
-def _reconfigure(llm: LLM, cases: list[Case], settings: Mapping[str, Any]) -> None:
+def _reconfigure(llm: LLM, cases: list[Case], settings: Mapping[str, Any], fill: float = 0.0) -> None:
+    """Gives the engine these settings and a pool for the cases, filled with one number: a slot that is read before it is
+    written has the same value in every proof, not what the memory held before."""
     # fast's attention may need its own page size, and no schedule of the control sets another.
     default_size = llm.settings.block_size if llm.settings.numerics == "fast" else BLOCK_SIZE
     settings = {**DEFAULTS, "block_size": default_size, **settings}
     llm.reconfigure(**{"num_kv_blocks": pool_pages(cases, settings["block_size"]), **settings})
+    assert llm.runner is not None
+    llm.runner.fill_pool(fill)
 
 
 def _answer(output: RequestOutput) -> Answer:

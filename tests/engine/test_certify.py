@@ -58,11 +58,11 @@ def test_every_axis_passes_and_the_control_differs(names: tuple[str, ...], prove
     assert [axis.name for axis in proven.axes] == [*names]
     for axis in proven.axes:
         assert bool(axis.trials) != bool(axis.skipped) and not axis.missed
-        assert axis.comparison.logprobs or axis.skipped
+        assert axis.tally.logprobs or axis.skipped
     stats = {trial.variant.label: trial.stats for axis in proven.axes for trial in axis.trials}
     assert stats["max_num_seqs=8"].largest_batch == 8 and stats["max_num_seqs=1"].largest_batch == 1
     assert any(s.num_preemptions for s in stats.values())
-    assert proven.control.comparison.differing_logprobs, "the comparison can see a difference"
+    assert proven.control.tally.differing_logprobs, "the comparison can see a difference"
 
 
 def test_a_linear_layer_that_depends_on_the_batch_is_caught(
@@ -77,7 +77,7 @@ def test_a_linear_layer_that_depends_on_the_batch_is_caught(
     monkeypatch.setattr(ExactOps, "linear", linear)
     proven = prove("batch")
     assert proven.verdict == "DIFFERENT"
-    labels = [t.variant.label for t in proven.axes[0].trials if t.comparison.differing_logprobs]
+    labels = [t.variant.label for t in proven.axes[0].trials if t.tally.differing_logprobs]
     assert labels and "max_num_seqs=1" not in labels
     difference = proven.total.first_difference
     assert difference is not None and difference.schedule == f"batch, {labels[0]}" and " of id " in difference.found
@@ -108,7 +108,7 @@ def test_a_prefix_hit_that_is_too_long_is_caught(prove: Callable[..., Proof], mo
 
     monkeypatch.setattr(BlockManager, "_match", match)
     (axis,) = prove("prefix").axes
-    assert axis.comparison.differing_logprobs
+    assert axis.tally.differing_logprobs
 
 
 def test_logprobs_that_depend_on_how_many_are_asked_for_are_caught(
@@ -188,7 +188,7 @@ def test_a_silent_control_is_followed_by_one_with_another_attention(
     monkeypatch.setattr(Prover, "_control_with", control_with)
     proved = prove("ids")
     assert proved.verdict == "IDENTICAL" and asked == ["auto", "sdpa"]
-    assert proved.control.attention_backend == "sdpa" and proved.control.comparison.differing_logprobs
+    assert proved.control.attention_backend == "sdpa" and proved.control.tally.differing_logprobs
 
 
 def test_a_control_that_stays_silent_is_given_a_planted_fault(
@@ -206,7 +206,7 @@ def test_a_control_that_stays_silent_is_given_a_planted_fault(
     monkeypatch.setattr(Prover, "_control_with", control_with)
     proved = prove("ids")
     assert proved.verdict == "IDENTICAL" and proved.control.planted
-    assert proved.control.comparison.differing_logprobs > 0
+    assert proved.control.tally.differing_logprobs > 0
 
 
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
@@ -256,7 +256,7 @@ def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], mo
     monkeypatch.setattr(proof, "together", together)
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
     proven = prove("busy")
-    assert proven.axes[0].comparison.logprobs and proven.verdict == "IDENTICAL"
+    assert proven.axes[0].tally.logprobs and proven.verdict == "IDENTICAL"
     assert neighbour_runs[0] == [True] and len(started) == 1 and started[0].poll() is not None
 
 

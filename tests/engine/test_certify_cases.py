@@ -10,7 +10,7 @@ import torch
 
 from evalengine.certify import again, certificate, schedules
 from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, pool_pages
-from evalengine.certify.compare import Answer, Comparison
+from evalengine.certify.compare import Answer, Tally
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.subject import Subject, open_subject, read_settings
 from evalengine.config import ModelConfig
@@ -46,17 +46,17 @@ def test_a_slow_schedule_takes_fewer_requests() -> None:
 
 
 def test_comparison_counts_bytes_and_shows_the_first() -> None:
-    comparison = Comparison()
+    tally = Tally()
     expected = Answer([1, 2, 3], np.array([-1.0, -0.0, np.nan], np.float32))
-    comparison.add("s", "r", expected, Answer([1, 2, 3], expected.logprobs.copy()))
-    assert (comparison.logprobs, comparison.differing_logprobs) == (3, 0), "the same NaN is equal"
-    comparison.add("s", "r", expected, Answer([1, 2, 3], np.array([-1.0, 0.0, np.nan], np.float32)))
-    assert (comparison.differing_logprobs, comparison.differing_bytes) == (1, 1), "-0 is not +0"
-    assert str(comparison.first_difference) == "s: r, token 1: 0 (00000000) of id 2 against -0 (80000000) of id 2 alone"
-    comparison.add("s", "r", expected, Answer([1, 7], expected.logprobs[:2], "gone"))
-    assert (comparison.differing_logprobs, comparison.differing_bytes) == (3, 9), "another token, and a missing one"
-    comparison.add("s", "r", Answer([], expected.logprobs[:0]), expected)
-    assert comparison.logprobs == 12 and comparison.differing_logprobs == 6, "what should not be there differs"
+    tally.add("s", "r", expected, Answer([1, 2, 3], expected.logprobs.copy()))
+    assert (tally.logprobs, tally.differing_logprobs) == (3, 0), "the same NaN is equal"
+    tally.add("s", "r", expected, Answer([1, 2, 3], np.array([-1.0, 0.0, np.nan], np.float32)))
+    assert (tally.differing_logprobs, tally.differing_bytes) == (1, 1), "-0 is not +0"
+    assert str(tally.first_difference) == "s: r, token 1: 0 (00000000) of id 2 against -0 (80000000) of id 2 alone"
+    tally.add("s", "r", expected, Answer([1, 7], expected.logprobs[:2], "gone"))
+    assert (tally.differing_logprobs, tally.differing_bytes) == (3, 9), "another token, and a missing one"
+    tally.add("s", "r", Answer([], expected.logprobs[:0]), expected)
+    assert tally.logprobs == 12 and tally.differing_logprobs == 6, "what should not be there differs"
 
 
 def test_answers_hash_covers_every_field() -> None:
