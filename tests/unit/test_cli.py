@@ -214,7 +214,7 @@ def test_what_a_command_does_not_catch_is_one_line(
     def command(arguments: Any) -> int:
         raise error
 
-    monkeypatch.setattr("evalengine.report.compare.cli.main", command)
+    monkeypatch.setattr("evalengine.report.cli.compare.main", command)
     assert main(["compare", "a", "b"]) == code
     assert capsys.readouterr() == ("", f"evalengine: {error}\n")
 
