@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from evalengine.contract import CONTRACT_VERSION
+from evalengine.version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "CONTRACT_VERSION",
     "LLM",

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from evalengine.bench.names import BENCHES
 from evalengine.command import Namespace
-from evalengine.commands.bench import BENCHES
 from evalengine.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evalengine.bench.names import THROUGHPUT_MODELS
 from evalengine.command import Namespace
-from evalengine.commands.bench import THROUGHPUT_MODELS
-from evalengine.commands.words import names
 from evalengine.errors import ConfigError, readable
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def main(arguments: Namespace) -> int:
     about = environment(["python", "-m", "evalengine", "bench", "throughput", *_without_folders(arguments.argv)])
     measured = throughput.Measured(about, _settings(arguments))
     # A run of anything but all models on one GPU each gets a file of its own, and never replaces that of a whole run.
-    all_models = arguments.models == names(THROUGHPUT_MODELS) and arguments.tensor_parallel_sizes == [1]
+    all_models = arguments.models == THROUGHPUT_MODELS.split(",") and arguments.tensor_parallel_sizes == [1]
     name = "throughput" if all_models else f"throughput-{slug('-'.join(p.name for p in plan.presets))}"
 
     def save(row: Row | None) -> None:

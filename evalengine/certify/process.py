@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import evalengine
-
 
 def own_command(module: str, *arguments: str) -> list[str]:
     """`python -m evalengine.certify.<module> ARGUMENTS`, by this interpreter."""
@@ -16,6 +14,6 @@ def own_command(module: str, *arguments: str) -> list[str]:
 
 def own_environment() -> dict[str, str]:
     """This process's environment, with the package's folder first in PYTHONPATH."""
-    package = str(Path(evalengine.__file__).parents[1])
+    package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path}

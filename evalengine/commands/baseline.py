@@ -24,4 +24,4 @@ def _words(
 
 
 EPILOG = "Exit codes: 0 written, 1 the disk refused, 2 bad usage, or RUN is unfinished, damaged or edited."
-main = Command("baseline", _words, "evalengine.report.gate.baseline_cli:main", EPILOG)
+main = Command("baseline", _words, "evalengine.report.cli.baseline:main", EPILOG)

@@ -8,13 +8,11 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from evalengine.bench.names import BENCHES, MODELS, THROUGHPUT_MODELS
 from evalengine.command import Namespace
 from evalengine.commands.words import BadUsage, Command, count, counts, names
 from evalengine.errors import ConfigError
 
-BENCHES = ("matmul", "attention", "rows", "forward")
-MODELS = ("Qwen3-0.6B", "Qwen3-8B")
-THROUGHPUT_MODELS = "shape:qwen3-0.6b,shape:qwen3-8b"
 MATMUL_OPTIONS = {"--tune", "--shapes"}  # with one of these `bench matmul` is a command of its own
 DRAWS, SEED = 1000, 0
 Output = Annotated[Path, Option(metavar="FOLDER", help="where the figures go, as JSON and Markdown")]

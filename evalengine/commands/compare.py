@@ -49,4 +49,4 @@ def _words(
 EPILOG = """\
 Exit codes: 0 the same at --level, or a comparison of models that an option asked for; 1 different, as models with
 other weights are; 2 not comparable or bad usage."""
-main = Command("compare", _words, "evalengine.report.compare.cli:main", EPILOG)
+main = Command("compare", _words, "evalengine.report.cli.compare:main", EPILOG)

@@ -10,6 +10,7 @@ from typer import Context, Typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from evalengine.bench.names import BENCHES
 from evalengine.commands import MODULES
 from evalengine.commands.words import Command
 
@@ -27,7 +28,7 @@ class _Commands(TyperGroup):
             return None
         module = import_module(MODULES[cmd_name])
         if cmd_name == "bench":
-            return _group({**dict.fromkeys(module.BENCHES, module.BENCH), **module.OWN})
+            return _group({**dict.fromkeys(BENCHES, module.BENCH), **module.OWN})
         return module.main.typer_command if isinstance(module.main, Command) else None
 
 

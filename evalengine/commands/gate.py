@@ -72,4 +72,4 @@ On GitHub Actions (GITHUB_ACTIONS=true) annotations are on, and the summary goes
 Exit codes: 0 the policy holds, 1 it does not, 2 not comparable, no baseline, bad policy or bad usage, 3 inconclusive:
 nothing failed, but a check could not see the loss that the policy names (`inconclusive: fail` or `pass` in the policy
 make that 1 or 0)."""
-main = _Gate("gate", _words, "evalengine.report.gate.cli:main", EPILOG)
+main = _Gate("gate", _words, "evalengine.report.cli.gate:main", EPILOG)

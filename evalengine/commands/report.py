@@ -30,4 +30,4 @@ def _words(
 
 
 EPILOG = "Exit codes: 0 written, 1 the disk refused, 2 a run cannot be read or compared, or bad usage."
-main = Command("report", _words, "evalengine.report.cli:main", EPILOG)
+main = Command("report", _words, "evalengine.report.cli.report:main", EPILOG)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from evalengine import __version__
 from evalengine.command import exit_code
 from evalengine.commands import MODULES
 from evalengine.contract import CONTRACT_VERSION
 from evalengine.errors import ConfigError
 from evalengine.shipped import available
+from evalengine.version import __version__
 
 if TYPE_CHECKING:
     from evalengine.compose import Job

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import transformers
 
-import evalengine
 from evalengine.cache.engine import CachedEngine
 from evalengine.config import Config, selection, to_yaml
 from evalengine.engine.stats import EngineStats
@@ -43,6 +42,7 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
+from evalengine.version import __version__
 
 YOUNG = 200_000  # new objects after which Python's collector looks for cycles
 
@@ -281,7 +281,7 @@ def _invocation(config: Config, clock: _Clock, timings: RunTimings) -> Invocatio
         fewshot_seed=config.fewshot_seed,
         started=clock.started,
         total_seconds=timings.total_seconds,
-        evalengine_version=evalengine.__version__,
+        evalengine_version=__version__,
         transformers_version=transformers.__version__,
         git_hash=code_version().commit,
         system_instruction=config.system_instruction,

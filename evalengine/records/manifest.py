@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import evalengine
 from evalengine import contract
 from evalengine.config import (
     OUTPUT_FIELDS,
@@ -27,6 +26,7 @@ from evalengine.config import (
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical
+from evalengine.version import __version__
 
 MANIFEST = "manifest.json"
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
@@ -174,12 +174,12 @@ def code_version() -> Code:
 
     Where the code runs from a copy without its git folder, `EVALENGINE_COMMIT` says which commit it is a copy of.
     """
-    package = Path(evalengine.__file__).parent
+    package = Path(__file__).parents[1]
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     if not tracked:
-        return Code(evalengine.__version__, os.environ.get("EVALENGINE_COMMIT"), None)
+        return Code(__version__, os.environ.get("EVALENGINE_COMMIT"), None)
     commit, status = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
-    return Code(evalengine.__version__, commit, None if status is None else bool(status))
+    return Code(__version__, commit, None if status is None else bool(status))
 
 
 def library_versions() -> dict[str, str]:

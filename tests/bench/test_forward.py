@@ -10,8 +10,8 @@ import torch
 
 from evalengine.bench import breakdown, forward, measure
 from evalengine.bench.models import published_spec
+from evalengine.bench.names import MODELS
 from evalengine.bench.report import Failure, Timing
-from evalengine.commands.bench import MODELS
 from evalengine.layers import create_ops
 
 CPU = torch.device("cpu")

@@ -24,9 +24,9 @@ from evalengine.commands.report import main as report
 from evalengine.errors import ConfigError
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, read_records, write_records
-from evalengine.report.gate.baseline_cli import write_baseline
 from evalengine.report.gate.gate import gate
 from evalengine.report.html.run_page import write_run_report
+from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run_data import load_run_data
 from evalengine.report.terminal.run_table import print_report

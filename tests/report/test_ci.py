@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.report.gate import cli as gate_cli
+from evalengine.report.cli import gate as gate_cli
 from evalengine.report.gate.checks import Check
 from evalengine.report.gate.ci import ANNOTATIONS, junit, workflow_commands
 from evalengine.report.gate.markdown import markdown

@@ -11,7 +11,7 @@ import pytest
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.compare.unchecked import unchecked
-from evalengine.report.gate.baseline_cli import write_baseline
+from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from tests.report.compared_runs import BASE, IDENTITY, TASK, run
 from tests.run_double import generated, write_run

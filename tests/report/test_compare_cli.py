@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.report.compare import cli as compare_cli
+from evalengine.report.cli import compare as compare_cli
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.read.run import Run

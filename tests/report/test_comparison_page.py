@@ -13,7 +13,7 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.compare import cli as compare_cli
+from evalengine.report.cli import compare as compare_cli
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.matrix import matrix
 from evalengine.report.html import differences

@@ -10,7 +10,7 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.bench.statistics_cases import flips
-from evalengine.report.gate import cli as gate_cli
+from evalengine.report.cli import gate as gate_cli
 from evalengine.report.gate.checks import Check
 from evalengine.report.gate.ci import junit, workflow_commands
 from evalengine.report.gate.markdown import escaped, markdown

@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 
 from evalengine.plain_files import fingerprint
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.compare import cli as compare_cli
 from evalengine.report.compare import weight_tensors
 from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.report import report
+from evalengine.report.compare.two_runs import compared
 from evalengine.report.compare.weight_files import differing_weights
 from evalengine.report.compare.weight_tensors import in_words, weights_difference
 from evalengine.report.html.comparison_page import comparison_page
@@ -147,12 +147,12 @@ def run_of(file: Path, outputs: Any = BASE, **model: Any) -> Run:
 
 def test_a_comparison_names_the_tensors(tmp_path: Path) -> None:
     a, b = run_of(saved(tmp_path / "a", {})), run_of(saved(tmp_path / "b", {"b.weight": one_bit()}), TOKEN)
-    c = compare_cli.compared(a, b, allow=True)
+    c = compared(a, b, allow=True)
     assert c.tensors[0] == "1 of 3 tensors differs" and c.tensors[1].startswith("b.weight: 1 of 4 elements")
     lines = [line for line in report(c) if isinstance(line, str)]
     assert lines[lines.index("Weights that differ:") + 1] == "  - 1 of 3 tensors differs"
     assert comparison_json(c)["tensors"] == c.tensors and c.tensors[1] in comparison_page(c).render()
-    assert compare_cli.compared(a, a, allow=True).tensors == []
+    assert compared(a, a, allow=True).tensors == []
 
 
 def test_weights_that_changed_since_their_run_are_not_compared(tmp_path: Path) -> None:

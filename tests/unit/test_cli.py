@@ -72,6 +72,8 @@ def test_help_has_room_for_more_names(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith(f"evalengine {__version__} (contract ")
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{__version__}"\n' in pyproject
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_what_a_command_does_not_catch_is_one_line(
     def command(arguments: Any) -> int:
         raise error
 
-    monkeypatch.setattr("evalengine.report.compare.cli.main", command)
+    monkeypatch.setattr("evalengine.report.cli.compare.main", command)
     assert main(["compare", "a", "b"]) == code
     assert capsys.readouterr() == ("", f"evalengine: {error}\n")
 

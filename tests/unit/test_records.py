@@ -216,7 +216,7 @@ def test_manifest_tells_what_ran_and_keeps_secrets(monkeypatch: pytest.MonkeyPat
 
 def test_code_version_ignores_a_checkout_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    monkeypatch.setattr("evalengine.__file__", str(tmp_path / "site" / "evalengine" / "__init__.py"))
+    monkeypatch.setattr("evalengine.records.manifest.__file__", str(tmp_path / "site/evalengine/records/manifest.py"))
     (tmp_path / "site" / "evalengine").mkdir(parents=True)
     monkeypatch.delenv("EVALENGINE_COMMIT", raising=False)
     assert code_version().commit is None

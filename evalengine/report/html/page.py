@@ -14,12 +14,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from evalengine import __version__
 from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import sealed_page
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.html.markup import Child, Markup, data_script, join, json_text, tag
+from evalengine.version import __version__
 
 BLOCK = 64  # items in a compressed block, all of which are unpacked to open one
 LOGO = "M2 12h4l3-8 4 16 3-11 2 3h4"

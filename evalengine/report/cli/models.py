@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from rich.table import Table
-from rich.text import Text
 
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError, readable
@@ -17,10 +14,9 @@ from evalengine.report.leaderboard.formats import latex, markdown
 from evalengine.report.leaderboard.history import history_picture
 from evalengine.report.leaderboard.models import are_models, labels, steps
 from evalengine.report.leaderboard.numbers import board_json, comma_separated
-from evalengine.report.leaderboard.sheets import Sheet, group_sheet, models_sheet, scores_sheet, tests_sheet, verdict
+from evalengine.report.leaderboard.terminal import board_lines
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.printing import print_findings
-from evalengine.report.terminal.tables import add, bullets, house_table, printable
 
 FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}
@@ -59,32 +55,6 @@ def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
 
 def _asked(arguments: Namespace) -> bool:
     return any(getattr(arguments, name) for name in ASKING)
-
-
-def board_lines(comparison: Board) -> Iterator[Table | str]:
-    """Everything to print, in order; a string is one line."""
-    yield _table(models_sheet(comparison))
-    yield from bullets("Notes", comparison.notes)
-    for sheet in (scores_sheet(comparison), *(group_sheet(comparison, members) for members in comparison.groups)):
-        if sheet.title != "Metrics":
-            yield sheet.title
-        yield _table(sheet)
-        if sheet.note:
-            yield sheet.note
-    if comparison.family:
-        sheet = tests_sheet(comparison)
-        yield _table(sheet)
-        yield sheet.note
-    yield f"verdict: {verdict(comparison)}"
-
-
-def _table(sheet: Sheet) -> Table:
-    table = house_table([""] * len(sheet.head), left=sheet.words)
-    for column, name in zip(table.columns, sheet.head, strict=True):
-        column.header = Text(printable(name))  # a model's name is no markup
-    for row in sheet.rows:
-        add(table, row)
-    return table
 
 
 def _names(given: str | None, runs: Sequence[Run]) -> list[str]:

@@ -8,7 +8,6 @@ names (the policy's `inconclusive` makes that 0 or 1). The reports that were ask
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -23,8 +22,7 @@ from evalengine.report.gate.markdown import markdown
 from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.report import STYLES, Report, headline, to_json
-
-CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "blind": STYLES["inconclusive"]}
+from evalengine.report.gate.terminal import report_lines
 
 
 def main(arguments: Namespace) -> int:
@@ -73,18 +71,3 @@ def _deliver(report: Report, arguments: Namespace) -> None:
         print(to_json(report), end="")
     elif arguments.json:
         write(Path(arguments.json), to_json(report))
-
-
-def report_lines(report: Report) -> Iterator[Text]:
-    """A line per check, its details below. No line begins with text from outside, which GitHub might obey."""
-    for check in report.checks:
-        status = Text(f"{check.status.upper():<8}", style=CHECK_STYLES.get(check.status, "dim"))
-        yield status + Text(f"{plain(check.label)}: {plain(check.message)}", style="default")
-        for detail in check.details:
-            yield Text(f"        - {plain(detail)}")
-        if check.detects:
-            yield Text(f"        can detect: {plain(check.detects)}", style="dim")
-    for note in report.notes:
-        yield Text(f"allowed to differ: {plain(note)}")
-    for warning in report.warnings:
-        yield Text(f"WARNING {plain(warning)}", style=STYLES["inconclusive"])

@@ -1,0 +1,21 @@
+"""`evalengine baseline RUN -o FILE`: the part of a run that later runs are held against, small enough for git."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from evalengine.command import Namespace
+from evalengine.report.read.baseline import write_baseline
+from evalengine.report.read.load import load_run
+from evalengine.report.read.run import UNBOUND
+
+
+def main(arguments: Namespace) -> int:
+    """Runs `baseline` with its arguments; returns the exit code."""
+    file, run = Path(arguments.output), load_run(arguments.run)
+    if run.unbound:
+        print(f"evalengine: {run.source}: {UNBOUND}", file=sys.stderr)
+    size = write_baseline(run, file, arguments.force)
+    print(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
+    return 0

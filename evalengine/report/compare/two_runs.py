@@ -1,0 +1,30 @@
+"""Two runs compared, if they are alike enough, with the weights in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from evalengine.errors import ConfigError
+from evalengine.report.compare.comparability import incomparable
+from evalengine.report.compare.compare import Comparison, compare
+from evalengine.report.compare.weight_files import differing_weights
+from evalengine.report.read.run import Run
+
+
+def compared(a: Run, b: Run, allow: bool) -> Comparison:
+    """Two runs compared, and their weights where they differ and can be read.
+
+    Raises `ConfigError` for unlike runs (unless `allow`), and for runs that share no request.
+    """
+    why = incomparable(a, b)
+    if not a.items.keys() & b.items.keys():
+        raise ConfigError(_refusal(a, b, why, "They have no request in common."))
+    if why and not allow:
+        raise ConfigError(_refusal(a, b, why, "--allow compares them on the requests that they share."))
+    return replace(compare(a, b), tensors=differing_weights(a, b))
+
+
+def _refusal(a: Run, b: Run, why: Sequence[str], cure: str) -> str:
+    reasons = "".join(f"\n  - {line}" for line in why)
+    return f"compare: {a.source} (A) and {b.source} (B) are not comparable{':' if why else '.'}{reasons}\n{cure}"

@@ -1,0 +1,38 @@
+"""Models compared, on the terminal: tables, their notes, and the verdict as the last line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.report.leaderboard.compose import Board
+from evalengine.report.leaderboard.sheets import Sheet, group_sheet, models_sheet, scores_sheet, tests_sheet, verdict
+from evalengine.report.terminal.tables import add, bullets, house_table, printable
+
+
+def board_lines(comparison: Board) -> Iterator[Table | str]:
+    """Everything to print, in order; a string is one line."""
+    yield _table(models_sheet(comparison))
+    yield from bullets("Notes", comparison.notes)
+    for sheet in (scores_sheet(comparison), *(group_sheet(comparison, members) for members in comparison.groups)):
+        if sheet.title != "Metrics":
+            yield sheet.title
+        yield _table(sheet)
+        if sheet.note:
+            yield sheet.note
+    if comparison.family:
+        sheet = tests_sheet(comparison)
+        yield _table(sheet)
+        yield sheet.note
+    yield f"verdict: {verdict(comparison)}"
+
+
+def _table(sheet: Sheet) -> Table:
+    table = house_table([""] * len(sheet.head), left=sheet.words)
+    for column, name in zip(table.columns, sheet.head, strict=True):
+        column.header = Text(printable(name))  # a model's name is no markup
+    for row in sheet.rows:
+        add(table, row)
+    return table
