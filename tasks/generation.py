@@ -49,7 +49,8 @@ class GenerationTask(Task):
         """Raises ConfigError."""
         super().__init__(name, config, **arguments)
         self._repeated = Repeated.of(config)
-        if self._repeated is not None and type(self).score is GenerationTask.score:  # else its own metrics
+        # A subclass with its own `score` computes its own metrics.
+        if self._repeated is not None and type(self).score is GenerationTask.score:
             vars(self)["metrics"] = {**self.metrics, **self._repeated.metrics}
 
     @property

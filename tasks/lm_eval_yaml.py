@@ -43,7 +43,7 @@ NOT_BUILT = {  # key -> the values that have no effect
 FEWSHOT = ("sampler", "split", "samples", *TEXTS, "target_delimiter", "fewshot_delimiter")
 GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p")
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one given counts
-BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # their rows are in dataset_kwargs.data_files
+BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # builders whose rows are in dataset_kwargs.data_files
 MAX_INCLUDES = 10
 
 
@@ -153,7 +153,7 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
     """Yields everything in the file that is not built; each problem begins with the key."""
     for key, value in content.items():
         if key in ("metric_list", "filter_list"):
-            continue  # their entries are checked below
+            continue  # the entries of these are checked below
         if tag := _tagged(value):
             yield f"{key}: {tag} (Python code)"
         elif key in NOT_BUILT:

@@ -41,7 +41,7 @@ def repeat_problems(config: TaskConfig) -> Iterator[str]:
 class Repeated:
     """The metrics of k > 1 samples a document."""
 
-    count: int  # k
+    count: int  # samples per document, the k of pass@k
     passes: tuple[int, ...]  # the j of each pass@j
 
     @classmethod

@@ -37,7 +37,7 @@ class Difficulty:
     """Bounds on one problem's arithmetic. Larger values make a model of a given size less accurate."""
 
     max_steps: int = 4  # calculations in one rationale
-    max_value: int = 999  # of any number in it
+    max_value: int = 999  # the largest number that may stand in it
     max_factor: int = 12  # the smaller factor of a product, and the divisor of a division
 
 

@@ -59,7 +59,8 @@ class Work:
 def work_of(requests: Sequence[Request], max_num_seqs: int) -> Work:
     """The counts of this module's formula."""
     new, pairs = _new_tokens([_fed(r) for r in requests])
-    outputs = [r.params.max_tokens - 1 if isinstance(r, GenerateRequest) else 0 for r in requests]  # decode steps each
+    # The decode steps of each request.
+    outputs = [r.params.max_tokens - 1 if isinstance(r, GenerateRequest) else 0 for r in requests]
     read = 0
     for own, count in zip(new, outputs, strict=True):
         read += count * own + count * (count + 1) // 2  # Step j reads the tokens of the j steps up to its own.

@@ -27,7 +27,8 @@ from evalengine.records.schema import packed_ids
 from evalengine.records.sealed import canonical
 
 VERSION = 1  # the keys' version: answers kept under another one are not found
-COMPUTING = ("contract_version", "weights", "model_spec", "numerics", "dtype", "gpu_architecture")  # of an identity
+# The keys of a run's identity on which its answers depend.
+COMPUTING = ("contract_version", "weights", "model_spec", "numerics", "dtype", "gpu_architecture")
 
 
 @dataclass(frozen=True)

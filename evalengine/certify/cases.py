@@ -35,8 +35,8 @@ class Effort:
     neighbours: tuple[int, ...]
     max_steps: int  # steps of one schedule: a slow one (one sequence, few tokens a step) takes fewer requests
     orders: int
-    mixed: int  # the fewest random schedules
-    logprobs: int  # the fewest logprobs to compare in all
+    mixed: int  # at least this many random schedules are run
+    logprobs: int  # at least this many logprobs are compared in all
     documents: int  # documents of each task, if the caller sets no limit
     answer_tokens: int  # tokens generated for a document, if the caller sets no max_gen_toks
 

@@ -46,7 +46,7 @@ class Variant:
 
     label: str
     cases: list[Case]
-    # of EngineConfig; the pool holds all cases unless these size it
+    # Fields of EngineConfig; the pool holds all cases unless these fields set its size.
     settings: Mapping[str, Any] = field(default_factory=dict)
     passes: int = 1  # passes over the same cases with one prefix cache
     nan_pool: bool = False

@@ -26,7 +26,7 @@ from evalengine.layers.hooks import op_hook
 
 VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only those of positions that were asked for are kept
 PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v")}  # names of the outputs of ops that have two
-NORM_PARTS = ("norm", "residual")  # those of a norm
+NORM_PARTS = ("norm", "residual")  # the outputs of a norm
 
 
 @dataclass(frozen=True)

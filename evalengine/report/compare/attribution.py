@@ -17,8 +17,8 @@ from evalengine.report.compare.unchecked import unrecorded_weights
 from evalengine.report.read.identities import NUMERIC_SETTINGS, said
 from evalengine.report.read.run import Item, Run
 
-SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")  # of the manifest, not the identity
-NO_MATTER = (("engine", "stats"), ("hardware", "cpu_count"))  # parts of those that change no bit
+SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")  # manifest keys outside its identity
+NO_MATTER = (("engine", "stats"), ("hardware", "cpu_count"))  # parts of SURROUNDINGS that change no bit
 SAID = {
     "documents": "the documents' content differs",
     "targets": "the documents' targets differ",
@@ -120,7 +120,7 @@ def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
     if a.manifest and b.manifest:
         for name in SURROUNDINGS:
             for path, old, new in differing(a.manifest.content.get(name), b.manifest.content.get(name), (name,)):
-                if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # those are findings
+                if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # those settings are findings
                     yield path, said(path, old, new)
 
 

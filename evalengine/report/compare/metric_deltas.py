@@ -35,7 +35,7 @@ class MetricDelta:
     paired: PairedResult | None  # None where the runs hold no number by document or window
     left_out: int  # units without a finite score in both, or of unlike text, which no statistic can take
     higher_is_better: bool | None  # None where neither run says
-    unit: Literal["document", "window"] = "document"  # what the statistics pair
+    unit: Literal["document", "window"] = "document"  # what the statistics compare in pairs
     nats: bool = False  # whether the metric is a log-likelihood, which is no share
     common_a: float | None = None  # the metric over the documents of both runs; None: not known
     common_b: float | None = None

@@ -106,8 +106,8 @@ def _clusters(parts: Sequence[Part]) -> list[str] | None:
 
 
 def _columns(parts: Sequence[Part], place: int, weights: Sequence[float]) -> list[float]:
-    """All documents' values, each times its part's weight over its share of the documents: their plain mean is then the
-    weighted one, and labels may still be exchanged document by document, as the permutation test does."""
+    """Scales each document's value by its part's weight over the part's share of the documents. The plain mean of the
+    scaled values is the weighted mean, and the permutation test may still exchange labels document by document."""
     total = sum(len(part.columns[place]) for part in parts)
     weighted: list[float] = []
     for part, weight in zip(parts, weights, strict=True):
