@@ -75,8 +75,8 @@ def let_sympy_read_latex() -> None:
         def checkVersion(self) -> None:
             if not self.newer:
                 super().checkVersion()
-            elif (found := self.readInt()) != NEWER:
-                raise ValueError(f"tables of version {found}, not {NEWER}")
+            elif (table_version := self.readInt()) != NEWER:
+                raise ValueError(f"tables of version {table_version}, not {NEWER}")
 
         def checkUUID(self) -> None:
             if not self.newer:

@@ -202,8 +202,8 @@ class Evaluator:
 
 
 def _answer(text: str) -> int | None:
-    found = re.search(r"#### (\d+)", text.split("Question:")[0])
-    return int(found[1]) if found else None
+    match = re.search(r"#### (\d+)", text.split("Question:")[0])
+    return int(match[1]) if match else None
 
 
 class Candidates:

@@ -46,12 +46,12 @@ def verdicts(
     return {key: by_program[program] for key, program in programs.items()}
 
 
-def program_facts(plan: Plan, config: Config, found: Mapping[RecordKey, Verdict]) -> dict[str, Any] | None:
+def program_facts(plan: Plan, config: Config, verdict_of: Mapping[RecordKey, Verdict]) -> dict[str, Any] | None:
     """The manifest's facts about the programs, as plain JSON values; None where none was run."""
     tasks = {item.task.name: item.task for item in plan.tasks if isinstance(item.task, CodeTask)}
     if not tasks:
         return None
-    counts = {name: Counter(verdict.outcome for key, verdict in found.items() if key[0] == name) for name in tasks}
+    counts = {name: Counter(verdict.outcome for key, verdict in verdict_of.items() if key[0] == name) for name in tasks}
     return {
         "isolated": isolated(config),
         "python": platform.python_version(),

@@ -70,14 +70,14 @@ def generated(place: int, key: RecordKey, prompt: list[int], generation: Generat
     return Asked(key, "generate_until", GenerateRequest(place, prompt[cut:], generation.params), cut)
 
 
-def windows(keys: Sequence[RecordKey], found: Sequence[list[tuple[list[int], list[int]]]]) -> list[Asked]:
+def windows(keys: Sequence[RecordKey], windows_by_text: Sequence[list[tuple[list[int], list[int]]]]) -> list[Asked]:
     """A request for each window of each text, in order; its index counts the windows of the document, as in other runs.
 
-    found: the windows (context, continuation) of each text.
+    windows_by_text: the windows (context, continuation) of each text.
     """
     seen: Counter[tuple[str, int, int]] = Counter()
     asked: list[Asked] = []
-    for (task, document, _, repeat), own in zip(keys, found, strict=True):
+    for (task, document, _, repeat), own in zip(keys, windows_by_text, strict=True):
         for context, continuation in own:
             key = (task, document, seen[task, document, repeat], repeat)
             seen[task, document, repeat] += 1

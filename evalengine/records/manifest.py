@@ -184,13 +184,13 @@ def code_version() -> Code:
 
 def library_versions() -> dict[str, str]:
     """The versions of the libraries that a result can depend on, those that are installed."""
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def cpu_name() -> str:

@@ -110,9 +110,9 @@ class Attribution:
         if lacking := unrecorded_weights(self.a, self.b):
             return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
         fast = [(run.manifest.numerics or run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
-        found = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
+        differences = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
         name = "batches" if all(fast) else "unknown"
-        return [(_place(path), text) for path, text in found] or [(name, SAID[name])]
+        return [(_place(path), text) for path, text in differences] or [(name, SAID[name])]
 
 
 def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:

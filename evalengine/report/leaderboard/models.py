@@ -25,16 +25,16 @@ def are_models(runs: Sequence[Run]) -> bool:
 def labels(runs: Sequence[Run]) -> list[str]:
     """What each model is called, all of them different: its name, and what else it takes to tell it from the others
     (the parts of its path that differ, the run's id)."""
-    found = [_name(run) for run in runs]
-    for more in (_path_parts(runs, found), [(run.manifest.run_id or "") for run in runs]):
-        counts = Counter(found)
-        found = [f"{name} ({part})" if counts[name] > 1 and part else name
-                 for name, part in zip(found, more, strict=True)]  # fmt: skip
+    names = [_name(run) for run in runs]
+    for more in (_path_parts(runs, names), [(run.manifest.run_id or "") for run in runs]):
+        counts = Counter(names)
+        names = [f"{name} ({part})" if counts[name] > 1 and part else name
+                 for name, part in zip(names, more, strict=True)]  # fmt: skip
     seen: Counter[str] = Counter()
-    for place, name in enumerate(found):
+    for place, name in enumerate(names):
         seen[name] += 1
-        found[place] = name if seen[name] == 1 else f"{name} #{seen[name]}"
-    return found
+        names[place] = name if seen[name] == 1 else f"{name} #{seen[name]}"
+    return names
 
 
 def steps(runs: Sequence[Run], names: Sequence[str]) -> list[int] | None:
