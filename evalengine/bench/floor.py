@@ -91,8 +91,8 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     copy = quickest_copy(timer(copies_of(copied, device)))
     flops_per_s = 0.0
     for m, k, n in GPU_PRODUCTS if cuda else (CPU_PRODUCT,):
-        kept = dtype if cuda else torch.float32  # A CPU may lack bf16 products and convert.
-        a, b = (torch.randn(shape, device=device).to(kept) for shape in ((m, k), (k, n)))
+        product_dtype = dtype if cuda else torch.float32  # A CPU may lack bf16 products and convert.
+        a, b = (torch.randn(shape, device=device).to(product_dtype) for shape in ((m, k), (k, n)))
         product: dict[str, Callable[[], Any]] = {"product": partial(torch.mm, a, b)}
         flops_per_s = max(flops_per_s, 2 * m * k * n / timer(product)["product"])
         del a, b, product

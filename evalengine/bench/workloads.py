@@ -76,9 +76,9 @@ def make_workload(
     else:
         everything = [_mapped(r, 0, vocab_size) for r in IN_CODE[name](0)]
         others = [_mapped(r, 0, vocab_size) for r in IN_CODE[name](1)]
-    kept = everything[: most or CUTS.get((preset, name))]
-    fitting, num_cut = fitted(kept, max_model_len)
-    warm_up, _ = fitted(others[-min(MOST_WARM_UP, len(kept)) :], max_model_len)
+    requests = everything[: most or CUTS.get((preset, name))]
+    fitting, num_cut = fitted(requests, max_model_len)
+    warm_up, _ = fitted(others[-min(MOST_WARM_UP, len(requests)) :], max_model_len)
     return Workload(name, fitting, [replace(r, request_id=i) for i, r in enumerate(warm_up)], num_cut)
 
 

@@ -124,14 +124,14 @@ def affordable(
     new_tokens: Callable[[Case], int] = lambda case: case.new_tokens,
 ) -> list[Case]:
     """The cases, in order, that a schedule of these limits runs in about `max_steps` steps in all; at least one."""
-    kept: list[Case] = []
+    chosen: list[Case] = []
     spent = 0.0
     for case in cases:
         cost = len(case.prompt) / max_num_batched_tokens + new_tokens(case) / max_num_seqs
-        if not kept or spent + cost <= max_steps:
-            kept.append(case)
+        if not chosen or spent + cost <= max_steps:
+            chosen.append(case)
             spent += cost
-    return kept
+    return chosen
 
 
 class _Tokens:

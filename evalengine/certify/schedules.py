@@ -36,8 +36,8 @@ class Workload:
 
     def _steps(self, case: Case) -> int:
         """Steps of a case: those of its known answer, since a generation may end long before its limit."""
-        known = case.key is not None and isinstance(case.request, GenerateRequest)
-        return len(self.reference[case.key].token_ids) if known else case.new_tokens  # type: ignore[index]
+        has_answer = case.key is not None and isinstance(case.request, GenerateRequest)
+        return len(self.reference[case.key].token_ids) if has_answer else case.new_tokens  # type: ignore[index]
 
 
 @dataclass(frozen=True)

@@ -215,11 +215,11 @@ class Work:
         where, output = failed
         if where in self.suspects:
             return
-        kept = sum(where in places for places in self._answered_by.values())
+        answered = sum(where in places for places in self._answered_by.values())
         self.suspects[where] = f"{output.error}; not so on {witness}"
         self.notes.append(
             f"{where} is suspect: a request failed there and not on {witness} ({output.error}). It gets no more "
-            f"requests; {kept} answers of its stand (resume=never with cluster.audit=1 checks every one)"
+            f"requests; {answered} answers of its stand (resume=never with cluster.audit=1 checks every one)"
         )
         for holder in self.holders.values():
             if holder.where == where:

@@ -161,8 +161,8 @@ def _first(a: Trace, b: Trace, pairs: list[Pair]) -> First | None:
 def _difference(a: Trace, b: Trace, op: str, pairs: list[Pair], until: int) -> OpDifference:
     both = [(x, y) for x, y in pairs if op in x.digests and op in y.digests]
     sizes = [_size(a, b, op, x, y) for x, y in both if x.position == until]
-    known = [size for size in sizes if size is not None]
-    worst = max(known, key=lambda size: size.max_abs, default=None)
+    known_sizes = [size for size in sizes if size is not None]
+    worst = max(known_sizes, key=lambda size: size.max_abs, default=None)
     return OpDifference(op, len(both), sum(_differs(op, x, y) for x, y in both), worst)
 
 

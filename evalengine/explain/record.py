@@ -77,7 +77,7 @@ class Recorder:
         """Chooses which rows of the step are heard."""
         self._copy_pages(schedule.copies, runner.block_size)
         self._rows, self._wanted, self._batch, self._read = [], [], 0, 0
-        wanted = 0
+        num_wanted = 0
         own = [chunk for chunk in schedule.chunks if self._is_own(chunk.seq)]
         for chunk in schedule.chunks:
             heard = self._heard(chunk, chunk in own, schedule, runner.block_size)
@@ -86,8 +86,8 @@ class Recorder:
             positions = chunk.seq.wanted(chunk.start, chunk.end)
             if chunk in own:
                 self._add(row.computation for row in heard)
-                self._wanted.extend((wanted + number, by_position[p]) for number, p in enumerate(positions))
-            wanted += len(positions)
+                self._wanted.extend((num_wanted + number, by_position[p]) for number, p in enumerate(positions))
+            num_wanted += len(positions)
             self._batch += chunk.end - chunk.start
         self._slots.update((row.slot, row.computation) for row in self._rows)
         for chunk in own:  # last: pages may be shared with a request that computes them in this very step
