@@ -132,16 +132,16 @@ def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     e is the exponent of the largest magnitude; zeros that pad a row change its sum in no bit.
     """
     axes = sorted({axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim)})
-    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    kept_sizes = [size for axis, size in enumerate(x.shape) if axis not in axes]
     moved = x.movedim(axes, list(range(x.ndim - len(axes), x.ndim)))
     length = math.prod(x.shape[axis] for axis in axes)
-    rows = moved.reshape(math.prod(kept), length)
+    rows = moved.reshape(math.prod(kept_sizes), length)
     out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
     for tile in _tiles(*rows.shape):
         wide = em.widen(rows[tile])
         sums = em.row_sum(wide, em.grid(em.row_absmax(wide), em.SUM_BITS))
         em.store_float32(sums.mul_(1.0 / length).squeeze(-1), out[tile])
-    result = out.view(kept)
+    result = out.view(kept_sizes)
     for axis in axes if keepdim else []:
         result = result.unsqueeze(axis)
     return result

@@ -15,21 +15,21 @@ from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
 
 
-def generation_settings(given: GenerationConfig, fewshot_delimiter: str) -> Generation:
+def generation_settings(config: GenerationConfig, fewshot_delimiter: str) -> Generation:
     """The settings with lm-eval's defaults: greedy, at most 256 tokens, until the delimiter between exemplars."""
     return Generation(
-        until=(fewshot_delimiter,) if given.until is None else tuple(given.until),
-        max_gen_toks=256 if given.max_gen_toks is None else given.max_gen_toks,
-        temperature=given.temperature or 0.0,
-        top_k=given.top_k or 0,
-        top_p=1.0 if given.top_p is None else given.top_p,
+        until=(fewshot_delimiter,) if config.until is None else tuple(config.until),
+        max_gen_toks=256 if config.max_gen_toks is None else config.max_gen_toks,
+        temperature=config.temperature or 0.0,
+        top_k=config.top_k or 0,
+        top_p=1.0 if config.top_p is None else config.top_p,
     )
 
 
-def generation_problems(given: GenerationConfig) -> Iterator[str]:
+def generation_problems(config: GenerationConfig) -> Iterator[str]:
     """Yields what is wrong with the settings; each problem starts with the setting's name. Ranges are checked earlier,
     where settings are composed."""
-    if "" in (given.until or ()):
+    if "" in (config.until or ()):
         yield "generation.until: holds an empty string, which would stop at once"
 
 

@@ -36,11 +36,11 @@ def verdicts(
         if (task := tasks.get(item.key[0])) is not None:
             programs[item.key] = task.program(task.docs[item.key[1]], answers[item.key].text), task.limits
     by_program: dict[tuple[str, Limits], Verdict] = {}
-    wanted: dict[Limits, dict[str, Limits]] = {}
+    batches: dict[Limits, dict[str, Limits]] = {}
     for program, limits in programs.values():
-        wanted.setdefault(limits, {})[program] = limits
-    with ProgramProgress(label, sum(map(len, wanted.values())), config.progress) as bar:
-        for limits, batch in wanted.items():
+        batches.setdefault(limits, {})[program] = limits
+    with ProgramProgress(label, sum(map(len, batches.values())), config.progress) as bar:
+        for limits, batch in batches.items():
             ended = run_programs(batch, isolated(config), bar.finished)
             by_program.update({(program, limits): verdict for program, verdict in ended.items()})
     return {key: by_program[program] for key, program in programs.items()}

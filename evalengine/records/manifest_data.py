@@ -67,8 +67,8 @@ class Manifest:
     def engine_settings(self) -> dict[str, Any]:
         """All settings of the engine by name, as they were resolved."""
         part = self.content.get("engine")
-        known = part.items() if isinstance(part, Mapping) else ()
-        return {name: value for name, value in known if name not in ("stats", "kernels")}
+        items = part.items() if isinstance(part, Mapping) else ()
+        return {name: value for name, value in items if name not in ("stats", "kernels")}
 
     def file_text(self) -> str:
         """`manifest.json`: every run's is written so."""

@@ -169,25 +169,25 @@ def read_part(kind: type[PartType], value: Any) -> PartType:
 
 def read_fields(kind: type, value: Any) -> dict[str, Any]:
     """Field name -> what the JSON object says of it, for the fields that the constructor or the class itself sets."""
-    known = value if isinstance(value, Mapping) else {}
-    return {name: _read(wanted, known.get(name)) for name, wanted in _types(kind).items()}
+    members = value if isinstance(value, Mapping) else {}
+    return {name: _read(kind_of_field, members.get(name)) for name, kind_of_field in _types(kind).items()}
 
 
-def _read(wanted: Any, value: Any) -> Any:
+def _read(expected: Any, value: Any) -> Any:
     """The value if it is of the wanted type, else the type's neutral value."""
-    inner = get_args(wanted)
-    if wanted is Any:
+    inner = get_args(expected)
+    if expected is Any:
         return value
-    if is_dataclass(wanted):
-        return read_part(wanted, value)  # type: ignore[arg-type]
+    if is_dataclass(expected):
+        return read_part(expected, value)  # type: ignore[arg-type]
     if type(None) in inner:
         absent = value in (None, {}) or (inner[0] in _PLAIN and not _PLAIN[inner[0]](value))
         return None if absent else _read(inner[0], value)
-    if get_origin(wanted) is list:
+    if get_origin(expected) is list:
         return [_read(inner[0], one) for one in value] if isinstance(value, list) else []
-    if get_origin(wanted) is dict:
+    if get_origin(expected) is dict:
         return {name: _read(inner[1], one) for name, one in value.items()} if isinstance(value, Mapping) else {}
-    return value if _PLAIN[wanted](value) else wanted()
+    return value if _PLAIN[expected](value) else expected()
 
 
 @cache

@@ -57,8 +57,8 @@ def packed_ids(ids: Sequence[int]) -> bytes:
     global _last_packed
     if type(ids) is not list:
         return np.asarray(ids, dtype="<i4").tobytes()
-    known, packed = _last_packed
-    if ids != known:
+    last_ids, packed = _last_packed
+    if ids != last_ids:
         packed = np.asarray(ids, dtype="<i4").tobytes()
         if len(ids) >= LONG:
             _last_packed = ids.copy(), packed  # a copy: the caller may change its list

@@ -75,8 +75,8 @@ class Attribution:
         """The cause's name, such as `weights or dtype`, whose sentences are added to `why`."""
         unique = [*dict.fromkeys(blamed)]
         cause = " or ".join(dict.fromkeys(name for name, _ in unique))
-        known = self.why.setdefault(cause, [])
-        known += [text for _, text in unique if text not in known]
+        sentences = self.why.setdefault(cause, [])
+        sentences += [text for _, text in unique if text not in sentences]
         return cause
 
     def _asked(self, x: Item, y: Item) -> Iterator[Blame]:

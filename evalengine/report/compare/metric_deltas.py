@@ -52,8 +52,8 @@ class MetricDelta:
     @property
     def shown(self) -> Values:
         """(A, B) of the same documents where they are known, else as reported."""
-        known = self.common_a is not None and self.common_b is not None
-        return (self.common_a, self.common_b) if known else (self.value_a, self.value_b)
+        have_common = self.common_a is not None and self.common_b is not None
+        return (self.common_a, self.common_b) if have_common else (self.value_a, self.value_b)
 
 
 def metric_deltas(a: Run, b: Run) -> list[MetricDelta]:

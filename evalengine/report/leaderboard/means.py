@@ -81,10 +81,10 @@ def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score
     Computational Statistics & Data Analysis 53(4)). The parts are fixed: the interval is about their documents.
     Where a part has no interval, the mean has none.
     """
-    known = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
-    value = math.fsum(weight * score.value for score, weight in known)
+    weighted_scores = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
+    value = math.fsum(weight * score.value for score, weight in weighted_scores)
     below, above = [], []
-    for score, weight in known:
+    for score, weight in weighted_scores:
         if score.interval is None:
             return Score(value, None)
         below.append((weight * (score.value - score.interval[0])) ** 2)

@@ -69,11 +69,11 @@ def _known_and_other(x: Any, y: Any) -> bool:
 
 def _model_arguments(run: Run) -> dict[str, str]:
     """lm-eval's arguments that say which model it is; it writes them as a mapping, or as `pretrained=...,dtype=...`."""
-    given = run.identity.get("model_args")
-    if isinstance(given, str):
-        parts = (part.partition("=") for part in given.split(","))
-        given = {name: value for name, _, value in parts}
-    return {k: str(v) for k, v in given.items() if k in MODEL_NAMES} if isinstance(given, Mapping) else {}
+    arguments = run.identity.get("model_args")
+    if isinstance(arguments, str):
+        parts = (part.partition("=") for part in arguments.split(","))
+        arguments = {name: value for name, _, value in parts}
+    return {k: str(v) for k, v in arguments.items() if k in MODEL_NAMES} if isinstance(arguments, Mapping) else {}
 
 
 def _name(run: Run) -> str:
