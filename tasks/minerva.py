@@ -87,7 +87,7 @@ class MathScorer:
         except WorkerDied as error:
             logger.warning("%s: counted as wrong", error)
             return WRONG
-        if reply.pop("late"):
+        if reply.pop("timed_out"):
             logger.warning(
                 "comparing with %r was ended after five seconds, and what was not found equal by then counted as "
                 "different; a machine of another speed may get further",

@@ -20,7 +20,7 @@ from evalengine.plain_files import read_json
 
 OURS = "evalengine"
 MOST_LISTED = 5
-LONGEST = 10**9  # seconds
+LONGEST = 10**9  # the most seconds that a run may have taken
 TEXTS = ("engine", "mode", "preset", "workload")
 Key = tuple[str, str, int]  # preset, workload, requests
 

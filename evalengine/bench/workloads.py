@@ -24,7 +24,7 @@ from evalengine.bench.workload_files import generation, read_workload
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 
 VOCAB_SIZE = 151936  # the seeded ids are below this
-MOST_WARM_UP = 256  # requests
+MOST_WARM_UP = 256  # the most requests of a warm-up
 SHORTEST, LONGEST, WINDOW = 100, 1024, 4096  # tokens of `random`
 # (preset, workload) -> how many of its first requests run
 CUTS: Mapping[tuple[str, str], int] = {("qwen3-8b", "gsm8k"): 256}

@@ -93,7 +93,7 @@ class Report:
 
     run: int
     outputs: list[RequestOutput]  # without their prompts, which the driver knows
-    stats: EngineStats  # since the replica was made
+    stats: EngineStats  # counts since the replica was made
     failure: str | None  # the traceback of what stopped the engine
 
 

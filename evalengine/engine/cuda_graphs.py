@@ -160,7 +160,7 @@ class DecodeGraphs:
         self._workspace = _Workspace(ops.device)
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._met: Counter[tuple[int, int]] = Counter()
-        self._full = False  # no memory for another graph
+        self._full = False  # whether there is no memory for another graph
 
     def keys_at_start(self) -> list[tuple[int, int]]:
         """The graphs to capture when an engine starts: every (size, length), the largest size first, since its memory

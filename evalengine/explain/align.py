@@ -66,7 +66,7 @@ class Explanation:
     b: Trace
     common: int  # token positions that both were fed alike
     until: int  # the first token whose logprob (or, at equal logprobs, logits) differs; the last common one if none
-    first: First | None  # None: every output is equal
+    first: First | None  # None where every output is equal
     ops: list[OpDifference]  # in the order in which they run
     parting: bool  # whether another token follows the common ones
 

@@ -53,7 +53,7 @@ class Recorder:
         self._may_reuse = True
         self._rows: list[_Row] = []  # rows of this step that are heard
         self._wanted: list[tuple[int, Computation]] = []  # (row of lm_head in this step, its computation), the item's
-        self._batch = 0  # rows of this step
+        self._batch = 0  # the number of rows in this step
         self._read = 0  # rows that lm_head has had in this step
         self._kept = 0  # bytes of outputs that are kept
 
@@ -91,7 +91,7 @@ class Recorder:
             self._batch += chunk.end - chunk.start
         self._slots.update((row.slot, row.computation) for row in self._rows)
         for chunk in own:  # last: pages may be shared with a request that computes them in this very step
-            if chunk.start == chunk.seq.num_cached_tokens:  # just admitted
+            if chunk.start == chunk.seq.num_cached_tokens:  # The sequence was just admitted.
                 self._take_reused(chunk, runner.block_size)
 
     def _heard(self, chunk: Chunk, own: bool, schedule: SchedulerOutput, block_size: int) -> list[_Row]:

@@ -31,7 +31,7 @@ class Choice:
 class Bin:
     """Documents of similar confidence."""
 
-    confidence: float  # mean
+    confidence: float  # the mean of the documents' confidences
     correct: int
     count: int
 

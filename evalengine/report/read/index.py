@@ -55,7 +55,7 @@ class Entry:
     model: str = ""
     task: str = ""
     metrics: tuple[Metric, ...] = ()
-    digest: str = ""  # the task's
+    digest: str = ""  # the task's digest
     problem: str = ""  # what is wrong with a damaged run
     baseline: str = ""  # name of the baseline's file
     verdict: str = ""  # what sets the run apart from the baseline
