@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return exit_code(lambda: _command(words))
     except KeyboardInterrupt as interrupt:
-        kept = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
-        print(f"Interrupted{''.join(kept)}.", file=sys.stderr)
+        hints = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
+        print(f"Interrupted{''.join(hints)}.", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of standard output has ended (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

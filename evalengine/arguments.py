@@ -82,27 +82,27 @@ class Fields:
         limits = f"an integer of at least {least}" if largest == LARGEST else f"an integer from {least} to {largest}"
         self.take(name, value, fits, limits + meaning)
 
-    def number(self, name: str, least: float, largest: float, wanted: str, also: float = math.nan) -> None:
+    def number(self, name: str, least: float, largest: float, expected: str, also: float = math.nan) -> None:
         """Reads a number that must lie in [least, largest] or equal `also`."""
         value = number(self._raw(name))
-        self.take(name, value, value is not None and (least <= value <= largest or value == also), wanted)
+        self.take(name, value, value is not None and (least <= value <= largest or value == also), expected)
 
     def flag(self, name: str) -> None:
         value = self._raw(name)
         value = value.item() if type(value).__name__ in ("bool_", "bool") and hasattr(value, "item") else value
         self.take(name, value, isinstance(value, bool), "true or false")
 
-    def token_ids(self, name: str, wanted: str = "a sequence of integers") -> None:
+    def token_ids(self, name: str, expected: str = "a sequence of integers") -> None:
         """Reads token ids as a list."""
         value = token_ids(self._raw(name))
-        self.take(name, value, value is not None, wanted)
+        self.take(name, value, value is not None, expected)
 
-    def take(self, name: str, value: Any, fits: bool, wanted: str) -> None:
+    def take(self, name: str, value: Any, fits: bool, expected: str) -> None:
         """Sets the field to `value` if that `fits`; else adds a problem that says what is wanted."""
         if fits:
             object.__setattr__(self._owner, name, value)
         else:
-            self.problems.append(f"{name}={shown(self._raw(name))}: must be {wanted}")
+            self.problems.append(f"{name}={shown(self._raw(name))}: must be {expected}")
 
     def check(self, prefix: str = "") -> None:
         """Raises ConfigError if anything was wrong."""

@@ -27,10 +27,10 @@ def checkpoint_problems(jobs: Sequence[Job]) -> Iterator[str]:
         return
     if others := sorted(swept - {"model.path"}):
         yield f"{', '.join(others)}: experiment={NAME} sweeps model.path alone; give one value"
-    given, paths = jobs[0].config.steps, [job.config.model.path for job in jobs]
-    if given is not None and (len(given) != len(jobs) or len(set(given)) < len(given) or min(given) < 0):
-        yield f"steps={given}: must be {len(jobs)} different numbers from 0 on, one for each of {', '.join(paths)}"
-    if given is None and not others and _named_steps(jobs) is None:
+    steps, paths = jobs[0].config.steps, [job.config.model.path for job in jobs]
+    if steps is not None and (len(steps) != len(jobs) or len(set(steps)) < len(steps) or min(steps) < 0):
+        yield f"steps={steps}: must be {len(jobs)} different numbers from 0 on, one for each of {', '.join(paths)}"
+    if steps is None and not others and _named_steps(jobs) is None:
         yield (
             f"model.path={','.join(paths)}: these names do not say different steps, as checkpoint-1000 or step_2000; "
             "give them: steps=[1000,2000]"

@@ -32,10 +32,10 @@ def _listed(override: Override) -> str:
     pattern = override.value()
     assert isinstance(pattern, Glob)
     matches = {path for include in pattern.include for path in glob.glob(include) if _is_model(Path(path))}
-    kept = sorted((path for path in matches if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
-    if not kept:
+    models = sorted((path for path in matches if not any(fnmatch(path, out) for out in pattern.exclude)), key=_natural)
+    if not models:
         raise ConfigError(f"{override.input_line}: no folder and no .gguf file is called so, seen from {Path.cwd()}")
-    return f"{SETTING}={','.join(map(_written, kept))}"
+    return f"{SETTING}={','.join(map(_written, models))}"
 
 
 def _written(path: str) -> str:

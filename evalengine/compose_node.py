@@ -41,9 +41,9 @@ def complete_model(model: dict[str, Any], keys: Set[str]) -> None:
 
 def _complete_dataset(own: dict[str, Any], shared: dict[str, Any], where: str, keys: Set[str]) -> None:
     """Clears the shipped configuration and commit if the user names another dataset, for which they mean nothing."""
-    given = {name for name in shared if shared[name] or f"{where}.{name}" in keys}
-    if "path" in given:
-        own.update(dict.fromkeys({"name", "revision"} - given))
+    set_names = {name for name in shared if shared[name] or f"{where}.{name}" in keys}
+    if "path" in set_names:
+        own.update(dict.fromkeys({"name", "revision"} - set_names))
 
 
 def _apply(shared: dict[str, Any], own: dict[str, Any], where: str, keys: Set[str]) -> dict[str, Any]:

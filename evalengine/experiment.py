@@ -43,13 +43,13 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
     folder = _open(name, jobs)
     places = [folder / sanitise(f"{number}-{label(job)}") for number, job in enumerate(jobs, 1)]
     codes = []
-    kept = {number for number, place in enumerate(places, 1) if finished_run(place) is not None}
-    took = {number: seconds for number in kept if (seconds := _seconds(places[number - 1])) is not None}
+    finished = {number for number, place in enumerate(places, 1) if finished_run(place) is not None}
+    took = {number: seconds for number in finished if (seconds := _seconds(places[number - 1])) is not None}
     for number, (job, place) in enumerate(zip(jobs, places, strict=True), 1):
-        left = [other for other in range(number, len(jobs) + 1) if other not in kept]
-        status = ": kept, it is finished" if number in kept else _time_left(jobs, took, left)
+        left = [other for other in range(number, len(jobs) + 1) if other not in finished]
+        status = ": kept, it is finished" if number in finished else _time_left(jobs, took, left)
         print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{status}", file=sys.stderr, flush=True)
-        if number not in kept:
+        if number not in finished:
             begin = time.monotonic()
             codes.append(exit_code(partial(run, replace(job.config, output_dir=str(place)))))
             took |= {number: time.monotonic() - begin} if codes[-1] == 0 else {}
@@ -131,8 +131,8 @@ def _open(name: str, jobs: Sequence[Job]) -> Path:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     config = jobs[0].config
     root, stem = Path(config.output_dir), sanitise(f"{name}-{selection(config)}-{config.model.name}")
-    known = sorted(root.glob(f"{stem}-*-{digest}"), key=lambda path: path.stat().st_mtime_ns)
-    unfinished = [path for path in known if path.is_dir() and not (path / f"{name}.json").exists()]
+    earlier = sorted(root.glob(f"{stem}-*-{digest}"), key=lambda path: path.stat().st_mtime_ns)
+    unfinished = [path for path in earlier if path.is_dir() and not (path / f"{name}.json").exists()]
     if unfinished and config.resume == "auto":
         return unfinished[-1]
     folder = root / f"{stem}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{digest}"

@@ -51,7 +51,7 @@ def with_task_files(parsed: Sequence[Override], conf: str, literal: Callable[[An
             text = f"task={','.join(values)}"
         else:
             text = f"task={stored.written(chosen)}"
-        texts.append(text if stored.found else str(override.input_line))
+        texts.append(text if stored.has_stored else str(override.input_line))
     if problems:
         raise ConfigError(problems)
     return texts
@@ -61,20 +61,20 @@ class _Stored:
     """Puts the tasks that one override names into the store, unless they are shipped files."""
 
     def __init__(self, roots: list[Path], literal: Callable[[Any], Any], problems: list[str]) -> None:
-        self.found = False
+        self.has_stored = False  # whether a task was put into the store
         self._roots, self._literal, self._problems = roots, literal, problems
 
     def written(self, value: Any) -> str:
         """The value's text in an override, with the names in the store."""
         if not isinstance(value, list):
-            return self._found(str(_plain(value)))[1]
+            return self._resolved(str(_plain(value)))[1]
         items = [str(_plain(item)) for item in value]
-        found = {item: self._found(item) for item in items}
-        if self.found:
-            self._refuse_namesakes(found)
-        return f"[{','.join(found[item][1] for item in items)}]"
+        resolved = {item: self._resolved(item) for item in items}
+        if self.has_stored:
+            self._refuse_namesakes(resolved)
+        return f"[{','.join(resolved[item][1] for item in items)}]"
 
-    def _found(self, chosen: str) -> tuple[list[str] | None, str]:
+    def _resolved(self, chosen: str) -> tuple[list[str] | None, str]:
         """(the names of its tasks and groups or None if Hydra finds them; its name for Hydra)."""
         try:
             return self._stored(chosen) or (None, chosen)
@@ -82,14 +82,14 @@ class _Stored:
             self._problems.extend(f"task={chosen}: {problem.removeprefix(f'{chosen}: ')}" for problem in error.problems)
             return [], chosen
 
-    def _refuse_namesakes(self, found: dict[str, tuple[list[str] | None, str]]) -> None:
+    def _refuse_namesakes(self, resolved: dict[str, tuple[list[str] | None, str]]) -> None:
         """Adds a problem for two choices with a task or group of one name: Hydra would make one task with the settings
         of both. Two shipped choices mean the same task by the same name."""
         seen: dict[str, str] = {}
-        for chosen, (own, _) in found.items():
+        for chosen, (own, _) in resolved.items():
             if own is None:
                 seen.update(dict.fromkeys([chosen, *names_in(chosen)], chosen))
-        for chosen, (own, _) in found.items():
+        for chosen, (own, _) in resolved.items():
             taken = [name for name in own or [] if seen.setdefault(name, chosen) != chosen]
             if taken:
                 name, others = taken[0], "" if len(taken) == 1 else f" (and {len(taken) - 1} more names)"
@@ -106,7 +106,7 @@ class _Stored:
             name, settings = chosen, offered
         else:
             return None
-        self.found = True
+        self.has_stored = True
         known_by = name if TASK_NAME.fullmatch(name) else "task"
         entry = f"{known_by}-{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"  # a sweep's runs are named after it
         node = self._literal(settings)
@@ -117,7 +117,7 @@ class _Stored:
         from evalengine.tasks.lm_eval_index import composed
 
         settings = composed(chosen.removeprefix(LM_EVAL))
-        self.found = True
+        self.has_stored = True
         entry = f"lm_eval-{re.sub('[^A-Za-z0-9_-]', '_', chosen.removeprefix(LM_EVAL))}"
         node = self._literal(settings)
         ConfigStore.instance().store(name=entry, node=node, group="task", package="_global_", provider="own")

@@ -211,7 +211,7 @@ class _Call:
         if launched is None:
             return
         operands = (self.q, self.k_cache, self.v_cache, self.out)
-        bases = [getattr(arg, "base", arg) for arg in launched.args]  # a descriptor's tensor
+        bases = [getattr(arg, "base", arg) for arg in launched.args]  # a tensor descriptor keeps its tensor in `base`
         varying = [(i, place) for i, base in enumerate(bases) for place, x in enumerate(operands) if base is x]
         self.plan.append((launched.again(*(i for i, _ in varying)), [place for _, place in varying]))
 

@@ -237,7 +237,7 @@ def prefill_kernel(
         mbarrier.init(q_empty, count=2)
     else:
         q_smem = gl.allocate_shared_memory(DTYPE, [2, ROWS, D], k_desc.layout)
-        q_full, q_empty = k_full, k_empty  # unused
+        q_full, q_empty = k_full, k_empty  # without Q_TMA these two are not used
     k_smem = gl.allocate_shared_memory(DTYPE, [ST, BLOCK, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(DTYPE, [ST, BLOCK, D], v_desc.layout)
     ones = gl.allocate_shared_memory(DTYPE, [BLOCK, 16], ones_layout)

@@ -124,16 +124,16 @@ def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     e is the exponent of the largest magnitude; zeros that pad a row change its sum in no bit.
     """
     axes = sorted({axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim)})
-    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    kept_sizes = [size for axis, size in enumerate(x.shape) if axis not in axes]
     moved = x.movedim(axes, list(range(x.ndim - len(axes), x.ndim)))
     length = math.prod(x.shape[axis] for axis in axes)
-    rows = moved.reshape(math.prod(kept), length)
+    rows = moved.reshape(math.prod(kept_sizes), length)
     out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
     for tile in em.tiles(*rows.shape):
         wide = em.widen(rows[tile])
         sums = em.row_sum(wide, em.grid(em.row_absmax(wide), em.SUM_BITS))
         em.store_float32(sums.mul_(1.0 / length).squeeze(-1), out[tile])
-    result = out.view(kept)
+    result = out.view(kept_sizes)
     for axis in axes if keepdim else []:
         result = result.unsqueeze(axis)
     return result
@@ -242,7 +242,7 @@ def self_test(device: torch.device | str) -> None:
     index = torch.arange(24 * SEGMENT).view(24, SEGMENT)
     left = 2**LEFT_BITS - index * 7919 % 4099
     right = 2**RIGHT_BITS - index.flip(0) * 104729 % 8388593
-    expected = torch.stack([(left * row).sum(-1) for row in right], -1)  # int64: exact
+    expected = torch.stack([(left * row).sum(-1) for row in right], -1)  # sums of int64 are exact
     wide_left, wide_right = left.to(device, torch.float64), right.to(device, torch.float64)
     ok = int(expected.max()) > 2**52
     for rows in (1, 2, 24):
@@ -250,7 +250,7 @@ def self_test(device: torch.device | str) -> None:
         torch.mm(wide_left[:rows], wide_right.t(), out=product)
         ok = ok and torch.equal(product.cpu(), expected[:rows].to(torch.float64))
     halves = torch.arange(-9, 10, dtype=torch.float64, device=device) * 0.5
-    c = em.grid(torch.ones_like(halves), 1)  # unit 1: rint, ties to even
+    c = em.grid(torch.ones_like(halves), 1)  # a grid of unit 1 rounds to the nearest integer, ties to even
     ok = ok and torch.equal((halves + c).sub_(c).cpu(), halves.cpu().round())
     # torch 1.12's vectorised hardshrink turned NaN into zero, so a row that had failed would have looked plausible.
     ok = ok and bool(em.round_float32(torch.full_like(halves, torch.nan)).isnan().all())

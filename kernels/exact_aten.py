@@ -45,7 +45,7 @@ _TILE = 131072  # elements of b brought to their grid at a time: 1 MB of float64
 class Right:
     """A right operand on the grids of its columns."""
 
-    source: Tensor  # [..., K, N], as given
+    source: Tensor  # [..., K, N], the operand itself
     limb: Tensor  # float64, likewise: multiples of 2^(exponent - 26)
     exponent: Tensor  # int64 [..., 1, N]: e_b over whole columns; above 128 where a column is not finite
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 TILE = 131072  # elements of a float64 temporary: 1 MB, of which two threads hold half each, so that it stays in L2
-MIN_NORMAL = 2.0**-126  # of float32
+MIN_NORMAL = 2.0**-126  # the smallest normal float32
 _BELOW_MIN_NORMAL = MIN_NORMAL * (1.0 - 2.0**-53)
 _LOG2_E = 1.4426950408889634
 _EXP_CLAMP = 700.0  # 2^(700 log2 e) is a normal float64, and far outside float32
@@ -32,7 +32,8 @@ _EXP2 = (
     0.24022647913626463,
     0.6931472028550828,
 )
-_RECIPROCAL_SEED = 0x7FDE623822FC16E6  # minus the bits of x: 1/x within 13 %; each Newton step squares that
+# This constant minus the bits of x approximates 1/x within 13 %; each Newton step squares the error.
+_RECIPROCAL_SEED = 0x7FDE623822FC16E6
 _PI_OVER_2 = (  # 33 bits each but the last: n * part is exact for n < 2^20
     1.5707963267341256,
     6.077100506303966e-11,

@@ -14,7 +14,7 @@ from torch import Tensor
 from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import launch
 
-_BLOCK = 256  # ids a program
+_BLOCK = 256  # ids that one program resolves
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from torch import Tensor
 from evalengine.kernels import device_math, row_sum, softmax, softmax_parts
 from evalengine.kernels.launching.launch import launch
 
-_GATHER = 128  # logprobs a program
+_GATHER = 128  # logprobs that one program computes
 
 
 def log_softmax(

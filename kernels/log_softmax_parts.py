@@ -16,7 +16,7 @@ from torch import Tensor
 from evalengine.kernels import device_math, log_softmax, softmax_parts
 from evalengine.kernels.launching.launch import launch
 
-_PAIRS = 128  # logprobs a program
+_PAIRS = 128  # logprobs that one program computes
 
 
 @triton.jit

@@ -84,10 +84,10 @@ def mean(
             raise ValueError(f"mean takes float32, bfloat16 and float16, not {dtype}")
     if x.ndim == 0:
         return mean(x[None], 0, out_dtype=out_dtype)
-    wanted = (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(x.ndim))
-    if not all(-x.ndim <= axis < x.ndim for axis in wanted):
-        raise ValueError(f"mean over the dimensions {wanted} of {x.ndim}")
-    axes = sorted({axis % x.ndim for axis in wanted})
+    named_axes = (dim,) if isinstance(dim, int) else tuple(dim) or tuple(range(x.ndim))
+    if not all(-x.ndim <= axis < x.ndim for axis in named_axes):
+        raise ValueError(f"mean over the dimensions {named_axes} of {x.ndim}")
+    axes = sorted({axis % x.ndim for axis in named_axes})
     kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
     length = math.prod(x.shape[axis] for axis in axes)
     out = torch.empty(kept, dtype=out_dtype, device=x.device)

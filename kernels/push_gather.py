@@ -21,8 +21,8 @@ from evalengine.kernels import device_math
 from evalengine.kernels.launching.launch import launch
 
 WORD = 8  # bytes: data of every type is moved as int64
-_BLOCK = 1024  # words a program
-_FEW = 128  # words a program where there are few words in all, so that more programs push at once
+_BLOCK = 1024  # words that one program copies
+_FEW = 128  # words that one program copies where there are few words in all, so that more programs push at once
 
 
 @triton.jit

@@ -20,13 +20,13 @@ def to_fixed(x):
 
     An infinity or a NaN becomes an arbitrary integer; the caller must make that row NaN, as `scale_up` does.
     """
-    return (x * 17592186044416.0).to(tl.int64)  # 2^44: exact
+    return (x * 17592186044416.0).to(tl.int64)  # times 2^44, exactly
 
 
 @triton.jit
 def from_fixed(total):
     """int64 sum of `to_fixed` terms -> float32, rounded once."""
-    return total.to(tl.float32) * 5.684341886080802e-14  # 2^-44: exact
+    return total.to(tl.float32) * 5.684341886080802e-14  # times 2^-44, exactly
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def mean_square(x, n, axis: tl.constexpr):
     largest magnitude, divided by n, and scaled back: infinity where that is beyond float32, as in eager code.
     """
     exponent = tl.maximum(row_exponent(x, axis), 23)  # keeps 2^22 * scale_down finite; squares there are below 2^-149
-    shifted = x * tl.expand_dims(scale_down(exponent) * 4194304.0, axis)  # 2^44 once squared
+    shifted = x * tl.expand_dims(scale_down(exponent) * 4194304.0, axis)  # times 2^22: squares, times 2^44
     total = tl.sum((shifted * shifted).to(tl.int64), axis)
     up = scale_up(exponent)
     return tl.div_rn(from_fixed(total), tl.full(total.shape, n, tl.float32)) * up * up

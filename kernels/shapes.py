@@ -24,8 +24,8 @@ class Shapes:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    attention_bias: bool = False  # on q, k and v
-    attention_output_bias: bool = False  # on o_proj
+    attention_bias: bool = False  # whether q, k and v have a bias
+    attention_output_bias: bool = False  # whether o_proj has a bias
 
     def heads_of_rank(self, ranks: int) -> tuple[int, int]:
         """Query and KV heads that each of so many ranks holds; where there are fewer KV heads than ranks, several ranks

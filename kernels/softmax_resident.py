@@ -34,7 +34,7 @@ CHUNK = gl.constexpr(softmax_parts.CHUNK)
 WARPS = 4
 # Programs of an SM. With 4, or 8 warps each, or fewer programs and a longer ring, the kernel took 1 % to 100 % longer.
 PER_SM = 6
-REGISTERS = 80  # of a thread: as many as PER_SM programs may have (every GPU's SM has 65,536)
+REGISTERS = 80  # registers per thread, so that PER_SM programs fit on an SM (which has 65,536 on every GPU)
 MAX_CHUNKS = 256
 # No chunk publishes this pair: it means a maximum of -0 and a sum of 0, and a sum is at least 1.
 ABSENT = gl.constexpr(-(1 << 63))

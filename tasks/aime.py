@@ -26,7 +26,7 @@ SAME = {
     "^\\circ": "",
     "\\$": "",
 }
-UNIT = "\\text{ "  # a unit begins with this
+UNIT = "\\text{ "  # the text that begins a unit
 BOX = "\\boxed{"
 
 

@@ -191,8 +191,8 @@ class Task(ABC):
         # Nothing stands between one of several contexts and its continuation.
         delimiter = self.target_delimiter if len(questions) == 1 else ""
         for question in questions:
-            asked = [Turn("user", question)]
-            turns = [*before, *(prefixed(asked, prefix, delimiter) if prefix else asked)]
+            question_turns = [Turn("user", question)]
+            turns = [*before, *(prefixed(question_turns, prefix, delimiter) if prefix else question_turns)]
             with named_errors(f"document {doc_id}"):
                 prompts.append(render(turns, self._chat, multiturn=self._multiturn))
             for turn in turns:

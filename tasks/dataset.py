@@ -52,8 +52,8 @@ def load_rows(
     if not rows.rows:
         raise ConfigError(f"{rows.source} has no rows for split '{split}'")
     if config.where and not (rows := rows.where(config.where)).rows:
-        wanted = ", ".join(f"{name}={text}" for name, text in config.where.items())
-        raise ConfigError(f"{rows.source} has no rows for split '{split}' with dataset.where {wanted}")
+        condition = ", ".join(f"{name}={text}" for name, text in config.where.items())
+        raise ConfigError(f"{rows.source} has no rows for split '{split}' with dataset.where {condition}")
     return check_rows(rows)
 
 

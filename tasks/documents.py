@@ -31,8 +31,8 @@ def checked(function: Callable[[Doc], Any], doc: Doc, rows: Rows, number: int) -
     try:
         return function(doc)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{rows.place(number)} is not as expected: {what}") from error
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{rows.place(number)} is not as expected: {reason}") from error
 
 
 def _check_columns(row: Doc, columns: tuple[str, ...], shapes: Shapes, place: str) -> None:

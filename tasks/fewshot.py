@@ -57,10 +57,10 @@ class Sampler:
         """`n` exemplars for `doc`. Raises ConfigError if the pool cannot give that many."""
         if n == 0:
             return []
-        wanted = n + 1 if self._spare else n
-        if wanted > len(self._pool):
-            raise ConfigError(f"num_fewshot={n} needs {wanted} exemplars, but there are {len(self._pool)}")
-        drawn = self._pool[:wanted] if self._first_n else self._random.sample(self._pool, wanted)
+        num_drawn = n + 1 if self._spare else n
+        if num_drawn > len(self._pool):
+            raise ConfigError(f"num_fewshot={n} needs {num_drawn} exemplars, but there are {len(self._pool)}")
+        drawn = self._pool[:num_drawn] if self._first_n else self._random.sample(self._pool, num_drawn)
         if self._spare:
             drawn = [exemplar for exemplar in drawn if exemplar != doc][:n]
         if len(drawn) < n:

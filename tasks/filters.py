@@ -95,7 +95,7 @@ def _take_first(texts: list[str]) -> str:
 
 
 def _majority_vote(texts: list[str]) -> list[str]:
-    return [Counter(texts).most_common(1)[0][0]]  # of equally frequent texts the one that came first
+    return [Counter(texts).most_common(1)[0][0]]  # the first one among equally frequent texts
 
 
 # lm-eval's name of a step -> (its options with their types, the function that makes the step from them)

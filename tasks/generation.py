@@ -15,21 +15,21 @@ from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.repeats import Repeated, repeat_problems, repeats_of
 
 
-def generation_settings(given: GenerationConfig, fewshot_delimiter: str) -> Generation:
+def generation_settings(config: GenerationConfig, fewshot_delimiter: str) -> Generation:
     """The settings with lm-eval's defaults: greedy, at most 256 tokens, until the delimiter between exemplars."""
     return Generation(
-        until=(fewshot_delimiter,) if given.until is None else tuple(given.until),
-        max_gen_toks=256 if given.max_gen_toks is None else given.max_gen_toks,
-        temperature=given.temperature or 0.0,
-        top_k=given.top_k or 0,
-        top_p=1.0 if given.top_p is None else given.top_p,
+        until=(fewshot_delimiter,) if config.until is None else tuple(config.until),
+        max_gen_toks=256 if config.max_gen_toks is None else config.max_gen_toks,
+        temperature=config.temperature or 0.0,
+        top_k=config.top_k or 0,
+        top_p=1.0 if config.top_p is None else config.top_p,
     )
 
 
-def generation_problems(given: GenerationConfig) -> Iterator[str]:
+def generation_problems(config: GenerationConfig) -> Iterator[str]:
     """Yields what is wrong with the settings; each problem starts with the setting's name. Ranges are checked earlier,
     where settings are composed."""
-    if "" in (given.until or ()):
+    if "" in (config.until or ()):
         yield "generation.until: holds an empty string, which would stop at once"
 
 
@@ -49,7 +49,8 @@ class GenerationTask(Task):
         """Raises ConfigError."""
         super().__init__(name, config, **arguments)
         self._repeated = Repeated.of(config)
-        if self._repeated is not None and type(self).score is GenerationTask.score:  # else its own metrics
+        # A subclass with its own `score` computes its own metrics.
+        if self._repeated is not None and type(self).score is GenerationTask.score:
             vars(self)["metrics"] = {**self.metrics, **self._repeated.metrics}
 
     @property

@@ -53,8 +53,8 @@ class IFEval(Templated):
         ids, arguments = row["instruction_id_list"], row["kwargs"]
         if not ids or len(ids) != len(arguments):
             raise ValueError(f"it has {len(ids)} instructions and arguments for {len(arguments)}")
-        known = self._checks.instructions_registry.INSTRUCTION_DICT
-        if unknown := [str(name)[:60] for name in ids if not isinstance(name, str) or name not in known]:
+        checkers = self._checks.instructions_registry.INSTRUCTION_DICT
+        if unknown := [str(name)[:60] for name in ids if not isinstance(name, str) or name not in checkers]:
             raise ValueError(f"its instruction {unknown[0]!r} is none that lm-eval checks")
         try:  # scoring a sample answer here finds bad arguments while the row's place is known
             self._scores_of(row, "So it is.")

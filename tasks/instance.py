@@ -30,9 +30,9 @@ class Instance:
     doc_id: int
     index: int
     kind: Literal["generate_until", "loglikelihood", "loglikelihood_rolling"]
-    context: str  # rolling: the whole text
-    continuation: str = ""  # loglikelihood only
-    generation: Generation | None = None  # generate_until only
+    context: str  # for a rolling request the whole text
+    continuation: str = ""  # for loglikelihood requests only
+    generation: Generation | None = None  # for generate_until requests only
     repeat: int = 0
 
 
@@ -40,7 +40,7 @@ class Instance:
 class Response:
     """What the engine answered to one instance."""
 
-    text: str = ""  # generate_until: cut at the stop strings
-    loglikelihood: float = 0.0  # loglikelihood and rolling
-    is_greedy: bool = False  # loglikelihood
-    verdict: Verdict | None = None  # of the program in the text; None where none was run
+    text: str = ""  # what generate_until made, cut at the stop strings
+    loglikelihood: float = 0.0  # set for loglikelihood and rolling requests only
+    is_greedy: bool = False  # set for loglikelihood requests only
+    verdict: Verdict | None = None  # the verdict on the program in the text; None where none was run

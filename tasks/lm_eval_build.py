@@ -26,25 +26,25 @@ def build(settings: Mapping[str, Any], rows: Mapping[str, list[Row]] | None) -> 
     """
     import datasets
 
-    given = {key: value for key, value in settings.items() if key not in NOT_OURS}
-    if given.get("process_docs") is not None:
-        given["process_docs"] = _once_a_split(given["process_docs"])
+    own_settings = {key: value for key, value in settings.items() if key not in NOT_OURS}
+    if own_settings.get("process_docs") is not None:
+        own_settings["process_docs"] = _once_a_split(own_settings["process_docs"])
     bars, caching = datasets.is_progress_bar_enabled(), datasets.is_caching_enabled()
     try:
         datasets.disable_progress_bars()
         datasets.disable_caching()  # the cache may hold rows that an earlier process shuffled with other seeds
         with quiet():
             if rows is not None:
-                return _constructed(given, {split: _dataset(table, split) for split, table in rows.items()})
+                return _constructed(own_settings, {split: _dataset(table, split) for split, table in rows.items()})
             with offline_if_unreachable():
-                return _constructed(given, None)
+                return _constructed(own_settings, None)
     except ConfigError:
         raise
     except ImportError as error:
         raise ConfigError(f"lm-eval's task needs a package that is not installed: {error}") from error
     except Exception as error:  # `datasets`, the Hub's client and the task's own code may raise anything
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(_not_built(given, what, rows is not None)) from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(_not_built(own_settings, reason, rows is not None)) from error
     finally:
         if bars:
             datasets.enable_progress_bars()
@@ -52,20 +52,20 @@ def build(settings: Mapping[str, Any], rows: Mapping[str, list[Row]] | None) -> 
             datasets.enable_caching()
 
 
-def _not_built(given: Mapping[str, Any], what: str, local: bool) -> str:
+def _not_built(settings: Mapping[str, Any], reason: str, local: bool) -> str:
     if local:
-        return f"lm-eval cannot make its documents of the local rows: {what}"
+        return f"lm-eval cannot make its documents of the local rows: {reason}"
     return (
-        f"lm-eval cannot load its rows ({given.get('dataset_path')}): {what}. Without a network give them by "
-        f"data_dir=FOLDER that holds {given['task']}/<split>.jsonl, or tasks.NAME.dataset.folder=FOLDER_BELOW"
+        f"lm-eval cannot load its rows ({settings.get('dataset_path')}): {reason}. Without a network give them by "
+        f"data_dir=FOLDER that holds {settings['task']}/<split>.jsonl, or tasks.NAME.dataset.folder=FOLDER_BELOW"
     )
 
 
-def _constructed(given: dict[str, Any], rows: Mapping[str, Any] | None) -> Any:
+def _constructed(settings: dict[str, Any], rows: Mapping[str, Any] | None) -> Any:
     """The task, constructed as lm-eval's factory does it: a class of the task's own may take no settings."""
     from lm_eval.api.task import ConfigurableTask
 
-    cls = own = given.get("class", ConfigurableTask)
+    cls = own = settings.get("class", ConfigurableTask)
     if rows is not None:
 
         def download(self: Any, *_: Any, **__: Any) -> None:
@@ -74,9 +74,9 @@ def _constructed(given: dict[str, Any], rows: Mapping[str, Any] | None) -> Any:
             self.dataset = datasets.DatasetDict(dict(rows))
 
         cls = type(own.__name__, (own,), {"download": download, "__module__": own.__module__})
-    task = cls(config=given) if "config" in inspect.signature(cls.__init__).parameters else cls()
-    if getattr(task.config, "task", None) != given["task"]:
-        task.config.task = given["task"]
+    task = cls(config=settings) if "config" in inspect.signature(cls.__init__).parameters else cls()
+    if getattr(task.config, "task", None) != settings["task"]:
+        task.config.task = settings["task"]
     return task
 
 
@@ -84,13 +84,13 @@ def _once_a_split(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Runs `function` once for each split and keeps its result. lm-eval processes a split's documents anew wherever it
     needs them and relies on the cache of `datasets`; without that cache a task that shuffles would score other
     documents than it asked about."""
-    kept: dict[int, tuple[Any, Any]] = {}
+    processed_splits: dict[int, tuple[Any, Any]] = {}
 
     @functools.wraps(function)
     def processed(split: Any) -> Any:
-        if id(split) not in kept:
-            kept[id(split)] = split, function(split)
-        return kept[id(split)][1]
+        if id(split) not in processed_splits:
+            processed_splits[id(split)] = split, function(split)
+        return processed_splits[id(split)][1]
 
     return processed
 

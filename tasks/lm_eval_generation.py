@@ -14,19 +14,19 @@ HONOURED = ("until", "do_sample", "temperature", "top_p", "top_k", *LENGTHS)
 NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}  # the values at which they change nothing
 
 
-def with_own(given: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
+def with_own(settings: Mapping[str, Any], own: GenerationConfig) -> dict[str, Any]:
     """lm-eval's settings of a task; those that the run's configuration sets replace them."""
     chosen = {name: value for name, value in asdict(own).items() if value is not None and name != "repeats"}
     if "max_gen_toks" in chosen:
-        given = {name: value for name, value in given.items() if name not in LENGTHS}
+        settings = {name: value for name, value in settings.items() if name not in LENGTHS}
     if "temperature" in chosen:
         chosen["do_sample"] = chosen["temperature"] > 0
-    return {**given, **chosen}
+    return {**settings, **chosen}
 
 
-def generation_kwargs_problems(given: Mapping[str, Any]) -> Iterator[str]:
+def generation_kwargs_problems(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yields what cannot be honoured; each problem starts with the setting."""
-    for name, value in given.items():
+    for name, value in settings.items():
         where = f"generation_kwargs.{name}={str(value)[:80]}"
         if value is None or (name in NEUTRAL and value == NEUTRAL[name]):
             continue
@@ -36,20 +36,20 @@ def generation_kwargs_problems(given: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where}: must be a number"
         elif name == "until" and not all(isinstance(stop, str) for stop in _listed(value)):
             yield f"{where}: must be a text or a list of texts"
-    if given.get("do_sample") is True and not float(given.get("temperature") or 0.0):
+    if settings.get("do_sample") is True and not float(settings.get("temperature") or 0.0):
         yield "generation_kwargs.do_sample=True at temperature=0 samples nothing: set task.generation.temperature"
 
 
-def generation_of(given: Mapping[str, Any]) -> Generation:
+def generation_of(settings: Mapping[str, Any]) -> Generation:
     """The settings by lm-eval's rules: greedy without a temperature, 256 tokens without a length."""
-    length = next((given[name] for name in LENGTHS if given.get(name) is not None), 256)
-    temperature = float(given.get("temperature") or 0.0)
-    top_p = given.get("top_p")
+    length = next((settings[name] for name in LENGTHS if settings.get(name) is not None), 256)
+    temperature = float(settings.get("temperature") or 0.0)
+    top_p = settings.get("top_p")
     return Generation(
-        until=tuple(stop for stop in _listed(given.get("until")) if stop),  # an empty string stops nothing
+        until=tuple(stop for stop in _listed(settings.get("until")) if stop),  # an empty string stops nothing
         max_gen_toks=int(length),
-        temperature=0.0 if given.get("do_sample") is False else temperature,
-        top_k=int(given.get("top_k") or 0),
+        temperature=0.0 if settings.get("do_sample") is False else temperature,
+        top_k=int(settings.get("top_k") or 0),
         top_p=1.0 if top_p is None else float(top_p),
     )
 

@@ -9,7 +9,7 @@ from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.metric import Aggregation
 
 FEW = ("bleu", "chrf", "chrf++", "ter")  # lm-eval resamples these a hundred times at most
-SAME = ("mean", "perplexity", "weighted_perplexity", "bits_per_byte")  # harness.metrics has them, summed exactly
+SAME = ("mean", "perplexity", "weighted_perplexity", "bits_per_byte")  # those of harness.metrics, which sum exactly
 
 
 def aggregations(functions: Mapping[str, Any]) -> dict[str, str | Aggregation]:

@@ -44,9 +44,9 @@ def overridden(settings: Mapping[str, Any], config: TaskConfig) -> dict[str, Any
     merged = {**settings, **{key: value for key, value in own.items() if value is not None}}
     if not generates(settings):
         return merged
-    given = settings.get("generation_kwargs")
-    if kwargs := with_own(given or {}, config.generation):
-        merged["generation_kwargs"] = kwargs if given else {**SAYS_LITTLE, **kwargs}
+    kwargs_before = settings.get("generation_kwargs")
+    if kwargs := with_own(kwargs_before or {}, config.generation):
+        merged["generation_kwargs"] = kwargs if kwargs_before else {**SAYS_LITTLE, **kwargs}
     if config.generation.repeats is not None:
         merged["repeats"] = config.generation.repeats
     return merged

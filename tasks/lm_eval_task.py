@@ -38,11 +38,11 @@ class LmEvalTask(Task):
         """Raises ConfigError without lm-eval, for a name that it lacks, and for settings that cannot be honoured."""
         with named_errors(f"tasks.{name}"):
             self._allowed = arguments.get("allow_code_execution", False)
-            given = settings_of(config, self._allowed)
-        self._sha256 = settings_sha256(given)
-        self._fixed_shots = given.get("num_fewshot")
-        self._settings = overridden(given, config)
-        vars(self).update(output_type=given.get("output_type") or "generate_until")
+            settings = settings_of(config, self._allowed)
+        self._sha256 = settings_sha256(settings)
+        self._fixed_shots = settings.get("num_fewshot")
+        self._settings = overridden(settings, config)
+        vars(self).update(output_type=settings.get("output_type") or "generate_until")
         self._theirs: Any = None  # lm-eval's task object, once loaded
         self._asked: dict[int, list[Any]] = {}  # id of a document -> lm-eval's Instances
         self._after_load = RandomNumbers()
@@ -136,9 +136,9 @@ class LmEvalTask(Task):
 
         return render
 
-    def _instances_of(self, doc_id: int, asked: list[Any]) -> list[Instance]:
+    def _instances_of(self, doc_id: int, requests: list[Any]) -> list[Instance]:
         instances: list[Instance] = []
-        for index, request in enumerate(asked):
+        for index, request in enumerate(requests):
             kind, (context, *rest) = request.request_type, request.args
             instance = Instance(self.name, doc_id, index, kind, context)
             if kind == "loglikelihood":

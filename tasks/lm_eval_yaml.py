@@ -43,7 +43,7 @@ NOT_BUILT = {  # key -> the values that have no effect
 }
 FEWSHOT = ("sampler", "split", "samples", *TEXTS, "target_delimiter", "fewshot_delimiter")
 GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p")
-BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # their rows are in dataset_kwargs.data_files
+BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # builders whose rows are in dataset_kwargs.data_files
 MAX_INCLUDES = 10
 
 
@@ -153,7 +153,7 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
     """Yields everything in the file that is not built; each problem begins with the key."""
     for key, value in content.items():
         if key in ("metric_list", "filter_list"):
-            continue  # their entries are checked below
+            continue  # the entries of these are checked below
         if tag := _tagged(value):
             yield f"{key}: {tag} (Python code)"
         elif key in NOT_BUILT:
@@ -222,14 +222,14 @@ def _splits(content: dict[str, Any], own: str | None, samples: bool) -> tuple[st
 
 def _dataset(content: dict[str, Any], name: str, folder: Path, splits: set[str | None]) -> dict[str, Any]:
     """Where the rows are. Raises ConfigError for data files that name none of the splits."""
-    given = content.get("dataset_kwargs") or {}
+    dataset_kwargs = content.get("dataset_kwargs") or {}
     dataset = {
         "path": content["dataset_path"],
         "name": content.get("dataset_name"),
-        "revision": given.get("revision"),
+        "revision": dataset_kwargs.get("revision"),
         "folder": name,
     }
-    files = given.get("data_files")
+    files = dataset_kwargs.get("data_files")
     if files is None and content["dataset_path"] in BUILDERS:
         raise ConfigError(f"dataset_path: {content['dataset_path']} needs dataset_kwargs.data_files, a file a split")
     if files is None:
@@ -252,14 +252,14 @@ def _placed(file: str, folder: Path) -> Path:
 
 
 def _generation(content: dict[str, Any]) -> dict[str, Any]:
-    given = content.get("generation_kwargs") or {}
-    until = given.get("until")
-    temperature = float(given.get("temperature") or 0.0)
+    kwargs = content.get("generation_kwargs") or {}
+    until = kwargs.get("until")
+    temperature = float(kwargs.get("temperature") or 0.0)
     settings = {
         "until": until if isinstance(until, list) or until is None else [until],
-        "max_gen_toks": next((given[key] for key in LENGTHS if given.get(key) is not None), None),
-        "temperature": None if given.get("do_sample") is False or not temperature else temperature,
-        "top_k": given.get("top_k"),
-        "top_p": given.get("top_p"),
+        "max_gen_toks": next((kwargs[key] for key in LENGTHS if kwargs.get(key) is not None), None),
+        "temperature": None if kwargs.get("do_sample") is False or not temperature else temperature,
+        "top_k": kwargs.get("top_k"),
+        "top_p": kwargs.get("top_p"),
     }
     return {key: value for key, value in settings.items() if value is not None}

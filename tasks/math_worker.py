@@ -29,7 +29,7 @@ SECONDS = 60  # processor time for one answer; this process ends after it
 NEWER = 4  # the version of the tables that ANTLR 4.10 and later write
 WRITTEN_BY = "4.11"  # the version of ANTLR that sympy and lm-eval ask for
 
-late = False  # whether lm-eval's time limit ended the last comparison
+timed_out = False  # whether lm-eval's time limit ended the last comparison
 
 
 def count_processor_time() -> None:
@@ -38,8 +38,8 @@ def count_processor_time() -> None:
 
     def with_note(number: int, handler: Any) -> Any:
         def noted(*arguments: Any) -> Any:
-            global late
-            late = True
+            global timed_out
+            timed_out = True
             return handler(*arguments)
 
         return install(number, noted if number == signal.SIGPROF and callable(handler) else handler)
@@ -75,8 +75,8 @@ def let_sympy_read_latex() -> None:
         def checkVersion(self) -> None:
             if not self.newer:
                 super().checkVersion()
-            elif (found := self.readInt()) != NEWER:
-                raise ValueError(f"tables of version {found}, not {NEWER}")
+            elif (table_version := self.readInt()) != NEWER:
+                raise ValueError(f"tables of version {table_version}, not {NEWER}")
 
         def checkUUID(self) -> None:
             if not self.newer:
@@ -113,7 +113,7 @@ def scorer(file: str) -> Any:
 def answer(module: Any, question: dict[str, Any]) -> dict[str, Any]:
     """The reply to one line: scores, a solution's answer, or the exemplars."""
     if "doc" in question:
-        return {**module.process_results(question["doc"], [question["answer"]]), "late": late}
+        return {**module.process_results(question["doc"], [question["answer"]]), "timed_out": timed_out}
     if "solution" in question:
         inside = module.last_boxed_only_string(question["solution"])
         return {"answer": None if inside is None else module.normalize_final_answer(module.remove_boxed(inside))}
@@ -130,7 +130,7 @@ def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Answers until standard input ends. argv: lm-eval's minerva_math/utils.py."""
-    global late
+    global timed_out
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the libraries print must not mix with the replies
@@ -149,7 +149,7 @@ def main() -> None:
         print(json.dumps(reply), file=replies, flush=True)
         if not (line := sys.stdin.readline()):
             return
-        question, late = json.loads(line), False
+        question, timed_out = json.loads(line), False
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, resource.RLIM_INFINITY))
         reply = guarded(partial(answer, modules[0], question))
 

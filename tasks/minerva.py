@@ -63,8 +63,8 @@ class Minerva(Templated):
 
     def _load_exemplars(self) -> Rows:
         if self.config.fewshot_file is not None or self.config.fewshot_split is not None:
-            given = super()._load_exemplars()
-            return replace(given, rows=[{**row, "few_shot": "1"} for row in given.rows])
+            rows = super()._load_exemplars()
+            return replace(rows, rows=[{**row, "few_shot": "1"} for row in rows.rows])
         return Rows(self._judge.ask({})["samples"], f"lm-eval:{SCORER}")
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
@@ -87,7 +87,7 @@ class MathScorer:
         except WorkerDied as error:
             logger.warning("%s: counted as wrong", error)
             return WRONG
-        if reply.pop("late"):
+        if reply.pop("timed_out"):
             logger.warning(
                 "comparing with %r was ended after five seconds, and what was not found equal by then counted as "
                 "different; a machine of another speed may get further",

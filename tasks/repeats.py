@@ -41,7 +41,7 @@ def repeat_problems(config: TaskConfig) -> Iterator[str]:
 class Repeated:
     """The metrics of k > 1 samples a document."""
 
-    count: int  # k
+    count: int  # samples per document, the k of pass@k
     passes: tuple[int, ...]  # the j of each pass@j
 
     @classmethod
@@ -63,7 +63,7 @@ class Repeated:
         """
         right = [judge(answer) for answer in answers]
         correct = sum(value > 0 for value in right)
-        found: dict[str, MetricValue] = {f"pass@{j}": pass_at_k(len(right), correct, j) for j in self.passes}
-        found[f"maj@{self.count}"] = judge(Counter(answers).most_common(1)[0][0])
-        found[f"avg@{self.count}"] = math.fsum(right) / len(right)
-        return found
+        values: dict[str, MetricValue] = {f"pass@{j}": pass_at_k(len(right), correct, j) for j in self.passes}
+        values[f"maj@{self.count}"] = judge(Counter(answers).most_common(1)[0][0])
+        values[f"avg@{self.count}"] = math.fsum(right) / len(right)
+        return values

@@ -36,13 +36,13 @@ class Rows:
         """Where a person finds the row: "FILE:LINE: row 3", or "SOURCE: row 3". Rows count from 0, lines from 1."""
         return f"{self.file}:{self.lines[number]}: row {number}" if self.lines else f"{self.source}: row {number}"
 
-    def where(self, wanted: Mapping[str, str]) -> Rows:
+    def where(self, texts: Mapping[str, str]) -> Rows:
         """The rows that have each of these texts in the column of that name."""
-        kept = [*range(len(self.rows))]
-        for column, text in wanted.items():
-            kept = [number for number in kept if str(self.rows[number].get(column)) == text]
-        lines = [self.lines[number] for number in kept] if self.lines else ()
-        return replace(self, rows=[self.rows[number] for number in kept], lines=lines)
+        numbers = [*range(len(self.rows))]
+        for column, text in texts.items():
+            numbers = [number for number in numbers if str(self.rows[number].get(column)) == text]
+        lines = [self.lines[number] for number in numbers] if self.lines else ()
+        return replace(self, rows=[self.rows[number] for number in numbers], lines=lines)
 
 
 def check_rows(rows: Rows, *, thorough: bool = False) -> Rows:

@@ -48,14 +48,14 @@ def read_metrics(metric_list: Any, output_type: str, own: Mapping[str, Metric] |
     """
     if own:
         return Scores(dict(own), ExactMatch())
-    known = DEFAULTS[output_type]
+    defaults = DEFAULTS[output_type]
     if metric_list is None:
-        return Scores({name: known[name] for name in UNNAMED[output_type]}, ExactMatch())
+        return Scores({name: defaults[name] for name in UNNAMED[output_type]}, ExactMatch())
     if problems := list(metric_problems(metric_list, output_type)):
         raise ValueError("\n".join(problems))
     metrics, match = {}, ExactMatch()
     for entry in metric_list:
-        usual = known[entry["metric"]]
+        usual = defaults[entry["metric"]]
         better = entry.get("higher_is_better", usual.higher_is_better)
         metrics[entry["metric"]] = Metric(usual.aggregation, better)
         if output_type == "generate_until":
@@ -73,14 +73,14 @@ def metric_problems(metric_list: Any, output_type: str) -> Iterator[str]:
     if not isinstance(metric_list, list) or not metric_list:
         yield "metric_list: must be a list of {metric, aggregation, higher_is_better}"
         return
-    known = DEFAULTS[output_type]
+    built = DEFAULTS[output_type]
     for entry in metric_list:
         name = entry.get("metric") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or name not in known:
-            yield f"metric_list: {str(name or entry)[:60]} is not built for {output_type}; there are {', '.join(known)}"
+        if not isinstance(name, str) or name not in built:
+            yield f"metric_list: {str(name or entry)[:60]} is not built for {output_type}; there are {', '.join(built)}"
             continue
-        if (asked := entry.get("aggregation", known[name].aggregation)) != known[name].aggregation:
-            yield f"metric_list.{name}: aggregation {str(asked)[:60]} is not built; it is {known[name].aggregation}"
+        if (named := entry.get("aggregation", built[name].aggregation)) != built[name].aggregation:
+            yield f"metric_list.{name}: aggregation {str(named)[:60]} is not built; it is {built[name].aggregation}"
         yield from (f"metric_list.{name}: {problem}" for problem in _option_problems(entry, output_type))
 
 

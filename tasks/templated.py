@@ -51,26 +51,26 @@ class Templated(Task):
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
         """Raises ConfigError that lists everything which is wrong with the templates, filters and metrics."""
         self._wrong: list[str] = []
-        given, description = self._read(lambda: installed(config)) or (config.template, config.description)
-        self._template: TemplateConfig = given
-        few = given.fewshot_config
+        template, description = self._read(lambda: installed(config)) or (config.template, config.description)
+        self._template: TemplateConfig = template
+        few = template.fewshot_config
         sources = {
             "description": description or None,
             "gen_prefix": config.gen_prefix or None,
-            **{key: getattr(given, key) for key in TEXTS},
+            **{key: getattr(template, key) for key in TEXTS},
             **{f"fewshot_config.{key}": getattr(few, key) for key in TEXTS},
         }
         self._fields: dict[str, Field] = {
             key: self._read(partial(Field, key, source)) for key, source in sources.items() if source is not None
         }
-        kind = given.output_type or "generate_until"
-        self._pipelines: list[Pipeline] = self._read(lambda: pipelines(given.filter_list)) or [AS_IT_IS]
+        kind = template.output_type or "generate_until"
+        self._pipelines: list[Pipeline] = self._read(lambda: pipelines(template.filter_list)) or [AS_IT_IS]
         self._scores: Scores | None = None
         if kind in OUTPUT_TYPES:
-            self._scores = self._read(lambda: read_metrics(given.metric_list, kind, type(self).metrics))
+            self._scores = self._read(lambda: read_metrics(template.metric_list, kind, type(self).metrics))
         delimiters = {
-            "target_delimiter": given.target_delimiter,
-            "fewshot_delimiter": given.fewshot_delimiter,
+            "target_delimiter": template.target_delimiter,
+            "fewshot_delimiter": template.fewshot_delimiter,
         }
         vars(self).update({key: value for key, value in delimiters.items() if value is not None})
         vars(self).update(  # attributes that other families of tasks have on their classes
@@ -93,8 +93,8 @@ class Templated(Task):
             return None
 
     def problems(self) -> list[str]:
-        given, problems = self._template, super().problems()
-        few = given.fewshot_config
+        template, problems = self._template, super().problems()
+        few = template.fewshot_config
         if few.samples is not None:  # the template itself holds the exemplars
             problems = [problem for problem in problems if not problem.startswith("num_fewshot=")]
             if not isinstance(few.samples, list) or not all(isinstance(row, dict) for row in few.samples):
@@ -103,7 +103,7 @@ class Templated(Task):
             problems.append(f"template.output_type={self.output_type}: must be one of {', '.join(OUTPUT_TYPES)}")
         needed = {"doc_to_target", *(["doc_to_choice"] if self.output_type == "multiple_choice" else [])}
         needed |= set() if self.output_type == "loglikelihood_rolling" else {"doc_to_text"}
-        if given.lm_eval_file is not None:  # `_wrong` holds what could not be read from that file
+        if template.lm_eval_file is not None:  # `_wrong` holds what could not be read from that file
             needed -= {*TEXTS}
         problems.extend(f"template.{key}: is not set" for key in sorted(needed - {*self._fields} - self.written))
         if few.sampler not in (None, *SAMPLERS):
@@ -112,7 +112,7 @@ class Templated(Task):
             problems.extend([*repeat_problems(self.config), *generation_problems(self.config.generation)])
             if not self.takes_repeats and repeats_of(self.config) > 1:
                 problems.append("repeats: the task's own metrics score one answer a document")
-        elif given.filter_list is not None and [p.steps for p in self._pipelines] != [AS_IT_IS.steps]:
+        elif template.filter_list is not None and [p.steps for p in self._pipelines] != [AS_IT_IS.steps]:
             problems.append("template.filter_list: is for tasks that generate text; this one scores given texts")
         return [*problems, *(f"template.{problem}" for problem in self._wrong)]
 
@@ -132,8 +132,8 @@ class Templated(Task):
 
     @property
     def draws_spare(self) -> bool:
-        given = self._template.spare_exemplar
-        return super().draws_spare if given is None or self.config.fewshot_file is not None else given
+        spare = self._template.spare_exemplar
+        return super().draws_spare if spare is None or self.config.fewshot_file is not None else spare
 
     def _load_exemplars(self) -> Rows:
         samples = self._template.fewshot_config.samples

@@ -47,15 +47,15 @@ def evaluate(
     """
     problems: list[str] = []
     llm = _loaded(model)
-    asked = [*task_word(tasks, problems), *_model_words(model, llm, settings, problems), *words(settings, problems)]
+    run_words = [*task_word(tasks, problems), *_model_words(model, llm, settings, problems), *words(settings, problems)]
     if "experiment" in settings:
         problems.append("experiment: is several runs; call evaluate once for each, or give it on the command line")
     if problems:
         raise ConfigError(problems)
-    (job,) = compose_jobs(asked)
+    (job,) = compose_jobs(run_words)
     from evalengine.report.python.results import load_run
 
-    return load_run(perform(job.config, asked, llm))
+    return load_run(perform(job.config, run_words, llm))
 
 
 def _loaded(model: Any) -> LLM | None:
@@ -69,11 +69,11 @@ def _model_words(model: Any, llm: LLM | None, settings: Mapping[str, Any], probl
     if llm is not None:
         return _words_of(llm, settings, problems)
     if isinstance(model, ModelConfig):
-        given = {name: value for name, value in asdict(model).items() if name != "name" or value}
-        return words({"model": given}, problems)
+        model_settings = {name: value for name, value in asdict(model).items() if name != "name" or value}
+        return words({"model": model_settings}, problems)
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
-        what = "must be a path, a Hub id, a name of conf/model/, a ModelConfig or an LLM"
-        problems.append(f"model={shown(model)}: {what}")
+        expected = "must be a path, a Hub id, a name of conf/model/, a ModelConfig or an LLM"
+        problems.append(f"model={shown(model)}: {expected}")
         return []
     named = isinstance(model, str) and model in available("model")
     return words({"model" if named else "model.path": model}, problems)

@@ -202,8 +202,8 @@ class Evaluator:
 
 
 def _answer(text: str) -> int | None:
-    found = re.search(r"#### (\d+)", text.split("Question:")[0])
-    return int(found[1]) if found else None
+    match = re.search(r"#### (\d+)", text.split("Question:")[0])
+    return int(match[1]) if match else None
 
 
 class Candidates:
@@ -212,7 +212,7 @@ class Candidates:
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
         self.keep = keep
-        self.kept: list[tuple[float, int, float]] = []  # distance, -step, exact match
+        self.kept: list[tuple[float, int, float]] = []  # (distance from TARGET, -step, exact match)
         folder.mkdir(parents=True, exist_ok=True)
 
     def offer(self, model: Model, step: int, score: float) -> None:

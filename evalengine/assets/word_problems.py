@@ -37,7 +37,7 @@ class Difficulty:
     """Bounds on one problem's arithmetic. Larger values make a model of a given size less accurate."""
 
     max_steps: int = 4  # calculations in one rationale
-    max_value: int = 999  # of any number in it
+    max_value: int = 999  # the largest number that may stand in it
     max_factor: int = 12  # the smaller factor of a product, and the divisor of a division
 
 
@@ -82,11 +82,11 @@ def generate(rng: Random, difficulty: Difficulty = Difficulty()) -> Problem:
 
 def held_out_split() -> list[Problem]:
     """The test split: TEST_ROWS problems with different signatures and questions, the same on every Python."""
-    rng, seen, rows = Random(TEST_SEED), set[str](), list[Problem]()
+    rng, excluded, rows = Random(TEST_SEED), set[str](), list[Problem]()
     while len(rows) < TEST_ROWS:
         problem = generate(rng)
-        if seen.isdisjoint(exclusion_hashes(problem)):
-            seen |= exclusion_hashes(problem)
+        if excluded.isdisjoint(exclusion_hashes(problem)):
+            excluded |= exclusion_hashes(problem)
             rows.append(problem)
     return rows
 

@@ -59,7 +59,8 @@ class Work:
 def work_of(requests: Sequence[Request], max_num_seqs: int) -> Work:
     """The counts of this module's formula."""
     new, pairs = _new_tokens([_fed(r) for r in requests])
-    outputs = [r.params.max_tokens - 1 if isinstance(r, GenerateRequest) else 0 for r in requests]  # decode steps each
+    # The decode steps of each request.
+    outputs = [r.params.max_tokens - 1 if isinstance(r, GenerateRequest) else 0 for r in requests]
     read = 0
     for own, count in zip(new, outputs, strict=True):
         read += count * own + count * (count + 1) // 2  # Step j reads the tokens of the j steps up to its own.
@@ -90,8 +91,8 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     copy = quickest_copy(timer(copies_of(copied, device)))
     flops_per_s = 0.0
     for m, k, n in GPU_PRODUCTS if cuda else (CPU_PRODUCT,):
-        kept = dtype if cuda else torch.float32  # A CPU may lack bf16 products and convert.
-        a, b = (torch.randn(shape, device=device).to(kept) for shape in ((m, k), (k, n)))
+        product_dtype = dtype if cuda else torch.float32  # A CPU may lack bf16 products and convert.
+        a, b = (torch.randn(shape, device=device).to(product_dtype) for shape in ((m, k), (k, n)))
         product: dict[str, Callable[[], Any]] = {"product": partial(torch.mm, a, b)}
         flops_per_s = max(flops_per_s, 2 * m * k * n / timer(product)["product"])
         del a, b, product

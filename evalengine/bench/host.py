@@ -17,7 +17,7 @@ COLUMNS = ("workload", "requests", "steps", "launched ahead", "computed tokens",
 IN_CODE = ("random", "gsm8k_cot")
 MAX_MODEL_LEN, NUM_KV_BLOCKS, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 4096, 20_000, 256, 8192
 
-COUNTERS = ("steps", "steps_ahead", "computed_tokens", "generated_tokens")  # of `EngineStats`
+COUNTERS = ("steps", "steps_ahead", "computed_tokens", "generated_tokens")  # reported fields of `EngineStats`
 
 Row = dict[str, Any]
 

@@ -168,17 +168,17 @@ def candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> list
 
 def _candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> list[Schedule]:
     if dtype == torch.float32:
-        found = _float32_candidates(m)
+        schedules = _float32_candidates(m)
     elif m <= 128:
         rows, columns = max(16, 1 << (m - 1).bit_length()), 2560 if n <= 2560 else 6144 if n <= 6144 else 0
-        found = _parsed(_TRIED[rows, columns])
+        schedules = _parsed(_TRIED[rows, columns])
     else:
         tiles = -(-m // 128) * -(-n // 128)
-        found = _parsed(_TRIED_MANY_ROWS[64 if tiles <= 64 else 528 if tiles <= 528 else 0])
+        schedules = _parsed(_TRIED_MANY_ROWS[64 if tiles <= 64 else 528 if tiles <= 528 else 0])
     if dtype != torch.float32 and m >= 128:
-        found += _sums_of_two(m, n)
-    found = [heuristic(dtype, bucket(m), n, k, tma_ok), *found]
-    return [s for s in dict.fromkeys(found) if tma_ok or s.form == POINTER]
+        schedules += _sums_of_two(m, n)
+    schedules = [heuristic(dtype, bucket(m), n, k, tma_ok), *schedules]
+    return [s for s in dict.fromkeys(schedules) if tma_ok or s.form == POINTER]
 
 
 def _parsed(lines: str) -> list[Schedule]:
@@ -198,15 +198,15 @@ def _sums_of_two(m: int, n: int) -> list[Schedule]:
     N = 2560 and M = 1024, say: 128 tiles of 128 x 160, but 160 of 128 x 128 or 80 of 128 x 256. The five of them that
     read the least for each output.
     """
-    found = []
+    shapes = []
     for rows in (64, 128, 256):
         for columns in (48, 80, 96, 144, 160, 192, 288, 320) if rows <= 128 else (144, 160):
             tiles = -(-m // rows) * -(-n // columns)
             rounds = -(-tiles // SMS)
             if rounds <= 4 and m * n >= 0.9 * rounds * SMS * rows * columns:
-                found.append((rows, columns, rounds > 1))
-    found.sort(key=lambda tile: 1 / tile[0] + 1 / tile[1])
-    return [_with_stages(*tile) for tile in found[:5]]
+                shapes.append((rows, columns, rounds > 1))
+    shapes.sort(key=lambda tile: 1 / tile[0] + 1 / tile[1])
+    return [_with_stages(*tile) for tile in shapes[:5]]
 
 
 def _with_stages(rows: int, columns: int, several: bool) -> Schedule:

@@ -129,7 +129,7 @@ def compile_all(chosen: Iterable[Shape], workers: int) -> None:
                 jobs.add((s, rows, shape.k % s.block_k == 0, shape.out_dtype))
     ordered = sorted(
         jobs, key=lambda job: job[0].block_m * job[0].block_n, reverse=True
-    )  # the longest to compile first
+    )  # the schedules that take longest to compile come first
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile, ordered))
 

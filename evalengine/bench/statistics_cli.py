@@ -19,9 +19,9 @@ from evalengine.records.manifest import code_version
 
 def main(arguments: Namespace) -> int:
     """Runs `bench statistics` with its words; returns the exit code."""
-    start, found = time.perf_counter(), []
+    start, drawn = time.perf_counter(), []
     for figure in figures(arguments.draws, arguments.seed):
-        found.append(figure)
+        drawn.append(figure)
         print(_said(figure), flush=True)
     seconds = time.perf_counter() - start
     about = {
@@ -29,26 +29,26 @@ def main(arguments: Namespace) -> int:
         "code": asdict(code_version()), "python": platform.python_version(), **_versions(), "draws": arguments.draws,
         "seed": arguments.seed, "seconds": round(seconds, 1),
     }  # fmt: skip
-    for file in write(found, about, arguments.output):
+    for file in write(drawn, about, arguments.output):
         print(file)
-    wrong = [figure for figure in found if figure.holds is False]
-    claims = sum(figure.holds is not None for figure in found)
+    wrong = [figure for figure in drawn if figure.holds is False]
+    claims = sum(figure.holds is not None for figure in drawn)
     print(f"{claims - len(wrong)} of {claims} claims hold")
     return 1 if wrong else 0
 
 
-def write(found: Sequence[Figure], about: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+def write(drawn: Sequence[Figure], about: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     """Writes `statistics.md` and `statistics.json` into `folder`, which is made; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [{**asdict(figure), "holds": figure.holds} for figure in found]
+    lines = [{**asdict(figure), "holds": figure.holds} for figure in drawn]
     content = json.dumps({"about": dict(about), "figures": lines}, indent=1, ensure_ascii=False) + "\n"
-    texts = {"statistics.md": markdown(found, about), "statistics.json": content}
+    texts = {"statistics.md": markdown(drawn, about), "statistics.json": content}
     for name, text in texts.items():
         write_whole(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     return folder / "statistics.md", folder / "statistics.json"
 
 
-def markdown(found: Sequence[Figure], about: Mapping[str, Any]) -> str:
+def markdown(drawn: Sequence[Figure], about: Mapping[str, Any]) -> str:
     """A table for each group, with the command and the environment above them."""
     commit = f"commit {about['code']['commit'] or 'unknown'}{' (with changes)' if about['code']['dirty'] else ''}"
     lines = [
@@ -58,7 +58,7 @@ def markdown(found: Sequence[Figure], about: Mapping[str, Any]) -> str:
         f"Each share is of {about['draws']} draws, with three standard errors of chance, or counted over all outcomes.",
         "A line without a claim is there for comparison.",
     ]  # fmt: skip
-    for group, members in groupby(found, key=lambda figure: figure.group):
+    for group, members in groupby(drawn, key=lambda figure: figure.group):
         lines += ["", f"## {group}", "", "| what | case | share | claim |", "|---|---|---:|---|"]
         lines += [f"| {f.what} | {f.case} | {_share(f)} | {_claim(f)} |" for f in members]
     return "\n".join(lines) + "\n"

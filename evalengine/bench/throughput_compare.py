@@ -20,7 +20,7 @@ from evalengine.plain_files import read_json
 
 OURS = "evalengine"
 MOST_LISTED = 5
-LONGEST = 10**9  # seconds
+LONGEST = 10**9  # the most seconds that a run may have taken
 TEXTS = ("engine", "mode", "preset", "workload")
 Key = tuple[str, str, int]  # preset, workload, requests
 
@@ -68,13 +68,13 @@ def _problem(row: Any) -> str | None:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Others]:
-    found: defaultdict[str, defaultdict[tuple[Key, str], list[float]]] = defaultdict(lambda: defaultdict(list))
+    wall_seconds: defaultdict[str, defaultdict[tuple[Key, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         ours = row["engine"] == OURS
         label = f"{OURS}, earlier" if ours else f"{row['engine']}, {row['mode']}"
         for mode in (row["mode"],) if ours else ("invariant", "fast"):
-            found[label][case_of(row), mode].append(row["wall_s"])
+            wall_seconds[label][case_of(row), mode].append(row["wall_s"])
     return [
         Others(label, {key: statistics.median(seconds) for key, seconds in cells.items()})
-        for label, cells in found.items()
+        for label, cells in wall_seconds.items()
     ]

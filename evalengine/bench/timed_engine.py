@@ -142,10 +142,10 @@ def _run(llm: LLM, requests: Sequence[Request]) -> tuple[list[RequestOutput], fl
 
 def _check(outputs: Sequence[RequestOutput], requests: Sequence[Request]) -> None:
     """Raises EvalEngineError if a request failed, or has other tokens than it asked for."""
-    wanted = {r.request_id: r.params.max_tokens for r in requests if isinstance(r, GenerateRequest)}
+    tokens_asked = {r.request_id: r.params.max_tokens for r in requests if isinstance(r, GenerateRequest)}
     if failed := [o for o in outputs if o.error]:
         raise EvalEngineError(f"{len(failed)} of {len(requests)} requests failed; the first: {failed[0].error}")
-    short = [o for o in outputs if len(o.token_ids) != wanted.get(o.request_id, len(o.token_ids))]
+    short = [o for o in outputs if len(o.token_ids) != tokens_asked.get(o.request_id, len(o.token_ids))]
     if short or len(outputs) != len(requests):
         raise EvalEngineError(f"{len(outputs)} of {len(requests)} requests finished, {len(short)} with too few tokens")
 

@@ -96,15 +96,15 @@ def _checked(line: Any, vocab_size: int) -> dict[str, Any]:
     kind = line.get("kind") if isinstance(line, dict) else None
     if not isinstance(kind, str) or kind not in KEYS:
         raise ValueError(f"no object whose kind is {', '.join(KEYS)}")
-    wanted = KEYS[kind]
-    allowed = wanted | {"kind"} | ({"segments"} if kind != "segment" else set())
-    if missing := sorted(wanted - line.keys()):
+    required = KEYS[kind]
+    allowed = required | {"kind"} | ({"segments"} if kind != "segment" else set())
+    if missing := sorted(required - line.keys()):
         raise ValueError(f"a {kind} without {missing[0]}")
     if unknown := sorted(line.keys() - allowed):
         raise ValueError(f"a {kind} has no {unknown[0][:40]!r}")
     if not isinstance(line.get("segments", []), list) or not all(_is_count(i) for i in line.get("segments", [])):
         raise ValueError("segments: must be a list of the segments' numbers, from 0")
-    for key in sorted(wanted - {"max_tokens", "continuations"}):
+    for key in sorted(required - {"max_tokens", "continuations"}):
         _check_ids(key, line[key], vocab_size)
     if kind == "generate" and not (_is_count(line["max_tokens"]) and 0 < line["max_tokens"] <= LONGEST):
         raise ValueError(f"max_tokens: must be an integer from 1 to {LONGEST}")

@@ -24,7 +24,7 @@ from evalengine.bench.workload_files import generation, read_workload
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 
 VOCAB_SIZE = 151936  # the seeded ids are below this
-MOST_WARM_UP = 256  # requests
+MOST_WARM_UP = 256  # the most requests of a warm-up
 SHORTEST, LONGEST, WINDOW = 100, 1024, 4096  # tokens of `random`
 # (preset, workload) -> how many of its first requests run
 CUTS: Mapping[tuple[str, str], int] = {("qwen3-8b", "gsm8k"): 256}
@@ -76,9 +76,9 @@ def make_workload(
     else:
         everything = [_mapped(r, 0, vocab_size) for r in IN_CODE[name](0)]
         others = [_mapped(r, 0, vocab_size) for r in IN_CODE[name](1)]
-    kept = everything[: most or CUTS.get((preset, name))]
-    fitting, num_cut = fitted(kept, max_model_len)
-    warm_up, _ = fitted(others[-min(MOST_WARM_UP, len(kept)) :], max_model_len)
+    requests = everything[: most or CUTS.get((preset, name))]
+    fitting, num_cut = fitted(requests, max_model_len)
+    warm_up, _ = fitted(others[-min(MOST_WARM_UP, len(requests)) :], max_model_len)
     return Workload(name, fitting, [replace(r, request_id=i) for i, r in enumerate(warm_up)], num_cut)
 
 

@@ -38,8 +38,8 @@ def answer_of(request: Request, entry: Entry) -> RequestOutput | None:
     ending = entry.finish_reason.decode("ascii", "replace")
     if ids is None or len(entry.logprobs) != 4 * len(ids) or ending not in ENDINGS:
         return None
-    wanted = request.params.logprobs if isinstance(request, GenerateRequest) else request.logprobs
-    if any(len(part or b"") != 4 * len(ids) * wanted for part in (entry.top_ids, entry.top_logprobs)):
+    num_alternatives = request.params.logprobs if isinstance(request, GenerateRequest) else request.logprobs
+    if any(len(part or b"") != 4 * len(ids) * num_alternatives for part in (entry.top_ids, entry.top_logprobs)):
         return None
     return RequestOutput(
         request_id=request.request_id,
@@ -49,11 +49,11 @@ def answer_of(request: Request, entry: Entry) -> RequestOutput | None:
         finish_reason="stop" if ending == "stop" else "length",
         text=entry.text.decode("utf-8", "surrogatepass") if generates else "",
         is_greedy=entry.is_greedy,
-        top_logprobs=_top(entry, len(ids), wanted) if wanted else None,
+        top_logprobs=_top(entry, len(ids), num_alternatives) if num_alternatives else None,
     )
 
 
-def _top(entry: Entry, tokens: int, wanted: int) -> list[dict[int, float]] | None:
-    ids = np.frombuffer(entry.top_ids or b"", dtype="<i4").reshape(tokens, wanted).tolist()
-    values = np.frombuffer(entry.top_logprobs or b"", dtype="<f4").reshape(tokens, wanted).tolist()
+def _top(entry: Entry, tokens: int, num_alternatives: int) -> list[dict[int, float]] | None:
+    ids = np.frombuffer(entry.top_ids or b"", dtype="<i4").reshape(tokens, num_alternatives).tolist()
+    values = np.frombuffer(entry.top_logprobs or b"", dtype="<f4").reshape(tokens, num_alternatives).tolist()
     return [dict(zip(*alternatives, strict=True)) for alternatives in zip(ids, values, strict=True)]

@@ -142,9 +142,9 @@ class CachedEngine:
         if not chosen:
             return
         for output in self._engine.run([self._looked_up[number][0] for number in chosen], on_step):
-            request, _, kept = self._looked_up[output.request_id]
-            assert kept is not None
-            if parted := difference(kept, output, "in the cache"):
+            request, _, stored = self._looked_up[output.request_id]
+            assert stored is not None
+            if parted := difference(stored, output, "in the cache"):
                 raise EvalEngineError(
                     f"cache.audit: {self._name(request)}: {parted}. Either {self.store.path} was edited, or this "
                     "machine no longer computes what it did (python -m evalengine verify tells); run without cache=, "

@@ -27,7 +27,8 @@ from evalengine.records.schema import packed_ids
 from evalengine.records.sealed import canonical
 
 VERSION = 1  # the keys' version: answers kept under another one are not found
-COMPUTING = ("contract_version", "weights", "model_spec", "numerics", "dtype", "gpu_architecture")  # of an identity
+# The keys of a run's identity on which its answers depend.
+COMPUTING = ("contract_version", "weights", "model_spec", "numerics", "dtype", "gpu_architecture")
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class Computer:
     """The model and machine that compute. `scoring` and `generating` stand for them in the keys of either kind."""
 
     facts: Mapping[str, Any]  # shown by `evalengine cache`
-    scoring: bytes  # SHA-256
-    generating: bytes  # SHA-256
+    scoring: bytes  # SHA-256 of what the keys of scores depend on
+    generating: bytes  # SHA-256 of what the keys of generations depend on
 
     @classmethod
     def of(cls, name: str, identity: Mapping[str, Any], versions: Mapping[str, str | None]) -> Computer:
         """name: what the model is called; it changes no key. identity: a run's, or what `engine_identity` gives.
-        versions: of the libraries of whoever computes (`records.libraries`)."""
+        versions: those of the libraries where the answers are computed (`records.libraries`)."""
         assert identity["numerics"] in ("exact", "native"), "fast numerics' answers depend on the batch"
         facts = {key: identity[key] for key in COMPUTING if key in identity}
         if identity["numerics"] == "native":

@@ -109,9 +109,9 @@ class Store:
 
     def get(self, keys: Iterable[bytes]) -> Lookup:
         """The entries under those keys that have one."""
-        lookup, wanted = Lookup(), list(dict.fromkeys(keys))
-        for start in range(0, len(wanted), AT_ONCE):
-            some = wanted[start : start + AT_ONCE]
+        lookup, unique_keys = Lookup(), list(dict.fromkeys(keys))
+        for start in range(0, len(unique_keys), AT_ONCE):
+            some = unique_keys[start : start + AT_ONCE]
             query = f"SELECT key, sha256, {_CONTENT} FROM answers WHERE key IN ({','.join('?' * len(some))})"
             for key, stored_hash, *content in self._connection.execute(query, some):
                 entry = _entry(content)

@@ -238,12 +238,12 @@ def _inside_a_page(work: Workload) -> Variant:
     cases: list[Case] = []
     shared = 0
     for case in work.some({"max_num_seqs": 1}):
-        given = context(case)
+        context_ids = context(case)
         # The request shares all but the last token, or two thirds.
-        length = len(given) - 1 if len(cases) % 4 else 2 * len(given) // 3
+        length = len(context_ids) - 1 if len(cases) % 4 else 2 * len(context_ids) // 3
         length -= length % 16 == 0
-        if length > 0 and contexts[tuple(given)] == 1:
-            prompt = [*given[:length], (given[length] + 1) % work.vocab_size]
+        if length > 0 and contexts[tuple(context_ids)] == 1:
+            prompt = [*context_ids[:length], (context_ids[length] + 1) % work.vocab_size]
             cases.append(Case(None, GenerateRequest(-1 - len(cases), prompt, SamplingParams(max_tokens=1))))
             cases.append(case)
             shared += length

@@ -35,8 +35,8 @@ class Effort:
     neighbours: tuple[int, ...]
     max_steps: int  # steps of one schedule: a slow one (one sequence, few tokens a step) takes fewer requests
     orders: int
-    mixed: int  # the fewest random schedules
-    logprobs: int  # the fewest logprobs to compare in all
+    mixed: int  # at least this many random schedules are run
+    logprobs: int  # at least this many logprobs are compared in all
     documents: int  # documents of each task, if the caller sets no limit
     answer_tokens: int  # tokens generated for a document, if the caller sets no max_gen_toks
 
@@ -124,14 +124,14 @@ def affordable(
     new_tokens: Callable[[Case], int] = lambda case: case.new_tokens,
 ) -> list[Case]:
     """The cases, in order, that a schedule of these limits runs in about `max_steps` steps in all; at least one."""
-    kept: list[Case] = []
+    chosen: list[Case] = []
     spent = 0.0
     for case in cases:
         cost = len(case.prompt) / max_num_batched_tokens + new_tokens(case) / max_num_seqs
-        if not kept or spent + cost <= max_steps:
-            kept.append(case)
+        if not chosen or spent + cost <= max_steps:
+            chosen.append(case)
             spent += cost
-    return kept
+    return chosen
 
 
 class _Tokens:

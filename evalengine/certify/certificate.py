@@ -29,7 +29,7 @@ from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version, cpu_name, gpu_names, library_versions
 from evalengine.verification.verdict_cache import sources_sha256
 
-VERSION = 3  # of the file's layout
+VERSION = 3  # the version of the certificate file's layout
 
 
 def certificate(

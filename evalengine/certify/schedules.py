@@ -36,8 +36,8 @@ class Workload:
 
     def _steps(self, case: Case) -> int:
         """Steps of a case: those of its known answer, since a generation may end long before its limit."""
-        known = case.key is not None and isinstance(case.request, GenerateRequest)
-        return len(self.reference[case.key].token_ids) if known else case.new_tokens  # type: ignore[index]
+        has_answer = case.key is not None and isinstance(case.request, GenerateRequest)
+        return len(self.reference[case.key].token_ids) if has_answer else case.new_tokens  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Variant:
 
     label: str
     cases: list[Case]
-    # of EngineConfig; the pool holds all cases unless these size it
+    # Fields of EngineConfig; the pool holds all cases unless these fields set its size.
     settings: Mapping[str, Any] = field(default_factory=dict)
     passes: int = 1  # passes over the same cases with one prefix cache
     nan_pool: bool = False

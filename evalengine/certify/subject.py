@@ -28,7 +28,7 @@ class Subject:
     """The subject of a certificate, in words from which another process makes the same one."""
 
     words: tuple[str, ...]  # settings of a run: task=, model=, limit=, engine.device=, numerics=, ...
-    effort: str  # key of EFFORTS
+    effort: str  # a key of EFFORTS
     layers: int | None = None  # the depth to which a shape is cut; None: its own
 
     @cached_property

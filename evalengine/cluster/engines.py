@@ -75,11 +75,11 @@ class RayEngines:
     def _start(self) -> None:
         config = self._run_config
         threading.Thread(target=self._hash_weights, daemon=True).start()
-        address, wanted, processors = config.cluster.address, config.cluster.replicas, os.cpu_count() or 1
-        replicas = local_replicas(config) if wanted == "auto" else int(wanted)
+        address, configured, processors = config.cluster.address, config.cluster.replicas, os.cpu_count() or 1
+        replicas = local_replicas(config) if configured == "auto" else int(configured)
         share = local_share(config, replicas, processors)
         logs = self._stack.enter_context(ray_session(address, max(processors, replicas * share.cpus)))
-        if logs is None:  # a cluster that ran already
+        if logs is None:  # The cluster ran already.
             share, replicas = self._cluster_share()
         spec = ReplicaSpec(_absolute(config.model), config.engine, config.batch_invariant, config.numerics)
         self._pool = Pool(spec, share, replicas, self.checkpoint, self._weights.result, logs)

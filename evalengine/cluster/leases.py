@@ -14,7 +14,7 @@ class Unit:
     """Requests that one replica answers: one generation, or all scores after one context, which is computed once."""
 
     requests: tuple[Request, ...]
-    cost: int  # tokens at most
+    cost: int  # the most tokens that it takes
 
 
 def cost(request: Request) -> int:

@@ -40,7 +40,7 @@ class ActorState:
     name: str
     actor: Any
     doing: Literal["load", "wait", "hash", "exchange", "idle"]
-    call: Any = None  # the reference to its result
+    call: Any = None  # Ray's reference to the call's result
     facts: ReplicaFacts | None = None
 
 

@@ -57,7 +57,7 @@ class ReplicaFacts:
     spec: ModelSpec
     tokenizer: str | None  # SHA-256
     gpu_architecture: str | None
-    libraries: dict[str, str | None]  # `installed_libraries` there
+    libraries: dict[str, str | None]  # what `installed_libraries` gives on that machine
     hardware: Hardware
 
     @property
@@ -73,7 +73,7 @@ class Refusal:
     """Why a replica could not be loaded."""
 
     host: str
-    problems: list[str]  # sentences
+    problems: list[str]  # sentences that say why it cannot serve
     settings: bool  # whether settings are at fault (ConfigError)
 
 
@@ -93,7 +93,7 @@ class Report:
 
     run: int
     outputs: list[RequestOutput]  # without their prompts, which the driver knows
-    stats: EngineStats  # since the replica was made
+    stats: EngineStats  # counts since the replica was made
     failure: str | None  # the traceback of what stopped the engine
 
 

@@ -71,17 +71,17 @@ def cluster_share(config: Config, nodes: list[dict[str, float]]) -> tuple[Share,
 
     Raises ValueError, a sentence, if no machine has room for one.
     """
-    device, wanted = config.engine.device, config.cluster.replicas
+    device, configured = config.engine.device, config.cluster.replicas
     gpus = gpus_each(config.engine)
     if device.startswith("cuda") or (device == "auto" and any(node.get("GPU", 0) for node in nodes)):
         room = sum(int(node.get("GPU", 0)) // gpus for node in nodes)
         if not room:
             raise ValueError(f"no machine of it has the {gpus} GPUs that a replica needs")
-        return Share(gpus, 1), room if wanted == "auto" else int(wanted)
+        return Share(gpus, 1), room if configured == "auto" else int(configured)
     cpus = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     if not cpus:
         raise ValueError("no machine of it offers a CPU")
-    replicas = len(cpus) if wanted == "auto" else int(wanted)
+    replicas = len(cpus) if configured == "auto" else int(configured)
     threads = config.engine.num_threads or max(1, min(min(cpus), sum(cpus) // replicas))
     if threads > max(cpus):
         raise ValueError(f"no machine of it has the {threads} CPUs of engine.num_threads")

@@ -25,7 +25,7 @@ PATIENCE, LEAST_PATIENCE, BLIND_PATIENCE = 1.5, 1.0, 60.0
 class Holder:
     """A replica, with the requests that it has in hand and counts of what it did."""
 
-    where: str  # host and device, named where it computes wrong; two replicas of one `where` are one witness
+    where: str  # host and device; answers from one place count once in an audit
     held: dict[int, float] = field(default_factory=dict)  # request -> when the replica was asked
     answers: int = 0
     leases: int = 0
@@ -38,7 +38,7 @@ class Holder:
 @dataclass
 class _Item:
     request: Request
-    wanted: int = 1  # how many answers
+    wanted: int = 1  # how many answers this request needs
     answers: list[tuple[str, RequestOutput]] = field(default_factory=list)  # (where, output)
     losses: int = 0
     settled: bool = False
@@ -214,11 +214,11 @@ class Work:
         where, output = failed
         if where in self.suspects:
             return
-        kept = sum(where in places for places in self._answered_by.values())
+        answered = sum(where in places for places in self._answered_by.values())
         self.suspects[where] = f"{output.error}; not so on {witness}"
         self.notes.append(
             f"{where} is suspect: a request failed there and not on {witness} ({output.error}). It gets no more "
-            f"requests; {kept} answers of its stand (resume=never with cluster.audit=1 checks every one)"
+            f"requests; {answered} answers of its stand (resume=never with cluster.audit=1 checks every one)"
         )
         for holder in self.holders.values():
             if holder.where == where:

@@ -193,12 +193,12 @@ class BlockManager:
         new = seq.token_ids[first + len(block.token_ids) : min(end, first + self.block_size)]
         if not new:
             return
-        known = len(block.token_ids)
-        if not known:
+        num_recorded = len(block.token_ids)
+        if not num_recorded:
             block.parent = self._hash(seq, index - 1) if index else ROOT
         block.token_ids.extend(new)
         for size in RUNS:
-            if known < size <= len(block.token_ids):
+            if num_recorded < size <= len(block.token_ids):
                 self.continuing[block.parent, tuple(block.token_ids[:size])][block_id] = None
         if len(block.token_ids) == self.block_size:
             block.hash = self._hash(seq, index)

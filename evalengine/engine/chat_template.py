@@ -64,8 +64,8 @@ class ChatTemplate:
             raise ConfigError(f"{wording.where}: the chat template is no text; {wording.without_template}")
         special = {name: _plain(value) for name, value in tokenizer.special_tokens_map.items()}
         self._wording = wording
-        known = {**special, **(variables or {})}
-        self._setup = {"template": template, "variables": known, "date": date, "limits": LIMITS}
+        template_variables = {**special, **(variables or {})}
+        self._setup = {"template": template, "variables": template_variables, "date": date, "limits": LIMITS}
         self._worker: LineWorker | None = None
         self._reads: frozenset[str] = frozenset()
 
@@ -104,8 +104,8 @@ class ChatTemplate:
                 f"the model's chat template drops the last message, so it cannot be continued; "
                 f"{self._wording.without_template}"
             )
-        kept = text[:end]
-        return kept if text.startswith(OPEN_END, end) else kept.rstrip()  # a stripping template drops the space
+        rendered = text[:end]
+        return rendered if text.startswith(OPEN_END, end) else rendered.rstrip()  # a stripping template drops the space
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; an "error" if it died over the question."""
@@ -146,9 +146,9 @@ def _sentence(kind: str, said: str, messages: list[dict[str, str]], wording: Wor
             cures.append(wording.without_system)
         if sum(message["role"] != "system" for message in messages) > 1:
             cures.append(wording.as_one_message)
-    what = {"raised": f"refuses the messages: {said}", "syntax": f"is not valid: {said}", "limit": f"fails: {said}"}
+    phrases = {"raised": f"refuses the messages: {said}", "syntax": f"is not valid: {said}", "limit": f"fails: {said}"}
     cures.append(wording.without_template)
-    return f"the model's chat template {what.get(kind, f'fails: {said} ({kind})')}; {', '.join(cures)}"
+    return f"the model's chat template {phrases.get(kind, f'fails: {said} ({kind})')}; {', '.join(cures)}"
 
 
 def _plain(value: Any) -> Any:

@@ -47,7 +47,8 @@ def _sample(ops: Ops, choosing: list[tuple[Part, Generating]], logprobs: Tensor)
     """
     params = [seq.request.params for _, seq in choosing]
     keys = np.array([seq.noise_key for _, seq in choosing], dtype=np.int64)
-    positions = np.array([part.positions.stop for part, _ in choosing], dtype=np.int64)  # the new tokens'
+    # The position that each new token will have.
+    positions = np.array([part.positions.stop for part, _ in choosing], dtype=np.int64)
     return sampling.sample(
         logprobs,
         torch.tensor([p.temperature for p in params], dtype=torch.float64),

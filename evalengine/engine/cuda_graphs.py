@@ -43,7 +43,7 @@ from evalengine.models.spec import ModelSpec
 logger = logging.getLogger(__name__)
 
 LARGEST_BATCH = 512  # sequences: a larger step keeps the GPU busy for longer than the host takes to launch it
-KV_STEP = 1024  # tokens: the shortest captured KV length; the kernels' grids grow by chunks of as many
+KV_STEP = 1024  # tokens: the shortest captured KV length; the kernels' grids grow in chunks of this many tokens
 LENGTH_AT_START = 4096  # KV tokens: longer sequences are rare, and every length costs a graph of each size
 FEWEST_MEETINGS = 2  # steps of a size and length after which its graph is captured, if it was not at the start
 
@@ -119,7 +119,8 @@ def graph_bytes(spec: ModelSpec, max_num_seqs: int, settings: Settings) -> int:
     heads = spec.num_heads + spec.num_kv_heads
     widest = 3 * spec.intermediate_size + 2 * spec.hidden_size + 3 * heads * spec.head_dim
     chunks = -(-settings.max_model_len // KV_STEP)
-    state = 2 * chunks * spec.num_heads * (spec.head_dim + 2) if chunks > 1 else 0  # twice: `_Workspace` doubles
+    # Twice, because a workspace that is too small is replaced by one of double size.
+    state = 2 * chunks * spec.num_heads * (spec.head_dim + 2) if chunks > 1 else 0
     return rows * (4 * spec.vocab_size + 2 * item * widest + 4 * state + 4 * settings.max_model_len)
 
 
@@ -159,7 +160,7 @@ class DecodeGraphs:
         self._workspace = _Workspace(ops.device)
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._met: Counter[tuple[int, int]] = Counter()
-        self._full = False  # no memory for another graph
+        self._full = False  # whether there is no memory for another graph
 
     def keys_at_start(self) -> list[tuple[int, int]]:
         """The graphs to capture when an engine starts: every (size, length), the largest size first, since its memory
@@ -251,7 +252,7 @@ class DecodeGraphs:
         tokens = self._last_tokens.tokens.clone()
         try:
             self._step(size, metadata, num_layers=1)
-        finally:  # the step that the graph is for has yet to take the tokens of the step before it
+        finally:  # The captured step reads the last step's tokens later, so they are restored.
             self._last_tokens.tokens.copy_(tokens)
 
     def _captured_now(self, size: int, metadata: AttentionMetadata) -> _Captured:

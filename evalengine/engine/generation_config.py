@@ -72,7 +72,7 @@ NEUTRAL = SAMPLING | frozenset(
     (
         *("max_length", "max_new_tokens"),  # the request's own max_tokens holds instead
         *("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id"),  # the model's spec has these
-        *("early_stopping", "length_penalty", "diversity_penalty", "low_memory"),  # for the searches refused above
+        *("early_stopping", "length_penalty", "diversity_penalty", "low_memory"),  # settings of the refused searches
         # These tune a draft model, which is refused above; they change the speed, not the choice.
         *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
         *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "speculation_type"),

@@ -61,10 +61,10 @@ class LLM(Engine):
         numbers = count()  # the samples' request ids, in the prompts' order
 
         def samples(i: int, prompt: Any) -> list[GenerateRequest]:
-            wanted, n = own[i], 1
-            if isinstance(wanted, SamplingParams) and wanted.n > 1:  # the request refuses any other type
-                wanted, n = replace(wanted, n=1), wanted.n
-            request = GenerateRequest(next(numbers), self._ids(prompt), wanted)
+            params, n = own[i], 1
+            if isinstance(params, SamplingParams) and params.n > 1:  # the request refuses any other type
+                params, n = replace(params, n=1), params.n
+            request = GenerateRequest(next(numbers), self._ids(prompt), params)
             key = tuple(request.prompt_ids), request.params
             first, met[key] = met[key], met[key] + n
             others = [replace(request, request_id=next(numbers), sample=first + k) for k in range(1, n)]

@@ -173,8 +173,8 @@ class ModelRunner(RankRunner):
         answers = self._ranks.together("explain", (batch, rows), lambda: explain(self, batch, rows))
         culprits: Culprits = {}
         for row in rows:
-            if seen := [of_rank[row] for of_rank, _ in answers if row in of_rank]:
-                culprits[row] = min(seen)
+            if first_ops := [of_rank[row] for of_rank, _ in answers if row in of_rank]:
+                culprits[row] = min(first_ops)
         return culprits, [all(of_row) for of_row in zip(*(finite for _, finite in answers), strict=True)]
 
 

@@ -69,7 +69,7 @@ class PieceTokenizer:
         """Encodes the pieces of contexts and their continuations that are to come, together: the tokenizer then uses
         every core. A document's choices share one context, and one task's prompts most of their blocks."""
         new: dict[str, None] = {}
-        met: set[str] = set()  # blocks whose pieces are noted
+        met: set[str] = set()  # blocks whose pieces are in `new` or encoded
         last, end, is_cut = None, "", False
         for context, continuation in pairs:
             if context != last:
@@ -89,7 +89,7 @@ class PieceTokenizer:
         self._encode_all([*new])
 
     def _note(self, some_blocks: Iterable[str], met: set[str], new: dict[str, None]) -> None:
-        """Adds to `new` the pieces of blocks not met before that are not encoded yet."""
+        """Adds blocks to `met`, and to `new` those pieces of the blocks just added that are not encoded yet."""
         for block in some_blocks:
             if block not in met:
                 met.add(block)

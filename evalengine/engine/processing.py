@@ -42,11 +42,11 @@ class Processing:
 
     def advance(self, token_ids: list[int]) -> None:
         """Brings the state up to the whole sequence so far, whose next token is to be chosen."""
-        asked = self._processors
+        processors = self._processors
         if self.penalty != 1:
             self.seen = np.union1d(self.seen, np.array(token_ids[self._taken :], dtype=np.int64))
         self.forbidden = set(self._always)
-        if size := asked.no_repeat_ngram_size:
+        if size := processors.no_repeat_ngram_size:
             for end in range(max(self._taken, size - 1), len(token_ids)):
                 self._followers[tuple(token_ids[end - size + 1 : end])].add(token_ids[end])
             if len(token_ids) >= size:
@@ -55,11 +55,13 @@ class Processing:
             if token_ids[-len(before) :] == before:
                 self.forbidden.add(last)
         num_new = len(token_ids) - self._num_prompt_tokens
-        too_short = num_new < asked.min_new_tokens if asked.min_new_tokens else len(token_ids) < asked.min_length
+        too_short = (
+            num_new < processors.min_new_tokens if processors.min_new_tokens else len(token_ids) < processors.min_length
+        )
         if too_short:
             self.forbidden.update(self._eos_ids)
         if num_new == 0:
-            self.forbidden.update(asked.begin_suppress_tokens)
+            self.forbidden.update(processors.begin_suppress_tokens)
         self._taken = len(token_ids)
 
 

@@ -137,18 +137,18 @@ def _level_problems(
     """A sentence for each thing that the numerics level, or the attention backend asked for, does not cover."""
     dtype = _dtype(config, spec) if spec else None
     head_dim, hidden_size = (spec.head_dim, spec.hidden_size) if spec else (None, None)
-    asked = config.attention_backend
+    backend = config.attention_backend
     if level == "fast":
-        if asked != "auto":
-            for problem in backend_problems(asked, device, dtype, head_dim, _block_size(config)):
-                yield f"engine.attention_backend={asked}: {problem}"
+        if backend != "auto":
+            for problem in backend_problems(backend, device, dtype, head_dim, _block_size(config)):
+                yield f"engine.attention_backend={backend}: {problem}"
         if not kernel_problems(device):  # otherwise torch's own ops run
             for problem in hidden_size_problems(hidden_size):
                 yield f"numerics=fast: {problem}; use numerics=exact with batch_invariant=true, or engine.device=cpu"
         return
-    if asked not in (("auto", "triton") if level == "native" else ("auto",)):
+    if backend not in (("auto", "triton") if level == "native" else ("auto",)):
         yield (
-            f"engine.attention_backend={asked}: batch_invariant=true (numerics={level}) has an attention of its own; "
+            f"engine.attention_backend={backend}: batch_invariant=true (numerics={level}) has an attention of its own; "
             "leave engine.attention_backend at auto, or set batch_invariant=false"
         )
     if level == "native":

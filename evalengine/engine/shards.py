@@ -31,7 +31,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 COMPARED_AT_ONCE = 1 << 12  # rows of two tensors that are compared in one go
-MAX_NAMES = 8  # of tensors or files that a message lists
+MAX_NAMES = 8  # the most names of tensors or files that a message lists
 CURE = "download or copy the folder again"
 # The names of the files that transformers writes for a model spread over ranks, and reads before any other file.
 _OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")

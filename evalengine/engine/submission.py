@@ -42,14 +42,14 @@ def check_requests(
     problems = []
     if len({r.request_id for r in requests}) != len(requests):
         problems.append("request_id: two requests have the same one")
-    known: list[int] = []  # the last context, which is checked: choices of one document follow one another
+    last_context: list[int] = []  # checked already; choices of one document follow one another
     for request in requests:
-        alike = isinstance(request, ScoreRequest) and request.context_ids == known
+        alike = isinstance(request, ScoreRequest) and request.context_ids == last_context
         problem = _problem(request, limits, alike)
         if problem:
             problems.append(f"{name(request)}: {problem}")
         elif isinstance(request, ScoreRequest):
-            known = request.context_ids
+            last_context = request.context_ids
     if problems:
         raise refused(problems)
 
@@ -71,8 +71,8 @@ def _problem(request: Request, limits: Limits, known_context: bool) -> str | Non
         if fed >= limit:
             return f"the prompt has {fed} tokens, engine.max_model_len={limit} leaves no room for a new one"
         if not limits.has_tokenizer and (request.params.stop or request.params.think_end_token is not None):
-            what = "stop strings need" if request.params.stop else "think_end_token needs"
-            return f"{what} a tokenizer, and this model has none (model.tokenizer)"
+            needing = "stop strings need" if request.params.stop else "think_end_token needs"
+            return f"{needing} a tokenizer, and this model has none (model.tokenizer)"
         if problem := _params_problem(request.params, limits.vocab_size):
             return problem
         if not ids:

@@ -60,8 +60,8 @@ def special_tokens(tokenizer: Any) -> re.Pattern[str] | None:
 
 def any_of(strings: Iterable[str]) -> re.Pattern[str] | None:
     """A pattern that finds any of the strings, the longest first; None if all are empty."""
-    wanted = sorted({string for string in strings if string}, key=lambda string: (-len(string), string))
-    return re.compile("|".join(map(re.escape, wanted))) if wanted else None
+    longest_first = sorted({string for string in strings if string}, key=lambda string: (-len(string), string))
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 def prefix_token_id(tokenizer: Any) -> int:

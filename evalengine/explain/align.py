@@ -66,7 +66,7 @@ class Explanation:
     b: Trace
     common: int  # token positions that both were fed alike
     until: int  # the first token whose logprob (or, at equal logprobs, logits) differs; the last common one if none
-    first: First | None  # None: every output is equal
+    first: First | None  # None where every output is equal
     ops: list[OpDifference]  # in the order in which they run
     parting: bool  # whether another token follows the common ones
 
@@ -161,8 +161,8 @@ def _first(a: Trace, b: Trace, pairs: list[Pair]) -> First | None:
 def _difference(a: Trace, b: Trace, op: str, pairs: list[Pair], until: int) -> OpDifference:
     both = [(x, y) for x, y in pairs if op in x.digests and op in y.digests]
     sizes = [_size(a, b, op, x, y) for x, y in both if x.position == until]
-    known = [size for size in sizes if size is not None]
-    worst = max(known, key=lambda size: size.max_abs, default=None)
+    known_sizes = [size for size in sizes if size is not None]
+    worst = max(known_sizes, key=lambda size: size.max_abs, default=None)
     return OpDifference(op, len(both), sum(_differs(op, x, y) for x, y in both), worst)
 
 

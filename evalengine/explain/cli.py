@@ -141,10 +141,10 @@ def _key_of_file(file: Trace, text: str) -> RecordKey:
 
 def _write(source: _Source, key: RecordKey, arguments: Namespace) -> int:
     trace = source.trace(key, arguments, keep=arguments.values or ())
-    wanted = arguments.values or [trace.prompt_tokens - 1]
-    if beyond := [token for token in wanted if not 0 <= token < len(trace.fed_ids)]:
+    tokens = arguments.values or [trace.prompt_tokens - 1]
+    if beyond := [token for token in tokens if not 0 <= token < len(trace.fed_ids)]:
         raise ConfigError(f"explain: --values {beyond[0]}: the item was fed tokens 0 to {len(trace.fed_ids) - 1}")
-    size = write_trace(arguments.write, trace, wanted)
+    size = write_trace(arguments.write, trace, tokens)
     gave = {True: "the bytes of the run's record", False: "OTHER bytes than the run's record", None: "no record"}
     print(
         f"{arguments.write}: {item_name(key)}, {len(trace.ops)} ops at {len(trace.fed_ids)} tokens, "

@@ -26,7 +26,7 @@ from evalengine.layers.hooks import op_hook
 
 VALUES_BYTES = 512 << 20  # room for outputs; beyond it, only those of positions that were asked for are kept
 PARTS = {"rope_table": ("cos", "sin"), "store_kv": ("k", "v")}  # names of the outputs of ops that have two
-NORM_PARTS = ("norm", "residual")  # those of a norm
+NORM_PARTS = ("norm", "residual")  # the outputs of a norm
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Recorder:
         self._may_reuse = True
         self._rows: list[_Row] = []  # rows of this step that are heard
         self._wanted: list[tuple[int, Computation]] = []  # (row of lm_head in this step, its computation), the item's
-        self._batch = 0  # rows of this step
+        self._batch = 0  # the number of rows in this step
         self._read = 0  # rows that lm_head has had in this step
         self._kept = 0  # bytes of outputs that are kept
 
@@ -77,7 +77,7 @@ class Recorder:
         """Chooses which rows of the step are heard."""
         self._copy_pages(schedule.copies, runner.block_size)
         self._rows, self._wanted, self._batch, self._read = [], [], 0, 0
-        wanted = 0
+        num_wanted = 0
         own = [chunk for chunk in schedule.chunks if self._is_own(chunk.seq)]
         for chunk in schedule.chunks:
             heard = self._heard(chunk, chunk in own, schedule, runner.block_size)
@@ -86,12 +86,12 @@ class Recorder:
             positions = chunk.seq.wanted(chunk.start, chunk.end)
             if chunk in own:
                 self._add(row.computation for row in heard)
-                self._wanted.extend((wanted + number, by_position[p]) for number, p in enumerate(positions))
-            wanted += len(positions)
+                self._wanted.extend((num_wanted + number, by_position[p]) for number, p in enumerate(positions))
+            num_wanted += len(positions)
             self._batch += chunk.end - chunk.start
         self._slots.update((row.slot, row.computation) for row in self._rows)
         for chunk in own:  # last: pages may be shared with a request that computes them in this very step
-            if chunk.start == chunk.seq.num_cached_tokens:  # just admitted
+            if chunk.start == chunk.seq.num_cached_tokens:  # The sequence was just admitted.
                 self._take_reused(chunk, runner.block_size)
 
     def _heard(self, chunk: Chunk, own: bool, schedule: SchedulerOutput, block_size: int) -> list[_Row]:

@@ -87,13 +87,13 @@ def weight_files_of(side: Side) -> list[Path]:
 
 def _configuration(side: Side) -> Config:
     """The run's configuration, with what the run resolved by itself pinned."""
-    given = (*side.places, *side.instead)
-    config = read_config(side.run.source / "config.yaml", (*COMPUTED_AGAIN, *given))
+    overrides = (*side.places, *side.instead)
+    config = read_config(side.run.source / "config.yaml", (*COMPUTED_AGAIN, *overrides))
     resolved = side.run.manifest.engine_settings
     names = list(ALWAYS if side.instead else RESOLVED)
     if not side.instead and side.run.manifest.engine.numerics == "fast":
         names.append("attention_backend")
-    pinned = {name: resolved[name] for name in names if not _names(given, f"engine.{name}=")}
+    pinned = {name: resolved[name] for name in names if not _names(overrides, f"engine.{name}=")}
     if pinned.get("device", "cpu").startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(
             f"explain: {side.run.name} ran on {pinned['device']}, which this machine does not have. Where it ran, "

@@ -178,6 +178,6 @@ def _why_there(e: Explanation) -> str:
 
 def _bars(relatives: list[float]) -> list[str]:
     """A bar each on one logarithmic scale, from the smallest to the largest; no bar for 0."""
-    known = [log10(min(relative, 1e300)) for relative in relatives if relative]
-    low, span = min(known, default=0.0), max(max(known, default=0.0) - min(known, default=0.0), DECADES)
+    logs = [log10(min(relative, 1e300)) for relative in relatives if relative]
+    low, span = min(logs, default=0.0), max(max(logs, default=0.0) - min(logs, default=0.0), DECADES)
     return ["█" * round(1 + (BAR - 1) * (log10(min(x, 1e300)) - low) / span) if x else "" for x in relatives]

@@ -19,9 +19,9 @@ def budget_problems(config: Config, tasks: Sequence[Task], spec: ModelSpec) -> I
         yield f"model.think_end_token={end}: token ids must lie in 0 ... {spec.vocab_size - 1}"
     for task in tasks:
         if task.output_type == "generate_until":
-            wanted = generation_settings(task.config.generation, task.fewshot_delimiter).max_gen_toks
-            if wanted >= room:
-                yield _too_long(task.name, wanted, room, spec.max_position_embeddings)
+            max_gen_toks = generation_settings(task.config.generation, task.fewshot_delimiter).max_gen_toks
+            if max_gen_toks >= room:
+                yield _too_long(task.name, max_gen_toks, room, spec.max_position_embeddings)
         elif config.enable_thinking:
             yield (
                 f"tasks.{task.name}: it scores given texts, and enable_thinking=true has the model think before it "
@@ -29,9 +29,9 @@ def budget_problems(config: Config, tasks: Sequence[Task], spec: ModelSpec) -> I
             )
 
 
-def _too_long(task: str, wanted: int, room: int, most: int) -> str:
+def _too_long(task: str, max_gen_toks: int, room: int, most: int) -> str:
     cure = f"lower it, or raise engine.max_model_len (at most {most}, the model's own)"
     if room >= most:
         cure = "lower it: that is the model's own limit"
-    where = f"tasks.{task}.generation.max_gen_toks={wanted}"
+    where = f"tasks.{task}.generation.max_gen_toks={max_gen_toks}"
     return f"{where} leaves no room for a prompt in engine.max_model_len={room}; {cure}"

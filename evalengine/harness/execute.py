@@ -31,8 +31,8 @@ def execute(
     Raises EvalEngineError for a journal that is not this run's; and, once all others are done and journaled, if a
     request failed. Raises KeyboardInterrupt for a Ctrl-C, once the answers of the running step are journaled.
     """
-    asked = {item.key: _asked(item, llm) for item in plan.requests}
-    with Journal.open(folder.journal, folder.identity_sha256, asked) as journal:
+    asked_by_key = {item.key: _asked(item, llm) for item in plan.requests}
+    with Journal.open(folder.journal, folder.identity_sha256, asked_by_key) as journal:
         todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
         if journal.finished and llm.settings.numerics == "fast":
             _warn_of_mixing(len(journal.finished), len(plan.requests))
@@ -95,9 +95,9 @@ def _most_tokens(item: HarnessRequest, llm: Answering) -> int:
     return min(request.params.max_tokens, llm.settings.max_model_len - len(request.prompt_ids))
 
 
-def _warn_of_mixing(kept: int, requests: int) -> None:
+def _warn_of_mixing(done: int, requests: int) -> None:
     print(
-        f"evalengine: {kept} of {requests} requests are kept from the interrupted run, and under numerics=fast bits "
+        f"evalengine: {done} of {requests} requests are kept from the interrupted run, and under numerics=fast bits "
         "depend on the batch: this run will not be repeatable. resume=never runs all of them again; "
         "batch_invariant=true makes a resumed run equal an unbroken one",
         file=sys.stderr,

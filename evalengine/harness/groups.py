@@ -45,9 +45,9 @@ def _result(name: str, groups: Mapping[str, GroupConfig], by_name: Mapping[str, 
 
 def _filters(entry: Mapping[str, Any], tasks: Sequence[TaskResult]) -> list[str]:
     """The filters that the entry names, or all that the tasks have for its metric."""
-    asked = entry.get("filter_list")
-    if asked is not None:
-        return [asked] if isinstance(asked, str) else list(asked)
+    filter_list = entry.get("filter_list")
+    if filter_list is not None:
+        return [filter_list] if isinstance(filter_list, str) else list(filter_list)
     keys = (key.partition(",") for task in tasks for key in task.metrics)
     return sorted({filter_name for metric, _, filter_name in keys if metric == entry["metric"]})
 

@@ -140,15 +140,15 @@ class Journal:
 
     def forget(self, keys: Set[RecordKey]) -> None:
         """Removes requests, as if they had not finished. The file is replaced whole or not at all."""
-        kept = {key: entry for key, entry in self.finished.items() if key not in keys}
-        lines = b"".join(_encode(entry, self._run_sha256) for entry in kept.values())
+        remaining = {key: entry for key, entry in self.finished.items() if key not in keys}
+        lines = b"".join(_encode(entry, self._run_sha256) for entry in remaining.values())
         self.close()
         try:
             write_whole(self.path, lambda path: path.write_bytes(lines))
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
             raise _failed(self.path, error) from error
-        self.finished, self._size = kept, len(lines)
+        self.finished, self._size = remaining, len(lines)
 
     def close(self) -> None:
         """Forces the lines to disk and closes the file; further calls do nothing."""

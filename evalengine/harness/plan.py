@@ -143,13 +143,13 @@ def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:
     return lambda request: names[request.request_id]
 
 
-def _special_finder(tokenizer: Any, found: set[int]) -> Callable[[int, str], None]:
-    """A function that adds a document to `found` if a text of it holds a special token's string."""
+def _special_finder(tokenizer: Any, documents: set[int]) -> Callable[[int, str], None]:
+    """A function that adds a document to `documents` if a text of it holds a special token's string."""
     pattern = special_tokens(tokenizer)
 
     def see(document: int, text: str) -> None:
         if pattern is not None and pattern.search(text):
-            found.add(document)
+            documents.add(document)
 
     return see
 

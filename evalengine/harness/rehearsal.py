@@ -23,9 +23,9 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
     instances: the requests of each document.
     """
     values, problems = [], []
-    for doc_id, asked in enumerate(instances):
+    for doc_id, requests in enumerate(instances):
         try:
-            values.append(_scored(task, doc_id, list(asked)))
+            values.append(_scored(task, doc_id, list(requests)))
         except Exception as error:  # the task's own code may raise anything
             what = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
             problems.append(f"tasks.{task.name}: document {doc_id} cannot be scored or written ({what})")
@@ -40,9 +40,9 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
         raise ConfigError(f"tasks.{task.name}: its documents' scores cannot be added up ({what})") from error
 
 
-def _scored(task: Task, doc_id: int, asked: list[Instance]) -> dict[MetricKey, MetricValue]:
+def _scored(task: Task, doc_id: int, requests: list[Instance]) -> dict[MetricKey, MetricValue]:
     doc, target = task.docs[doc_id], task.target(task.docs[doc_id])
-    values = task.process_results(doc, [Response() for _ in asked])
+    values = task.process_results(doc, [Response() for _ in requests])
     json.dumps([doc, str(target)], ensure_ascii=False, default=str).encode("utf-8")
     return values
 

@@ -41,12 +41,12 @@ def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:
     text = "[]"  # JSON of the last context, which a document's choices share
     for key, request in requests:
         if isinstance(request, GenerateRequest):
-            asked: tuple[list[int], Any] = request.prompt_ids, _in_force(request.params)
+            content: tuple[list[int], Any] = request.prompt_ids, _in_force(request.params)
         else:
-            asked = request.context_ids, request.continuation_ids
-        if asked[0] != last:
-            last, text = asked[0], json.dumps(asked[0])
-        digest.update(f"[{json.dumps(key)}, {text}, {json.dumps(asked[1])}]".encode())
+            content = request.context_ids, request.continuation_ids
+        if content[0] != last:
+            last, text = content[0], json.dumps(content[0])
+        digest.update(f"[{json.dumps(key)}, {text}, {json.dumps(content[1])}]".encode())
     return digest.hexdigest()
 
 

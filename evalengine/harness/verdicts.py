@@ -36,22 +36,22 @@ def verdicts(
         if (task := tasks.get(item.key[0])) is not None:
             programs[item.key] = task.program(task.docs[item.key[1]], answers[item.key].text), task.limits
     by_program: dict[tuple[str, Limits], Verdict] = {}
-    wanted: dict[Limits, dict[str, Limits]] = {}
+    batches: dict[Limits, dict[str, Limits]] = {}
     for program, limits in programs.values():
-        wanted.setdefault(limits, {})[program] = limits
-    with ProgramProgress(label, sum(map(len, wanted.values())), config.progress) as bar:
-        for limits, batch in wanted.items():
+        batches.setdefault(limits, {})[program] = limits
+    with ProgramProgress(label, sum(map(len, batches.values())), config.progress) as bar:
+        for limits, batch in batches.items():
             ended = run_programs(batch, isolated(config), bar.finished)
             by_program.update({(program, limits): verdict for program, verdict in ended.items()})
     return {key: by_program[program] for key, program in programs.items()}
 
 
-def program_facts(plan: Plan, config: Config, found: Mapping[RecordKey, Verdict]) -> dict[str, Any] | None:
+def program_facts(plan: Plan, config: Config, verdict_of: Mapping[RecordKey, Verdict]) -> dict[str, Any] | None:
     """The manifest's facts about the programs, as plain JSON values; None where none was run."""
     tasks = {item.task.name: item.task for item in plan.tasks if isinstance(item.task, CodeTask)}
     if not tasks:
         return None
-    counts = {name: Counter(verdict.outcome for key, verdict in found.items() if key[0] == name) for name in tasks}
+    counts = {name: Counter(verdict.outcome for key, verdict in verdict_of.items() if key[0] == name) for name in tasks}
     return {
         "isolated": isolated(config),
         "python": platform.python_version(),

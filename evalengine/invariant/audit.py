@@ -138,33 +138,33 @@ def _is_composite(func: Any, device: str) -> bool:
 
 def _floats(operands: object, result: object) -> list[Tensor]:
     """The float tensors among operands and result; none if all operands are empty, since nothing adds up then."""
-    given = [x for x in tree_leaves(operands) if isinstance(x, Tensor) and x.numel()]
-    made = [x for x in tree_leaves(result) if isinstance(x, Tensor) and given]
-    return [x for x in given + made if x.is_floating_point() or x.is_complex()]
+    inputs = [x for x in tree_leaves(operands) if isinstance(x, Tensor) and x.numel()]
+    made = [x for x in tree_leaves(result) if isinstance(x, Tensor) and inputs]
+    return [x for x in inputs + made if x.is_floating_point() or x.is_complex()]
 
 
 def _order_matters(func: Any, device: str, args: Any, kwargs: Any) -> bool:
     """Whether the result may depend on the order of additions, or on where the vector body ends."""
     base = func._schema.name.split("::")[1]
     names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    if device == "cpu" and _is_uneven(base, given):
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    if device == "cpu" and _is_uneven(base, arguments):
         return True
-    if "accumulate" in names and not given.get("accumulate"):
+    if "accumulate" in names and not arguments.get("accumulate"):
         return False  # without `accumulate`, index_put and its like only move numbers
-    if base == "linalg_vector_norm" and abs(given.get("ord", 2)) == inf:
+    if base == "linalg_vector_norm" and abs(arguments.get("ord", 2)) == inf:
         return False  # such a norm is a maximum or a minimum
-    return base in REDUCTIONS and given.get("reduction") != 0  # a loss with reduction="none" adds nothing up
+    return base in REDUCTIONS and arguments.get("reduction") != 0  # a loss with reduction="none" adds nothing up
 
 
-def _is_uneven(base: str, given: dict[str, Any]) -> bool:
+def _is_uneven(base: str, arguments: dict[str, Any]) -> bool:
     if base in _UNEVEN_POWERS:
-        exponent = given.get("exponent")
-        numbers = not isinstance(exponent, Tensor) and isinstance(given.get("self"), Tensor)
+        exponent = arguments.get("exponent")
+        numbers = not isinstance(exponent, Tensor) and isinstance(arguments.get("self"), Tensor)
         return not (numbers and exponent in _EVEN_EXPONENTS)
     if base in _SCALED_SUMS:
-        narrow = any(isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16) for x in given.values())
-        return narrow and given.get("alpha", 1) != 1
+        narrow = any(isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16) for x in arguments.values())
+        return narrow and arguments.get("alpha", 1) != 1
     return base in UNEVEN_ON_CPU
 
 

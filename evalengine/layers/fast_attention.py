@@ -34,8 +34,8 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: Atten
         real = steps < q_lens[:, None]
         k, v = (_gather(cache, metadata.block_table[group], kv_lens) for cache in (k_cache, v_cache))
         out = _attend(q[rows.to(q.device)], k, v, q_lens, kv_lens, scale)
-        kept = real.flatten().nonzero().squeeze(1).to(q.device)
-        output[rows[real].to(q.device)] = out.flatten(0, 1)[kept]
+        real_places = real.flatten().nonzero().squeeze(1).to(q.device)
+        output[rows[real].to(q.device)] = out.flatten(0, 1)[real_places]
     return output
 
 

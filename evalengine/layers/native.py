@@ -54,7 +54,7 @@ class NativeOps(CudaOps):
         return matmul.linear(x, weight, bias)
 
     def lm_head(self, x: Tensor, weight: PreparedWeight) -> Tensor:
-        """The chain's float32 values, unrounded: logprobs are made from them."""
+        """Logits in float32, not rounded to the weights' dtype, because logprobs are computed from them."""
         return matmul.linear(x, weight, out_dtype=torch.float32)
 
     def attention(

@@ -43,10 +43,10 @@ def register() -> None:
         if (error.name or "").partition(".")[0] == "lm_eval":
             raise ConfigError("lm_eval: lm-eval is not installed: pip install 'evalengine[lm-eval]'") from error
         raise ConfigError(f"lm_eval: lm-eval cannot be imported ({error}): pip install 'lm-eval[hf]'") from error
-    known = getattr(registry, "model_registry", None)
-    if known is None:
+    new_registry = getattr(registry, "model_registry", None)
+    if new_registry is None:
         from evalengine.lm_eval_model.model import EvalEngineLM
 
         registry.MODEL_REGISTRY[NAME] = EvalEngineLM
-    elif NAME not in known:
-        known.register(NAME, target=TARGET)
+    elif NAME not in new_registry:
+        new_registry.register(NAME, target=TARGET)

@@ -36,13 +36,13 @@ class Asked:
 
 def instance_keys(instances: Sequence[Any]) -> list[RecordKey]:
     """(task, document, request index, repeat) of each instance; lm-eval repeats one by listing it several times."""
-    seen: Counter[tuple[str, int, int]] = Counter()
+    repeats: Counter[tuple[str, int, int]] = Counter()
     keys = []
     for place, instance in enumerate(instances):
         document = place if instance.doc_id is None else instance.doc_id
         request = (instance.task_name or UNNAMED, document, instance.idx)
-        keys.append((*request, seen[request]))
-        seen[request] += 1
+        keys.append((*request, repeats[request]))
+        repeats[request] += 1
     return keys
 
 
@@ -70,17 +70,17 @@ def generated(place: int, key: RecordKey, prompt: list[int], generation: Generat
     return Asked(key, "generate_until", GenerateRequest(place, prompt[cut:], generation.params), cut)
 
 
-def windows(keys: Sequence[RecordKey], found: Sequence[list[tuple[list[int], list[int]]]]) -> list[Asked]:
+def windows(keys: Sequence[RecordKey], windows_by_text: Sequence[list[tuple[list[int], list[int]]]]) -> list[Asked]:
     """A request for each window of each text, in order; its index counts the windows of the document, as in other runs.
 
-    found: the windows (context, continuation) of each text.
+    windows_by_text: the windows (context, continuation) of each text.
     """
-    seen: Counter[tuple[str, int, int]] = Counter()
+    num_windows: Counter[tuple[str, int, int]] = Counter()
     asked: list[Asked] = []
-    for (task, document, _, repeat), own in zip(keys, found, strict=True):
+    for (task, document, _, repeat), own in zip(keys, windows_by_text, strict=True):
         for context, continuation in own:
-            key = (task, document, seen[task, document, repeat], repeat)
-            seen[task, document, repeat] += 1
+            key = (task, document, num_windows[task, document, repeat], repeat)
+            num_windows[task, document, repeat] += 1
             asked.append(Asked(key, "loglikelihood_rolling", ScoreRequest(len(asked), context, continuation)))
     return asked
 

@@ -76,7 +76,7 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
     prefix = f"{model.__name__}: " if model else ""
     problems = [prefix + problem for problem in _unsupported_json(raw)]
     try:
-        spec = from_hf(_configuration(raw, known=model is not None))
+        spec = from_hf(_configuration(raw, is_known=model is not None))
     except ConfigError as error:
         raise ConfigError([*error.problems, *problems]) from error
     if problems:
@@ -112,19 +112,19 @@ def token_ids(value: Any) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(ids)) if all(is_integer(i) for i in ids) else ids
 
 
-def _configuration(raw: Mapping[str, Any], known: bool) -> Any:
+def _configuration(raw: Mapping[str, Any], is_known: bool) -> Any:
     """transformers' configuration made of config.json's content. An unknown model, which transformers may not know
     either, is only read to be refused, so its values are taken as they are."""
     from transformers import CONFIG_MAPPING
 
-    if not known:
+    if not is_known:
         return SimpleNamespace(**raw)
     if problems := list(_json_problems(raw)):
         raise ConfigError([f"config.json: {problem}" for problem in problems])
-    wanted = HONOURED | CHECKED_BY_CLASS
+    fields_read = HONOURED | CHECKED_BY_CLASS
     try:
         # transformers gets a copy, because it fills in the RoPE parameters that it is given.
-        return CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy({k: raw[k] for k in raw.keys() & wanted}))
+        return CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy({k: raw[k] for k in raw.keys() & fields_read}))
     except Exception as error:  # transformers' validation raises several unrelated types
         raise ConfigError(f"config.json is not a valid configuration ({one_line(error)})") from error
 

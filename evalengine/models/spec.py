@@ -26,11 +26,11 @@ class RopeSpec:
 
     theta: float
     type: RopeType = "default"
-    factor: float = 1.0  # linear, llama3
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    original_max_position_embeddings: int = 8192  # llama3
-    freq_factors: tuple[float, ...] | None = None  # factors: a divisor for each frequency (GGUF's rope_freqs tensor)
+    factor: float = 1.0  # used by linear and llama3 scaling only
+    low_freq_factor: float = 1.0  # used by llama3 RoPE scaling only, as the next two are
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    freq_factors: tuple[float, ...] | None = None  # type factors divides each frequency by one (GGUF's rope_freqs)
 
     def inv_freq(self, head_dim: int) -> Tensor:
         """The inverse frequencies, float32 [head_dim / 2], by transformers' formulas.
@@ -76,13 +76,13 @@ class ModelSpec:
     rope: RopeSpec
     max_position_embeddings: int
     tie_word_embeddings: bool
-    attention_bias: bool  # on q, k and v
-    attention_output_bias: bool  # on o_proj
+    attention_bias: bool  # whether q, k and v have a bias
+    attention_output_bias: bool  # whether o_proj has a bias
     qk_norm: bool
     dtype: torch.dtype  # the checkpoint's dtype
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    processors: LogitsProcessors = field(default_factory=LogitsProcessors)  # the generation config's
+    processors: LogitsProcessors = field(default_factory=LogitsProcessors)  # those of the generation config
 
     @property
     def shapes(self) -> Shapes:

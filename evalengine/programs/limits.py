@@ -17,9 +17,9 @@ class Limits:
 
     cpu_seconds: int = CPU_SECONDS
     wall_seconds: int = WALL * CPU_SECONDS
-    memory_bytes: int = 2 << 30  # address space
+    memory_bytes: int = 2 << 30  # the most address space
     processes: int = 32  # processes and threads together
-    file_bytes: int = 16 << 20  # size of one file
+    file_bytes: int = 16 << 20  # the largest size of one file
     open_files: int = 64
     files_bytes: int = 64 << 20  # size of all files together, which lie in memory; only under isolation
     files: int = 4096  # number of files; only under isolation

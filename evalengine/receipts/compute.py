@@ -97,7 +97,7 @@ def _request(receipt: Receipt, checkpoint: Checkpoint) -> Request:
         if asked.get("processors") is not None:
             asked["processors"] = LogitsProcessors(**asked["processors"])
         params = SamplingParams(**asked)
-    except TypeError as error:  # an unknown name
+    except TypeError as error:  # The engine knows no setting of that name.
         raise ConfigError(f"asked: {error}; ask for the receipt again") from error
     if params.max_tokens > checkpoint.spec.max_position_embeddings or params.n != 1 or params.logprobs:
         raise ConfigError("asked: more than one answer of the model's length; ask for the receipt again")

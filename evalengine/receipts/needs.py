@@ -32,11 +32,11 @@ def check_level(computed_by: Mapping[str, Any], whose: str) -> None:
         return
     import torch
 
-    wanted = computed_by.get("gpu_architecture")
+    required = computed_by.get("gpu_architecture")
     here = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else None
-    if here is None or here != wanted:
+    if here is None or here != required:
         raise ConfigError(
-            f"{whose}: computed in native on a GPU of architecture {wanted}, whose bits only such a GPU gives; this "
+            f"{whose}: computed in native on a GPU of architecture {required}, whose bits only such a GPU gives; this "
             f"machine has {here or 'no usable GPU'}. Check it where there is one, or ask for a run in numerics=exact, "
             "which any machine can check"
         )

@@ -57,7 +57,7 @@ class Receipt:
 
     record: RequestRecord
     asked: dict[str, Any] | None  # a generation's sampling settings in force; None: the output was scored
-    digest: str  # the run's
+    digest: str  # the run's digest
     index: int  # the item's leaf, among `count`
     count: int
     path: tuple[str, ...]  # hex, lowest node first

@@ -100,9 +100,9 @@ def _ours(folder: Path) -> Iterator[str]:
 
 def _manifest_problem(folder: Path, manifest: Manifest) -> list[str]:
     """What is wrong with the manifest itself."""
-    where, said = folder / MANIFEST, str(manifest.content.get(SHA256))
-    if said != (found := sha256_of(manifest.unsealed)):
-        return [f"{where}: its content gives sha256 {found}, not {said[:64]}: it was edited or damaged; {AGAIN}"]
+    where, recorded = folder / MANIFEST, str(manifest.content.get(SHA256))
+    if recorded != (actual := sha256_of(manifest.unsealed)):
+        return [f"{where}: its content gives sha256 {actual}, not {recorded[:64]}: it was edited or damaged; {AGAIN}"]
     files = manifest.content.get(FILES)
     if not isinstance(files, dict) or any(Path(name).name != name for name in files):
         return [f"{where}: its list of files is none: it was edited; {AGAIN}"]

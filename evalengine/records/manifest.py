@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
 IDENTITY_KEYS = (*("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "numerics", "dtype"),)
 NEW_SETTINGS = ("enable_thinking", "chat_template_args")  # null asks for nothing
-NEW_TASK_SETTINGS = ("repeats", "pass_at", "gen_prefix", "code_timeout")  # of each task; the same
+NEW_TASK_SETTINGS = ("repeats", "pass_at", "gen_prefix", "code_timeout")  # a task's; null asks for nothing
 FAST_IDENTITY_KEYS = ("attention_backend",)  # resolved too; at the other levels they change nothing
 _STANDS_FOR = ("model", "batch_invariant", "numerics", "task")
 LIBRARIES = (
@@ -184,13 +184,13 @@ def code_version() -> Code:
 
 def library_versions() -> dict[str, str]:
     """The versions of the libraries that a result can depend on, those that are installed."""
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def cpu_name() -> str:

@@ -34,7 +34,7 @@ class Manifest:
     task_digests: dict[str, str] = field(init=False)
     contract_version: float | None = field(init=False)
     numerics: str | None = field(init=False)  # exact | native | fast
-    identity: dict[str, Any] = field(init=False)  # of `run_identity`: plain JSON values, which are compared one by one
+    identity: dict[str, Any] = field(init=False)  # what `run_identity` gives: plain JSON values, compared one by one
     model: Model = field(init=False)
     datasets: dict[str, Dataset] = field(init=False)  # task -> its rows; lm-eval loads its own, and records none
     engine: Engine = field(init=False)
@@ -44,11 +44,11 @@ class Manifest:
     cache: CacheUse | None = field(init=False)  # None where the run had no cache of answers
     cluster: Cluster | None = field(init=False)  # None where one engine answered
     code: Code = field(init=False)
-    hardware: Hardware = field(init=False)  # of a run on replicas, the first one's
+    hardware: Hardware = field(init=False)  # with replicas, the first one's
     python: str = field(init=False)
     libraries: dict[str, str] = field(init=False)  # package -> version
     files: dict[str, str] | None = field(init=False)  # name -> SHA-256 of every other file of the run (`evidence`)
-    sha256: str | None = field(init=False)  # of the content without it
+    sha256: str | None = field(init=False)  # SHA-256 of the manifest without this field
 
     def __post_init__(self) -> None:
         for name, value in read_fields(Manifest, {**self.content, "content": self.content}).items():
@@ -67,8 +67,8 @@ class Manifest:
     def engine_settings(self) -> dict[str, Any]:
         """All settings of the engine by name, as they were resolved."""
         part = self.content.get("engine")
-        known = part.items() if isinstance(part, Mapping) else ()
-        return {name: value for name, value in known if name not in ("stats", "kernels")}
+        items = part.items() if isinstance(part, Mapping) else ()
+        return {name: value for name, value in items if name not in ("stats", "kernels")}
 
     def file_text(self) -> str:
         """`manifest.json`: every run's is written so."""

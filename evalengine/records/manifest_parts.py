@@ -20,7 +20,7 @@ class Code:
     """The package that ran."""
 
     version: str
-    commit: str | None  # of its git checkout
+    commit: str | None  # the commit of the package's git checkout
     dirty: bool | None  # whether the checkout differed from the commit
 
 
@@ -58,7 +58,7 @@ class Model:
     weights_sha256: str
     eos_token_ids: list[int]
     prefix_token_id: int | None  # what scores of a text without context begin with
-    processors: dict[str, Any]  # of generation_config.json, those in force; none in the manifests of older versions
+    processors: dict[str, Any]  # those of generation_config.json in force; older manifests have none
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Dataset:
     name: str | None  # the dataset's configuration
     revision: str | None
     split: str | None
-    rows: int  # that were evaluated
-    sha256: str | None  # of those rows, in their order
+    rows: int  # the number of rows that were evaluated
+    sha256: str | None  # SHA-256 of the evaluated rows, in their order
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class RunCounts:
     requests: int
     resumed_requests: int  # taken from the journal, not run again
     truncated_prompts: int  # cut from the left to fit max_model_len
-    prompt_tokens: int  # of the requests that ran
-    output_tokens: int  # generated or scored, of the requests that ran
+    prompt_tokens: int  # prompt tokens of the requests that ran
+    output_tokens: int  # tokens generated or scored by the requests that ran
     truncated_thinking: int = 0  # generations that reached max_gen_toks before the end of their thinking
     cached_requests: int = 0  # read from the cache, not run
     special_token_documents: int = 0  # whose own text holds a special token's string: it was read as the token
@@ -115,8 +115,8 @@ class RunCounts:
 class RunTimings:
     """Seconds of wall-clock time."""
 
-    load_seconds: float  # weights and tokenizer
-    run_seconds: float  # requests
+    load_seconds: float  # seconds that loading weights and tokenizer took
+    run_seconds: float  # seconds that the requests took
     total_seconds: float
 
 
@@ -169,25 +169,25 @@ def read_part(kind: type[PartType], value: Any) -> PartType:
 
 def read_fields(kind: type, value: Any) -> dict[str, Any]:
     """Field name -> what the JSON object says of it, for the fields that the constructor or the class itself sets."""
-    known = value if isinstance(value, Mapping) else {}
-    return {name: _read(wanted, known.get(name)) for name, wanted in _types(kind).items()}
+    members = value if isinstance(value, Mapping) else {}
+    return {name: _read(kind_of_field, members.get(name)) for name, kind_of_field in _types(kind).items()}
 
 
-def _read(wanted: Any, value: Any) -> Any:
+def _read(expected: Any, value: Any) -> Any:
     """The value if it is of the wanted type, else the type's neutral value."""
-    inner = get_args(wanted)
-    if wanted is Any:
+    inner = get_args(expected)
+    if expected is Any:
         return value
-    if is_dataclass(wanted):
-        return read_part(wanted, value)  # type: ignore[arg-type]
+    if is_dataclass(expected):
+        return read_part(expected, value)  # type: ignore[arg-type]
     if type(None) in inner:
         absent = value in (None, {}) or (inner[0] in _PLAIN and not _PLAIN[inner[0]](value))
         return None if absent else _read(inner[0], value)
-    if get_origin(wanted) is list:
+    if get_origin(expected) is list:
         return [_read(inner[0], one) for one in value] if isinstance(value, list) else []
-    if get_origin(wanted) is dict:
+    if get_origin(expected) is dict:
         return {name: _read(inner[1], one) for name, one in value.items()} if isinstance(value, Mapping) else {}
-    return value if _PLAIN[wanted](value) else wanted()
+    return value if _PLAIN[expected](value) else expected()
 
 
 @cache

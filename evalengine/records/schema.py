@@ -57,8 +57,8 @@ def packed_ids(ids: Sequence[int]) -> bytes:
     global _last_packed
     if type(ids) is not list:
         return np.asarray(ids, dtype="<i4").tobytes()
-    known, packed = _last_packed
-    if ids != known:
+    last_ids, packed = _last_packed
+    if ids != last_ids:
         packed = np.asarray(ids, dtype="<i4").tobytes()
         if len(ids) >= LONG:
             _last_packed = ids.copy(), packed  # a copy: the caller may change its list
@@ -171,7 +171,7 @@ def _table(records: Sequence[RequestRecord]) -> Any:
         columns[name] = _list_column([getattr(record, name) for record in records], kind)
     for name, kind in _OPTIONAL_LISTS.items():
         if any(getattr(record, name) is not None for record in records):
-            none = np.empty(0, dtype=kind)  # for rows that score
+            none = np.empty(0, dtype=kind)  # what a row without such a list holds
             columns[name] = _list_column([none if (x := getattr(r, name)) is None else x for r in records], kind)
     for name, kind in _OPTIONAL.items():
         values = [getattr(record, name) for record in records]

@@ -126,7 +126,7 @@ def _specialization(arg: Any) -> object:
         return arg.dtype, arg.data_ptr() & 15 == 0
     if arg is None or isinstance(arg, float):
         return type(arg)
-    return arg.base.dtype, tuple(arg.block_shape)  # a descriptor
+    return arg.base.dtype, tuple(arg.block_shape)  # `arg` is a tensor descriptor
 
 
 def _emptied(arg: Any) -> Any:

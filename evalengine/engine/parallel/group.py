@@ -33,7 +33,8 @@ def connect(folder: Path, rank: int, size: int, device: torch.device) -> TensorP
 
 def _gloo(store: Any, rank: int, size: int) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # closed to other machines
+    # This address is closed to other machines.
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = PATIENCE
     return dist.ProcessGroupGloo(store, rank, size, options)
 

@@ -36,14 +36,14 @@ def main(arguments: Namespace) -> int:
 
 
 def _report(arguments: Namespace) -> Report:
-    asked = (arguments.policy, arguments.base)
+    policy_and_base = (arguments.policy, arguments.base)
     if arguments.run is not None:
-        return gate(arguments.baseline, arguments.run, *asked)
-    if (problem := unready(arguments.baseline, *asked)) is not None:  # before minutes are spent on a run
+        return gate(arguments.baseline, arguments.run, *policy_and_base)
+    if (problem := unready(arguments.baseline, *policy_and_base)) is not None:  # before minutes are spent on a run
         return problem
     try:
         with made_run(arguments.settings, arguments.keep) as folder:
-            return gate(arguments.baseline, folder, *asked)
+            return gate(arguments.baseline, folder, *policy_and_base)
     except ConfigError:
         raise
     except EvalEngineError as error:

@@ -17,8 +17,8 @@ from evalengine.report.compare.unchecked import unrecorded_weights
 from evalengine.report.read.identities import NUMERIC_SETTINGS, said
 from evalengine.report.read.run import Item, Run
 
-SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")  # of the manifest, not the identity
-NO_MATTER = (("engine", "stats"), ("hardware", "cpu_count"))  # parts of those that change no bit
+SURROUNDINGS = ("engine", "hardware", "libraries", "code", "python", "platform")  # manifest keys outside its identity
+NO_MATTER = (("engine", "stats"), ("hardware", "cpu_count"))  # parts of SURROUNDINGS that change no bit
 SAID = {
     "documents": "the documents' content differs",
     "targets": "the documents' targets differ",
@@ -75,8 +75,8 @@ class Attribution:
         """The cause's name, such as `weights or dtype`, whose sentences are added to `why`."""
         unique = [*dict.fromkeys(blamed)]
         cause = " or ".join(dict.fromkeys(name for name, _ in unique))
-        known = self.why.setdefault(cause, [])
-        known += [text for _, text in unique if text not in known]
+        sentences = self.why.setdefault(cause, [])
+        sentences += [text for _, text in unique if text not in sentences]
         return cause
 
     def _asked(self, x: Item, y: Item) -> Iterator[Blame]:
@@ -110,9 +110,9 @@ class Attribution:
         if lacking := unrecorded_weights(self.a, self.b):
             return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
         fast = [(run.manifest.numerics or run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
-        found = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
+        differences = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
         name = "batches" if all(fast) else "unknown"
-        return [(_place(path), text) for path, text in found] or [(name, SAID[name])]
+        return [(_place(path), text) for path, text in differences] or [(name, SAID[name])]
 
 
 def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -120,7 +120,7 @@ def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:
     if a.manifest and b.manifest:
         for name in SURROUNDINGS:
             for path, old, new in differing(a.manifest.content.get(name), b.manifest.content.get(name), (name,)):
-                if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # those are findings
+                if path[:2] not in NO_MATTER and path[-1] not in NUMERIC_SETTINGS:  # those settings are findings
                     yield path, said(path, old, new)
 
 

@@ -93,8 +93,8 @@ def _engines(a: Run, b: Run) -> Iterator[Finding]:
 def _resumed(a: Run, b: Run) -> Iterator[Finding]:
     """Fast numerics depend on the batch, and an interrupted run's batches are no unbroken run's."""
     for label, run in (("A", a), ("B", b)):
-        if kept := resumed_fast(run.manifest):
-            yield Finding(f"{label} {resumed_words(run, kept)}", "configuration", False, ("resumed",))
+        if resumed := resumed_fast(run.manifest):
+            yield Finding(f"{label} {resumed_words(run, resumed)}", "configuration", False, ("resumed",))
 
 
 def resumed_words(run: Run, kept: int) -> str:
@@ -149,8 +149,8 @@ def _prompts(a: Run, b: Run) -> Iterator[Finding]:
     """Differing prompts of requests that both runs have, with the settings that may have made the difference."""
     shared = sorted(a.items.keys() & b.items.keys())
     for task, keys in groupby(shared, key=lambda key: key[0]):
-        asked = list(keys)
-        changed = [key for key in asked if prompt_differs(a, b, a.items[key], b.items[key])]
+        task_keys = list(keys)
+        changed = [key for key in task_keys if prompt_differs(a, b, a.items[key], b.items[key])]
         if not changed:
             continue
         settings = [
@@ -161,7 +161,7 @@ def _prompts(a: Run, b: Run) -> Iterator[Finding]:
         ]
         why = f": {'; '.join(text for _, text in settings)}" if settings else ""
         yield Finding(
-            f"{task}: {len(changed)} of {len(asked)} prompts differ (the first is of doc {changed[0][1]}){why}",
+            f"{task}: {len(changed)} of {len(task_keys)} prompts differ (the first is of doc {changed[0][1]}){why}",
             "data",
             True,
             tuple(dict.fromkeys(thing(path) for path, _ in settings)) or ("prompts",),

@@ -37,7 +37,7 @@ class Comparison:
     a: Run
     b: Run
     verdict: Verdict
-    common: int  # requests in both
+    common: int  # requests that both runs have
     only_a: int
     only_b: int
     findings: list[Finding]

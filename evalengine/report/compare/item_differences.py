@@ -111,8 +111,8 @@ def _other_logprobs(x: Item, y: Item) -> bool:
 def _other_text(x: Item, y: Item) -> bool:
     """Whether equal tokens have differing texts."""
     tokens = bool(x.output_sha256 and y.output_sha256) and x.output_sha256 == y.output_sha256
-    known = x.kind == "generate_until" and x.text is not None and y.text is not None
-    return tokens and known and x.text != y.text
+    have_texts = x.kind == "generate_until" and x.text is not None and y.text is not None
+    return tokens and have_texts and x.text != y.text
 
 
 def _equal_as_far_as_known(x: Item, y: Item) -> bool:

@@ -101,8 +101,8 @@ def run_notes(runs: Sequence[Run]) -> list[str]:
     """What a reader must know of single runs, a sentence each."""
     notes = []
     for number, run in enumerate(runs, 1):
-        if kept := resumed_fast(run.manifest):
-            notes.append(f"Run {number} {resumed_words(run, kept)}")
+        if resumed := resumed_fast(run.manifest):
+            notes.append(f"Run {number} {resumed_words(run, resumed)}")
         if run.unbound:
             notes.append(f"Run {number}: {UNBOUND}")
     return notes

@@ -35,7 +35,7 @@ class MetricDelta:
     paired: PairedResult | None  # None where the runs hold no number by document or window
     left_out: int  # units without a finite score in both, or of unlike text, which no statistic can take
     higher_is_better: bool | None  # None where neither run says
-    unit: Literal["document", "window"] = "document"  # what the statistics pair
+    unit: Literal["document", "window"] = "document"  # what the statistics compare in pairs
     nats: bool = False  # whether the metric is a log-likelihood, which is no share
     common_a: float | None = None  # the metric over the documents of both runs; None: not known
     common_b: float | None = None
@@ -52,8 +52,8 @@ class MetricDelta:
     @property
     def shown(self) -> Values:
         """(A, B) of the same documents where they are known, else as reported."""
-        known = self.common_a is not None and self.common_b is not None
-        return (self.common_a, self.common_b) if known else (self.value_a, self.value_b)
+        have_common = self.common_a is not None and self.common_b is not None
+        return (self.common_a, self.common_b) if have_common else (self.value_a, self.value_b)
 
 
 def metric_deltas(a: Run, b: Run) -> list[MetricDelta]:

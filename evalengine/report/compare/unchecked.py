@@ -49,9 +49,9 @@ def unrecorded_weights(a: Run, b: Run) -> str:
 
 def _lacking(a: Run, b: Run, names: tuple[str, ...]) -> str:
     """Which runs lack a hash, such as `A and B`. lm-eval's model_sha, a commit on the Hub, compares with its like."""
-    known = names if a.by_lm_eval == b.by_lm_eval else names[:1]
+    comparable = names if a.by_lm_eval == b.by_lm_eval else names[:1]
     return " and ".join(
-        label for label, run in (("A", a), ("B", b)) if not any(run.identity.get(name) for name in known)
+        label for label, run in (("A", a), ("B", b)) if not any(run.identity.get(name) for name in comparable)
     )
 
 

@@ -37,7 +37,7 @@ def differing_weights(a: Run, b: Run, at_most: int = AT_MOST) -> list[str]:
 
 def _weights_of(run: Run, at_most: int) -> list[Path]:
     """The files with the recorded hash. Raises `ValueError` (after "A's weights"), or OSError."""
-    model, wanted = run.manifest.model, str(run.identity["weights"])
+    model, recorded_sha256 = run.manifest.model, str(run.identity["weights"])
     source = model.source
     if source is None:
         raise ValueError("are not named in its manifest")
@@ -49,9 +49,9 @@ def _weights_of(run: Run, at_most: int) -> list[Path]:
         raise ValueError(f"are not at {source} on this machine")
     if (size := min(sum(file.stat().st_size for file in candidate) for candidate in sets)) > at_most:
         raise ValueError(f"take {size / 1e9:.1f} GB, which `explain` reads, and this command does not")
-    recorded = next((candidate for candidate in sets if fingerprint(candidate) == wanted), None)
+    recorded = next((candidate for candidate in sets if fingerprint(candidate) == recorded_sha256), None)
     if recorded is None:
-        raise ValueError(f"at {source} are others now (their hash is not {short(wanted)})")
+        raise ValueError(f"at {source} are others now (their hash is not {short(recorded_sha256)})")
     return recorded
 
 

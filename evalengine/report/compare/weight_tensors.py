@@ -17,8 +17,8 @@ from evalengine.report.numbers import shown
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # bfloat16 is the upper half of a float32
 MAX_HEADER = 100_000_000  # bytes, the safetensors library's own limit
-AT_ONCE = 1 << 22  # elements held as float64
-SHOWN = 5  # tensors named, those with the largest change first
+AT_ONCE = 1 << 22  # elements of a tensor that are held as float64 at one time
+SHOWN = 5  # the most tensors that are named, the largest change first
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     data: np.ndarray  # uint8, on disk
-    values: Callable[[], Iterator[np.ndarray]] | None  # float64, some at a time; None: a dtype that is not read
+    values: Callable[[], Iterator[np.ndarray]] | None  # chunks of float64; None for a dtype that is not read
 
 
 @dataclass(frozen=True)

@@ -26,21 +26,21 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
     known = sorted({*a.scores, *a.results})
     _check_names(rule, known)
     limits = {key: rule.of(*key) for key in known}
-    kept = [key for key in known if not limits[key].skip]
-    if known and not kept and not rule.averages:
+    unskipped = [key for key in known if not limits[key].skip]
+    if known and not unskipped and not rule.averages:
         raise ConfigError(_all_skipped(known))
     checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in known if limits[key].skip]
     broken = {key: _broken(key, a, b) for key in a.scores}
-    checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in kept if broken.get(key)]
-    whole = [key for key in kept if key not in a.scores and ratios((a, b), key) is None]
+    checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in unskipped if broken.get(key)]
+    whole = [key for key in unskipped if key not in a.scores and ratios((a, b), key) is None]
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
     averages = {name: average_keys(name, average, a) for name, average in rule.averages.items()}
     for name in [name for name, keys in averages.items() if any(broken[key] for key in keys)]:
         why = [f"{key[0]}: {broken[key]}" for key in averages.pop(name) if broken[key]]
         checks.append(Check("accuracy", f"average {name}", "", "fail", "; ".join(why[:SHOWN])))
-    tested = {key: limits[key] for key in kept if key not in whole and not broken.get(key)}
+    tested = {key: limits[key] for key in unskipped if key not in whole and not broken.get(key)}
     checks += _tested(rule, a, b, tested, averages)
-    blind = {key[0] for key in kept} - {check.task for check in checks if check.status in DECIDED}
+    blind = {key[0] for key in unskipped} - {check.task for check in checks if check.status in DECIDED}
     if blind or not checks:
         what = ", ".join(sorted(blind)) or str(a.source)
         cure = "set margin_percent or max_regression_percent, or skip: true for the task"
@@ -69,8 +69,8 @@ def _tested(
         yield replace(check, details=lost) if check.status in ("fail", "blind") else check
 
 
-def _all_skipped(known: Iterable[ScoreKey]) -> str:
-    tasks = sorted({key[0] for key in known})
+def _all_skipped(keys: Iterable[ScoreKey]) -> str:
+    tasks = sorted({key[0] for key in keys})
     left = listed(tasks, SHOWN)
     what = f"accuracy: no metric is tested: the policy skips all that the baseline has (tasks: {left})"
     return f"{what}; set skip: false for one, or leave the rule out"
@@ -100,13 +100,13 @@ def _answers(key: ScoreKey, a: Run, b: Run, doc: int) -> str:
     return f": was {answers[0]!r}, is {answers[1]!r}" if len(answers) == 2 else ""
 
 
-def _check_names(rule: AccuracyRule, known: Iterable[ScoreKey]) -> None:
+def _check_names(rule: AccuracyRule, keys: Iterable[ScoreKey]) -> None:
     """Raises `ConfigError` for a task or metric that the baseline lacks, whose limits would have no effect."""
     problems = []
     for task, own in rule.tasks.items():
-        names = {name for key in known if key[0] == task for name in (key[1], f"{key[1]},{key[2]}")}
+        names = {name for key in keys if key[0] == task for name in (key[1], f"{key[1]},{key[2]}")}
         if not names:
-            present = ", ".join(sorted({key[0] for key in known}))
+            present = ", ".join(sorted({key[0] for key in keys}))
             problems.append(f"accuracy: tasks: {task}: the baseline has no such task; there is: {present}")
             continue
         for metric in own.get("metrics", {}):

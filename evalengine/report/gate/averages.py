@@ -16,11 +16,11 @@ def average_keys(name: str, average: Average, a: Run) -> list[ScoreKey]:
     filter, under several, or over the whole task only.
     """
     where, problems = f"accuracy: averages: {name}", []
-    known = sorted({key[0] for key in (*a.scores, *a.results)})
-    tasks = [task for task in known if any(fnmatchcase(task, pattern) for pattern in average.tasks)]
+    task_names = sorted({key[0] for key in (*a.scores, *a.results)})
+    tasks = [task for task in task_names if any(fnmatchcase(task, pattern) for pattern in average.tasks)]
     for pattern in average.tasks:
-        if not any(fnmatchcase(task, pattern) for task in known):
-            problems.append(f"{where}: tasks: {pattern}: no task of the baseline; there is: {', '.join(known)}")
+        if not any(fnmatchcase(task, pattern) for task in task_names):
+            problems.append(f"{where}: tasks: {pattern}: no task of the baseline; there is: {', '.join(task_names)}")
     keys = []
     for task in tasks:
         fits = [key for key in sorted(a.scores) if key[0] == task and average.metric in (key[1], f"{key[1]},{key[2]}")]

@@ -40,7 +40,7 @@ def made_run(settings: Sequence[str], keep: Path | None) -> Iterator[Path]:
 
 def _run(settings: Sequence[str], folder: Path) -> Path:
     command = ["-m", "evalengine", *settings]
-    done = subprocess.run([sys.executable, *command, f"output_dir={folder}"], stdout=2, check=False)  # 2: stderr
+    done = subprocess.run([sys.executable, *command, f"output_dir={folder}"], stdout=2, check=False)  # 2 is stderr
     if done.returncode != 0:
         shown = shlex.join(["python", *command])
         raise EvalEngineError(f"{shown}: the run failed with exit code {done.returncode}; what it printed says why")

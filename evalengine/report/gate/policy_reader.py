@@ -144,7 +144,7 @@ class _Reader:
 
     def sense(self, rule: AccuracyRule, where: str) -> None:
         """Notes rules that cannot fail, test nothing, or ask for power without a loss to detect."""
-        skips = [given.get("skip") for own in rule.tasks.values() for given in (own, *own["metrics"].values())]
+        skips = [settings.get("skip") for own in rule.tasks.values() for settings in (own, *own["metrics"].values())]
         if rule.limits.skip and False not in skips and not rule.averages:
             self.problems.append(f"{where}: skip: true for every task, so no metric is tested; set skip: false for one")
         places = [(where, rule.limits)]

@@ -109,7 +109,7 @@ def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column]
 def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -> dict[str, Any]:
     """Both texts around the place where they part; `a` and `b` are None where a run holds no text."""
     x, y, d = c.a.items[key].text, c.b.items[key].text, divergence
-    known = x is not None and y is not None
+    have_texts = x is not None and y is not None
     x, y = (x, y) if x is not None and y is not None else ("", "")
     at = shared_text(x, y)
     before, a, b = _end(x[:at], room // 4), beginning(x[at:], room * 3 // 8), beginning(y[at:], room * 3 // 8)
@@ -117,8 +117,8 @@ def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -
         "name": item_name(key),
         "position": None if d is None else d.position,
         "before": before,
-        "a": a if known else None,
-        "b": b if known else None,
+        "a": a if have_texts else None,
+        "b": b if have_texts else None,
         "cut_before": len(before) < at,
         "cut_a": at + len(a) < len(x),
         "cut_b": at + len(b) < len(y),

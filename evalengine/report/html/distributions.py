@@ -33,8 +33,8 @@ def distributions_section(page: Page, data: RunData) -> None:
 def likelihood_section(page: Page, data: RunData) -> None:
     """Calibration and margins of the multiple-choice tasks."""
     taken = {task: choices(data, task) for task in data.tasks}
-    known = {task: [c for c in listed if c.target is not None] for task, listed in taken.items()}
-    drawn = {task: row_of(_calibration(listed), _margins(listed)) for task, listed in known.items() if listed}
+    with_target = {task: [c for c in listed if c.target is not None] for task, listed in taken.items()}
+    drawn = {task: row_of(_calibration(listed), _margins(listed)) for task, listed in with_target.items() if listed}
     if drawn:
         parts = [fold(_plots(task, 2), row, alone=len(drawn) == 1) for task, row in drawn.items()]
         note = (

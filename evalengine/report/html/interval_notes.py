@@ -10,13 +10,16 @@ from evalengine.report.read.run import ScoreKey
 from evalengine.report.read.run_data import RunData
 
 
-def interval_note(data: RunData, known: Mapping[ScoreKey, bool], about: str) -> str:
-    """The note under the metrics. known: whether each metric has an interval. about: how the intervals were made."""
+def interval_note(data: RunData, has_interval_by_key: Mapping[ScoreKey, bool], about: str) -> str:
+    """The note under the metrics.
+
+    has_interval_by_key: whether each metric has an interval. about: how the intervals were made.
+    """
     reasons: dict[str, list[ScoreKey]] = {}
-    for key, has_interval in known.items():
+    for key, has_interval in has_interval_by_key.items():
         if not has_interval:
             reasons.setdefault(_why(data, key), []).append(key)
-    parts = [about] if any(known.values()) else []
+    parts = [about] if any(has_interval_by_key.values()) else []
     parts += [f"No interval for {', '.join(_named(keys, data))}: {why}." for why, keys in reasons.items()]
     return " ".join(parts)
 

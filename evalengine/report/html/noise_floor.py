@@ -65,5 +65,5 @@ def _level(run: Run) -> str:
 
 
 def _seconds(run: Run) -> str:
-    seconds, kept = run.manifest.timings.run_seconds, run.manifest.counts.resumed_requests
-    return f"{seconds:,.1f} s" + (" (resumed)" if kept else "")
+    seconds, num_resumed = run.manifest.timings.run_seconds, run.manifest.counts.resumed_requests
+    return f"{seconds:,.1f} s" + (" (resumed)" if num_resumed else "")

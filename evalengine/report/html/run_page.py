@@ -47,5 +47,5 @@ def run_page(data: RunData, other: Run | None = None) -> Page:
 
 def _title(data: RunData) -> str:
     model = data.run.manifest.model.name or data.results.get("model_name") or data.run.name
-    what = ", ".join(data.tasks) if len(data.tasks) <= TASKS else f"{len(data.tasks)} tasks"
-    return f"{what} on {model}"
+    title = ", ".join(data.tasks) if len(data.tasks) <= TASKS else f"{len(data.tasks)} tasks"
+    return f"{title} on {model}"

@@ -31,7 +31,7 @@ class _Shape:
 
     tasks: list[str]
     marks: list[tuple[str, dict[str, ScoreKey]]]  # title, and task -> the 0/1 metric that it shows
-    numbers: list[tuple[str, ScoreKey]]  # of one task: its metrics with other values, such as the mean of repeats
+    numbers: list[tuple[str, ScoreKey]]  # one task's metrics with other values, such as the mean of repeats
     answers: bool
     tokens: bool
 

@@ -57,8 +57,9 @@ def metrics_section(page: Page, data: RunData) -> None:
         ])  # fmt: skip
     head = ["Metric", "Filter", "Value", "95 % interval", "0 to 1", "Stderr", "Documents", "n-shot"]
     head = ["Task", *head] if several else head
-    kept = [place for place in range(len(head)) if any(row[place] != "" for row in rows)]  # lm-eval's may lack some
-    rows, head = [[row[place] for place in kept] for row in rows], [head[place] for place in kept]
+    # Runs of lm-eval may lack some of these columns.
+    filled = [place for place in range(len(head)) if any(row[place] != "" for row in rows)]
+    rows, head = [[row[place] for place in filled] for row in rows], [head[place] for place in filled]
     right = [place for place, name in enumerate(head) if name in ("Value", "Stderr", "Documents", "n-shot")]
     about = ("Intervals are over documents, or clusters of related ones: Wilson's for 0/1 scores, Student's t for "
              "others; of perplexities by way of the nats by word or byte. Stderr is lm-eval's.")  # fmt: skip
@@ -77,7 +78,7 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
     counts, timings = manifest.counts, manifest.timings
     seconds = timings.run_seconds
     ran = counts.requests - not_run(counts)
-    whose = "of the requests that ran" if not_run(counts) else "in all"  # the counts are of those
+    whose = "of the requests that ran" if not_run(counts) else "in all"  # tokens are counted for these alone
     speed: list[tuple[str, Child, Child]] = [
         ("Time", f"{timings.total_seconds:,.1f} s", f"{seconds:,.1f} s of it running")
     ]

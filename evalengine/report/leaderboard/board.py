@@ -24,7 +24,7 @@ class Score:
     """One model's value of a metric, in the metric's units."""
 
     value: float
-    interval: tuple[float, float] | None  # 95 %
+    interval: tuple[float, float] | None  # with 95 % confidence
     rank: int | None = None  # 1 is best; equal values share one
     ranks: tuple[int, int] | None = None  # (best, worst) that the significant tests leave
 

@@ -85,8 +85,8 @@ def _sheets(board: Board) -> Iterator[Sheet]:
 
 
 def _ranks(board: Board) -> Sheet:
-    kept = [entry for entry in board.tested if any(s is not None and s.rank is not None for s in entry.scores)]
-    rows = [[titled(entry), *(rank(score) for score in entry.scores)] for entry in kept]
+    ranked = [entry for entry in board.tested if any(s is not None and s.rank is not None for s in entry.scores)]
+    rows = [[titled(entry), *(rank(score) for score in entry.scores)] for entry in ranked]
     return Sheet("Ranks", ["Metric", *board.names], rows, (0,), note=ranks_note(board))
 
 

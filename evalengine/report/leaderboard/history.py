@@ -61,8 +61,8 @@ def _points(board: Board, contest: Contest) -> list[tuple[float, int, Score]]:
     """(x, place of the model, its score), from left to right."""
     xs: Sequence[float] = board.steps if board.steps is not None else range(1, len(board.runs) + 1)
     scored = enumerate(zip(xs, contest.scores, strict=True))
-    known = [(float(x), n, score) for n, (x, score) in scored if score is not None]
-    return sorted((point for point in known if point[2].value == point[2].value), key=lambda point: point[0])
+    points = [(float(x), n, score) for n, (x, score) in scored if score is not None]
+    return sorted((point for point in points if point[2].value == point[2].value), key=lambda point: point[0])
 
 
 def _curve(board: Board, contest: Contest, width: int) -> Iterator[Markup]:

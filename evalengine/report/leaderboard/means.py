@@ -81,10 +81,10 @@ def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score
     Computational Statistics & Data Analysis 53(4)). The parts are fixed: the interval is about their documents.
     Where a part has no interval, the mean has none.
     """
-    known = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
-    value = math.fsum(weight * score.value for score, weight in known)
+    weighted_scores = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
+    value = math.fsum(weight * score.value for score, weight in weighted_scores)
     below, above = [], []
-    for score, weight in known:
+    for score, weight in weighted_scores:
         if score.interval is None:
             return Score(value, None)
         below.append((weight * (score.value - score.interval[0])) ** 2)
@@ -106,8 +106,8 @@ def _clusters(parts: Sequence[Part]) -> list[str] | None:
 
 
 def _columns(parts: Sequence[Part], place: int, weights: Sequence[float]) -> list[float]:
-    """All documents' values, each times its part's weight over its share of the documents: their plain mean is then the
-    weighted one, and labels may still be exchanged document by document, as the permutation test does."""
+    """Scales each document's value by its part's weight over the part's share of the documents. The plain mean of the
+    scaled values is the weighted mean, and the permutation test may still exchange labels document by document."""
     total = sum(len(part.columns[place]) for part in parts)
     weighted: list[float] = []
     for part, weight in zip(parts, weights, strict=True):

@@ -25,16 +25,16 @@ def are_models(runs: Sequence[Run]) -> bool:
 def labels(runs: Sequence[Run]) -> list[str]:
     """What each model is called, all of them different: its name, and what else it takes to tell it from the others
     (the parts of its path that differ, the run's id)."""
-    found = [_name(run) for run in runs]
-    for more in (_path_parts(runs, found), [(run.manifest.run_id or "") for run in runs]):
-        counts = Counter(found)
-        found = [f"{name} ({part})" if counts[name] > 1 and part else name
-                 for name, part in zip(found, more, strict=True)]  # fmt: skip
+    names = [_name(run) for run in runs]
+    for more in (_path_parts(runs, names), [(run.manifest.run_id or "") for run in runs]):
+        counts = Counter(names)
+        names = [f"{name} ({part})" if counts[name] > 1 and part else name
+                 for name, part in zip(names, more, strict=True)]  # fmt: skip
     seen: Counter[str] = Counter()
-    for place, name in enumerate(found):
+    for place, name in enumerate(names):
         seen[name] += 1
-        found[place] = name if seen[name] == 1 else f"{name} #{seen[name]}"
-    return found
+        names[place] = name if seen[name] == 1 else f"{name} #{seen[name]}"
+    return names
 
 
 def steps(runs: Sequence[Run], names: Sequence[str]) -> list[int] | None:
@@ -69,11 +69,11 @@ def _known_and_other(x: Any, y: Any) -> bool:
 
 def _model_arguments(run: Run) -> dict[str, str]:
     """lm-eval's arguments that say which model it is; it writes them as a mapping, or as `pretrained=...,dtype=...`."""
-    given = run.identity.get("model_args")
-    if isinstance(given, str):
-        parts = (part.partition("=") for part in given.split(","))
-        given = {name: value for name, _, value in parts}
-    return {k: str(v) for k, v in given.items() if k in MODEL_NAMES} if isinstance(given, Mapping) else {}
+    arguments = run.identity.get("model_args")
+    if isinstance(arguments, str):
+        parts = (part.partition("=") for part in arguments.split(","))
+        arguments = {name: value for name, _, value in parts}
+    return {k: str(v) for k, v in arguments.items() if k in MODEL_NAMES} if isinstance(arguments, Mapping) else {}
 
 
 def _name(run: Run) -> str:

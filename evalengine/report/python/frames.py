@@ -62,8 +62,8 @@ def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tup
     """(the values of `SAMPLES`, metric -> this document's value) of each sample."""
     for task, rows in samples.items():
         for row in rows:
-            asked = row.get("arguments") or {}
-            prompts = [next(iter(words.values()), None) for words in asked.values()] if isinstance(asked, dict) else []
+            calls = row.get("arguments") or {}
+            prompts = [next(iter(words.values()), None) for words in calls.values()] if isinstance(calls, dict) else []
             texts = (row.get("target"), prompts, row.get("resps"), row.get("filtered_resps"), row.get("doc"))
             hashes = (row.get("doc_hash"), row.get("prompt_hash"))
             scores = {name: row[name] for name in row.get("metrics") or () if name in row}

@@ -33,24 +33,25 @@ Named = str | Path | Results  # what stands for a run
 class Compared(Shown):
     """Two runs compared: `verdict` is IDENTICAL, SAME TOKENS or DIFFERENT, or for different models which is better."""
 
-    def __init__(self, found: Comparison | Board, same: bool) -> None:
-        self.found = found
+    def __init__(self, comparison: Comparison | Board, same: bool) -> None:
+        self.comparison = comparison
         self.same = same  # whether the runs agree at the level that was asked for; False for different models
 
     @property
     def verdict(self) -> str:
         """One word for runs; a sentence for models."""
-        return self.found.verdict if isinstance(self.found, Comparison) else board_verdict(self.found)
+        return self.comparison.verdict if isinstance(self.comparison, Comparison) else board_verdict(self.comparison)
 
     def to_json(self) -> dict[str, Any]:
         """What `compare --json` writes, as plain values."""
-        return comparison_json(self.found) if isinstance(self.found, Comparison) else board_json(self.found)
+        comparison = self.comparison
+        return comparison_json(comparison) if isinstance(comparison, Comparison) else board_json(comparison)
 
     @cached_property
     def metrics(self) -> DataFrame:
         """A row per metric, or for models per metric and model; the values are in the metric's own units."""
         rows = self.to_json()["metrics"]
-        if isinstance(self.found, Comparison):
+        if isinstance(self.comparison, Comparison):
             return _frame({**row, **(row["paired"] or {})} for row in rows).drop(columns="paired", errors="ignore")
         names = ("task", "metric", "filter", "documents")
         return _frame({**{n: row[n] for n in names}, **score} for row in rows for score in row["scores"] if score)
@@ -58,14 +59,14 @@ class Compared(Shown):
     @cached_property
     def differences(self) -> DataFrame:
         """A row per request that differs, with its cause. Raises `ConfigError` for different models: they have none."""
-        if not isinstance(self.found, Comparison):
+        if not isinstance(self.comparison, Comparison):
             raise ConfigError("differences: these are different models, whose requests are not held side by side; "
                               "compare(a, b, allow=True) does that")  # fmt: skip
         return _frame(self.to_json()["differences"])
 
     def _lines(self) -> Iterator[Line]:
-        found = self.found
-        yield from comparison_lines(found) if isinstance(found, Comparison) else board_lines(found)
+        comparison = self.comparison
+        yield from comparison_lines(comparison) if isinstance(comparison, Comparison) else board_lines(comparison)
 
 
 class Gated(Shown):

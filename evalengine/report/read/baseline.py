@@ -162,7 +162,7 @@ def _run(path: Path, content: Mapping[str, Any]) -> Run:
         },
         weighted={
             (task, metric, name): dict(zip(unfold(docs, count), _weighted(count, *columns), strict=True))
-            for task, metric, name, count, docs, *columns in content.get("weighted", ())  # none in older files
+            for task, metric, name, count, docs, *columns in content.get("weighted", ())  # older files have none
         },
         clusters={
             task: dict(zip(unfold(docs, count), map(str, unfold(names, count)), strict=True))

@@ -31,7 +31,7 @@ class Choice:
 class Bin:
     """Documents of similar confidence."""
 
-    confidence: float  # mean
+    confidence: float  # the mean of the documents' confidences
     correct: int
     count: int
 
@@ -54,9 +54,9 @@ def choices(data: RunData, task: str) -> list[Choice]:
 
 def reliability(taken: Sequence[Choice], bins: int = 10) -> list[Bin]:
     """Documents in equally wide bins of confidence; empty bins are left out."""
-    known = [choice for choice in taken if choice.target is not None]
-    places = [min(int(choice.confidence * bins), bins - 1) for choice in known]
-    groups = [[c for c, place in zip(known, places, strict=True) if place == number] for number in range(bins)]
+    with_target = [choice for choice in taken if choice.target is not None]
+    places = [min(int(choice.confidence * bins), bins - 1) for choice in with_target]
+    groups = [[c for c, place in zip(with_target, places, strict=True) if place == number] for number in range(bins)]
     return [Bin(math.fsum(c.confidence for c in g) / len(g), sum(c.correct for c in g), len(g)) for g in groups if g]
 
 

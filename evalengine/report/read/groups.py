@@ -31,10 +31,10 @@ def leaves(name: str, subtasks: Mapping[str, Sequence[str]], above: tuple[str, .
 
 def groups_first(names: Iterable[str], subtasks: Mapping[str, Sequence[str]]) -> list[str]:
     """The names of tasks and groups, each group above what is in it."""
-    given = dict.fromkeys(names)
-    whole: dict[str, None] = dict.fromkeys((*given, *subtasks))  # a group without a mean has its place, too
-    ordered = [name for name, _ in in_groups({"results": whole, "group_subtasks": subtasks}) if name in given]
-    return [*ordered, *(name for name in given if name not in ordered)]  # groups in a circle are in no order
+    named = dict.fromkeys(names)
+    whole: dict[str, None] = dict.fromkeys((*named, *subtasks))  # a group without a mean has its place, too
+    ordered = [name for name, _ in in_groups({"results": whole, "group_subtasks": subtasks}) if name in named]
+    return [*ordered, *(name for name in named if name not in ordered)]  # groups in a circle are in no order
 
 
 def in_groups(results: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

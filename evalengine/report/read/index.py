@@ -55,7 +55,7 @@ class Entry:
     model: str = ""
     task: str = ""
     metrics: tuple[Metric, ...] = ()
-    digest: str = ""  # the task's
+    digest: str = ""  # the task's digest
     problem: str = ""  # what is wrong with a damaged run
     baseline: str = ""  # name of the baseline's file
     verdict: str = ""  # what sets the run apart from the baseline
@@ -89,7 +89,7 @@ def baselines(root: Path) -> list[Run]:
     return loaded
 
 
-def _entries(folder: Path, ours: bool, known: Sequence[Run]) -> Iterator[Entry]:
+def _entries(folder: Path, ours: bool, base_runs: Sequence[Run]) -> Iterator[Entry]:
     try:
         if ours and not (folder / DIGEST).is_file():
             yield Entry(folder, UNFINISHED, problem="its command, given again, takes it up")
@@ -98,20 +98,20 @@ def _entries(folder: Path, ours: bool, known: Sequence[Run]) -> Iterator[Entry]:
         file = results_files(folder)[-1]
         results = read_results(file)
         _check(file, manifest)
-        yield from _tasks(folder, manifest, results, known)
+        yield from _tasks(folder, manifest, results, base_runs)
     except IndexError:
         yield Entry(folder, DAMAGED, problem=f"results_*.json is missing; {AGAIN}")
     except (ConfigError, OSError) as error:
         yield Entry(folder, DAMAGED, problem=str(error))
 
 
-def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], known: Sequence[Run]) -> Iterator[Entry]:
+def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_runs: Sequence[Run]) -> Iterator[Entry]:
     started = parsed(manifest.started) or parsed(results.get("date"))
     model = str(manifest.model.name or results.get("model_name") or "")
     for task, values in results["results"].items():
         digest = manifest.task_digests.get(task, "")
         metrics = tuple(_metrics(values))
-        baseline, verdict = against(task, digest, metrics, manifest, known)
+        baseline, verdict = against(task, digest, metrics, manifest, base_runs)
         yield Entry(
             folder=folder,
             state=FINISHED,
@@ -128,11 +128,11 @@ def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], known: 
 
 
 def against(
-    task: str, digest: str, metrics: Sequence[Metric], manifest: Manifest, known: Sequence[Run]
+    task: str, digest: str, metrics: Sequence[Metric], manifest: Manifest, base_runs: Sequence[Run]
 ) -> tuple[str, str]:
     """(the latest baseline of the task, of the same model if there is one; what sets the run apart from it); empty
     where no baseline holds the task."""
-    holding = [one for one in known if any(key[0] == task for key in one.results)]
+    holding = [one for one in base_runs if any(key[0] == task for key in one.results)]
     name, identity = manifest.model.name, manifest.identity
     one = next((one for one in holding if one.manifest.model.name == name), holding[0] if holding else None)
     if one is None:

@@ -66,8 +66,8 @@ def newest(path: Path) -> tuple[dict[str, Any], Samples]:
     samples = {task: list(_rows(name, hashes.get(task))) for task, name in _samples_of(file).items()}
     missing = sorted({*hashes, *results["n-samples"]} - {*samples})
     if missing or not samples:
-        wanted = f"samples_{missing[0] if missing else '<task>'}_{results_date(file)}.jsonl"
-        raise ConfigError(f"{file.parent / wanted}: missing; run lm_eval with --log_samples, or copy the file too")
+        lacking = f"samples_{missing[0] if missing else '<task>'}_{results_date(file)}.jsonl"
+        raise ConfigError(f"{file.parent / lacking}: missing; run lm_eval with --log_samples, or copy the file too")
     return results, samples
 
 

@@ -47,10 +47,10 @@ def named_runs(names: Iterable[str]) -> list[str]:
 
     Raises `ConfigError` for the folder of an unfinished experiment, and for what cannot be read.
     """
-    runs, given = [], list(names)
-    for name in map(str, map(stands_for, given)):
+    runs, all_names = [], list(names)
+    for name in map(str, map(stands_for, all_names)):
         with readable(name):
-            listed = Path(name).name == INDEX and len(given) > 1  # `results/*` names the index, too
+            listed = Path(name).name == INDEX and len(all_names) > 1  # `results/*` names the index, too
             runs += experiment_runs(Path(name)) or ([] if listed else [name])
     return runs
 

@@ -54,8 +54,8 @@ class RunData:
 
     def score_keys(self, task: str) -> list[ScoreKey]:
         """The task's metrics that have a number per document, those of the results first and in their order."""
-        known = [key for key in self.run.results if key[0] == task and key in self.run.scores]
-        return known + sorted(key for key in self.run.scores if key[0] == task and key not in known)
+        reported = [key for key in self.run.results if key[0] == task and key in self.run.scores]
+        return reported + sorted(key for key in self.run.scores if key[0] == task and key not in reported)
 
     def binary(self, key: ScoreKey) -> bool:
         """Whether every document scored 0 or 1; False for a metric without a score per document."""

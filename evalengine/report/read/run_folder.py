@@ -164,12 +164,12 @@ def same_metrics(path: Path, scores: Mapping[ScoreKey, Mapping[int, float]], res
     (LAMBADA's perplexity of log-likelihoods)."""
     for key in scores.keys() & results.keys():
         mean, result = exact_sum(scores[key].values()) / len(scores[key]), float(results[key][0])
-        what = "mean"
+        statistic = "mean"
         if key[1] == "perplexity":
-            what, mean = "perplexity", perplexity([(value, 1.0) for value in scores[key].values()])
+            statistic, mean = "perplexity", perplexity([(value, 1.0) for value in scores[key].values()])
         if not (same_number(mean, result) or math.isclose(mean, result, rel_tol=1e-9, abs_tol=1e-12)):
             task, metric, name = key
             raise ConfigError(
-                f"{path}: results_*.json has {metric},{name} of {task} at {result}, but its documents' {what} is "
+                f"{path}: results_*.json has {metric},{name} of {task} at {result}, but its documents' {statistic} is "
                 f"{mean}: one of the two files was edited; {AGAIN}"
             )

@@ -31,12 +31,12 @@ class LossBound:
     """The mean loss is at most `bound`, with confidence 1 - alpha: the loss that was seen, a shift for skewness and for
     flips that were not seen, and the margin of error."""
 
-    loss: float  # observed
+    loss: float  # the observed mean loss
     stderr: float  # CR1, of the observed mean; NaN for one cluster
     unit: float  # the part of the loss that one more cluster would make
-    shift: float  # units; NaN for one cluster
-    quantile: float  # standard errors
-    groups: int  # clusters
+    shift: float  # what skewness and unseen flips add, in units; NaN for one cluster
+    quantile: float  # the margin of error, in standard errors
+    groups: int  # how many clusters there are
     most: float = math.inf  # the most that can be lost: 1 for a share
 
     @property

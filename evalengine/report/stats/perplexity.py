@@ -88,7 +88,7 @@ def ratios(runs: Sequence[Run], key: ScoreKey) -> tuple[list[int], list[Ratio]] 
     for run in runs:
         own = run.weighted.get(key)
         if own is not None and {doc: own[doc][1] for doc in own} != dict(zip(documents, weights, strict=True)):
-            return None  # other documents, or other texts
+            return None  # The runs have unlike documents or texts.
         sums = {doc: own[doc][0] for doc in own} if own is not None else _of_requests(run, key[0])
         totals = np.array([sums.get(doc, 0.0) for doc in documents], dtype=np.float64)
         kind = _kind(totals, weights, run.results[key][0])

@@ -23,25 +23,25 @@ text { fill: #e4e8ea; } .soft { fill: #a3adb5; }
 """
 
 
-def picture(found: Sweep) -> str:
+def picture(sweep: Sweep) -> str:
     """The matrix as SVG: equal bits in one colour, differing ones in another with how much differs."""
-    labels = [cell.label for cell in found.cells]
+    labels = [cell.label for cell in sweep.cells]
     left = 48 + int(max(map(len, labels)) * LETTER)
-    size = len(found.cells)
-    about = found.cells[0].run
-    lines = [f"{verdict(found).partition('; fast flips')[0]}.", f"{most(found)}." if found.floors else ""]
+    size = len(sweep.cells)
+    about = sweep.cells[0].run
+    lines = [f"{verdict(sweep).partition('; fast flips')[0]}.", f"{most(sweep)}." if sweep.floors else ""]
     height = TOP + size * (HEIGHT + GAP) + 76
     model = about.manifest.model.name or about.name
-    heading = f"{'+'.join(found.tasks)}, {model}: {len(about.items)} requests a run"
+    heading = f"{'+'.join(sweep.tasks)}, {model}: {len(about.items)} requests a run"
     letters = max(len(heading) * 1.2, *(len(line) * 0.9 for line in (LEGEND, *lines)))
     width = max(left + size * (WIDTH + GAP) + 16, 32 + int(letters * LETTER))
     drawn = [
-        tag("title", f"{found.name}: {verdict(found)}"),
+        tag("title", f"{sweep.name}: {verdict(sweep)}"),
         tag("style", Markup(STYLE)),
         tag("rect", class_="paper", width=width, height=height, rx=6),
         tag("text", heading, x=16, y=30, class_="title"),
         tag("text", LEGEND, x=16, y=50, class_="soft"),
-        *(_row(found, number, label, left) for number, label in enumerate(labels, 1)),
+        *(_row(sweep, number, label, left) for number, label in enumerate(labels, 1)),
         *(
             tag("text", str(n), x=left + (n - 1) * (WIDTH + GAP) + WIDTH // 2, y=TOP - 8, class_="soft middle")
             for n in range(1, size + 1)

@@ -70,9 +70,9 @@ def verdict(sweep: Sweep) -> str:
     runs, digests = sweep.digests(fast=False)
     inputs = sweep.num_inputs
     if runs > inputs:
-        kept = "the same bits" if sweep.promise_kept else "DIFFERENT BITS"
+        outcome = "the same bits" if sweep.promise_kept else "DIFFERENT BITS"
         basis, each_input = (f" of {inputs} inputs", " for each") if inputs > 1 else ("", "")
-        parts.append(f"{_count(runs, 'invariant run')}{basis}: {kept}{each_input} ({_count(digests, 'digest')})")
+        parts.append(f"{_count(runs, 'invariant run')}{basis}: {outcome}{each_input} ({_count(digests, 'digest')})")
     elif runs:  # each run has inputs of its own, so none must equal another
         alone = ", no two of the same inputs" if runs > 1 else ""
         parts.append(f"{_count(runs, 'invariant run')}: {_count(digests, 'digest')}{alone}")

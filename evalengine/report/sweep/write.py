@@ -34,7 +34,8 @@ def write_picture_and_list(name: str, folder: Path, drawn: str, content: dict[st
     Raises `EvalEngineError` if the disk refuses.
     """
     content = {**content, "picture_sha256": hashlib.sha256(drawn.encode()).hexdigest()}
-    content["sha256"] = content_sha256(json.loads(json.dumps(content, allow_nan=False)))  # as it reads back
+    # The hash is of the content as a reader of the file gets it.
+    content["sha256"] = content_sha256(json.loads(json.dumps(content, allow_nan=False)))
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     texts = {folder / f"{name}.svg": drawn, folder / f"{name}.json": text}
     for file, text in texts.items():

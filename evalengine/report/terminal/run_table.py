@@ -73,10 +73,10 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
     counts, seconds = manifest.counts, manifest.timings.run_seconds
     level, device = manifest.numerics, manifest.hardware.device
     resumed = counts.resumed_requests
-    kept = f", {resumed} of them kept from the interrupted run" if resumed else ""
+    not_computed = f", {resumed} of them kept from the interrupted run" if resumed else ""
     if cached := counts.cached_requests:
-        kept += f", {cached} {'' if resumed else 'of them '}read from the cache"
-    yield f"{counts.requests} requests of {counts.documents} documents{kept}; numerics {level} on {device}"
+        not_computed += f", {cached} {'' if resumed else 'of them '}read from the cache"
+    yield f"{counts.requests} requests of {counts.documents} documents{not_computed}; numerics {level} on {device}"
     if resumed_fast(manifest):
         yield (
             "fast numerics and an interrupted run: bits depend on the batches, so the same command may not give these "
