@@ -28,6 +28,11 @@ SCHEDULE_FIELDS = (
     "tensor_parallel_size",
 )
 
+# lm-eval's names for `max_gen_toks`, of which the first one given counts, and its generation settings that change
+# nothing at these values.
+LM_EVAL_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+LM_EVAL_NEUTRAL = {"num_beams": 1, "num_return_sequences": 1}
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -13,12 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from evalengine.config import TaskConfig, TemplateConfig
+from evalengine.config import LM_EVAL_LENGTHS, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.plain_files import Tagged, read_yaml
 from evalengine.tasks.filters import filter_problems
 from evalengine.tasks.instance import OUTPUT_TYPES
-from evalengine.tasks.lm_eval_generation import LENGTHS
 from evalengine.tasks.lm_eval_literals import returned
 from evalengine.tasks.scores import metric_problems
 
@@ -162,7 +161,7 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
         elif key not in KNOWN:
             yield f"{key} (no such key)"
     for where, allowed in (("dataset_kwargs", ("data_files", "revision", "trust_remote_code")),
-                           ("fewshot_config", FEWSHOT), ("generation_kwargs", (*GENERATION, *LENGTHS))):  # fmt: skip
+                           ("fewshot_config", FEWSHOT), ("generation_kwargs", (*GENERATION, *LM_EVAL_LENGTHS))):  # fmt: skip
         inner = content.get(where)
         if inner is not None and not isinstance(inner, dict):
             yield f"{where}: must hold settings"
@@ -257,7 +256,7 @@ def _generation(content: dict[str, Any]) -> dict[str, Any]:
     temperature = float(kwargs.get("temperature") or 0.0)
     settings = {
         "until": until if isinstance(until, list) or until is None else [until],
-        "max_gen_toks": next((kwargs[key] for key in LENGTHS if kwargs.get(key) is not None), None),
+        "max_gen_toks": next((kwargs[key] for key in LM_EVAL_LENGTHS if kwargs.get(key) is not None), None),
         "temperature": None if kwargs.get("do_sample") is False or not temperature else temperature,
         "top_k": kwargs.get("top_k"),
         "top_p": kwargs.get("top_p"),

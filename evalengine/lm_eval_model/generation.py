@@ -9,9 +9,9 @@ from typing import Any
 from lm_eval.models import utils as lm_eval_utils
 
 from evalengine.arguments import integer, number, shown
+from evalengine.config import LM_EVAL_LENGTHS, LM_EVAL_NEUTRAL
 from evalengine.engine.request import SamplingParams
 from evalengine.errors import ConfigError
-from evalengine.tasks.lm_eval_generation import LENGTHS, NEUTRAL
 
 HONOURED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
 
@@ -37,7 +37,9 @@ def read_generation(given: Mapping[str, Any], max_gen_toks: int, eos: str | None
     problems += _ill_typed(settings)
     if problems:
         raise ConfigError(problems)
-    settings = _normalized({name: value for name, value in settings.items() if name not in NEUTRAL}, max_gen_toks)
+    settings = _normalized(
+        {name: value for name, value in settings.items() if name not in LM_EVAL_NEUTRAL}, max_gen_toks
+    )
     until = _stops(settings["until"], eos)
     temperature = float(settings.get("temperature", 0.0))
     if settings.get("do_sample") and temperature == 0:
@@ -67,19 +69,19 @@ def answer_text(text: str, until: tuple[str, ...], think_end_token: str | None) 
 
 
 def _known(name: str, value: Any) -> bool:
-    return name in (*HONOURED, *LENGTHS) or (name in NEUTRAL and value == NEUTRAL[name])
+    return name in (*HONOURED, *LM_EVAL_LENGTHS) or (name in LM_EVAL_NEUTRAL and value == LM_EVAL_NEUTRAL[name])
 
 
 def _refused(name: str, value: Any) -> str:
-    if name in NEUTRAL:
-        return f"{name}={shown(value)}: only {NEUTRAL[name]} is supported"
+    if name in LM_EVAL_NEUTRAL:
+        return f"{name}={shown(value)}: only {LM_EVAL_NEUTRAL[name]} is supported"
     return f"{name}={shown(value)}: not supported; it would change what is generated, so it is not left out in silence"
 
 
 def _ill_typed(settings: Mapping[str, Any]) -> list[str]:
     """Problems with values that lm-eval's own helper would round, parse or fail on."""
     problems = []
-    for name in LENGTHS:
+    for name in LM_EVAL_LENGTHS:
         if name in settings and integer(settings[name]) is None:
             problems.append(f"{name}={shown(settings[name])}: must be an integer")
     if "temperature" in settings and number(settings["temperature"]) is None:
@@ -97,7 +99,7 @@ def _normalized(settings: dict[str, Any], max_gen_toks: int) -> dict[str, Any]:
     helper: Callable[..., Any] | None = getattr(lm_eval_utils, "normalize_gen_kwargs", None)
     if helper is not None:
         return dict(helper(settings, max_gen_toks))
-    lengths = [settings.pop(name) for name in LENGTHS if name in settings]
+    lengths = [settings.pop(name) for name in LM_EVAL_LENGTHS if name in settings]
     until = settings.get("until", [])
     greedy = settings.get("do_sample") is False
     return {

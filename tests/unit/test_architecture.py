@@ -115,10 +115,15 @@ def module_of(file: Path) -> str:
 
 
 @functools.cache
+def naming(file: Path) -> list[ast.Import | ast.ImportFrom | ast.Constant]:
+    """What can name a module in the file, functions included: import statements and texts. Parsing every source takes
+    seconds, so it is done once."""
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom | ast.Constant)]
+
+
 def import_statements(file: Path) -> list[ast.Import | ast.ImportFrom]:
-    """The file's import statements, functions included; parsing every source takes seconds, so it is done once."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in naming(file) if not isinstance(node, ast.Constant)]
 
 
 def imports(file: Path) -> Iterator[str]:
@@ -169,7 +174,7 @@ def module_graph() -> dict[str, set[str]]:
     graph = {}
     for module, file in files.items():
         imported = {name for name in imports(file) if name in files}
-        for node in import_statements(file):
+        for node in naming(file):
             if isinstance(node, ast.ImportFrom):
                 modules = {alias.name for alias in node.names if f"{node.module}.{alias.name}" in files}
                 imported |= {f"{node.module}.{name}" for name in modules}
