@@ -42,6 +42,7 @@ NOT_BUILT = {  # key -> the values that have no effect
 }
 FEWSHOT = ("sampler", "split", "samples", *TEXTS, "target_delimiter", "fewshot_delimiter")
 GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p")
+GENERATION_KWARGS = (*GENERATION, *LM_EVAL_LENGTHS)
 BUILDERS = ("json", "csv", "parquet", "arrow", "text")  # builders whose rows are in dataset_kwargs.data_files
 MAX_INCLUDES = 10
 
@@ -161,7 +162,7 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
         elif key not in KNOWN:
             yield f"{key} (no such key)"
     for where, allowed in (("dataset_kwargs", ("data_files", "revision", "trust_remote_code")),
-                           ("fewshot_config", FEWSHOT), ("generation_kwargs", (*GENERATION, *LM_EVAL_LENGTHS))):  # fmt: skip
+                           ("fewshot_config", FEWSHOT), ("generation_kwargs", GENERATION_KWARGS)):  # fmt: skip
         inner = content.get(where)
         if inner is not None and not isinstance(inner, dict):
             yield f"{where}: must hold settings"
