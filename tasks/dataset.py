@@ -208,13 +208,13 @@ def _read_hub(config: DatasetConfig, split: str, data_dir: str | None, evaluated
     except HubUnavailable as error:
         file = config.files.get(split) or f"{config.folder or '<name>'}/{split}.jsonl"
         looked = f" (looked for it in {data_dir})" if data_dir is not None else ""
-        what = "rows" if evaluated else "few-shot exemplars (task.num_fewshot=0 needs none)"
+        missing = "rows" if evaluated else "few-shot exemplars (task.num_fewshot=0 needs none)"
         gated = (
             f". The Hub gives {config.path} only to accounts that accepted its conditions: accept them on "
             f"https://huggingface.co/datasets/{config.path}, and set HF_TOKEN to a token of that account"
         )
         raise ConfigError(
-            f"no {what} for split '{split}' of {config.path}: {error}{gated if config.gated else ''}. Three ways "
+            f"no {missing} for split '{split}' of {config.path}: {error}{gated if config.gated else ''}. Three ways "
             f"to give them: "
             f"(1) data_dir=FOLDER that holds {file}{looked}; "
             f"(2) task.dataset.path=FILE_OR_FOLDER, any jsonl, json, csv or parquet file or saved dataset; "

@@ -61,10 +61,10 @@ def _plan(arguments: Namespace) -> Plan:
     from evalengine.bench.workloads import IN_CODE
 
     files = workload_files(arguments.files) if arguments.files else {}
-    known = list(dict.fromkeys((*IN_CODE, *files)))
-    chosen = arguments.workloads or known
-    if unknown := [name for name in chosen if name not in known]:
-        cure = f"there are {', '.join(known)}" + ("" if files else "; --files FOLDER adds a folder's")
+    workload_names = list(dict.fromkeys((*IN_CODE, *files)))
+    chosen = arguments.workloads or workload_names
+    if unknown := [name for name in chosen if name not in workload_names]:
+        cure = f"there are {', '.join(workload_names)}" + ("" if files else "; --files FOLDER adds a folder's")
         raise ConfigError(f"--workloads {unknown[0]}: there is no such workload; {cure}")
     alone = [_preset(path, chosen, files, arguments) for path in arguments.models]
     presets = [_shared(preset, ranks) for preset in alone for ranks in arguments.tensor_parallel_sizes]

@@ -124,8 +124,8 @@ class CachedEngine:
             yield from self._computed(rest, on_step)
 
     def _is_known(self, request: Request) -> bool:
-        known = self._looked_up.get(request.request_id)
-        return known is not None and known[0] is request
+        looked_up = self._looked_up.get(request.request_id)
+        return looked_up is not None and looked_up[0] is request
 
     def _read(self, keys: list[bytes]) -> Lookup:
         if self.counts.failed is not None:

@@ -50,15 +50,15 @@ class Dispatch:
 
     def last_answers(self) -> Iterator[RequestOutput]:
         """Lets every replica finish its current step, and yields the answers that still come of it."""
-        asked: set[str] = set()
+        requested: set[str] = set()
         while True:
             busy = [name for name, holder in self._work.holders.items() if holder.held]
             for name in self._pool.idle():
-                if name in busy and name not in asked:
-                    asked.add(name)
+                if name in busy and name not in requested:
+                    requested.add(name)
                     self._pool.order(name, Orders(self._run, seconds=0.0, halt=True))
             idle = {*self._pool.idle()}
-            if all(name in asked and name in idle for name in busy):
+            if all(name in requested and name in idle for name in busy):
                 return
             for event in self._pool.poll(POLL_SECONDS):
                 yield from self._handle(event)

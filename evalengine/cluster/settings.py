@@ -49,12 +49,12 @@ def ray_problems(config: Config) -> Iterator[str]:
     if importlib.util.find_spec("ray") is None:
         asked = "cluster=ray" if cluster.backend == "ray" else "cluster.replicas=auto on a machine with several GPUs"
         yield f"{asked}: Ray is not installed; {INSTALL}, or set cluster=local cluster.replicas=1"
-    wanted = cluster.replicas
-    if cluster.address is None and wanted != "auto" and _on_gpu(config.engine):
-        needed, present = wanted * gpus_each(config.engine), torch.cuda.device_count()
+    replicas = cluster.replicas
+    if cluster.address is None and replicas != "auto" and _on_gpu(config.engine):
+        needed, present = replicas * gpus_each(config.engine), torch.cuda.device_count()
         if needed > present:
             yield (
-                f"cluster.replicas={wanted}: needs {needed} GPUs ({gpus_each(config.engine)} a replica), and this "
+                f"cluster.replicas={replicas}: needs {needed} GPUs ({gpus_each(config.engine)} a replica), and this "
                 f"machine has {present}; lower it, or name a cluster by cluster.address"
             )
 

@@ -102,8 +102,8 @@ def _kind(fields: GGUFFields, setting: str) -> PreTokenizer:
         )
     pre = fields.string("ggml.pre", None)
     if pre is None or pre not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise ConfigError(f"{setting}: its pre-tokenizer {shown(pre)} is not one of {known}; {CURE}")
+        supported = ", ".join(sorted(PRE_TOKENIZERS))
+        raise ConfigError(f"{setting}: its pre-tokenizer {shown(pre)} is not one of {supported}; {CURE}")
     return PRE_TOKENIZERS[pre]
 
 

@@ -49,10 +49,10 @@ def engine_config(engine: EngineConfig | None, settings: dict[str, Any]) -> Engi
 
     Raises: ConfigError if both are given, and for names that are no fields.
     """
-    known = {f.name for f in fields(EngineConfig)}
-    unknown = sorted(set(settings) - known)
+    field_names = {f.name for f in fields(EngineConfig)}
+    unknown = sorted(set(settings) - field_names)
     if unknown:
-        raise ConfigError(f"unknown engine settings {', '.join(unknown)}; known ones: {', '.join(sorted(known))}")
+        raise ConfigError(f"unknown engine settings {', '.join(unknown)}; known ones: {', '.join(sorted(field_names))}")
     if engine is not None and settings:
         raise ConfigError("give either engine=EngineConfig(...) or its fields as keyword arguments, not both")
     if engine is not None and not isinstance(engine, EngineConfig):

@@ -19,12 +19,12 @@ def execution_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
     names = [task.name for task in tasks if task.runs_programs]
     if not names:
         return
-    what = f"{', '.join(names)} {'run' if len(names) > 1 else 'runs'} programs that the model wrote"
+    programs = f"{', '.join(names)} {'run' if len(names) > 1 else 'runs'} programs that the model wrote"
     if not config.allow_code_execution:
         yield (
-            f"allow_code_execution=false: {what}; allow_code_execution=true runs them in processes of their own, "
+            f"allow_code_execution=false: {programs}; allow_code_execution=true runs them in processes of their own, "
             "within limits, without network, your files or your environment (tasks/README.md says what that does not "
             "protect against)"
         )
     elif why := problem(isolated(config)):
-        yield f"allow_code_execution={str(config.allow_code_execution).lower()}: {what}, and {why}"
+        yield f"allow_code_execution={str(config.allow_code_execution).lower()}: {programs}, and {why}"

@@ -27,8 +27,8 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
         try:
             values.append(_scored(task, doc_id, list(requests)))
         except Exception as error:  # the task's own code may raise anything
-            what = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
-            problems.append(f"tasks.{task.name}: document {doc_id} cannot be scored or written ({what})")
+            reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+            problems.append(f"tasks.{task.name}: document {doc_id} cannot be scored or written ({reason})")
     if not problems:
         problems.extend(f"tasks.{task.name}: {problem}" for problem in _totals(task, values))
     if problems:
@@ -36,8 +36,8 @@ def rehearse(task: Task, instances: Sequence[Sequence[Instance]]) -> None:
     try:
         summarize(task, values, bootstrap_iterations=1000)
     except Exception as error:  # the task's own aggregation may raise anything
-        what = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
-        raise ConfigError(f"tasks.{task.name}: its documents' scores cannot be added up ({what})") from error
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+        raise ConfigError(f"tasks.{task.name}: its documents' scores cannot be added up ({reason})") from error
 
 
 def _scored(task: Task, doc_id: int, requests: list[Instance]) -> dict[MetricKey, MetricValue]:

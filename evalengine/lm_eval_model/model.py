@@ -120,10 +120,10 @@ class EvalEngineLM(LoadedModel):
         kind, asked, stops = "generate_until", [], []
         problems: dict[str, None] = {}  # a task's documents share their settings, so that each problem is listed once
         for place, (request, key) in enumerate(zip(requests, instance_keys(requests), strict=True)):
-            context, given = request.args
+            context, settings = request.args
             try:
                 generation = read_generation(
-                    given, self.max_gen_toks, self._eos, self.arguments.config.seed, "/".join(map(str, key))
+                    settings, self.max_gen_toks, self._eos, self.arguments.config.seed, "/".join(map(str, key))
                 )
                 asked.append(generated(place, key, self._prompt(context), generation, self.max_length))
             except ConfigError as error:

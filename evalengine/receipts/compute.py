@@ -92,11 +92,11 @@ def _request(receipt: Receipt, checkpoint: Checkpoint) -> Request:
     record = receipt.record
     if receipt.asked is None:
         return ScoreRequest(0, list(record.prompt_ids), list(record.output_ids))
-    asked = dict(receipt.asked)
+    settings = dict(receipt.asked)
     try:
-        if asked.get("processors") is not None:
-            asked["processors"] = LogitsProcessors(**asked["processors"])
-        params = SamplingParams(**asked)
+        if settings.get("processors") is not None:
+            settings["processors"] = LogitsProcessors(**settings["processors"])
+        params = SamplingParams(**settings)
     except TypeError as error:  # The engine knows no setting of that name.
         raise ConfigError(f"asked: {error}; ask for the receipt again") from error
     if params.max_tokens > checkpoint.spec.max_position_embeddings or params.n != 1 or params.logprobs:

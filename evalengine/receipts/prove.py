@@ -24,9 +24,9 @@ def prove(run: Run, item: str, places: Sequence[str] = ()) -> Receipt:
     provable(run, "prove")
     key = named_item(run, item, "prove")
     plan, llm = planned(run, places)
-    (asked,) = (planned_item for planned_item in plan.requests if planned_item.key == key)
+    (matching,) = (planned_item for planned_item in plan.requests if planned_item.key == key)
     (record,) = (row for row in read_records(run.source / RECORDS) if row.key == key)
-    request, params = asked.request, None
+    request, params = matching.request, None
     if isinstance(request, GenerateRequest):
         params = plain_params(request.params, llm.settings.max_model_len - len(request.prompt_ids))
     keys = [*run.items]

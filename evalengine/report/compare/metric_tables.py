@@ -90,5 +90,5 @@ def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
             sample = f"{metric.paired.n} documents in {metric.paired.clusters} clusters of related ones"
             yield f"{name}: {sample}; interval, p and MDE take each cluster as one."
         if metric.left_out:
-            what = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
-            yield f"{name}: {metric.left_out} {metric.unit}s without a finite {what} are left out of the statistics."
+            measure = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
+            yield f"{name}: {metric.left_out} {metric.unit}s without a finite {measure} are left out of the statistics."

@@ -23,13 +23,13 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
     tested, and if the policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an
     any_of.
     """
-    known = sorted({*a.scores, *a.results})
-    _check_names(rule, known)
-    limits = {key: rule.of(*key) for key in known}
-    unskipped = [key for key in known if not limits[key].skip]
-    if known and not unskipped and not rule.averages:
-        raise ConfigError(_all_skipped(known))
-    checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in known if limits[key].skip]
+    all_keys = sorted({*a.scores, *a.results})
+    _check_names(rule, all_keys)
+    limits = {key: rule.of(*key) for key in all_keys}
+    unskipped = [key for key in all_keys if not limits[key].skip]
+    if all_keys and not unskipped and not rule.averages:
+        raise ConfigError(_all_skipped(all_keys))
+    checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in all_keys if limits[key].skip]
     broken = {key: _broken(key, a, b) for key in a.scores}
     checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in unskipped if broken.get(key)]
     whole = [key for key in unskipped if key not in a.scores and ratios((a, b), key) is None]
@@ -42,9 +42,9 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
     checks += _tested(rule, a, b, tested, averages)
     blind = {key[0] for key in unskipped} - {check.task for check in checks if check.status in DECIDED}
     if blind or not checks:
-        what = ", ".join(sorted(blind)) or str(a.source)
+        untested = ", ".join(sorted(blind)) or str(a.source)
         cure = "set margin_percent or max_regression_percent, or skip: true for the task"
-        raise ConfigError(f"{what}: no metric could be tested; {cure}")
+        raise ConfigError(f"{untested}: no metric could be tested; {cure}")
     return sorted(checks, key=lambda check: (check.task, check.name))
 
 

@@ -47,8 +47,8 @@ def load_from_base(file: Path, revision: str) -> tuple[Run, tuple[str, ...]]:
     run = replace(run, source=Path(f"{file} of {revision} ({short})"))
     if file.exists() and file.read_bytes() == base_content:
         return run, ()
-    what = "changed" if file.exists() else "removed"
-    warning = f"baseline {what} in this pull request: {file}; the run is held to that of {revision} ({short})"
+    change = "changed" if file.exists() else "removed"
+    warning = f"baseline {change} in this pull request: {file}; the run is held to that of {revision} ({short})"
     return run, (warning,)
 
 

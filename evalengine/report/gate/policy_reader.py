@@ -215,7 +215,7 @@ def quoted(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def near(word: Any, known: Iterable[str]) -> str:
+def near(word: Any, choices: Iterable[str]) -> str:
     """The known word that was probably meant, or all known words, as a part of a sentence."""
-    matches = difflib.get_close_matches(str(word), tuple(known), 1)
-    return f"did you mean {matches[0]}?" if matches else f"there is: {', '.join(known)}"
+    matches = difflib.get_close_matches(str(word), tuple(choices), 1)
+    return f"did you mean {matches[0]}?" if matches else f"there is: {', '.join(choices)}"

@@ -122,8 +122,8 @@ def _comparability(c: Comparison) -> Iterator[Markup]:
         yield listed(c.unlike)
     else:
         what = "documents, prompts, weights, tokenizer and generation settings"
-        known = f"Nothing that both runs recorded of their {what} differs."
-        yield tag("p", known if c.unchecked else f"The runs asked the same of the same model: equal {what}.")
+        same = f"Nothing that both runs recorded of their {what} differs."
+        yield tag("p", same if c.unchecked else f"The runs asked the same of the same model: equal {what}.")
     if c.settings:
         yield tag("p", "Settings that may change bits:")
         yield listed(c.settings)

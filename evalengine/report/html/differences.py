@@ -102,8 +102,8 @@ def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column]
     values = {column.title: {row[i] for row in rows} for i, column in enumerate(columns)}
     silent = {title for title, cells in values.items() if cells == {None}}
     silent |= {title for title in ("Filter", "Metric", "What changed") if len(values[title]) == 1}
-    kept = [i for i, column in enumerate(columns) if column.title not in silent]
-    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    shown_columns = [i for i, column in enumerate(columns) if column.title not in silent]
+    return [columns[i] for i in shown_columns], [[row[i] for i in shown_columns] for row in rows]
 
 
 def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -> dict[str, Any]:

@@ -29,8 +29,8 @@ def noise_floor_section(page: Page, floor: Distance) -> None:
         "The same inputs under both kinds of arithmetic. A difference between two fast runs that is no larger than "
         "this says nothing about the model."
     )
-    if kept := resumed_fast(fast.manifest):
-        note += f" The fast run {resumed_words(fast, kept)}."
+    if resumed := resumed_fast(fast.manifest):
+        note += f" The fast run {resumed_words(fast, resumed)}."
     page.section("noise", "Noise floor: fast against invariant", tiles(_figures(floor)), drawn, sources, note=note)
 
 

@@ -80,9 +80,9 @@ class Scissors:
 def _cut_note(count: int) -> Markup | None:
     if not count:
         return None
-    what = f"{count:,} texts are" if count > 1 else "One text is"
+    cut_texts = f"{count:,} texts are" if count > 1 else "One text is"
     return join(
-        f" {what} too long for this page and shown by the ends; ",
+        f" {cut_texts} too long for this page and shown by the ends; ",
         tag("code", "samples_<task>_<time>.jsonl"),
         " has all.",
     )

@@ -103,22 +103,22 @@ def manifest_section(page: Page, data: RunData) -> None:
 def _verdict(data: RunData) -> tuple[str, str, bool | None]:
     level = data.run.manifest.numerics
     documents = sum(len(docs) for docs in data.samples.values())
-    what = f"{counted(documents, 'document')}, {counted(len(data.run.items), 'request')}. "
+    amounts = f"{counted(documents, 'document')}, {counted(len(data.run.items), 'request')}. "
     if level == "exact":
-        return "Reproducible bit for bit", what + (
+        return "Reproducible bit for bit", amounts + (
             "Numerics exact: no batch size, request order, schedule, thread count or machine changes a bit."
         ), True  # fmt: skip
     if level == "native":
         where = data.run.identity.get("gpu_architecture", "this GPU architecture")
-        return f"Reproducible bit for bit on {where}", what + (
+        return f"Reproducible bit for bit on {where}", amounts + (
             "Numerics native: no batch size, request order or schedule changes a bit on this GPU architecture."
         ), True  # fmt: skip
     if level == "fast":
-        return "Ordinary numerics: bits may depend on the batch", what + (
+        return "Ordinary numerics: bits may depend on the batch", amounts + (
             "Numerics fast: another batch size, order or machine may change logprobs and answers. "
             "batch_invariant=true makes the same run reproducible."
         ), None  # fmt: skip
-    return "Read from lm-eval's files", what + "They hold no tokens, so whether bits repeat is unknown.", None
+    return "Read from lm-eval's files", amounts + "They hold no tokens, so whether bits repeat is unknown.", None
 
 
 def _warnings(data: RunData) -> Iterator[Markup]:

@@ -42,8 +42,8 @@ def leaderboard_page(board: Board, history: bool = False) -> Page:
 
 def _title(board: Board) -> str:
     tasks = list(dict.fromkeys(contest.key[0] for contest in board.contests)) + [group.name for group in board.groups]
-    what = ", ".join(tasks) if 0 < len(tasks) <= 3 else counted(len(tasks), "task")
-    return f"{len(board.runs)} models on {what}"
+    tasks_text = ", ".join(tasks) if 0 < len(tasks) <= 3 else counted(len(tasks), "task")
+    return f"{len(board.runs)} models on {tasks_text}"
 
 
 def _word(board: Board) -> str:

@@ -16,8 +16,8 @@ def group_subtasks(run: Run) -> dict[str, list[str]]:
         listed = read_json(results_files(run.source)[-1]).get("group_subtasks")
     except (OSError, ValueError, IndexError, AttributeError):
         return {}
-    known = listed.items() if isinstance(listed, dict) else ()
-    return {name: [str(task) for task in tasks] for name, tasks in known if isinstance(tasks, list) and tasks}
+    groups = listed.items() if isinstance(listed, dict) else ()
+    return {name: [str(task) for task in tasks] for name, tasks in groups if isinstance(tasks, list) and tasks}
 
 
 def leaves(name: str, subtasks: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> Iterator[str]:

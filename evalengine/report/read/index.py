@@ -67,10 +67,10 @@ def entries(root: Path) -> list[Entry]:
 
     Raises OSError if the folder itself cannot be read.
     """
-    known = baselines(root)
+    base_runs = baselines(root)
     runs = sorted(runs_below(root), key=_written, reverse=True)[:NEWEST]
     foreign = [child for child in root.iterdir() if child.is_dir() and child not in runs and results_files(child)]
-    listed = [entry for folder in (*runs, *foreign) for entry in _entries(folder, folder in runs, known)]
+    listed = [entry for folder in (*runs, *foreign) for entry in _entries(folder, folder in runs, base_runs)]
     return sorted(listed, key=_age)
 
 
