@@ -24,6 +24,8 @@ class _Commands(TyperGroup):
         return ["run", *MODULES]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "run":
+            return import_module("evalengine.commands.run").command().typer_command
         if cmd_name not in MODULES:
             return None
         module = import_module(MODULES[cmd_name])

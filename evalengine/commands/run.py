@@ -1,52 +1,22 @@
-"""`python -m evalengine [run] [setting=value ...]`: makes a run, a sweep or an experiment, or prints the help.
-
-Hydra is imported for settings and torch when a run starts, so that help and configuration errors answer at once.
-"""
+"""The words of `python -m evalengine [run] [setting=value ...]`, and the help that names every command."""
 
 from __future__ import annotations
 
 import difflib
-import sys
 import textwrap
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
-from evalengine.command import exit_code
+from typer import Argument, Option
+
+from evalengine.command import Namespace
 from evalengine.commands import MODULES
-from evalengine.contract import CONTRACT_VERSION
+from evalengine.commands.words import Command
 from evalengine.errors import ConfigError
 from evalengine.shipped import available
-from evalengine.version import __version__
-
-if TYPE_CHECKING:
-    from evalengine.compose import Job
-    from evalengine.config import Config
 
 COMMANDS = ("run", *MODULES)
-FLAGS = {  # word -> flag; a run takes these besides settings
-    **dict.fromkeys(("-h", "--help"), "help"),
-    **dict.fromkeys(("-m", "--multirun"), "multirun"),
-    **dict.fromkeys(("-c", "--cfg"), "cfg"),
-    "--version": "version",
-}
-HELP = """\
-Usage: python -m evalengine [run] [setting=value ...] [-m] [--cfg] [--help] [--version]
-       python -m evalengine tasks [NAME [--show N]] [setting=value ...]
-       python -m evalengine compare RUN RUN [RUN ...] [...]
-       python -m evalengine baseline RUN -o FILE
-       python -m evalengine gate BASELINE RUN|-- SETTINGS --policy POLICY [...]
-       python -m evalengine report RUN [RUN ...] [-o FILE]
-       python -m evalengine explain RUN RUN --item ITEM [...]
-       python -m evalengine verify [engine|kernels] [setting=value ...] [...]
-       python -m evalengine bench [matmul|attention|rows|forward|all ...|throughput|statistics] [...]
-       python -m evalengine cache FOLDER [--prune LIMIT]
-       python -m evalengine prove RUN --item ITEM -o FILE
-       python -m evalengine check FILE --model PATH | RUN --sample N
-       python -m evalengine lm_eval --model evalengine --model_args pretrained=MODEL,... --tasks TASK [...]
-
-Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
-
+EPILOG = """\
   task=gsm8k                    what to run; several in one run: task=[gsm8k,arc_easy]; a file of yours: ./my_task.yaml
 {tasks}
   model=tinymath                what to run it on; or model.path=<folder, Hub id or .gguf file>
@@ -61,15 +31,12 @@ Runs evaluation tasks through evalengine's own inference engine and leaves resul
   system_instruction=TEXT       seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
   cache=FOLDER                  answers kept between runs: what was computed once is read; cache.audit=0.01
 
-  -m, --multirun                one run a value: -m engine.max_num_seqs=1,8 batch_invariant=true,false
   -m hydra/launcher=submitit_slurm  the runs as jobs of SLURM: hydra.launcher.partition=gpu, ...
-  experiment=noise_floor        such a sweep, compared: who equals whom, and what fast arithmetic moves
+  experiment=noise_floor        a sweep, compared: who equals whom, and what fast arithmetic moves
   experiment=checkpoints        one model's steps: each metric against the step; "model.path=glob('out/checkpoint-*')"
-  -c, --cfg                     print the resolved configuration (every setting) and stop
-  -h, --help                    this text
-  --version                     version and numerics contract
   --install-completion          completes the sub-commands and their options in your shell; --show-completion prints how
 
+Commands of their own:
   tasks [NAME --show 3]         the tasks: rows, metrics, what they need; a task's prompts and targets (tasks --help)
   compare RUN RUN               are runs the same; if not, where, and why; of models: which is better (compare --help)
   baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
@@ -89,35 +56,42 @@ Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or co
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs what the settings describe; returns the exit code."""
-    flags = {FLAGS[word] for word in argv if word in FLAGS}
-    overrides = [word for word in argv if word not in FLAGS]
-    if overrides[:1] == ["run"]:
-        del overrides[0]
-    if options := [word for word in overrides if word.startswith("-")]:
-        raise ConfigError(f"unrecognized arguments: {' '.join(options)} (see --help)")
-    if wrong := [word for word in overrides if "=" not in word and not word.startswith("~")]:
-        raise ConfigError(_unknown_word(wrong[0]))
-    if {"help", "version"} & flags:
-        version = f"evalengine {__version__} (contract {CONTRACT_VERSION})"
-        print(_help() if "help" in flags else version, flush=True)
-        return 0
-    from evalengine.compose import compose_jobs, experiment_name
-    from evalengine.config import to_yaml
+    """Runs `run`, whose own name may be left out, with its words; returns the exit code."""
+    return command()(argv)
 
-    jobs = compose_jobs(overrides, "multirun" in flags)
-    if "cfg" in flags:
-        print("---\n".join(to_yaml(job.config) for job in jobs), end="")
-        return 0
-    if name := experiment_name(overrides):
-        from evalengine.experiment import run_experiment
 
-        return run_experiment(name, jobs, partial(_run, command=argv))
-    if jobs[0].launcher is not None:
-        from evalengine.launch import submit
+def command() -> Command:
+    """The command. Its help names the tasks and models that are there."""
+    epilog = EPILOG.format(tasks=_wrapped(available("task")), models=_wrapped(available("model")))
+    return _Run("run", _words, "evalengine.jobs:main", epilog)
 
-        return submit(jobs, argv)
-    return _run_all(jobs, argv)
+
+def _words(
+    words: Annotated[list[str] | None, Argument(metavar="setting=value", show_default=False, help="what to run, "
+                     "and how")] = None,
+    multirun: Annotated[bool, Option("-m", "--multirun", help="one run a value: -m engine.max_num_seqs=1,8 "
+                                     "batch_invariant=true,false")] = False,
+    cfg: Annotated[bool, Option("-c", "--cfg", help="print the resolved configuration (every setting) and "
+                                "stop")] = False,
+    version: Annotated[bool, Option("--version", help="version and numerics contract")] = False,
+) -> Namespace:  # fmt: skip
+    """Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
+    The word run may be left out."""
+    return Namespace(settings=_settings(words or []), multirun=multirun, cfg=cfg, version=version)
+
+
+class _Run(Command):
+    """A word of `run` that is no setting may be the name of a command, misspelt: that is said before all else."""
+
+    def parse(self, argv: Sequence[str]) -> Any:
+        words = _settings([word for word in argv if not word.startswith("-")])
+        if wrong := [word for word in words if "=" not in word and not word.startswith("~")]:
+            raise ConfigError(_unknown_word(wrong[0]))
+        return super().parse(argv)
+
+
+def _settings(words: list[str]) -> list[str]:
+    return words[1:] if words[:1] == ["run"] else words
 
 
 def _unknown_word(word: str) -> str:
@@ -129,29 +103,7 @@ def _unknown_word(word: str) -> str:
     return f"{word}: no such command; {hint}"
 
 
-def _help() -> str:
-    return HELP.format(tasks=_wrapped(available("task")), models=_wrapped(available("model")))
-
-
 def _wrapped(names: list[str]) -> str:
     """The names in lines of the help's width, indented like the help's second column."""
     indent = " " * 32
     return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
-    codes = []
-    for number, job in enumerate(jobs, 1):
-        if len(jobs) > 1:
-            print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
-        codes.append(exit_code(partial(_run, job.config, words)))  # a failure becomes a code, and the sweep goes on
-    return max(codes)
-
-
-def _run(config: Config, command: Sequence[str] | None = None) -> int:
-    """Makes one run, with its report, table and digest. command: the command line's words."""
-    from evalengine.api.perform import perform
-    from evalengine.report.terminal.run_table import print_report
-
-    print_report(perform(config, command))
-    return 0

@@ -19,8 +19,7 @@ ARROWS: dict[str, set[str]] = {
     "plain_files": set(),
     "hub": set(),
     "command": {"errors"},
-    "commands": {"shipped", "api", "command", "compose", "config", "contract", "errors", "experiment", "launch"}
-    | {"bench", "report", "version"},
+    "commands": {"bench", "shipped", "command", "errors"},
     "shipped": set(),
     "arguments": {"errors"},
     "config": {"arguments", "errors"},
@@ -67,6 +66,7 @@ ARROWS: dict[str, set[str]] = {
     "assets": set(),
     "__init__": {"contract", "api", "engine", "invariant", "report", "config", "errors", "version"},
     "api": {"shipped", "arguments", "command", "compose", "config", "errors", "engine", "harness", "report"},
+    "jobs": {"api", "command", "compose", "config", "contract", "errors", "experiment", "launch", "report", "version"},
     "launch": {"api", "command", "compose", "errors"},
     "checkpoints": {"compose", "report"},
     "experiment": {"checkpoints", "command", "compose", "config", "errors", "plain_files", "engine", "harness"}
@@ -273,6 +273,7 @@ LIGHT = [
     "evalengine.report.python.verdicts",
     "evalengine.command",
     "evalengine.commands.run",
+    "evalengine.jobs",
     "evalengine.commands.bench",
     "evalengine.commands.completion",
     "evalengine.report.terminal.run_table",

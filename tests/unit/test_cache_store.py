@@ -108,6 +108,7 @@ def test_a_batch_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from evalengine.cache.store import Store
+from tests.unit.test_cache_store import ENTRY, FACTS, key
 number = int(sys.argv[2])
 with Store.open(sys.argv[1]) as store:
     print("open", flush=True)

@@ -20,6 +20,7 @@ from evalengine import __version__
 from evalengine.__main__ import main
 from evalengine.commands import MODULES, explain, verify
 from evalengine.commands.bench import BENCH, MATMUL, OWN
+from evalengine.commands.run import command as run_command
 from evalengine.commands.words import Command
 from evalengine.config import Config
 from evalengine.errors import ConfigError, EvalEngineError
@@ -136,7 +137,13 @@ def test_commands_have_their_own_help(words: list[str], capsys: pytest.CaptureFi
     assert re.match(rf"Usage: python -m evalengine {words[0]} ", capsys.readouterr().out)
 
 
-ALL = [*(importlib.import_module(module).main for module in MODULES.values()), BENCH, MATMUL, *OWN.values()]
+ALL = [
+    run_command(),
+    *(importlib.import_module(module).main for module in MODULES.values()),
+    BENCH,
+    MATMUL,
+    *OWN.values(),
+]
 DECLARED = [command for command in ALL if isinstance(command, Command)]
 
 
@@ -163,6 +170,7 @@ def test_help_of_a_command_loads_nothing_heavy() -> None:
     [
         ("evalengine com", ["compare"]),
         ("evalengine compare --le", ["--level"]),
+        ("evalengine run --mu", ["--multirun"]),
         ("evalengine bench thr", ["throughput"]),
         ("evalengine bench statistics --dr", ["--draws"]),
     ],
@@ -315,8 +323,8 @@ def test_as_a_process_from_another_folder(tmp_path: Path) -> None:
 def test_a_terminal_without_the_signs_fails_no_finished_run() -> None:
     """A sign that the terminal's encoding lacks is written as a question mark."""
     program = (
-        "import evalengine.__main__ as m; import evalengine.commands.run as run; run._help = lambda: 'value ± ↑'; "
-        "raise SystemExit(m.main(['--help']))"
+        "import evalengine.__main__ as m; import evalengine.jobs as jobs; "
+        "jobs.main = lambda arguments: print('value ± ↑') or 0; raise SystemExit(m.main(['limit=1']))"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

@@ -1,0 +1,60 @@
+"""What `python -m evalengine [run]` does with its settings: makes a run, a sweep or an experiment.
+
+Hydra is imported for settings and torch when a run starts, so that configuration errors answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from evalengine.command import Namespace, exit_code
+from evalengine.contract import CONTRACT_VERSION
+from evalengine.version import __version__
+
+if TYPE_CHECKING:
+    from evalengine.compose import Job
+    from evalengine.config import Config
+
+
+def main(arguments: Namespace) -> int:
+    """Runs what the settings describe; returns the exit code."""
+    if arguments.version:
+        print(f"evalengine {__version__} (contract {CONTRACT_VERSION})", flush=True)
+        return 0
+    from evalengine.compose import compose_jobs, experiment_name
+    from evalengine.config import to_yaml
+
+    jobs = compose_jobs(arguments.settings, arguments.multirun)
+    if arguments.cfg:
+        print("---\n".join(to_yaml(job.config) for job in jobs), end="")
+        return 0
+    if name := experiment_name(arguments.settings):
+        from evalengine.experiment import run_experiment
+
+        return run_experiment(name, jobs, partial(_run, command=arguments.argv))
+    if jobs[0].launcher is not None:
+        from evalengine.launch import submit
+
+        return submit(jobs, arguments.argv)
+    return _run_all(jobs, arguments.argv)
+
+
+def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
+    codes = []
+    for number, job in enumerate(jobs, 1):
+        if len(jobs) > 1:
+            print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
+        codes.append(exit_code(partial(_run, job.config, words)))  # a failure becomes a code, and the sweep goes on
+    return max(codes)
+
+
+def _run(config: Config, command: Sequence[str] | None = None) -> int:
+    """Makes one run, with its report, table and digest. command: the command line's words."""
+    from evalengine.api.perform import perform
+    from evalengine.report.terminal.run_table import print_report
+
+    print_report(perform(config, command))
+    return 0
