@@ -30,6 +30,7 @@ from evalengine.bench.measure import (
     run_poisoned,
     seeded,
 )
+from evalengine.bench.models import shapes_of
 from evalengine.bench.report import Line, Timing
 from evalengine.kernels import reference
 from evalengine.layers import flash_attention
@@ -37,7 +38,8 @@ from evalengine.layers.attention_backends import AttentionFunction
 from evalengine.layers.cuda import paged_attention
 from evalengine.layers.metadata import AttentionMetadata
 
-Q_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # Qwen3-8B's and Llama-3.1-8B's: GQA 4
+SHAPES = shapes_of("Qwen3-8B")  # Llama-3.1-8B has the same heads: GQA 4
+Q_HEADS, KV_HEADS, HEAD_DIM = SHAPES.num_heads, SHAPES.num_kv_heads, SHAPES.head_dim
 SCALE = HEAD_DIM**-0.5
 DTYPE = torch.bfloat16
 # (sequences, KV tokens) -> the target, as a share of a large copy's bandwidth

@@ -15,6 +15,7 @@ import torch
 
 from evalengine.bench import row_cases
 from evalengine.bench.measure import Timer, copies_of, free_memory, guarded, quickest_copy, run_poisoned
+from evalengine.bench.models import shapes_of
 from evalengine.bench.report import Line, Timing
 from evalengine.bench.row_cases import RowCase
 from evalengine.kernels.log_softmax import log_softmax
@@ -27,16 +28,19 @@ TARGET = 0.85  # share of the copy's speed, at least
 REPORTED = {"softmax", "mean", "RoPE", "KV write", "Gumbel noise", "sampling"}
 
 
+SMALL, MIDDLE, LARGE = (shapes_of(name) for name in ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-8B"))
+
+
 @dataclass(frozen=True)
 class Sizes:
-    """The shapes of one run. The defaults are Qwen3-0.6B's, 1.7B's and 8B's, and the vocabularies of three models."""
+    """The shapes of one run. The defaults are those of three Qwen3 models, and a small vocabulary besides theirs."""
 
     rows: int = 8192
     sampled: int = 256  # rows of a decode step; each table of float64 over them and the vocabulary is 311 MB
-    hidden: tuple[int, ...] = (1024, 2048, 4096)
-    intermediate: tuple[int, ...] = (3072, 12288)
-    vocab: tuple[int, ...] = (4096, 49152, 151936)
-    heads: tuple[tuple[int, int, int], ...] = ((16, 8, 128), (32, 8, 128))  # Hq, Hkv, D
+    hidden: tuple[int, ...] = (SMALL.hidden_size, MIDDLE.hidden_size, LARGE.hidden_size)
+    intermediate: tuple[int, ...] = (SMALL.intermediate_size, LARGE.intermediate_size)
+    vocab: tuple[int, ...] = (4096, shapes_of("SmolLM2-135M").vocab_size, LARGE.vocab_size)
+    heads: tuple[tuple[int, int, int], ...] = tuple((s.num_heads, s.num_kv_heads, s.head_dim) for s in (SMALL, LARGE))
     dtype: torch.dtype = torch.bfloat16
 
 
