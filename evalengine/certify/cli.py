@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evalengine.command import Namespace
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from evalengine.config import Config
+    from evalengine.engine.loader import Checkpoint
+    from evalengine.engine.settings import Settings
 
 WIDTH = 120  # columns where there is no terminal, so that no cell is cut and all can be searched
 
@@ -59,8 +63,8 @@ def _kernels(arguments: Namespace) -> int:
     return 1 if failures(verdict) or list(dropped_schedules(verdict)) else 0
 
 
-def _resolved(config: Any, checkpoint: Any) -> Any:
-    """The settings with every `auto` resolved for this machine (`evalengine.engine.settings.Settings`)."""
+def _resolved(config: Config, checkpoint: Checkpoint) -> Settings:
+    """The settings with every `auto` resolved for this machine."""
     from evalengine.engine.settings import resolve_settings
 
     return resolve_settings(config.engine, True, config.numerics, checkpoint.spec)
