@@ -46,7 +46,7 @@ SEARCH = 256  # sequences that a prefill program searches at once for the one it
 
 
 @dataclass(frozen=True)
-class Schedule:
+class AttentionSchedule:
     """How attention's work is cut into programs. No choice here changes a bit."""
 
     block_m: int  # query rows (token, head of the group) in a prefill tile
@@ -62,12 +62,12 @@ class Schedule:
     by_block: int = 32  # decode works block by block with at most so many programs
 
 
-REFERENCE = Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
+REFERENCE = AttentionSchedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0, by_block=0)
 # Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.
-excluded: set[Schedule] = set()
+excluded: set[AttentionSchedule] = set()
 
 
-def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:
+def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> AttentionSchedule:
     """The schedule for prefills of about `rows_per_sequence` (tokens * group) rows each, and for decodes.
 
     `device` is a CUDA device's index, negative for the CPU (the interpreter).
@@ -78,19 +78,25 @@ def choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence:
 
 
 @cache
-def _choose(head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int) -> Schedule:
+def _choose(
+    head_dim: int, dtype: torch.dtype, page_size: int, rows_per_sequence: int, device: int
+) -> AttentionSchedule:
     tma = device < 0 or torch.cuda.get_device_capability(device) >= (9, 0)
     if dtype == torch.float32:  # Float32 runs on FMA units: registers and shared memory bound the tiles.
-        return Schedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0)
+        return AttentionSchedule(block_m=16, num_warps=4, num_stages=1, tma=False, decode_stages=1, few=0)
     if head_dim > 128:
         stages = 2 if tma else 1  # sm_86 and sm_89 have 99 KiB of shared memory.
-        return Schedule(block_m=64 if tma else 16, num_warps=8, num_stages=stages, tma=tma, decode_stages=stages, few=0)
+        return AttentionSchedule(
+            block_m=64 if tma else 16, num_warps=8, num_stages=stages, tma=tma, decode_stages=stages, few=0
+        )
     if rows_per_sequence <= 32:
         few = 256 if tma else 0
-        return Schedule(block_m=rows_per_sequence, num_warps=4, num_stages=3 if tma else 2, tma=tma, few=few)
+        return AttentionSchedule(block_m=rows_per_sequence, num_warps=4, num_stages=3 if tma else 2, tma=tma, few=few)
     if not tma:
-        return Schedule(block_m=64, num_warps=4, num_stages=2, tma=False, few=0)
-    return Schedule(block_m=128, num_warps=8, num_stages=3, hopper=_hopper_covers(dtype, head_dim, page_size, device))
+        return AttentionSchedule(block_m=64, num_warps=4, num_stages=2, tma=False, few=0)
+    return AttentionSchedule(
+        block_m=128, num_warps=8, num_stages=3, hopper=_hopper_covers(dtype, head_dim, page_size, device)
+    )
 
 
 def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int, device: int) -> bool:
@@ -103,18 +109,18 @@ def _hopper_covers(dtype: torch.dtype, head_dim: int, page_size: int, device: in
     return attention_hopper.covers(dtype, head_dim, page_size)
 
 
-def _forms(schedule: Schedule) -> set[Schedule]:
+def _forms(schedule: AttentionSchedule) -> set[AttentionSchedule]:
     """The schedule itself, and for each way in which its decodes can run a schedule that always runs so."""
     always = 1 << 30
     chunked = {replace(schedule, by_block=0, few=few) for few in ({0, always} if schedule.few else {0})}
     return {schedule, replace(schedule, by_block=always), *chunked}
 
 
-def _order(schedule: Schedule) -> tuple[int, int]:
+def _order(schedule: AttentionSchedule) -> tuple[int, int]:
     return schedule.by_block, schedule.few
 
 
-def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) -> list[Schedule]:
+def schedules(head_dim: int, page_size: int, dtype: torch.dtype, device: int) -> list[AttentionSchedule]:
     """Every schedule that `choose` may return for a model, `REFERENCE` first; all must be proved equal."""
     chosen = [_choose(head_dim, dtype, page_size, rows, device) for rows in (16, 32, 64)]
     forms = [form for schedule in chosen for form in sorted(_forms(schedule), key=_order)]
@@ -149,7 +155,12 @@ class RaggedBatch(Protocol):
 
 
 def paged_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedBatch, scale: float, schedule: Schedule | None = None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: RaggedBatch,
+    scale: float,
+    schedule: AttentionSchedule | None = None,
 ) -> Tensor:
     """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], each row up to its own position.
 
@@ -215,7 +226,7 @@ class _Call:
         varying = [(i, place) for i, base in enumerate(bases) for place, x in enumerate(operands) if base is x]
         self.plan.append((launched.again(*(i for i, _ in varying)), [place for _, place in varying]))
 
-    def prefill(self, schedule: Schedule, tokens: int) -> None:
+    def prefill(self, schedule: AttentionSchedule, tokens: int) -> None:
         batch, first = self.batch, self.batch.num_decodes
         if schedule.hopper and self.in_blocks:
             from evalengine.kernels import attention_hopper
@@ -235,7 +246,7 @@ class _Call:
             schedule.num_warps, schedule.num_stages,
         ))  # fmt: skip
 
-    def decode(self, schedule: Schedule) -> None:
+    def decode(self, schedule: AttentionSchedule) -> None:
         batch, num_seqs = self.batch, self.batch.num_decodes
         chunks = -(-batch.max_decode_kv_len // CHUNK)
         states = num_seqs * self.kv_heads * chunks * self.group if chunks > 1 else 0
@@ -262,7 +273,7 @@ class _Call:
                 1, 1,
             ))  # fmt: skip
 
-    def _by_block(self, schedule: Schedule, m: Tensor, l: Tensor, acc: Tensor, chunks: int) -> None:
+    def _by_block(self, schedule: AttentionSchedule, m: Tensor, l: Tensor, acc: Tensor, chunks: int) -> None:
         batch, num_seqs = self.batch, self.batch.num_decodes
         blocks = -(-batch.max_decode_kv_len // BLOCK)
         tops = num_seqs * self.kv_heads * blocks * self.group

@@ -22,7 +22,7 @@ _GATHER = 128  # logprobs that one program computes
 
 
 def log_softmax(
-    x: Tensor, dim: int = -1, out_dtype: torch.dtype | None = None, *, _schedule: softmax.Schedule | None = None
+    x: Tensor, dim: int = -1, out_dtype: torch.dtype | None = None, *, _schedule: softmax.SoftmaxSchedule | None = None
 ) -> Tensor:
     """Any shape and strides, any dim -> contiguous log_softmax in out_dtype (x's own by default), rounded once.
 

@@ -24,10 +24,10 @@ from evalengine.kernels.cublaslt import Product
 from evalengine.kernels.launching.launch import Again, kind, remember
 from evalengine.kernels.matmul_device import Gpu, gpu_of
 from evalengine.kernels.matmul_pointer import by_pointers
-from evalengine.kernels.matmul_schedules import CUBLASLT, POINTER, REFERENCE, TMA, Schedule, choose
+from evalengine.kernels.matmul_schedules import CUBLASLT, POINTER, REFERENCE, TMA, MatmulSchedule, choose
 from evalengine.kernels.matmul_tma import by_descriptors
 
-__all__ = ["REFERENCE", "Schedule", "bmm", "choose", "linear", "matmul"]
+__all__ = ["REFERENCE", "MatmulSchedule", "bmm", "choose", "linear", "matmul"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _again: dict[tuple, Again] = {}
@@ -49,7 +49,7 @@ def matmul(
     *,
     out_dtype: torch.dtype | None = None,
     round_product: bool = False,
-    schedule: Schedule | None = None,
+    schedule: MatmulSchedule | None = None,
 ) -> Tensor:
     """a [M, K], b [K, N], bias [N] -> a b + bias [M, N], contiguous, in `out_dtype` (default: a's).
 
@@ -60,7 +60,9 @@ def matmul(
     return _product(a, b, bias, out_dtype, False, round_product, schedule)
 
 
-def bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, schedule: Schedule | None = None) -> Tensor:
+def bmm(
+    a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, schedule: MatmulSchedule | None = None
+) -> Tensor:
     """a [B, M, K], b [B, K, N] -> [B, M, N], contiguous; each entry has the bytes of `matmul`.
 
     Any strides, expanded (0) ones too. schedule: of the form "pointer".
@@ -71,7 +73,7 @@ def bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None, schedule:
     return _product(a, b, None, out_dtype, schedule=schedule)
 
 
-def schedule_for(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, plain: bool = True) -> Schedule:
+def schedule_for(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, plain: bool = True) -> MatmulSchedule:
     """The schedule that `matmul(a, b)`, or `bmm`, takes; plain: without a bias and `round_product`."""
     gpu, (k, n) = gpu_of(a.get_device()), b.shape[-2:]
     aligned = _aligned(a, b, b.stride(-1), b.stride(-2), n, out_dtype or a.dtype)
@@ -85,7 +87,7 @@ def _product(
     out_dtype: torch.dtype | None,
     transposed: bool = False,
     round_product: bool = False,
-    schedule: Schedule | None = None,
+    schedule: MatmulSchedule | None = None,
 ) -> Tensor:
     """a [(B,) M, K] times b [(B,) K, N], or [N, K] if it is `transposed`.
 
@@ -142,7 +144,7 @@ def _launch(
     bias: Tensor | None,
     c: Tensor,
     b_strides: tuple[int, ...],
-    s: Schedule,
+    s: MatmulSchedule,
     round_product: bool,
     gpu: Gpu,
 ) -> Again | None:
@@ -171,7 +173,7 @@ def _aligned(a: Tensor, b: Tensor, b_column: int, b_k: int, n: int, out_dtype: t
     )  # fmt: skip
 
 
-def _suits(schedule: Schedule, tma_ok: bool, cublaslt_ok: bool) -> bool:
+def _suits(schedule: MatmulSchedule, tma_ok: bool, cublaslt_ok: bool) -> bool:
     return schedule.form == POINTER or (tma_ok if schedule.form == TMA else cublaslt_ok)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from evalengine.kernels.device_math import after_previous_kernel
 from evalengine.kernels.launching.launch import Launch, launch
 from evalengine.kernels.matmul_parts import load, multiply_add, rounded, tile_position
-from evalengine.kernels.matmul_schedules import Schedule
+from evalengine.kernels.matmul_schedules import MatmulSchedule
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -66,7 +66,13 @@ def _pointer_kernel(
 
 
 def by_pointers(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, b_strides: tuple[int, ...], s: Schedule, round_product: bool
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    c: Tensor,
+    b_strides: tuple[int, ...],
+    s: MatmulSchedule,
+    round_product: bool,
 ) -> Launch | None:
     """c [(B,) M, N] = a [(B,) M, K] times b, whose strides over (B, K, N) are `b_strides`, + bias."""
     *batch, m, n = c.shape

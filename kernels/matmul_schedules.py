@@ -40,7 +40,7 @@ CUBLASLT: Form = "cublaslt"
 
 
 @dataclass(frozen=True)
-class Schedule:
+class MatmulSchedule:
     """How the output [M, N] is cut into tiles and how a tile is computed.
 
     form: "pointer" (any strides, batches), "tma" (tensor descriptors: both operands K-contiguous, rows 16-byte aligned;
@@ -90,7 +90,7 @@ class Schedule:
         return f"{self.form} {tile} w{self.num_warps} s{self.num_stages} g{self.group_m}{flags}"
 
     @classmethod
-    def parse(cls, text: str) -> Schedule:
+    def parse(cls, text: str) -> MatmulSchedule:
         """The inverse of str(); raises ValueError for anything else."""
         if match := re.fullmatch(rf"{CUBLASLT} m(\d+)", text):
             return by_cublaslt(int(match[1]))
@@ -106,16 +106,16 @@ class Schedule:
         )  # fmt: skip
 
 
-REFERENCE = Schedule(POINTER, 64, 64, 32, num_warps=4, num_stages=2)
+REFERENCE = MatmulSchedule(POINTER, 64, 64, 32, num_warps=4, num_stages=2)
 
 
-def by_cublaslt(rows: int) -> Schedule:
+def by_cublaslt(rows: int) -> MatmulSchedule:
     """The schedule that asks cuBLASLt for its algorithm for so many rows."""
-    return Schedule(CUBLASLT, rows, 1, 1, num_warps=0, num_stages=0, group_m=0)
+    return MatmulSchedule(CUBLASLT, rows, 1, 1, num_warps=0, num_stages=0, group_m=0)
 
 
 # Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.
-excluded: set[Schedule] = set()
+excluded: set[MatmulSchedule] = set()
 
 
 def bucket(m: int) -> int:
@@ -125,7 +125,7 @@ def bucket(m: int) -> int:
 
 def choose(
     device_name: str, dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool, cublaslt_ok: bool = False
-) -> Schedule:
+) -> MatmulSchedule:
     """The schedule for [m, k] x [k, n] on the GPU of that name (`torch.cuda.get_device_name`).
 
     tma_ok, cublaslt_ok: the operands qualify for these forms; without either a pointer schedule is returned. A
@@ -140,7 +140,7 @@ def choose(
 @cache
 def preferred(
     device_name: str, dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool, cublaslt_ok: bool
-) -> tuple[Schedule, ...]:
+) -> tuple[MatmulSchedule, ...]:
     """The schedules that `choose` tries for the bucket m, the first choice first."""
     tile = _choose(device_name, dtype, m, n, k, tma_ok)
     tuned = m in _tuned(device_name).get((n, k), ())
@@ -155,7 +155,7 @@ def is_tuned(device_name: str) -> bool:
 
 
 @cache
-def _choose(device_name: str, dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> Schedule:
+def _choose(device_name: str, dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> MatmulSchedule:
     if dtype != torch.float32:
         rows = _tuned(device_name)
         row = rows.get((n, k)) or (rows[_nearest(rows, n, k)] if rows else {})
@@ -172,11 +172,11 @@ def _table() -> dict[str, Any]:
 
 
 @cache
-def _tuned(device_name: str) -> dict[tuple[int, int], dict[int, Schedule]]:
+def _tuned(device_name: str) -> dict[tuple[int, int], dict[int, MatmulSchedule]]:
     """(N, K) -> bucket of M -> schedule. float16 takes bfloat16's rows: equal bytes, equal instructions."""
     rows = _table().get(device_name, {}).get("bfloat16", {})
     shapes = {tuple(map(int, key.split(","))): row for key, row in rows.items()}
-    return {(n, k): {int(m): Schedule.parse(text) for m, text in row.items()} for (n, k), row in shapes.items()}
+    return {(n, k): {int(m): MatmulSchedule.parse(text) for m, text in row.items()} for (n, k), row in shapes.items()}
 
 
 def _nearest(rows: dict[tuple[int, int], Any], n: int, k: int) -> tuple[int, int]:
@@ -187,23 +187,23 @@ def _nearest(rows: dict[tuple[int, int], Any], n: int, k: int) -> tuple[int, int
 # -- without a table --------------------------------------------------------------------------------------------------
 
 
-def heuristic(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> Schedule:
+def heuristic(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> MatmulSchedule:
     """A sound schedule for any GPU from sm_80 on (pointer forms fit 96 KiB of shared memory) and any shape."""
     if dtype == torch.float32:  # FMA units: bound by registers and shared memory
         if m <= 16:
-            return Schedule(POINTER, 16, 32, 64, num_warps=4, num_stages=3)
+            return MatmulSchedule(POINTER, 16, 32, 64, num_warps=4, num_stages=3)
         if m * n >= 128 * 128 * 64:  # 8 x 8 outputs a thread
-            return Schedule(POINTER, 128, 128, 16, num_warps=8, num_stages=3)
-        return Schedule(POINTER, 64, 64, 16, num_warps=4, num_stages=3)
+            return MatmulSchedule(POINTER, 128, 128, 16, num_warps=8, num_stages=3)
+        return MatmulSchedule(POINTER, 64, 64, 16, num_warps=4, num_stages=3)
     if tma_ok and m >= 256 and m * n >= 128 * 256 * 96:  # enough large tiles for most of the SMs
-        return Schedule(TMA, 128, 256, 64, num_warps=8, num_stages=3, persistent=True)
+        return MatmulSchedule(TMA, 128, 256, 64, num_warps=8, num_stages=3, persistent=True)
     if tma_ok and m >= 128 and m * n >= 128 * 128 * 64:
-        return Schedule(TMA, 128, 128, 64, num_warps=8, num_stages=4)
+        return MatmulSchedule(TMA, 128, 128, 64, num_warps=8, num_stages=4)
     if m <= 32:
         rows = 16 if m <= 16 else 32
         if n <= 4096:  # wider tiles would leave most SMs idle
-            return Schedule(POINTER, rows, 16 if n <= 2048 else 32, 128, num_warps=4, num_stages=4)
-        return Schedule(POINTER, rows, 64, 128, num_warps=4, num_stages=3, swap=True)
+            return MatmulSchedule(POINTER, rows, 16 if n <= 2048 else 32, 128, num_warps=4, num_stages=4)
+        return MatmulSchedule(POINTER, rows, 64, 128, num_warps=4, num_stages=3, swap=True)
     if m <= 128 or m * n <= 128 * 128 * 64:
-        return Schedule(POINTER, 64, 32 if n <= 4096 and m <= 128 else 64, 64, num_warps=4, num_stages=4)
-    return Schedule(POINTER, 128, 128, 32, num_warps=4, num_stages=4)
+        return MatmulSchedule(POINTER, 64, 32 if n <= 4096 and m <= 128 else 64, 64, num_warps=4, num_stages=4)
+    return MatmulSchedule(POINTER, 128, 128, 32, num_warps=4, num_stages=4)

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from evalengine.kernels.device_math import after_previous_kernel
 from evalengine.kernels.launching.launch import Again, launch
 from evalengine.kernels.matmul_parts import multiply_add, rounded, tile_position
-from evalengine.kernels.matmul_schedules import Schedule
+from evalengine.kernels.matmul_schedules import MatmulSchedule
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def by_descriptors(
     bias: Tensor | None,
     c: Tensor,
     row_strides: tuple[int, int],
-    s: Schedule,
+    s: MatmulSchedule,
     round_product: bool,
     multiprocessors: int,
 ) -> Again | None:

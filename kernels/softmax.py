@@ -23,7 +23,7 @@ ASYNC_COPIES = (8, 0)  # the least compute capability with asynchronous copies
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SoftmaxSchedule:
     """How rows are spread over programs. No choice here changes a bit."""
 
     rows: int = 1  # rows of a program that walks its rows' chunks
@@ -31,9 +31,9 @@ class Schedule:
     resident: bool = False  # by `softmax_resident`, whose programs each hold chunks; it ignores the fields above
 
 
-REFERENCE = Schedule()
+REFERENCE = SoftmaxSchedule()
 # Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.
-excluded: set[Schedule] = set()
+excluded: set[SoftmaxSchedule] = set()
 
 
 @triton.jit
@@ -65,18 +65,18 @@ def _walk_kernel(
             _store_chunk(out_ptr, finish(z, m[:, None], term[:, None], LOG), row, rows, start, columns, BLOCK)
 
 
-def choose(x: Tensor) -> Schedule:
+def choose(x: Tensor) -> SoftmaxSchedule:
     """The schedule for [n, V] on its device: never one that evalengine/verification found wrong there."""
     schedule = preferred(x)
     return REFERENCE if schedule in excluded else schedule
 
 
-def preferred(x: Tensor) -> Schedule:
+def preferred(x: Tensor) -> SoftmaxSchedule:
     """The schedule that `choose` returns where nothing is excluded."""
     n, columns = x.shape
     if _should_stay(n, columns, x.element_size()) and _resident_covers(x):
-        return Schedule(resident=True)
-    return Schedule(rows=max(1, 2048 // triton.next_power_of_2(columns)))
+        return SoftmaxSchedule(resident=True)
+    return SoftmaxSchedule(rows=max(1, 2048 // triton.next_power_of_2(columns)))
 
 
 def _resident_covers(x: Tensor) -> bool:
@@ -101,7 +101,7 @@ def _should_stay(n: int, columns: int, element_size: int) -> bool:
     return columns > 4 * CHUNK or (columns > 2 * CHUNK and n * columns >= 1 << 24)
 
 
-def normalize_rows(x: Tensor, out: Tensor, *, log: bool, schedule: Schedule | None) -> None:
+def normalize_rows(x: Tensor, out: Tensor, *, log: bool, schedule: SoftmaxSchedule | None) -> None:
     """[n, V] of any row stride, contiguous [n, V] -> softmax or log_softmax of each row, written to `out`."""
     n, columns = x.shape
     s = schedule or choose(x)
@@ -117,7 +117,7 @@ def normalize_rows(x: Tensor, out: Tensor, *, log: bool, schedule: Schedule | No
     )  # fmt: skip
 
 
-def along(x: Tensor, dim: int, out_dtype: torch.dtype | None, *, log: bool, schedule: Schedule | None) -> Tensor:
+def along(x: Tensor, dim: int, out_dtype: torch.dtype | None, *, log: bool, schedule: SoftmaxSchedule | None) -> Tensor:
     """softmax or log_softmax of x along `dim` -> contiguous, x's shape."""
     out_dtype = out_dtype or x.dtype
     for dtype in (x.dtype, out_dtype):
@@ -136,7 +136,7 @@ def along(x: Tensor, dim: int, out_dtype: torch.dtype | None, *, log: bool, sche
 
 
 def softmax(
-    x: Tensor, dim: int = -1, out_dtype: torch.dtype | None = None, *, _schedule: Schedule | None = None
+    x: Tensor, dim: int = -1, out_dtype: torch.dtype | None = None, *, _schedule: SoftmaxSchedule | None = None
 ) -> Tensor:
     """Any shape and strides, any dim -> contiguous softmax in out_dtype (x's own by default), rounded once.
 

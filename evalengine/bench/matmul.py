@@ -25,7 +25,7 @@ from evalengine.bench.report import Failure, Line, Timing
 from evalengine.bench.timing import compare_gpu_seconds, host_seconds
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError
-from evalengine.kernels.matmul import REFERENCE, Schedule, linear, matmul, schedule_for
+from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, linear, matmul, schedule_for
 from evalengine.kernels.matmul_schedules import BUCKETS, TABLE
 from evalengine.verification.verdict import count_differing
 
@@ -69,7 +69,7 @@ def launch_seconds(device: torch.device) -> dict[str, float]:
     x, weight = operands(Shape(1024, 1024, False, ()), 64, device)
     runs: dict[str, Callable[[], Tensor]] = {
         "linear, M = 1": partial(linear, x[:1], weight),
-        "tma schedule, M = 64": partial(matmul, x, weight.t(), schedule=Schedule("tma", 64, 64, 64)),
+        "tma schedule, M = 64": partial(matmul, x, weight.t(), schedule=MatmulSchedule("tma", 64, 64, 64)),
         "torch.mm, M = 64": cublas(x, weight, x.dtype),
     }
     return {name: host_seconds(run) for name, run in runs.items()}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from evalengine.kernels.matmul_schedules import POINTER, TMA, Schedule, bucket, heuristic
+from evalengine.kernels.matmul_schedules import POINTER, TMA, MatmulSchedule, bucket, heuristic
 
 SMS = 132  # the SMs of an H200, which only guide the choice of candidates
 # (most rows, most columns; 0: any) -> the quickest of 50 to 200 schedules for such shapes on an H200
@@ -158,7 +158,7 @@ _TRIED_MANY_ROWS = {
 }
 
 
-def candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> list[Schedule]:
+def candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> list[MatmulSchedule]:
     """Every schedule worth a try for a shape, without repeats; for an M between powers of two also the next one's."""
     power = 1 << (m - 1).bit_length()
     if power != m:
@@ -166,7 +166,7 @@ def candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> list
     return _candidates(dtype, m, n, k, tma_ok)
 
 
-def _candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> list[Schedule]:
+def _candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> list[MatmulSchedule]:
     if dtype == torch.float32:
         schedules = _float32_candidates(m)
     elif m <= 128:
@@ -181,18 +181,18 @@ def _candidates(dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool) -> lis
     return [s for s in dict.fromkeys(schedules) if tma_ok or s.form == POINTER]
 
 
-def _parsed(lines: str) -> list[Schedule]:
-    return [Schedule.parse(line.strip()) for line in lines.strip().splitlines()]
+def _parsed(lines: str) -> list[MatmulSchedule]:
+    return [MatmulSchedule.parse(line.strip()) for line in lines.strip().splitlines()]
 
 
-def _float32_candidates(m: int) -> list[Schedule]:
+def _float32_candidates(m: int) -> list[MatmulSchedule]:
     if m <= 16:
-        return [Schedule(POINTER, 16, n, k, 4, 3) for n, k in ((16, 64), (32, 64), (32, 128), (64, 32))]
+        return [MatmulSchedule(POINTER, 16, n, k, 4, 3) for n, k in ((16, 64), (32, 64), (32, 128), (64, 32))]
     tiles = ((64, 64, 16, 4), (64, 64, 32, 8), (128, 64, 16, 8), (128, 128, 16, 8))
-    return [Schedule(POINTER, *tile, num_stages=stages) for tile in tiles for stages in (2, 3)]
+    return [MatmulSchedule(POINTER, *tile, num_stages=stages) for tile in tiles for stages in (2, 3)]
 
 
-def _sums_of_two(m: int, n: int) -> list[Schedule]:
+def _sums_of_two(m: int, n: int) -> list[MatmulSchedule]:
     """Tiles as wide as two powers of two, where they occupy nine tenths of the SMs' time, in at most four rounds.
 
     N = 2560 and M = 1024, say: 128 tiles of 128 x 160, but 160 of 128 x 128 or 80 of 128 x 256. The five of them that
@@ -209,13 +209,13 @@ def _sums_of_two(m: int, n: int) -> list[Schedule]:
     return [_with_stages(*tile) for tile in shapes[:5]]
 
 
-def _with_stages(rows: int, columns: int, several: bool) -> Schedule:
+def _with_stages(rows: int, columns: int, several: bool) -> MatmulSchedule:
     """The tile with as many stages as fit, at most six; persistent where a program has several tiles.
 
     Four warps as long as their registers hold it: with eight, tiles of 128 rows won for no shape.
     """
     block_k, warps = 128 if rows * columns <= 64 * 96 else 64, 4 if rows * columns <= 128 * 192 else 8
-    s = Schedule(TMA, rows, columns, block_k, warps, persistent=several)
+    s = MatmulSchedule(TMA, rows, columns, block_k, warps, persistent=several)
     main, rest = s.columns
     subtiles = 4 if main >= 256 and rows >= 128 else 2  # 128 x 288: 29.7 us with four, 32.3 with two
     # Shared memory beside the stages: the tile that is stored while the next one is loaded, or (seen with float32

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from evalengine.bench.measure import seeded
 from evalengine.bench.models import PRODUCTS_OF, shapes_of
-from evalengine.kernels.matmul import Schedule
+from evalengine.kernels.matmul import MatmulSchedule
 
-FIXED = Schedule("tma", 128, 128, 64, num_warps=8, num_stages=3, persistent=True)
+FIXED = MatmulSchedule("tma", 128, 128, 64, num_warps=8, num_stages=3, persistent=True)
 # an H200's copies and products, from which the floor of a time follows
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 790e12
 

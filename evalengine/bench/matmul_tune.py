@@ -34,7 +34,7 @@ from evalengine.bench.matmul_points import (
 from evalengine.bench.measure import free_memory, reason
 from evalengine.bench.report import environment
 from evalengine.bench.timing import compare_gpu_seconds
-from evalengine.kernels.matmul import REFERENCE, Schedule, matmul
+from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, matmul
 from evalengine.kernels.matmul_schedules import BUCKETS, CUBLASLT, CUBLASLT_ROWS, by_cublaslt
 from evalengine.verification.verdict import count_differing
 
@@ -43,7 +43,9 @@ FINALISTS = 4  # candidates that are timed again, with more repeats, in turns wi
 POINTER_BONUS = 1.02
 FEW_ROWS = 64
 DTYPE = torch.bfloat16
-Job = tuple[Schedule, int, bool, torch.dtype]  # schedule, rows, whether K is a multiple of the block, output dtype
+Job = tuple[
+    MatmulSchedule, int, bool, torch.dtype
+]  # schedule, rows, whether K is a multiple of the block, output dtype
 
 
 def tune(
@@ -88,12 +90,12 @@ def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
     """Times all candidates roughly, then the best few again beside cuBLAS and the fixed tile."""
     m, out_dtype = len(x), shape.out_dtype
 
-    def product(schedule: Schedule) -> Tensor:
+    def product(schedule: MatmulSchedule) -> Tensor:
         return matmul(x, weight.t(), out_dtype=out_dtype, schedule=schedule)
 
     expected = product(REFERENCE)
-    equal: list[Schedule] = []
-    differing: list[Schedule] = []
+    equal: list[MatmulSchedule] = []
+    differing: list[MatmulSchedule] = []
     own = candidates(DTYPE, m, shape.n, shape.k, True)
     for schedule in (*own, by_cublaslt(m)) if m >= CUBLASLT_ROWS else own:
         try:

@@ -61,7 +61,7 @@ def checked(product: partial[Tensor], *operands: Tensor) -> Tensor:
     return product(*operands)
 
 
-def _way(schedule: products.Schedule, a: Tensor, b: Tensor) -> tuple:
+def _way(schedule: products.MatmulSchedule, a: Tensor, b: Tensor) -> tuple:
     """A key of everything that makes a schedule compile to another kernel, and of whether a persistent kernel loops."""
     device = a.get_device()
     loops = schedule.loops(a.shape[-2], b.shape[-1], gpu_of(device).multiprocessors)
@@ -70,7 +70,7 @@ def _way(schedule: products.Schedule, a: Tensor, b: Tensor) -> tuple:
     return (schedule, schedule.masks_rows(a.shape[-2]), loops, even_k, k_strides, a.ndim, a.dtype, device)
 
 
-def _compare(product: partial[Tensor], schedule: products.Schedule, operands: tuple[Tensor, ...]) -> None:
+def _compare(product: partial[Tensor], schedule: products.MatmulSchedule, operands: tuple[Tensor, ...]) -> None:
     """Compares a schedule with the reference on random numbers: a program's own first operands may well be zeros, which
     prove nothing."""
     a, b, *bias = operands

@@ -72,7 +72,7 @@ class Verdict:
 def exclude(drop: dict[str, Any]) -> None:
     """Excludes a dropped schedule in this process, with a warning the first time."""
     module = MODULES[drop["kernel"]]
-    schedule = module.Schedule(**drop["schedule"])
+    schedule = type(module.REFERENCE)(**drop["schedule"])
     if schedule not in module.excluded:
         module.excluded.add(schedule)
         matmul.forget_launches()

@@ -53,7 +53,7 @@ class PagedBatch:
         q = randn(sum(n for n, _ in lens), heads, head_dim)
         return cls(lens, q, caches[0], caches[1], metadata, pages, head_dim**-0.5)
 
-    def run(self, schedule: attention.Schedule | None = None) -> Tensor:
+    def run(self, schedule: attention.AttentionSchedule | None = None) -> Tensor:
         return attention.paged_attention(self.q, self.k_cache, self.v_cache, self.metadata, self.scale, schedule)
 
     def part(self, which: list[tuple[int, int, int]]) -> PagedBatch:

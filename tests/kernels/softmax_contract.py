@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalengine.kernels.softmax import Schedule
+from evalengine.kernels.softmax import SoftmaxSchedule
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-WALKS = [Schedule(), Schedule(rows=4, warps=8), Schedule(rows=2, warps=2)]
-SCHEDULES = [*WALKS, Schedule(resident=True)] if CUDA else WALKS  # Triton's interpreter cannot run Gluon kernels
+WALKS = [SoftmaxSchedule(), SoftmaxSchedule(rows=4, warps=8), SoftmaxSchedule(rows=2, warps=2)]
+SCHEDULES = [*WALKS, SoftmaxSchedule(resident=True)] if CUDA else WALKS  # Triton's interpreter cannot run Gluon kernels
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

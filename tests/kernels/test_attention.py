@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evalengine.kernels import attention
-from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE, Schedule
+from evalengine.kernels.attention import BLOCK, CHUNK, REFERENCE, AttentionSchedule
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.paged_batch import PagedBatch
 
@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 MIXED = [(1, 1), (1, 65), (1, 131), (7, 7), (5, 70), (64, 64), (3, 129)]
 
 
-def assert_close(batch: PagedBatch, schedule: Schedule | None = None) -> None:
+def assert_close(batch: PagedBatch, schedule: AttentionSchedule | None = None) -> None:
     out, truth = batch.run(schedule).cpu().double(), batch.truth()
     assert out.isfinite().all(), "a stale slot reached the output"
     assert (out - truth).abs().max() <= TOLERANCE[batch.q.dtype] * max(1.0, truth.abs().max().item())
@@ -40,8 +40,10 @@ def test_mixed_batch_against_float64(dtype: torch.dtype, heads: int, kv_heads: i
     assert_close(PagedBatch.random(MIXED, heads, kv_heads, head_dim, page, dtype))
 
 
-@pytest.mark.parametrize("schedule", [REFERENCE, Schedule(32, 4, 2), Schedule(64, 4, 2, by_block=1 << 30)])
-def test_schedules_and_tensor_descriptors(schedule: Schedule) -> None:
+@pytest.mark.parametrize(
+    "schedule", [REFERENCE, AttentionSchedule(32, 4, 2), AttentionSchedule(64, 4, 2, by_block=1 << 30)]
+)
+def test_schedules_and_tensor_descriptors(schedule: AttentionSchedule) -> None:
     """Large tiles by tensor descriptors, in several stages, are close to float64."""
     assert_close(PagedBatch.random([(1, 70), (70, 70)], 2, 1, 64, 64, torch.float16), schedule)
 
@@ -50,7 +52,7 @@ def test_more_than_a_chunk() -> None:
     """Two chunks are merged in registers (prefill) and by the second kernel (decode), beside a one-chunk sequence."""
     batch = PagedBatch.random([(1, CHUNK + 3), (1, 5), (2, CHUNK + BLOCK + 1)], 2, 1, 16, 64, torch.float32)
     for by_block in (0, 1 << 30):
-        assert_close(batch, Schedule(16, 4, 1, by_block=by_block))
+        assert_close(batch, AttentionSchedule(16, 4, 1, by_block=by_block))
 
 
 @pytest.mark.parametrize("by_block", [0, 1 << 30])
@@ -61,7 +63,7 @@ def test_an_infinite_query_gives_nan_in_every_form(kv_len: int, by_block: int) -
         batch = PagedBatch.random(lens, 2, 1, 16, 16, torch.float32)
         batch.k_cache[..., 0] = -batch.k_cache[..., 0].abs() - 1
         batch.q[-1, 0, 0] = float("inf")
-        out = batch.run(Schedule(16, 4, 1, by_block=by_block))
+        out = batch.run(AttentionSchedule(16, 4, 1, by_block=by_block))
         assert out[-1, 0].isnan().all() and out[-1, 1].isfinite().all()
 
 
@@ -92,15 +94,18 @@ def test_uncovered_dtypes_and_head_dims_are_refused() -> None:
 # -- equal bytes, on the GPU ------------------------------------------------------------------------------------------
 
 FREE = [  # schedules that must give the reference's bytes
-    *(Schedule(m, w, s) for m, w, s in ((16, 4, 3), (16, 1, 2), (32, 4, 2), (32, 2, 3), (64, 4, 2), (64, 4, 3))),
-    *(Schedule(m, w, s) for m, w, s in ((64, 8, 2), (128, 8, 2), (128, 4, 1))),
-    Schedule(64, 4, 2, tma=False),
-    Schedule(128, 8, 3, decode_warps=8, decode_stages=2, tma=False, by_block=0),
-    Schedule(16, 4, 1, decode_warps=1, decode_stages=4, by_block=0),
-    Schedule(16, 4, 1, decode_warps=2, decode_stages=2, few=1 << 30, by_block=0),
-    Schedule(16, 4, 1, decode_warps=2, by_block=1 << 30),
-    Schedule(16, 4, 1, decode_warps=4, by_block=1 << 30),
-    Schedule(128, 8, 3, hopper=True),
+    *(
+        AttentionSchedule(m, w, s)
+        for m, w, s in ((16, 4, 3), (16, 1, 2), (32, 4, 2), (32, 2, 3), (64, 4, 2), (64, 4, 3))
+    ),
+    *(AttentionSchedule(m, w, s) for m, w, s in ((64, 8, 2), (128, 8, 2), (128, 4, 1))),
+    AttentionSchedule(64, 4, 2, tma=False),
+    AttentionSchedule(128, 8, 3, decode_warps=8, decode_stages=2, tma=False, by_block=0),
+    AttentionSchedule(16, 4, 1, decode_warps=1, decode_stages=4, by_block=0),
+    AttentionSchedule(16, 4, 1, decode_warps=2, decode_stages=2, few=1 << 30, by_block=0),
+    AttentionSchedule(16, 4, 1, decode_warps=2, by_block=1 << 30),
+    AttentionSchedule(16, 4, 1, decode_warps=4, by_block=1 << 30),
+    AttentionSchedule(128, 8, 3, hopper=True),
 ]
 SHAPES = [(32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 8, 64), (14, 2, 96), (4, 1, 48), (8, 1, 256), (71, 1, 64)]
 LONG = [(1, 1), (1, 1023), (1, 1024), (1, 1025), (1, 2500), (1, 777), (1500, 1500), (13, 1037), (257, 2049), (64, 64)]
@@ -168,4 +173,4 @@ def test_other_chunks_and_blocks_do_change_bits(monkeypatch: pytest.MonkeyPatch)
     assert count_differing(batch.run(), expected) > 0
     monkeypatch.setattr(attention, "CHUNK", 1024)
     monkeypatch.setattr(attention, "BLOCK", 32)  # the Hopper form does not read this BLOCK
-    assert count_differing(batch.run(Schedule(64, 4, 2)), expected) > 0
+    assert count_differing(batch.run(AttentionSchedule(64, 4, 2)), expected) > 0

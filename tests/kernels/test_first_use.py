@@ -40,17 +40,17 @@ def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> matmul.Schedule:
+def small(monkeypatch: pytest.MonkeyPatch) -> matmul.MatmulSchedule:
     """Makes every choice this one schedule."""
-    schedule = matmul.Schedule("pointer", 16, 16, 64)
+    schedule = matmul.MatmulSchedule("pointer", 16, 16, 64)
     monkeypatch.setattr(matmul_schedules, "_choose", lambda *key: schedule)
     return schedule
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, matmul.Schedule | None]]:
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, matmul.MatmulSchedule | None]]:
     """Records the (rows, schedule) of every product."""
-    recorded: list[tuple[int, matmul.Schedule | None]] = []
+    recorded: list[tuple[int, matmul.MatmulSchedule | None]] = []
     real = matmul.matmul
 
     def product(a: Tensor, *rest: Any, **more: Any) -> Tensor:
@@ -68,7 +68,7 @@ def run(rows: int, bias: bool = False, zeros: bool = False, dtype: torch.dtype =
     return first_use.checked(product, *operands)
 
 
-def test_each_way_is_compared_once(small: matmul.Schedule, products: list[tuple[int, Any]]) -> None:
+def test_each_way_is_compared_once(small: matmul.MatmulSchedule, products: list[tuple[int, Any]]) -> None:
     """Few rows, which mask the tile, many rows, and a bias are variants that are each compared at their first use."""
     assert small.masks_rows(8) and not small.masks_rows(15)
     for rows in (8, 8, 7, 15, 15, 8, 16):
@@ -86,7 +86,7 @@ def test_each_way_is_compared_once(small: matmul.Schedule, products: list[tuple[
 
 @pytest.mark.parametrize("zeros", [False, True])
 def test_a_wrong_schedule_is_dropped_before_its_first_use(
-    zeros: bool, small: matmul.Schedule, monkeypatch: pytest.MonkeyPatch
+    zeros: bool, small: matmul.MatmulSchedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison uses random operands, for a product of zeros would hide the fault."""
     real = matmul.matmul

@@ -7,7 +7,7 @@ import torch
 
 from evalengine.kernels import reference
 from evalengine.kernels.log_softmax import log_softmax, read_out
-from evalengine.kernels.softmax import Schedule
+from evalengine.kernels.softmax import SoftmaxSchedule
 from evalengine.kernels.softmax_parts import CHUNK
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels import softmax_contract as contract
@@ -197,7 +197,7 @@ def test_a_whole_vocabulary(rows: int, columns: int, dtype: torch.dtype) -> None
     """Real vocabularies: more rows than programs, fewer, and rows that asynchronous copies cannot take."""
     x = (torch.randn(rows, columns, device=DEVICE) * 4).to(dtype)
     expected = contract.log_softmax(x)
-    for schedule in (None, Schedule(), Schedule(resident=True)):
+    for schedule in (None, SoftmaxSchedule(), SoftmaxSchedule(resident=True)):
         assert_bitwise_equal(log_softmax(x, _schedule=schedule), expected.to(dtype))
     assert_bitwise_equal(log_softmax(x, out_dtype=torch.float32), expected)
     row_ids, wanted = torch.randint(0, rows, (1000,), device=DEVICE), torch.randint(0, columns, (1000,), device=DEVICE)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evalengine.bench.matmul_candidates import candidates
 from evalengine.kernels import reference
-from evalengine.kernels.matmul import REFERENCE, Schedule, bmm, linear, matmul
+from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, bmm, linear, matmul
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,18 +26,18 @@ HALVES = [torch.float16, BF16]
 UNIT = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}  # the largest relative error of a rounding
 
 POINTERS = [
-    Schedule("pointer", 16, 32, 16),
-    Schedule("pointer", 32, 16, 32, group_m=2),
-    Schedule("pointer", 16, 64, 32, swap=True),
+    MatmulSchedule("pointer", 16, 32, 16),
+    MatmulSchedule("pointer", 32, 16, 32, group_m=2),
+    MatmulSchedule("pointer", 16, 64, 32, swap=True),
 ]
 DESCRIPTORS = [
-    Schedule("tma", 16, 32, 32),
-    Schedule("tma", 64, 64, 16, persistent=True, group_m=2),
-    Schedule("tma", 16, 64, 32, swap=True),
-    Schedule("tma", 64, 64, 16, num_warps=8, persistent=True, subtiles=2),
-    Schedule("tma", 32, 64, 16, swap=True, persistent=True, subtiles=2),
-    Schedule("tma", 16, 48, 32),  # split into 32 + 16 columns
-    Schedule("tma", 64, 80, 16, persistent=True, group_m=2, subtiles=2),
+    MatmulSchedule("tma", 16, 32, 32),
+    MatmulSchedule("tma", 64, 64, 16, persistent=True, group_m=2),
+    MatmulSchedule("tma", 16, 64, 32, swap=True),
+    MatmulSchedule("tma", 64, 64, 16, num_warps=8, persistent=True, subtiles=2),
+    MatmulSchedule("tma", 32, 64, 16, swap=True, persistent=True, subtiles=2),
+    MatmulSchedule("tma", 16, 48, 32),  # split into 32 + 16 columns
+    MatmulSchedule("tma", 64, 80, 16, persistent=True, group_m=2, subtiles=2),
 ]
 SHAPES = [(1, 1, 1), (5, 7, 3), (17, 65, 33), (31, 1, 40), (1, 67, 129)]  # M, N, K
 ALIGNED = [(1, 8, 8), (17, 72, 40), (67, 136, 72)]  # rows are multiples of 16 bytes, as descriptors need
@@ -70,7 +70,7 @@ def assert_close(actual: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = Non
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("schedule", [*POINTERS, REFERENCE, None], ids=str)
-def test_pointer_forms_are_float64_rounded(schedule: Schedule | None, dtype: torch.dtype) -> None:
+def test_pointer_forms_are_float64_rounded(schedule: MatmulSchedule | None, dtype: torch.dtype) -> None:
     for m, n, k in SHAPES:
         a, b, bias = random(m, k, dtype=dtype), random(n, k, dtype=dtype, seed=1).t(), random(n, dtype=dtype, seed=2)
         assert_close(matmul(a, b, schedule=schedule), a, b)
@@ -81,7 +81,7 @@ def test_pointer_forms_are_float64_rounded(schedule: Schedule | None, dtype: tor
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("schedule", DESCRIPTORS, ids=str)
-def test_descriptor_forms_are_float64_rounded(schedule: Schedule, dtype: torch.dtype) -> None:
+def test_descriptor_forms_are_float64_rounded(schedule: MatmulSchedule, dtype: torch.dtype) -> None:
     for m, n, k in ALIGNED:
         a, b, bias = random(m, k, dtype=dtype), random(n, k, dtype=dtype, seed=1).t(), random(n, dtype=dtype, seed=2)
         assert_close(matmul(a, b, bias, schedule=schedule), a, b, bias)

@@ -19,14 +19,14 @@ from evalengine.bench.report import Timing
 from evalengine.commands.bench import MATMUL
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules
-from evalengine.kernels.matmul import REFERENCE, Schedule, choose, matmul
+from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, choose, matmul
 from evalengine.kernels.matmul_schedules import BUCKETS, bucket, by_cublaslt, heuristic
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def all_candidates() -> set[Schedule]:
+def all_candidates() -> set[MatmulSchedule]:
     shapes = [(1 << i, n, 1024) for i in range(14) for n in (1, 576, 2560, 4096, 24576, 151936)]
     return {s for dtype in DTYPES for shape in shapes for s in candidates(dtype, *shape, dtype != torch.float32)}
 
@@ -35,13 +35,13 @@ def test_schedules_as_text_and_back() -> None:
     schedules = all_candidates()
     assert len(schedules) > 60
     assert any(sum(s.columns) == s.block_n == 160 and s.columns[1] == 32 for s in schedules)
-    assert Schedule.parse("cublaslt m160") == by_cublaslt(160) and str(by_cublaslt(160)) == "cublaslt m160"
+    assert MatmulSchedule.parse("cublaslt m160") == by_cublaslt(160) and str(by_cublaslt(160)) == "cublaslt m160"
     for schedule in schedules:
         assert all(part & (part - 1) == 0 for part in schedule.columns) and sum(schedule.columns) == schedule.block_n
-        assert Schedule.parse(str(schedule)) == schedule
+        assert MatmulSchedule.parse(str(schedule)) == schedule
     for text in ("", "tma 128x256 w8 s3 g8", "wmma 16x16x16 w4 s3 g8", f"{REFERENCE} fast"):
         with pytest.raises(ValueError):
-            Schedule.parse(text)
+            MatmulSchedule.parse(text)
 
 
 def test_buckets() -> None:
@@ -68,9 +68,9 @@ def fresh_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 @pytest.mark.usefixtures("fresh_table")
 def test_cublaslt_serves_what_was_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuBLASLt serves numbers of rows and shapes without a tuned tile, unless its bucket is excluded."""
-    bf16, tuned = torch.bfloat16, Schedule("tma", 64, 64, 64, 4, 3)
+    bf16, tuned = torch.bfloat16, MatmulSchedule("tma", 64, 64, 64, 4, 3)
 
-    def chosen(m: int, n: int, dtype: torch.dtype = bf16, gpu: str = "GPU X") -> Schedule:
+    def chosen(m: int, n: int, dtype: torch.dtype = bf16, gpu: str = "GPU X") -> MatmulSchedule:
         return choose(gpu, dtype, m, n, 512, True, True)
 
     assert chosen(64, 1024) == tuned
@@ -86,8 +86,8 @@ def test_cublaslt_serves_what_was_not_tuned(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("fresh_table")
 def test_choice_takes_the_row_the_nearest_row_or_the_heuristic() -> None:
-    bf16, tuned = torch.bfloat16, Schedule("tma", 64, 64, 64, 4, 3)
-    assert choose("GPU X", bf16, 1, 1024, 512, True) == Schedule("pointer", 16, 16, 256, 4, 4)
+    bf16, tuned = torch.bfloat16, MatmulSchedule("tma", 64, 64, 64, 4, 3)
+    assert choose("GPU X", bf16, 1, 1024, 512, True) == MatmulSchedule("pointer", 16, 16, 256, 4, 4)
     assert choose("GPU X", torch.float16, 33, 1024, 512, True) == tuned
     assert choose("GPU X", bf16, 5000, 1024, 512, True) == tuned  # the largest bucket that was tuned
     assert choose("GPU X", bf16, 64, 4096, 4096, True) == tuned  # the table's nearest shape
@@ -171,7 +171,7 @@ def test_tuning_finds_equal_schedules_and_writes_what_choose_reads(tmp_path: Pat
     assert MATMUL(arguments) == 0
     (rows,) = json.loads(table.read_text()).values()
     for m, text in rows["bfloat16"]["576,576"].items():
-        assert Schedule.parse(text) in candidates(torch.bfloat16, int(m), 576, 576, True)
+        assert MatmulSchedule.parse(text) in candidates(torch.bfloat16, int(m), 576, 576, True)
     tuning_report = json.loads(report.read_text())
     assert tuning_report["differing"] == [] and len(tuning_report["times"]) == len(BUCKETS)
     by_tiles = [str(time["m"]) for time in tuning_report["times"] if not time["schedule"].startswith("cublaslt")]
@@ -184,7 +184,7 @@ def test_tuning_finds_equal_schedules_and_writes_what_choose_reads(tmp_path: Pat
 def test_a_schedule_with_other_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tuner drops every schedule whose product is wrong: here, all pointer schedules but the reference."""
 
-    def broken(*arguments: Tensor, schedule: Schedule, **options: torch.dtype) -> Tensor:
+    def broken(*arguments: Tensor, schedule: MatmulSchedule, **options: torch.dtype) -> Tensor:
         product = matmul(*arguments, schedule=schedule, **options)
         return product if schedule == REFERENCE or schedule.form != "pointer" else product + 1
 

@@ -15,13 +15,13 @@ import torch
 import evalengine.kernels
 from evalengine.kernels import softmax, softmax_resident
 from evalengine.kernels.log_softmax import log_softmax
-from evalengine.kernels.softmax import Schedule
+from evalengine.kernels.softmax import SoftmaxSchedule
 from evalengine.kernels.softmax_parts import CHUNK
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels import softmax_contract as contract
 from tests.kernels.compile_gluon import compiled_elsewhere
 
-WALK, RESIDENT = Schedule(), Schedule(resident=True)
+WALK, RESIDENT = SoftmaxSchedule(), SoftmaxSchedule(resident=True)
 
 
 def test_the_kernel_compiles_into_what_an_sm_holds() -> None:

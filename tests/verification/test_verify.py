@@ -48,7 +48,7 @@ def check_matmul(
     return verdict
 
 
-def wrong_for(schedule: matmul.Schedule, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def wrong_for(schedule: matmul.MatmulSchedule, real: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A `matmul` that flips the last bit of one element under the schedule."""
 
     def product(*args: Any, **options: Any) -> Tensor:
@@ -84,14 +84,14 @@ def test_a_schedule_wrong_only_where_rows_are_masked_or_only_where_not_is_droppe
 
     monkeypatch.setattr(matmul, "matmul", product)
     (drop,) = check_matmul().dropped
-    assert matmul.Schedule(**drop["schedule"]) == bad and drop["where"].startswith("M7 " if masked else "M15 ")
+    assert matmul.MatmulSchedule(**drop["schedule"]) == bad and drop["where"].startswith("M7 " if masked else "M15 ")
 
 
 @pytest.mark.parametrize(("n", "rows"), [(256, 33), (256, 4000), (40, 4000)])
 def test_a_persistent_schedule_is_compared_where_a_program_has_a_second_tile(
     n: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    persistent = matmul.Schedule("tma", 128, 128, 64, persistent=True)
+    persistent = matmul.MatmulSchedule("tma", 128, 128, 64, persistent=True)
     monkeypatch.setattr(matmul_schedules, "_choose", lambda *key: persistent if key[2] > 16 else matmul.REFERENCE)
     gpu = Gpu("GPU X", 4, True, None)
     rows_compared = dict(products._chosen(gpu, n, 64, torch.float16, torch.float16, False, 8192, rows))
@@ -114,7 +114,7 @@ def test_a_schedule_wrong_only_with_a_bias_is_dropped_where_there_is_one(
         matmul, "matmul", lambda *args, **options: (real if options["bias"] is None else wrong)(*args, **options)
     )
     dropped = check_matmul(biased=biased).dropped
-    assert {matmul.Schedule(**drop["schedule"]) for drop in dropped} == ({bad} if biased else set())
+    assert {matmul.MatmulSchedule(**drop["schedule"]) for drop in dropped} == ({bad} if biased else set())
     assert all("with a bias" in drop["where"] for drop in dropped)
 
 
@@ -142,7 +142,7 @@ def test_a_wrong_schedule_is_dropped_and_never_chosen_again(
         drop, same = check_matmul().dropped
     assert drop["schedule"] == same["schedule"] and (drop["where"][:3], same["where"][:3]) == ("M7 ", "M15")
     assert drop["kernel"] == "matmul" and "1 of " in drop["reason"]
-    assert matmul.Schedule(**json.loads(json.dumps(drop["schedule"]))) == bad
+    assert matmul.MatmulSchedule(**json.loads(json.dumps(drop["schedule"]))) == bad
     assert "is not used on this machine" in caplog.text and str(bad) in caplog.text
     assert chosen(1) == matmul.REFERENCE and chosen(8192) == for_many_rows
 
@@ -271,7 +271,7 @@ def test_a_softmax_schedule_that_differs_or_does_not_run_is_not_chosen(monkeypat
     bad = softmax.choose(x)
     assert bad != softmax.REFERENCE
 
-    def planted(x: Tensor, *, _schedule: softmax.Schedule) -> Tensor:
+    def planted(x: Tensor, *, _schedule: softmax.SoftmaxSchedule) -> Tensor:
         if _schedule == bad and len(x) == 1:
             raise RuntimeError("too many blocks in cooperative launch")
         return real(x) + (2**-20 if _schedule == bad else 0)

@@ -24,7 +24,7 @@ def verified(shapes: Shapes = TINY, dtype: torch.dtype = torch.float16, **option
     return verify.verify(shapes, dtype, **{**ABOUT, **options})
 
 
-def chosen(rows: int) -> matmul.Schedule:
+def chosen(rows: int) -> matmul.MatmulSchedule:
     """The schedule that is chosen on this machine for a product of SHAPE with so many rows."""
     name = torch.cuda.get_device_name(DEVICE) if GPU else "cpu"
     return matmul.choose(name, torch.float16, rows, *SHAPE, tma_ok=True)
