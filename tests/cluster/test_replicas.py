@@ -104,7 +104,7 @@ def test_the_audit_finds_a_wrong_bit(one_engine: Run, fleet: Fleet, config: Conf
         run(config, llm=fleet.engines)
     message = str(caught.value)
     assert re.match(r"arithmetic, document \d+, request 0: ", message) and "computed different bits" in message
-    assert re.search(r"token \d+: id (\d+) with logprob \S+ against id \1 with logprob ", message)
+    assert re.search(r"the logprob of token \d+ \(id \d+\) is \S+ \(0x\w{8}\) on .* and \S+ \(0x\w{8}\) on ", message)
     assert sum(where in message for where in fleet.here().values()) == 3
     assert f"take {bad} out of the fleet" in message
     journals = {path: path.read_bytes() for path in Path(config.output_dir).glob("*/journal.jsonl")}
