@@ -4,10 +4,12 @@ changes the time, so it may depend on anything.
 A row of `matmul_table.json` (made by `python -m evalengine bench matmul --tune`) is for a GPU and a shape [N, K] and
 holds schedules by bucket of M. `choose` takes, in this order:
 
-* the row's schedule for the bucket;
+* the row's schedule for the bucket, below MANY_ROWS rows;
 * cuBLASLt without a split of K (kernels/cublaslt.py), where the operands suit it and there are at least CUBLASLT_ROWS
   rows: the tuner leaves out buckets in which cuBLASLt is the quickest, and other shapes and GPUs are not tuned at all.
-  On an H200 a tile for 256 rows took 125 us for 160 rows of Qwen3-8B's gate and up projection, cuBLASLt 58;
+  On an H200 a tile for 256 rows took 125 us for 160 rows of Qwen3-8B's gate and up projection, cuBLASLt 58. From
+  MANY_ROWS on it precedes the row too: a tile that is as quick alone, timed for milliseconds, is slower in a run, in
+  which the GPU is hot for seconds (Qwen3-8B on an H200: mmlu 1.93 s with the tiles, 1.81 without);
 * the row's schedule for the next larger bucket, a row of the nearest shape tuned on that GPU, or `heuristic`.
 """
 
@@ -33,6 +35,9 @@ BUCKETS = (
 )
 MAX_BUCKET = BUCKETS[-1]
 CUBLASLT_ROWS = 32  # With fewer rows, cuBLASLt without a split of K takes up to twice as long as a narrow tile.
+MANY_ROWS = (
+    1024  # From here on cuBLASLt is tried before a tuned tile, which takes its place where cuBLASLt cannot serve.
+)
 Form = Literal["pointer", "tma", "cublaslt"]
 POINTER: Form = "pointer"
 TMA: Form = "tma"
@@ -143,7 +148,7 @@ def preferred(
 ) -> tuple[MatmulSchedule, ...]:
     """The schedules that `choose` tries for the bucket m, the first choice first."""
     tile = _choose(device_name, dtype, m, n, k, tma_ok)
-    tuned = m in _tuned(device_name).get((n, k), ())
+    tuned = m < MANY_ROWS and m in _tuned(device_name).get((n, k), ())
     if tuned or not cublaslt_ok or m < CUBLASLT_ROWS or dtype == torch.float32:
         return (tile,)
     return by_cublaslt(m), tile

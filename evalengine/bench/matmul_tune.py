@@ -2,7 +2,8 @@
 
 A candidate whose bytes are not those of the reference schedule is dropped and reported: the table can only hold
 schedules that were equal on the GPU it is for. An M at which cuBLASLt without a split of K is the quickest gets
-no entry, because such an M takes cuBLASLt then. The table and the report are written after every shape.
+no entry, because such an M takes cuBLASLt then. From MANY_ROWS rows on an entry serves only operands that do not suit
+cuBLASLt, and GPUs on which cuBLASLt's bytes differ. The table and the report are written after every shape.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ def test_buckets() -> None:
 
 @pytest.fixture
 def fresh_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    table = {"GPU X": {"bfloat16": {"1024,512": {"1": "pointer 16x16x256 w4 s4 g8", "64": "tma 64x64x64 w4 s3 g8"}}}}
+    row = {"1": "pointer 16x16x256 w4 s4 g8", "64": "tma 64x64x64 w4 s3 g8", "2048": "tma 128x128x64 w4 s3 g8"}
+    table = {"GPU X": {"bfloat16": {"1024,512": row}}}
     path = tmp_path / "table.json"
     path.write_text(json.dumps(table))
     monkeypatch.setattr(matmul_schedules, "TABLE", path)
@@ -77,6 +78,8 @@ def test_cublaslt_serves_what_was_not_tuned(monkeypatch: pytest.MonkeyPatch) -> 
     for m, rows in ((32, 32), (33, 48), (65, 80), (129, 160), (9000, 8192)):
         assert chosen(m, 1024) == chosen(m, 4096) == chosen(m, 4096, gpu="GPU Y") == by_cublaslt(rows)
     assert chosen(16, 1024) == tuned  # the bucket tuned next above 16 rows
+    assert chosen(2000, 1024) == by_cublaslt(2048), "with many rows it precedes a tuned tile"
+    assert choose("GPU X", bf16, 2000, 1024, 512, True, False) == MatmulSchedule("tma", 128, 128, 64, 4, 3)
     assert chosen(64, 4096, torch.float32) == heuristic(torch.float32, 64, 4096, 512, True)
     monkeypatch.setattr(matmul_schedules, "excluded", {by_cublaslt(48)})
     assert chosen(33, 1024) == tuned, "it differed here: the tile goes"
@@ -89,7 +92,9 @@ def test_choice_takes_the_row_the_nearest_row_or_the_heuristic() -> None:
     bf16, tuned = torch.bfloat16, MatmulSchedule("tma", 64, 64, 64, 4, 3)
     assert choose("GPU X", bf16, 1, 1024, 512, True) == MatmulSchedule("pointer", 16, 16, 256, 4, 4)
     assert choose("GPU X", torch.float16, 33, 1024, 512, True) == tuned
-    assert choose("GPU X", bf16, 5000, 1024, 512, True) == tuned  # the largest bucket that was tuned
+    assert choose("GPU X", bf16, 5000, 1024, 512, True) == MatmulSchedule(
+        "tma", 128, 128, 64, 4, 3
+    )  # the largest bucket that was tuned
     assert choose("GPU X", bf16, 64, 4096, 4096, True) == tuned  # the table's nearest shape
     for other in (choose("GPU X", bf16, 64, 1024, 512, False), choose("GPU Y", bf16, 64, 1024, 512, False)):
         assert other == heuristic(bf16, 64, 1024, 512, False)  # unfit for descriptors; an unknown GPU
