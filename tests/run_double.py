@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.digest import digests
 from evalengine.records.evidence import FILES, SHA256, bind
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
 from evalengine.records.manifest_data import Manifest
@@ -55,8 +55,8 @@ def write_run(
     model = ModelInfo("m", "m", "float32", None, None, 1, 64, "cpu", None)
     results = results_dict(tasks, model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
-    digest = run_digest(records)
-    content = {"digest": digest, "task_digests": task_digests(records), "identity": {"weights": "w"}, "code": {}}
+    digest = digests(records).run
+    content = {"digest": digest, "task_digests": digests(records).tasks, "identity": {"weights": "w"}, "code": {}}
     manifest = bind(Manifest(content), path, digest) if bound else Manifest(content)
     (path / "manifest.json").write_text(manifest.file_text(), encoding="utf-8")
     (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")

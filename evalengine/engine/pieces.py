@@ -121,6 +121,8 @@ class PieceTokenizer:
         return ids
 
     def _of_pieces(self, text: str) -> list[int]:
+        if "\n" not in text and text in self._pieces:  # a choice, such as " A"
+            return self._pieces[text]
         own = [*pieces(text)]
         new = [*dict.fromkeys(piece for piece in own if piece not in self._pieces)]
         if len(self._pieces) + len(new) > MOST_PIECES:

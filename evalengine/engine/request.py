@@ -108,7 +108,8 @@ class GenerateRequest:
 class ScoreRequest:
     """Asks for the log-likelihood of `continuation_ids` after `context_ids` (a token each at least) by the raw model.
 
-    Requests with equal contexts that are submitted together share the context's computation.
+    Requests with equal contexts that are submitted together share the context's computation. Requests that are made one
+    after another from one list as their context share one copy of it, too.
 
     Raises: ConfigError that lists every field of another type.
     """
@@ -126,10 +127,27 @@ class ScoreRequest:
     def __post_init__(self) -> None:
         read = Fields(self)
         read.integer("request_id", -LARGEST - 1)
-        read.token_ids("context_ids", TOKEN_IDS)
+        context = _read_context(self.context_ids)
+        read.take("context_ids", context, context is not None, TOKEN_IDS)
         read.token_ids("continuation_ids", TOKEN_IDS)
         read.integer("logprobs", 0)
         read.check()
+
+
+_last_context: tuple[object, list[int]] = None, []  # the last list that was given as a context, and its copy
+
+
+def _read_context(value: object) -> list[int] | None:
+    """`token_ids` of a context. The types of one that a document's choices share are checked once: for contexts of a
+    thousand tokens that took a quarter of the time of planning."""
+    global _last_context
+    given, read = _last_context
+    if value is given and value == read:
+        return read
+    ids = token_ids(value)
+    if ids is not None and type(value) is list:  # arrays do not compare as lists do
+        _last_context = value, ids
+    return ids
 
 
 Request = GenerateRequest | ScoreRequest

@@ -32,7 +32,7 @@ from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
 from evalengine.models.spec import dtype_name
-from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_lm_eval
@@ -169,7 +169,7 @@ def _write(
     cached: CachedEngine | None,
 ) -> None:
     """All files of a finished run: the manifest after those whose hashes it holds, the digest last."""
-    digest = run_digest(rows)
+    digest = digests(rows)
     folder.write_with(RECORDS, lambda path: write_records(path, rows))
     used = used_ids(row.output_ids for row in rows)
     folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used)))
@@ -184,8 +184,8 @@ def _write(
         device=str(llm.settings.device),
         counts=_counts(plan, rows, ran, cached),
         timings=timings,
-        digest=digest,
-        task_digests=task_digests(rows),
+        digest=digest.run,
+        task_digests=digest.tasks,
         started=clock.started,
         command=command,
         programs=programs,
@@ -198,11 +198,11 @@ def _write(
         groups=group_results(config.groups, results),
     )
     try:
-        bound = bind(manifest, folder.path, digest)
+        bound = bind(manifest, folder.path, digest.run)
     except OSError as error:
         raise bind_failed(folder.path, error) from error
     folder.write_text(MANIFEST, bound.file_text())
-    folder.finish(digest)
+    folder.finish(digest.run)
 
 
 def model_facts(config: Config, llm: Answering, identity: Mapping[str, Any]) -> Model:

@@ -31,7 +31,7 @@ from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import ModelArguments
 from evalengine.lm_eval_model.place import Place
 from evalengine.lm_eval_model.requests import Asked
-from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.digest import Digests, digests
 from evalengine.records.evidence import bind
 from evalengine.records.folder import DIGEST, RECORDS, write_whole
 from evalengine.records.manifest import MANIFEST, build_manifest, identity_sha256, run_identity
@@ -88,8 +88,8 @@ class Recorder:
     def publish(self) -> None:
         """Leaves a whole folder with every record so far. Raises EvalEngineError if the disk refuses."""
         rows = list(self._rows.values())
-        digest, folder = run_digest(rows), self.place.folder
-        name = f"records-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(self.started))}-{digest[:8]}"
+        digest, folder = digests(rows), self.place.folder
+        name = f"records-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(self.started))}-{digest.run[:8]}"
         scratch = folder / f".{name}.{os.getpid()}.partial"
         try:
             scratch.mkdir(parents=True)
@@ -105,27 +105,27 @@ class Recorder:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         self.published = target
-        logger.info("records of %d requests: %s, digest %s", len(rows), target, digest)
+        logger.info("records of %d requests: %s, digest %s", len(rows), target, digest.run)
 
     def end(self) -> dict[str, str]:
         """Ends the evaluation. Returns what names its records in lm-eval's results, {} if it has none."""
         names = {}
         if self.published is not None:
-            names = {"records": self.published.name, "digest": run_digest(self._rows.values())}
+            names = {"records": self.published.name, "digest": digests(self._rows.values()).run}
         self._asked, self._rows, self.published, self.templated, self.cache = {}, {}, None, False, None
         self.begin = self.loaded = time.perf_counter()  # the next evaluation finds the weights loaded
         self.seconds = 0.0
         return names
 
-    def _fill(self, folder: Path, rows: Sequence[RequestRecord], digest: str) -> None:
+    def _fill(self, folder: Path, rows: Sequence[RequestRecord], digest: Digests) -> None:
         write_whole(folder / RECORDS, lambda path: write_records(path, rows))
         pieces = token_bytes(self.llm.tokenizer, used_ids(row.output_ids for row in rows))
         _write_json(folder / TOKENS, tokens_json(pieces))
-        bound = bind(self._manifest(rows, digest), folder, digest)
+        bound = bind(self._manifest(rows, digest), folder, digest.run)
         write_whole(folder / MANIFEST, lambda path: path.write_text(bound.file_text(), encoding="utf-8"))
-        write_whole(folder / DIGEST, lambda path: path.write_text(f"{digest}\n", encoding="utf-8"))
+        write_whole(folder / DIGEST, lambda path: path.write_text(f"{digest.run}\n", encoding="utf-8"))
 
-    def _manifest(self, rows: Sequence[RequestRecord], digest: str) -> Manifest:
+    def _manifest(self, rows: Sequence[RequestRecord], digest: Digests) -> Manifest:
         llm, config = self.llm, self.arguments.config
         identity = self._run_identity()
         return build_manifest(
@@ -138,8 +138,8 @@ class Recorder:
             device=str(llm.settings.device),
             counts=_counts(rows),
             timings=RunTimings(self.loaded - self.begin, self.seconds, time.perf_counter() - self.begin),
-            digest=digest,
-            task_digests=task_digests(rows),
+            digest=digest.run,
+            task_digests=digest.tasks,
             started=self.started,
             cache=None if self.cache is None else asdict(self.cache),
             more_libraries={"lm-eval": str(getattr(lm_eval, "__version__", "unknown"))},

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -85,15 +86,21 @@ def root_of_path(leaf: bytes, index: int, count: int, path: Sequence[bytes]) -> 
     return None if remaining else node
 
 
-def run_digest(records: Iterable[RequestRecord]) -> str:
-    """64 hex digits for all the records of a run, in whatever order they come."""
-    return merkle_root([leaf_hash(record) for record in _ordered(records)]).hex()
+@dataclass(frozen=True)
+class Digests:
+    """What stands for all records of a run, in 64 hex digits each."""
+
+    run: str
+    tasks: dict[str, str]  # each task's own digest, so that it shows at a glance which task differs
 
 
-def task_digests(records: Iterable[RequestRecord]) -> dict[str, str]:
-    """Each task's own digest, so that it shows at a glance which task differs."""
-    by_task = groupby(_ordered(records), key=lambda record: record.task)
-    return {task: merkle_root([leaf_hash(record) for record in group]).hex() for task, group in by_task}
+def digests(records: Iterable[RequestRecord]) -> Digests:
+    """The digests of a run's records, in whatever order they come."""
+    ordered = _ordered(records)
+    leaves = [leaf_hash(record) for record in ordered]
+    by_task = groupby(zip(ordered, leaves, strict=True), key=lambda pair: pair[0].task)
+    tasks = {task: merkle_root([leaf for _, leaf in group]).hex() for task, group in by_task}
+    return Digests(merkle_root(leaves).hex(), tasks)
 
 
 def _ordered(records: Iterable[RequestRecord]) -> list[RequestRecord]:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import evalengine
-from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.digest import digests
 from evalengine.records.schema import RequestRecord, write_records
 from tests.e2e.command import Outcome, Run, call, finished
 from tests.run_double import bind_again
@@ -158,13 +158,13 @@ def rewritten(run: Run, records: Sequence[RequestRecord], folder: Path) -> Path:
     for file in run.folder.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     write_records(folder / "records.parquet", records)
-    digest = run_digest(records)
+    digest = digests(records).run
     (folder / "digest.txt").write_text(digest + "\n")
     libraries, counts = (
         {**run.manifest["libraries"], "torch": "0.0.1"},
         {**run.manifest["counts"], "resumed_requests": 2},
     )
-    bind_again(folder, digest=digest, task_digests=task_digests(records), libraries=libraries, counts=counts)
+    bind_again(folder, digest=digest, task_digests=digests(records).tasks, libraries=libraries, counts=counts)
     return folder
 
 

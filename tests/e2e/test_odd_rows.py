@@ -39,16 +39,16 @@ def test_an_empty_page_is_part_of_a_whole_run(tmp_path: Path) -> None:
 
 def test_a_removed_record_is_still_found(tmp_path: Path) -> None:
     """A sample without its record is refused: only an empty text may lack one."""
-    from evalengine.records.digest import run_digest, task_digests
+    from evalengine.records.digest import digests
     from evalengine.records.schema import write_records
 
     pages = write_rows(tmp_path, {"page": " = A = \n it is so . "}, {"page": " = B = \n more"})
     run = finished(tmp_path / "run", "task=wikitext", pages)
     kept_records = [record for record in run.records if record.doc_id == 0]
     write_records(run.folder / "records.parquet", kept_records)
-    manifest = {**run.manifest, "digest": run_digest(kept_records), "task_digests": task_digests(kept_records)}
+    manifest = {**run.manifest, "digest": digests(kept_records).run, "task_digests": digests(kept_records).tasks}
     (run.folder / "manifest.json").write_text(json.dumps(manifest))
-    (run.folder / "digest.txt").write_text(run_digest(kept_records) + "\n")
+    (run.folder / "digest.txt").write_text(digests(kept_records).run + "\n")
     assert call("compare", str(run.folder), str(run.folder)).code == 2
 
 

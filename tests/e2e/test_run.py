@@ -15,7 +15,7 @@ from evalengine import CONTRACT_VERSION
 from evalengine.errors import EvalEngineError
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
-from evalengine.records.digest import run_digest
+from evalengine.records.digest import digests
 from evalengine.records.tokens import read_tokens, token_texts
 from tests.e2e.command import Run, call, check_output, finish, finished, runs, start
 
@@ -89,10 +89,10 @@ def test_progress_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_the_digest_is_that_of_the_records(reference: Run) -> None:
     records = reference.records
-    assert run_digest(records) == reference.digest == reference.manifest["digest"]
+    assert digests(records).run == reference.digest == reference.manifest["digest"]
     bits = records[0].logprobs.view(np.int32) ^ np.eye(1, len(records[0].logprobs), dtype=np.int32)[0]
     records[0] = replace(records[0], logprobs=bits.view(np.float32))  # The last bit of one logprob flips.
-    assert run_digest(records) != reference.digest
+    assert digests(records).run != reference.digest
 
 
 def test_the_files_agree(reference: Run) -> None:

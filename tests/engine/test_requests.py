@@ -42,6 +42,20 @@ def test_token_ids_of_every_library_and_nothing_else() -> None:
         assert token_ids(bad) is None, bad
 
 
+def test_a_context_that_is_given_twice_is_read_once_and_a_changed_one_anew() -> None:
+    context = [5, 6]
+    first, second = (ScoreRequest(number, context, [number]) for number in (1, 2))
+    assert first.context_ids is second.context_ids == [5, 6] and first.context_ids is not context
+    context.append(7)
+    assert ScoreRequest(3, context, [1]).context_ids == [5, 6, 7] and first.context_ids == [5, 6]
+    context[0] = 5.5  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="context_ids"):
+        ScoreRequest(4, context, [1])
+    for array in (np.array([5, 6]), torch.tensor([5, 6])):
+        pair = [ScoreRequest(number, array, [1]).context_ids for number in (1, 2)]  # type: ignore[arg-type]
+        assert pair == [[5, 6], [5, 6]]
+
+
 def test_messages_stay_short() -> None:
     """Values in messages are cut, and stand on one line."""
     assert shown(10**6000) == "(int)" and len(shown("x" * 10**6)) < 50 and "\n" not in shown(torch.zeros(5, 5))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.records.digest import leaf_hash, run_digest, task_digests
+from evalengine.records.digest import digests, leaf_hash
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.schema import RequestRecord, ids_sha256
 from evalengine.report.read.run import Item, Run
@@ -65,8 +65,8 @@ def run(
         source=Path("results/x"),
         kind="run",
         name="x",
-        digest=run_digest(records),
-        task_digests=task_digests(records),
+        digest=digests(records).run,
+        task_digests=digests(records).tasks,
         identity={**IDENTITY, **identity},
         manifest=Manifest({"engine": {"max_num_seqs": 8, "stats": {"seconds": 1.0}}, "files": {}}),
         items={r.key: item(r) for r in records},

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.digest import digests
 from evalengine.records.evidence import bind
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
 from evalengine.records.manifest import build_manifest
@@ -129,7 +129,7 @@ def _write(
     model = ModelInfo("tiny", "tiny", "float32", None, None, 1, 64, "cpu", None)
     results = results_dict([result], model, Invocation(None, 0, 1234, 0.0, 1.0, "0"))
     (path / f"results_{ISO}.json").write_text(json.dumps(results), encoding="utf-8")
-    digest = run_digest(records)
+    digest = digests(records).run
     manifest = bind(_manifest(task, records, digest, numerics, model_name, weights), path, digest)
     (path / "manifest.json").write_text(manifest.file_text(), encoding="utf-8")
     (path / "digest.txt").write_text(digest + "\n", encoding="utf-8")
@@ -164,7 +164,7 @@ def _manifest(
         counts=RunCounts(len(records), len(records), 0, 0, 30, 60),
         timings=RunTimings(0.1, 2.0 if numerics == "fast" else 4.0, 4.5),
         digest=digest,
-        task_digests=task_digests(records),
+        task_digests=digests(records).tasks,
         started=1767323045.0,
         command=["task=" + task, "output_dir=my results"],
     )

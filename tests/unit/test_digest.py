@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.records.digest import DIGEST_VERSION, leaf_hash, merkle_root, run_digest, task_digests
+from evalengine.records.digest import DIGEST_VERSION, digests, leaf_hash, merkle_root
 from evalengine.records.schema import RequestRecord, ids_sha256
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
@@ -116,13 +116,13 @@ def test_tokens_cannot_move_between_prompt_and_output() -> None:
 def test_order_does_not_count(rows: list[RequestRecord], source: random.Random) -> None:
     shuffled = list(rows)
     source.shuffle(shuffled)
-    assert run_digest(shuffled) == run_digest(rows)
+    assert digests(shuffled).run == digests(rows).run
 
 
 @given(st.lists(records(), min_size=1, max_size=8, unique_by=lambda record: record.key), st.data())
 @settings(max_examples=80, deadline=None)
 def test_any_flipped_bit_counts(rows: list[RequestRecord], data: Any) -> None:
-    before = run_digest(rows)
+    before = digests(rows).run
     row = data.draw(st.integers(0, len(rows) - 1))
     record = rows[row]
     names = [name for name in ("prompt_ids", "output_ids", "logprobs") if len(getattr(record, name))]
@@ -135,7 +135,7 @@ def test_any_flipped_bit_counts(rows: list[RequestRecord], data: Any) -> None:
         bits = values.view(np.uint32)
         bits[data.draw(st.integers(0, len(bits) - 1))] ^= np.uint32(1 << data.draw(st.integers(0, 30)))
         changed = replace(record, **{name: values if name == "logprobs" else values.tolist()})
-    assert run_digest([*rows[:row], changed, *rows[row + 1 :]]) != before
+    assert digests([*rows[:row], changed, *rows[row + 1 :]]).run != before
 
 
 @given(records(), records())
@@ -149,16 +149,16 @@ def test_different_requests_have_different_leaves(first: RequestRecord, second: 
 
 def test_tasks_have_their_own_roots() -> None:
     rows = [make("b", 0), make("a", 1), make("a", 0)]
-    roots = task_digests(rows)
+    roots = digests(rows).tasks
     assert list(roots) == ["a", "b"]
-    assert roots["b"] == run_digest(rows[:1]) and roots["a"] == run_digest(rows[1:])
-    changed = task_digests([make("b", 0, output=[9]), *rows[1:]])
+    assert roots["b"] == digests(rows[:1]).run and roots["a"] == digests(rows[1:]).run
+    changed = digests([make("b", 0, output=[9]), *rows[1:]]).tasks
     assert changed["a"] == roots["a"] and changed["b"] != roots["b"]
 
 
 def test_a_request_counts_once() -> None:
     with pytest.raises(AssertionError, match="two records"):
-        run_digest([make(), make()])
+        digests([make(), make()])
 
 
 def test_float64_logprobs_are_refused() -> None:

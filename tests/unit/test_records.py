@@ -16,7 +16,7 @@ import pytest
 from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.errors import EvalEngineError
-from evalengine.records.digest import run_digest, task_digests
+from evalengine.records.digest import digests
 from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, sample_row, write_lm_eval
 from evalengine.records.manifest import build_manifest, code_version, run_id, run_identity
@@ -61,7 +61,7 @@ def test_parquet_round_trip_is_bitwise(tmp_path: Path, count: int) -> None:
         rows.append(record(doc, list(range(len(logprobs))), logprobs))
     write_records(tmp_path / "r", rows[::-1])
     read_rows = read_records(tmp_path / "r")
-    assert run_digest(read_rows) == run_digest(rows)
+    assert digests(read_rows).run == digests(rows).run
     for written, read in zip(rows, read_rows, strict=True):
         expected, fields = vars(written).copy(), vars(read).copy()
         assert expected.pop("logprobs").tobytes() == fields.pop("logprobs").tobytes()
@@ -197,7 +197,7 @@ def manifest(resumed: int = 0, truncated: int = 0) -> Manifest:
         counts=RunCounts(1, 2, resumed, truncated, prompt_tokens=30, output_tokens=10),
         timings=RunTimings(1.0, 4.0, 5.0),
         digest="ab" * 32,
-        task_digests=task_digests([]),
+        task_digests=digests([]).tasks,
         started=1767323045.9,
         command=["limit=2"],
     )

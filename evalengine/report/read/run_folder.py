@@ -9,6 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_bytes
 from evalengine.records.digest import leaf_hash, merkle_root
@@ -85,7 +87,7 @@ def read_evidence(path: Path, page: bool = True) -> Evidence:
 
 
 def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
-    """Each task's digest (`records.digest.task_digests`) from the leaves of items in key order."""
+    """Each task's digest (`records.digest.Digests`) from the leaves of items in key order."""
     return {
         task: merkle_root([bytes.fromhex(item.leaf) for item in group]).hex()
         for task, group in groupby(items.values(), key=lambda item: item.task)
@@ -107,7 +109,7 @@ def _read_records(path: Path) -> list[RequestRecord]:
     if not path.is_file():
         raise ConfigError(f"{path}: missing, so nothing can be compared; {AGAIN}")
     try:
-        records = sorted(read_records(path), key=lambda record: record.key)
+        records = sorted(read_records(path, lists=False), key=lambda record: record.key)
         whole = all(_whole(record) for record in records) and _distinct(records)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
         raise ConfigError(f"{path}: damaged, or no records of a run ({error}); {AGAIN}") from error
@@ -118,7 +120,7 @@ def _read_records(path: Path) -> list[RequestRecord]:
 
 def _whole(record: RequestRecord) -> bool:
     lengths = len(record.output_ids) == len(record.logprobs)
-    return lengths and str(record.logprobs.dtype) == "float32" and record.prompt_sha256 == ids_sha256(record.prompt_ids)
+    return lengths and record.logprobs.dtype == np.float32 and record.prompt_sha256 == ids_sha256(record.prompt_ids)
 
 
 def _distinct(records: Sequence[RequestRecord]) -> bool:
@@ -135,7 +137,7 @@ def _item(record: RequestRecord, leaf: bytes) -> Item:
         leaf=leaf.hex(),
         prompt_sha256=record.prompt_sha256,
         output_sha256=ids_sha256(record.output_ids),
-        output_ids=list(record.output_ids),
+        output_ids=np.asarray(record.output_ids).tolist(),
         logprobs=record.logprobs,
         sum_logprob=exact_sum(record.logprobs.tolist()),
         text=record.text,
