@@ -21,7 +21,7 @@ from evalengine.report.stats.permutation import sign_flip
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
 from evalengine.report.stats.power import mean_effect
 
-MANY_FLIPS = 0.1  # the share of flipped answers for which a second detectable loss is given
+MANY_FLIPS = 0.1  # the share of flipped answers for which the least detectable loss is given as well
 
 
 @dataclass(frozen=True)
