@@ -51,7 +51,7 @@ def test_no_axis_changes_a_byte_and_the_ordinary_mode_differs() -> None:
         [axis for axis in AXES if axis != "restart"]
     )
     assert proof.verdict == "IDENTICAL", proof.total
-    assert proof.control.comparison.differing_logprobs, "fast agrees here: this test shows nothing"
+    assert proof.control.tally.differing_logprobs, "fast agrees here: this test shows nothing"
     assert proof.control.attention_backend in ("flash_attn", "triton")
 
 
