@@ -184,7 +184,7 @@ def test_stored_types_are_dequantised(tmp_path: Path, kind: Q) -> None:
     assert load(checkpoint, torch.bfloat16).model.embed_tokens.weight.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("kind", sorted(_type_traits, key=lambda kind: kind.name))
+@pytest.mark.parametrize("kind", sorted(_type_traits, key=lambda kind: Q(kind).name))
 def test_every_type_of_the_library_is_read(tmp_path: Path, kind: Q) -> None:
     block, size = gguf.GGML_QUANT_SIZES[kind]
     raw = np.random.default_rng(0).integers(0, 100, (3, 2 * size), dtype=np.uint8)

@@ -112,7 +112,7 @@ def test_the_prefix_cache_is_not_emptied_under_running_requests(make_llm: Callab
     next(running)
     with pytest.raises(EvalEngineError, match="cannot empty its prefix cache now"):
         llm.reset_prefix_cache()
-    running.close()
+    del running  # closes the iterator
     llm.reset_prefix_cache()
     llm.close()
     with pytest.raises(EvalEngineError, match="closed"):

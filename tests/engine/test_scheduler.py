@@ -282,6 +282,7 @@ def test_prefill_chunks_mix_with_decode(caching):
             is_end = chunk.end == chunk.seq.num_tokens
             scheduler.launched(chunk)
             if is_end:
+                assert isinstance(chunk.seq, Generating)
                 chunk.seq.append(7, 0.0, True, {})
     assert mixed >= 5
 
@@ -291,7 +292,8 @@ def test_groups_that_share_pages_are_brought_together_and_begun_a_step_early():
     requests = [GenerateRequest(i, [*shared[i % 3], 10 + i], SamplingParams(max_tokens=1)) for i in range(9)]
     alone = [GenerateRequest(9 + i, [50 + i] * 9, SamplingParams(max_tokens=1)) for i in range(2)]
     manager = BlockManager(100, 4)
-    order = [seq.request.request_id for seq in in_prefix_order(as_sequences([*requests, *alone], True), manager)]
+    ordered = in_prefix_order(as_sequences([*requests, *alone], True), manager)
+    order = [seq.request.request_id for seq in ordered if isinstance(seq, Generating)]
     assert order == [0, 1, 3, 6, 2, 4, 7, 5, 8, 9, 10]
     unshared = as_sequences(alone, True)
     assert in_prefix_order(unshared, manager) == unshared
