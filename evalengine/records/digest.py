@@ -14,7 +14,9 @@ import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
+from itertools import chain, groupby
+from typing import Any
 
 import numpy as np
 
@@ -28,21 +30,21 @@ def leaf_hash(record: RequestRecord) -> bytes:
     """The 32 bytes that stand for one request."""
     assert len(record.output_ids) == len(record.logprobs), f"{record.key}: a logprob a token"
     assert record.logprobs.dtype == np.float32, f"{record.key}: logprobs are {record.logprobs.dtype}, not float32"
-    hasher = hashlib.sha256(_LEAF)
-    for part in (
-        b"evalengine",
-        struct.pack("<I", DIGEST_VERSION),
-        record.task.encode(),
-        struct.pack("<q", record.doc_id),
-        struct.pack("<q", record.request_index),
-        struct.pack("<q", record.repeat),
-        packed_ids(record.prompt_ids),
-        packed_ids(record.output_ids),
-        record.logprobs.astype("<f4").tobytes(),
-    ):
-        hasher.update(struct.pack("<Q", len(part)))
-        hasher.update(part)
+    prompt, output = packed_ids(record.prompt_ids), packed_ids(record.output_ids)
+    logprobs = record.logprobs.astype("<f4").tobytes()
+    numbers = (record.doc_id, record.request_index, record.repeat)
+    hasher = _beginning(record.task).copy()
+    hasher.update(struct.pack("<QqQqQqQ", *chain.from_iterable((8, number) for number in numbers), len(prompt)))
+    hasher.update(prompt)
+    hasher.update(b"".join(struct.pack("<Q", len(part)) + part for part in (output, logprobs)))
     return hasher.digest()
+
+
+@cache
+def _beginning(task: str) -> Any:
+    """The hash of a leaf's first three fields, which all records of a task share."""
+    fields = (b"evalengine", struct.pack("<I", DIGEST_VERSION), task.encode())
+    return hashlib.sha256(_LEAF + b"".join(struct.pack("<Q", len(field)) + field for field in fields))
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:

@@ -50,7 +50,14 @@ class RunData:
 
     def items(self, task: str) -> list[Item]:
         """The task's requests."""
-        return [item for item in self.run.items.values() if item.task == task]
+        return self._items.get(task, [])
+
+    @cached_property
+    def _items(self) -> dict[str, list[Item]]:
+        by_task: dict[str, list[Item]] = {}
+        for item in self.run.items.values():
+            by_task.setdefault(item.task, []).append(item)
+        return by_task
 
     def score_keys(self, task: str) -> list[ScoreKey]:
         """The task's metrics that have a number per document, those of the results first and in their order."""

@@ -152,8 +152,11 @@ def same_documents(path: Path, items: Mapping[Key, Item], hashes: Mapping[str, M
     An empty text of a rolling task has a sample and no record: there is nothing to score.
     """
     kinds = {item.task: item.kind for item in items.values()}
-    for task in sorted({*kinds} | {*hashes}):
-        recorded, sampled = {key[1] for key in items if key[0] == task}, {*hashes.get(task, {})}
+    documents: dict[str, set[int]] = {task: set() for task in {*kinds} | {*hashes}}
+    for item in items.values():
+        documents[item.task].add(item.doc_id)
+    for task, recorded in sorted(documents.items()):
+        sampled = {*hashes.get(task, {})}
         if kinds.get(task) == ROLLING:
             sampled = {doc for doc in sampled if doc in recorded or not asks_nothing(hashes[task][doc])}
         if recorded != sampled:
