@@ -290,8 +290,10 @@ def _explain(error: Exception, overrides: list[str]) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         group, _, name = error.missing_cfg_file.partition("/")
         near = difflib.get_close_matches(name, error.options, 2, 0.7)
+        near = near or [option for option in error.options if option.startswith(name)]
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        return f"{group}={name}: no such {group}; {hint}There are: {', '.join(error.options) or 'none'}"
+        own = "; model.path=FOLDER, FILE.gguf or a Hub id takes any other" if group == "model" else ""
+        return f"{group}={name}: no such {group}; {hint}there are: {', '.join(error.options) or 'none'}{own}"
     if isinstance(error, yaml.YAMLError):
         return " ".join(str(error).split())
     message = _first_line(error)

@@ -43,18 +43,25 @@ def main(arguments: Namespace) -> int:
 
 
 def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
-    codes = []
+    codes: list[int] = []
+    digests: list[str] = []
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
             print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
-        codes.append(exit_code(partial(_run, job.config, words)))  # a failure becomes a code, and the sweep goes on
+        run = partial(_run, job.config, words, digests)
+        codes.append(exit_code(run))  # a failure becomes a code, and the sweep goes on
+    if len(digests) > 1:
+        print(f"{len(digests)} runs, {len(set(digests))} digest{'s' * (len(set(digests)) > 1)}")
     return max(codes)
 
 
-def _run(config: Config, command: Sequence[str] | None = None) -> int:
-    """Makes one run, with its report, table and digest. command: the command line's words."""
+def _run(config: Config, command: Sequence[str] | None = None, digests: list[str] | None = None) -> int:
+    """Makes one run, with its report, table and digest, which is added to `digests`. command: the command line's
+    words."""
     from evalengine.api.perform import perform
     from evalengine.report.terminal.run_table import print_report
 
-    print_report(perform(config, command))
+    digest = print_report(perform(config, command))
+    if digests is not None:
+        digests.append(digest)
     return 0

@@ -63,7 +63,8 @@ def chosen(name: str) -> Chosen:
     if entry is None:
         near = difflib.get_close_matches(name, manager.task_index, 3, 0.7)
         hint = f"did you mean {' or '.join(PREFIX + other for other in near)}?" if near else "lm_eval ls tasks has them"
-        raise ConfigError(f"lm-eval {lm_eval_version()} has no task, group or tag of that name; {hint}")
+        own = "a YAML file of your own is task=./FILE.yaml"
+        raise ConfigError(f"lm-eval {lm_eval_version()} has no task, group or tag of that name; {hint}; {own}")
     try:
         with quiet():
             built = factory.build(entry, overrides=None, registry=dict(manager.task_index))

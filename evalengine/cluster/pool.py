@@ -12,7 +12,7 @@ from typing import Any, Literal
 from evalengine import contract
 from evalengine.cluster.replica import Orders, Refusal, Replica, ReplicaFacts, ReplicaSpec, Report, tokenizer_sha256
 from evalengine.cluster.settings import Share
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.loader import Checkpoint, Stamp
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.records.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
 
@@ -62,8 +62,10 @@ class Pool:
         self._ray, self._spec, self._share, self._logs = ray, spec, share, logs
         self._checkpoint, self._weights = checkpoint, weights
         self._tokenizer = tokenizer_sha256(checkpoint.tokenizer)
-        # Machine -> hash of its weight files; None stands for the driver's own files.
-        self._known = {ray.get_runtime_context().get_node_id(): None}
+        # Machine and stamp -> hash of the weight files; None stands for the driver's own files. A replica that replaces
+        # a lost one may find other files in the same place.
+        own = ray.get_runtime_context().get_node_id(), checkpoint.stamp
+        self._known: dict[tuple[str, Stamp], str | None] = {own: None}
         self._made, self._left_to_make = 0, replicas * REPLACED
         self.first: ReplicaFacts | None = None  # the replica that joined first; the others must be like it
         self.members: dict[str, ActorState] = {}
@@ -146,7 +148,7 @@ class Pool:
             yield from self._loaded(member, result)
         elif doing == "hash":
             assert member.facts is not None
-            self._known[member.facts.node] = result
+            self._known[member.facts.files] = result
             member.doing = "wait"
         else:
             member.doing = "idle"
@@ -170,9 +172,9 @@ class Pool:
         facts = member.facts
         assert facts is not None
         problems = [*unlike(facts, self.first or facts, self._checkpoint.spec, self._tokenizer)]
-        if not problems and facts.node not in self._known:
+        if not problems and facts.files not in self._known:
             return
-        weights = self._known.get(facts.node)
+        weights = self._known.get(facts.files)
         if not problems and weights is not None and weights != self._weights():
             problems.append(f"its weights have the hash {weights[:12]}, the driver's {self._weights()[:12]}")
         if problems:
@@ -189,7 +191,7 @@ class Pool:
         busy = {member.facts.node for member in self.members.values() if member.doing == "hash" and member.facts}
         for member in waiting:
             assert member.facts is not None
-            if member.facts.node not in self._known and member.facts.node not in busy:
+            if member.facts.files not in self._known and member.facts.node not in busy:
                 busy.add(member.facts.node)
                 member.call, member.doing = member.actor.weights_sha256.remote(), "hash"
 

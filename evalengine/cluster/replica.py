@@ -6,7 +6,6 @@ run: the batch does not run empty between two leases.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import threading
@@ -20,16 +19,18 @@ import torch
 from evalengine import contract
 from evalengine.config import EngineConfig, ModelConfig
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import resolve_checkpoint, weights_fingerprint
+from evalengine.engine.loader import Stamp, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits
+from evalengine.engine.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
 from evalengine.records.libraries import installed_libraries
 from evalengine.records.manifest import machine_facts
 from evalengine.records.manifest_parts import Hardware
+from evalengine.records.sealed import content_sha256
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ class ReplicaFacts:
     gpu_architecture: str | None
     libraries: dict[str, str | None]  # what `installed_libraries` gives on that machine
     hardware: Hardware
+    stamp: Stamp = ()  # the weight files that it loaded, on its machine
+
+    @property
+    def files(self) -> tuple[str, Stamp]:
+        """The machine and the weight files that it loaded there."""
+        return self.node, self.stamp
 
     @property
     def where(self) -> str:
@@ -99,7 +106,7 @@ class Report:
 
 def tokenizer_sha256(tokenizer: Any) -> str | None:
     """SHA-256 of everything that the tokenizer encodes and decodes by; None without a tokenizer."""
-    return None if tokenizer is None else hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    return None if tokenizer is None else content_sha256(plain_tokenizer(tokenizer) or {})
 
 
 class _Halted(Exception):
@@ -153,6 +160,7 @@ class Replica:
             kernels_verdict=llm.kernels_verdict,
             contract_version=contract.CONTRACT_VERSION,
             spec=llm.spec,
+            stamp=llm.checkpoint.stamp,
             tokenizer=tokenizer_sha256(llm.tokenizer),
             gpu_architecture="sm_{}{}".format(*torch.cuda.get_device_capability(device)) if cuda else None,
             libraries=installed_libraries(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -16,6 +17,7 @@ from evalengine.errors import ConfigError
 from evalengine.shipped import available
 
 COMMANDS = ("run", *MODULES)
+OPTIONS = ("multirun", "cfg", "version", "help", "install-completion", "show-completion")
 EPILOG = """\
   task=gsm8k                    what to run; several in one run: task=[gsm8k,arc_easy]; a file of yours: ./my_task.yaml
 {tasks}
@@ -84,10 +86,21 @@ class _Run(Command):
     """A word of `run` that is no setting may be the name of a command, misspelt: that is said before all else."""
 
     def parse(self, argv: Sequence[str]) -> Any:
+        if hint := next(_settings_with_dashes(argv), None):
+            raise ConfigError(hint)
         words = _settings([word for word in argv if not word.startswith("-")])
         if wrong := [word for word in words if "=" not in word and not word.startswith("~")]:
             raise ConfigError(_unknown_word(wrong[0]))
         return super().parse(argv)
+
+
+def _settings_with_dashes(argv: Sequence[str]) -> Iterator[str]:
+    """Yields what to write in place of words such as `--limit 5`, the form of other command lines."""
+    for word, following in zip_longest(argv, argv[1:], fillvalue=""):
+        name, _, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name not in OPTIONS:
+            setting = name.replace("-", "_")
+            yield f"{word}: settings have no dashes; write {setting}={value or following or 'VALUE'}"
 
 
 def _settings(words: list[str]) -> list[str]:

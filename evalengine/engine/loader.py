@@ -35,6 +35,7 @@ from evalengine.models.spec_checks import SUPPORTED_DTYPES, spec_problems
 from evalengine.plain_files import fingerprint
 
 Format = Literal["safetensors", "gguf", "dummy"]
+Stamp = tuple[tuple[str, int, int, int, int], ...]  # name, device, inode, bytes and time of change of each weight file
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Checkpoint:
     source: str  # the path as configured
     revision: str | None  # the Hub commit; None for a local model
     gguf: GGUFFile | None = field(default=None, repr=False, compare=False)  # kept open, since parsing takes seconds
+    stamp: Stamp = field(default=(), repr=False, compare=False)  # the weight files as they were found
+    hashes: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # `weights_fingerprint`, once known
 
 
 @dataclass(frozen=True)
@@ -112,14 +115,15 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
             tokenizer = load_tokenizer(path, setting)
     if tokenizer is not None:
         spec = _with_tokenizer(spec, tokenizer, setting)
-    return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file)
+    return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file, _stamp(path, kind))
 
 
 def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderForCausalLM:
     """A model on `ops.device` with its weights in the form `ops` multiplies with, ready for `max_model_len` positions.
 
     Raises one `EvalEngineError` that lists every missing, unexpected or misshapen tensor, and `ConfigError` for a model
-    that is larger than the free memory; for safetensors, both before anything is allocated.
+    that is larger than the free memory; for safetensors, both before anything is allocated. Raises `EvalEngineError` if
+    the files have changed since the checkpoint was found: a run would name other weights than those that compute it.
     """
     model_class = get_model_class(checkpoint.spec.architecture)
     stored = None
@@ -137,15 +141,47 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderF
         if target is not None:
             target.layer.weight_loader(target.param, tensor, target.shard)
     fit.check(checkpoint)
+    _check_unchanged(checkpoint)
     model.finalize(max_model_len)
     return model.eval()
 
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
-    """SHA-256 (hex) over the weight files' names and contents in name order; for dummy weights, over the spec."""
+    """SHA-256 (hex) over the weight files' names and contents in name order; for dummy weights, over the spec.
+
+    The files are hashed once. Raises `EvalEngineError` if they have changed since the checkpoint was found: a model in
+    memory would be given the hash of the next one, which a training has saved in its place.
+    """
     if checkpoint.format == "dummy":
         return hashlib.sha256(f"dummy {checkpoint.spec}".encode()).hexdigest()
-    return fingerprint([checkpoint.path] if checkpoint.format == "gguf" else weight_files(checkpoint.path))
+    if "weights" not in checkpoint.hashes:
+        _check_unchanged(checkpoint)
+        found = fingerprint(_files(checkpoint.path, checkpoint.format))
+        _check_unchanged(checkpoint)
+        checkpoint.hashes["weights"] = found
+    return checkpoint.hashes["weights"]
+
+
+def _files(path: Path, kind: Format) -> list[Path]:
+    return {"dummy": [], "gguf": [path]}[kind] if kind != "safetensors" else weight_files(path)
+
+
+def _stamp(path: Path, kind: Format) -> Stamp:
+    """What tells that a file was written anew or exchanged, without reading it."""
+    states = [(file.name, file.stat()) for file in _files(path, kind)]
+    return tuple((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in states)
+
+
+def _check_unchanged(checkpoint: Checkpoint) -> None:
+    try:
+        same = _stamp(checkpoint.path, checkpoint.format) == checkpoint.stamp
+    except (OSError, EvalEngineError):  # a file is gone
+        same = False
+    if not same:
+        raise EvalEngineError(
+            f"{checkpoint.path}: its weight files have changed since the model was found, so no hash can name what is "
+            "in memory; load the model again, and let a training save each step in a folder of its own"
+        )
 
 
 def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from pathlib import Path
@@ -38,7 +39,38 @@ def load_tokenizer(folder: Path, setting: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"{setting}: the tokenizer in {folder} cannot be read ({one_line(error)}); {CURE}") from error
     if not tokenizer.is_fast:
         raise ConfigError(f"{setting}: the tokenizer in {folder} has no tokenizer.json; {CURE}")
+    if appended := _appended(tokenizer):
+        raise ConfigError(
+            f"{setting}: the tokenizer in {folder} ends every text with {shown(tokenizer.decode(appended))} "
+            "(add_eos_token, or the post-processor of tokenizer.json), so that a prompt could not go on: set "
+            f"add_eos_token=false, or {CURE}"
+        )
     return tokenizer
+
+
+def plain_tokenizer(tokenizer: Any) -> dict[str, Any] | None:
+    """Everything by which a fast tokenizer encodes and decodes. `sha256` is over the vocabulary with all its stages
+    (normaliser, pre-tokeniser, post-processor, decoder, added tokens); transformers adds the other fields."""
+    if tokenizer is None:
+        return None
+    return {
+        "sha256": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+        "class": type(tokenizer).__name__,
+        "special_tokens": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
+        "clean_up_tokenization_spaces": bool(tokenizer.clean_up_tokenization_spaces),
+        "split_special_tokens": bool(tokenizer.split_special_tokens),
+    }
+
+
+def _appended(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The special tokens that the tokenizer puts after every text."""
+    try:
+        bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    except Exception:  # a tokenizer of words that knows no other words cannot encode the probe
+        return []
+    begins = range(len(whole) - len(bare) + 1)
+    place = next((i for i in begins if whole[i : i + len(bare)] == bare), len(whole) - len(bare))
+    return whole[place + len(bare) :]
 
 
 def _refuse_endless(config: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from evalengine.harness.journal import Asked, Journal, JournalEntry, Top
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
+from evalengine.harness.time_left import Work
 from evalengine.records.folder import RunFolder
 from evalengine.records.schema import RecordKey, ids_sha256
 
@@ -34,12 +35,15 @@ def execute(
     asked_by_key = {item.key: _asked(item, llm) for item in plan.requests}
     with Journal.open(folder.journal, folder.identity_sha256, asked_by_key) as journal:
         todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
+        if journal.finished and progress:
+            done = f"{len(journal.finished)} of {len(plan.requests)} requests are kept from the interrupted run"
+            print(f"evalengine: resuming {folder.path}: {done}", file=sys.stderr)
         if journal.finished and llm.settings.numerics == "fast":
             _warn_of_mixing(len(journal.finished), len(plan.requests))
         failed = []
         limits = {request_id: _most_tokens(item, llm) for request_id, item in todo.items()}
-        tokens = sum(limits.values()) + sum(len(item.prompt_ids) for item in todo.values())
-        shown = RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress, tokens)
+        work = _work(todo.values(), limits)
+        shown = RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress, work)
         with shown as bar, Interrupts() as interrupts:
 
             def after_step(stats: EngineStats) -> None:
@@ -93,6 +97,18 @@ def _most_tokens(item: HarnessRequest, llm: Answering) -> int:
     if not isinstance(request, GenerateRequest):
         return len(request.continuation_ids)
     return min(request.params.max_tokens, llm.settings.max_model_len - len(request.prompt_ids))
+
+
+def _work(todo: Iterable[HarnessRequest], limits: Mapping[int, int]) -> Work:
+    """The tokens of the requests, by what is done with them."""
+    requests, read, generated = 0, 0, 0
+    for item in todo:
+        requests, read = requests + 1, read + len(item.prompt_ids)
+        if isinstance(item.request, GenerateRequest):
+            generated += limits[item.request.request_id]
+        else:
+            read += limits[item.request.request_id]
+    return Work(requests, read, generated)
 
 
 def _warn_of_mixing(done: int, requests: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evalengine.config import Config
+from evalengine.engine.tokenizer import plain_tokenizer
 from evalengine.harness.answering import Answering, gpu_architecture, weights_sha256
 from evalengine.harness.plan import Plan
 from evalengine.models.spec import ModelSpec, dtype_name
@@ -72,20 +73,6 @@ def plain_spec(spec: ModelSpec) -> dict[str, Any]:
     del values["dtype"]
     plain: dict[str, Any] = json.loads(canonical(values))
     return plain
-
-
-def plain_tokenizer(tokenizer: Any) -> dict[str, Any] | None:
-    """Everything by which a fast tokenizer encodes and decodes. `sha256` is over the vocabulary with all its stages
-    (normaliser, pre-tokeniser, post-processor, decoder, added tokens); transformers adds the other fields."""
-    if tokenizer is None:
-        return None
-    return {
-        "sha256": _sha256(tokenizer.backend_tokenizer.to_str()),
-        "class": type(tokenizer).__name__,
-        "special_tokens": {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
-        "clean_up_tokenization_spaces": bool(tokenizer.clean_up_tokenization_spaces),
-        "split_special_tokens": bool(tokenizer.split_special_tokens),
-    }
 
 
 def _rows_sha256(fingerprint: Mapping[str, Any]) -> dict[str, str | None]:

@@ -51,12 +51,12 @@ class RunProgress(_Shown):
 
     _bar: _Bar
 
-    def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True, tokens: int | None = None) -> None:
-        """tokens: the most that the remaining requests may take; None if that is not known."""
+    def __init__(self, label: str, total: int, done: int = 0, enabled: bool = True, work: Work | None = None) -> None:
+        """work: that of the remaining requests; None if it is not known."""
         self._console = Console(stderr=True)
         self._label, self._total, self._done = label, total, done
         self._started = self._last_line = time.monotonic()
-        self._left = TimeLeft(Work(total - done, tokens))
+        self._left = TimeLeft(work or Work(total - done))
         self._enabled = enabled
         self._bar = _Bar(
             TextColumn("{task.description}"),
@@ -81,7 +81,8 @@ class RunProgress(_Shown):
         """Shows the state after a step of the engine."""
         now = time.monotonic()
         elapsed = now - self._started
-        self._left.step(elapsed, stats.num_computed_tokens + stats.num_cached_tokens)
+        generated = stats.num_generated_tokens
+        self._left.step(elapsed, stats.num_computed_tokens + stats.num_cached_tokens - generated, generated)
         rate = f"{stats.num_computed_tokens / max(elapsed, 1e-9):,.0f}"
         left = self._left.words()
         self._bar.lines = stats.lines if isinstance(stats, FleetStats) else ()

@@ -248,6 +248,7 @@ def _counts(plan: Plan, rows: Sequence[RequestRecord], ran: set[RecordKey], cach
         cached_requests=len(read),
         truncated_prompts=sum(row.truncated > 0 for row in rows),
         truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
+        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
         special_token_documents=plan.special_documents,
         prompt_tokens=sum(len(row.prompt_ids) for row in done_now),
         output_tokens=sum(len(row.output_ids) for row in done_now),

@@ -1,6 +1,7 @@
 """Tells how long a run still takes: a bound from the tokens left, and an estimate once requests finish.
 
-The caller passes the time; nothing here reads a clock.
+Tokens that are read and tokens that are generated have rates of their own: a generated token takes a step, in which
+hundreds can be read. The caller passes the time; nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -17,42 +18,49 @@ class Work:
     """The amount of a run's work."""
 
     requests: int
-    tokens: int | None  # tokens of prompts and scored texts, with generations at their limits; None: not known
+    read: int | None = None  # tokens of prompts and scored texts; None: not known
+    generated: int = 0  # tokens that may be generated at most
 
 
 class TimeLeft:
     """Seconds left of some work."""
 
     def __init__(self, work: Work) -> None:
-        self._requests, self._tokens = work.requests, work.tokens
-        self._finished = 0
-        self._marks: deque[tuple[float, int]] = deque([(0.0, 0)])  # (seconds since the start, tokens done)
+        self._work = work
+        self._finished = self._spared = 0
+        self._marks: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # (seconds, tokens read, generated) so far
 
     def finished(self, spare: int = 0) -> None:
         """A request is done. spare: tokens below its limit, which it will never generate."""
         self._finished += 1
-        self._tokens = None if self._tokens is None else self._tokens - spare
+        self._spared += spare
 
-    def step(self, elapsed: float, tokens: int) -> None:
-        """Notes that `tokens` are done after `elapsed` seconds."""
-        self._marks.append((elapsed, tokens))
+    def step(self, elapsed: float, read: int, generated: int = 0) -> None:
+        """Notes how many tokens have been read and generated after `elapsed` seconds."""
+        self._marks.append((elapsed, read, generated))
         while len(self._marks) > 2 and elapsed - self._marks[1][0] >= WINDOW:
             self._marks.popleft()
 
     @property
     def most(self) -> float | None:
-        """Seconds until every request has reached its limit, at the rate of the last `WINDOW`; None before any."""
-        (begin, before), (now, done) = self._marks[0], self._marks[-1]
-        if self._tokens is None or now <= begin or done <= before:
+        """Seconds until every request has reached its limit, if all tokens left to read and all left to generate took
+        the time that they took in the last `WINDOW` seconds, one kind after the other; None before that is known."""
+        (begin, *before), (now, *done) = self._marks[0], self._marks[-1]
+        if self._work.read is None:
             return None
-        return max(0, self._tokens - done) * (now - begin) / (done - before)
+        total = 0.0
+        for most, first, last in zip((self._work.read, self._work.generated - self._spared), before, done, strict=True):
+            if most > last and last <= first:
+                return None
+            total += (most - last) * (now - begin) / (last - first) if most > last else 0.0
+        return total if now > begin else None
 
     @property
     def estimate(self) -> float | None:
         """Seconds by the pace of the requests, but never above `most`; None while too few are done."""
-        if self._finished < max(1, SHARE * self._requests):
+        if self._finished < max(1, SHARE * self._work.requests):
             return None
-        pace = self._marks[-1][0] / self._finished * (self._requests - self._finished)
+        pace = self._marks[-1][0] / self._finished * (self._work.requests - self._finished)
         return pace if self.most is None else min(pace, self.most)
 
     def words(self) -> str:

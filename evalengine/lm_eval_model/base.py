@@ -17,8 +17,8 @@ from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.pieces import PieceTokenizer
 from evalengine.engine.settings import settings_problems
 from evalengine.engine.text import prefix_token_id
+from evalengine.engine.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
-from evalengine.harness.identity import plain_tokenizer
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import ModelArguments, ignored_batch_size, read_arguments, with_device
 from evalengine.lm_eval_model.chat import OF_LM_EVAL, rendered

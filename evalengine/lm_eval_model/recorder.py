@@ -28,7 +28,7 @@ from evalengine.harness.pieces import token_bytes
 from evalengine.harness.requests import requests_sha256
 from evalengine.harness.runner import engine_settings, model_facts
 from evalengine.lm_eval_model import LOGGER
-from evalengine.lm_eval_model.arguments import ModelArguments
+from evalengine.lm_eval_model.arguments import DEFAULT_MAX_GEN_TOKS, ModelArguments
 from evalengine.lm_eval_model.place import Place
 from evalengine.lm_eval_model.requests import Asked
 from evalengine.records.digest import Digests, digests
@@ -136,7 +136,7 @@ class Recorder:
             datasets={},
             engine={**engine_settings(llm), "kernels": llm.kernels_verdict, "stats": asdict(llm.stats)},
             device=str(llm.settings.device),
-            counts=_counts(rows),
+            counts=_counts(rows, 0 if self.cache is None else self.cache.hits),
             timings=RunTimings(self.loaded - self.begin, self.seconds, time.perf_counter() - self.begin),
             digest=digest.run,
             task_digests=digest.tasks,
@@ -146,7 +146,8 @@ class Recorder:
         )
 
     def _run_identity(self) -> dict[str, Any]:
-        """The run's identity: the engine's, and every prompt. Settings that lm-eval decides stand in its results."""
+        """The run's identity: the engine's, every prompt, and what decides which part of an answer is scored. Settings
+        that lm-eval decides stand in its results."""
         config = replace(self.arguments.config, apply_chat_template=self.templated)
         if self.templated not in self._identity:
             self._identity[self.templated] = engine_identity(config, self.llm)
@@ -155,7 +156,11 @@ class Recorder:
         identity = run_identity(config, extra)
         for name in LM_EVALS:
             del identity[name]
-        return {**identity, "harness": "lm-eval"}
+        own = {"think_end_token": self.arguments.think_end_token}
+        if self.arguments.max_gen_toks != DEFAULT_MAX_GEN_TOKS:
+            own["max_gen_toks"] = self.arguments.max_gen_toks
+        set_here = {name: value for name, value in own.items() if value is not None}
+        return {**identity, **set_here, "harness": "lm-eval"}
 
 
 def _record(item: Asked, output: RequestOutput, text: str) -> RequestRecord:
@@ -177,14 +182,16 @@ def _record(item: Asked, output: RequestOutput, text: str) -> RequestRecord:
     )
 
 
-def _counts(rows: Sequence[RequestRecord]) -> RunCounts:
+def _counts(rows: Sequence[RequestRecord], cached: int) -> RunCounts:
     return RunCounts(
         documents=len({row.key[:2] for row in rows}),
         requests=len(rows),
         resumed_requests=0,
+        cached_requests=cached,
         truncated_prompts=sum(row.truncated > 0 for row in rows),
         prompt_tokens=sum(len(row.prompt_ids) for row in rows),
         output_tokens=sum(len(row.output_ids) for row in rows),
+        length_limited=sum(row.kind == "generate_until" and row.finish_reason == "length" for row in rows),
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
@@ -42,9 +45,19 @@ def _check_receipt(arguments: Namespace) -> int:
         f"{name}: {len(record.prompt_ids)} tokens in, {len(record.output_ids)} out, computed again in "
         f"{receipt.computed_by['numerics']} {receipt.computed_by['dtype']}: every bit agrees"
     )
+    print(_asked(receipt.asked))
     print(f"digest: {receipt.digest} (leaf {receipt.index}, by {len(receipt.path)} hashes)")
     print("verdict: AGREES")
     return 0
+
+
+def _asked(settings: Mapping[str, Any] | None) -> str:
+    """What the model was asked, which the digest does not hold: a reader must know whether it wrote the output."""
+    if settings is None:
+        return "scored: the output tokens were given, and these are their logprobs; the model did not write them"
+    chosen = "greedily" if not settings.get("temperature") else f"at temperature {settings['temperature']:g}"
+    told = {name: settings[name] for name in ("top_k", "top_p", "stop", "processors") if settings.get(name)}
+    return f"generated {chosen}: the model wrote the output tokens" + (f", under {json.dumps(told)}" if told else "")
 
 
 def _check_run(arguments: Namespace) -> int:

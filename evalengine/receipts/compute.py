@@ -11,8 +11,9 @@ from evalengine.engine.difference import difference
 from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
+from evalengine.engine.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
-from evalengine.harness.identity import plain_spec, plain_tokenizer
+from evalengine.harness.identity import plain_spec
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import dtype_name
 from evalengine.receipts.needs import check_contract, check_level

@@ -59,6 +59,11 @@ class Manifest:
         return bool(self.content)
 
     @property
+    def from_cache(self) -> int:
+        """How many answers were read from a cache and not computed again."""
+        return 0 if self.cache is None else self.cache.hits - self.cache.audited
+
+    @property
     def unsealed(self) -> dict[str, Any]:
         """What `sha256` is the hash of."""
         return {name: value for name, value in self.content.items() if name != "sha256"}

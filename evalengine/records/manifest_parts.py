@@ -71,6 +71,7 @@ class Dataset:
     split: str | None
     rows: int  # the number of rows that were evaluated
     sha256: str | None  # SHA-256 of the evaluated rows, in their order
+    source: str | None = None  # the file, the folder or the Hub's dataset that they were read from
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class RunCounts:
     prompt_tokens: int  # prompt tokens of the requests that ran
     output_tokens: int  # tokens generated or scored by the requests that ran
     truncated_thinking: int = 0  # generations that reached max_gen_toks before the end of their thinking
+    length_limited: int = 0  # generations that ended at max_gen_toks, or at the end of the context
     cached_requests: int = 0  # read from the cache, not run
     special_token_documents: int = 0  # whose own text holds a special token's string: it was read as the token
 

@@ -84,6 +84,7 @@ def test_a_receipt_agrees(greedy: Run, receipt: Path) -> None:
     done = check(receipt, "--digest", greedy.digest)
     assert done.code == 0, done.out + done.err
     assert "arithmetic/3/0/0" in done.out and "every bit agrees" in done.out
+    assert "generated greedily: the model wrote the output tokens" in done.out
     assert f"digest: {greedy.digest} (leaf 3, by 3 hashes)" in done.out
     assert done.out.splitlines()[-1] == "verdict: AGREES"
 
@@ -130,6 +131,7 @@ def test_scores_agree(tmp_path: Path) -> None:
     assert call("prove", str(scored_run.folder), "--item", "mine/2/1", "-o", str(tmp_path / "r.json")).code == 0
     assert check(tmp_path / "r.json").code == 0
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows[::-1])) + "\n", encoding="utf-8")
+    assert "scored: the output tokens were given" in check(tmp_path / "r.json").out
     done = call("prove", str(scored_run.folder), "--item", "mine/2/1", "-o", str(tmp_path / "s.json"))
     assert done.code == 2 and "are no longer the run's" in done.err and not (tmp_path / "s.json").exists()
 

@@ -109,6 +109,7 @@ def test_the_files_agree(reference: Run) -> None:
         "cached_requests": 0,
         "truncated_prompts": 0,
         "truncated_thinking": 0,
+        "length_limited": 0,
         "special_token_documents": 0,
         "prompt_tokens": sum(len(record.prompt_ids) for record in records),
         "output_tokens": sum(len(record.output_ids) for record in records),
@@ -144,7 +145,7 @@ def test_a_sweep_is_a_run_a_value(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     first, second = runs(tmp_path)
     assert first.digest == second.digest
-    assert done.out.count(f"digest: {first.digest}\n") == 2
+    assert done.out.count(f"digest: {first.digest}\n") == 2 and done.out.endswith("\n2 runs, 1 digest\n")
     assert "[1/2] engine.max_num_seqs=1\n" in done.err and "[2/2] engine.max_num_seqs=8\n" in done.err
     assert {run.manifest["engine"]["max_num_seqs"] for run in (first, second)} == {1, 8}
 
@@ -178,6 +179,9 @@ def test_long_prompts_are_cut_counted_and_told(tmp_path: Path) -> None:
     assert run.manifest["counts"]["truncated_prompts"] == 2
     assert "2 prompts were cut from the left to fit max_model_len" in done.out
     assert all(record.truncated > 0 and len(record.prompt_ids) == 64 - 40 for record in run.records)
+    limited = sum(record.finish_reason == "length" for record in run.records)
+    assert run.manifest["counts"]["length_limited"] == limited
+    assert (f"{limited} generations ran into the length limit" in done.out) == (limited > 0)
 
 
 def test_two_tasks_share_a_folder(data_dir: Path, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evalengine.config import ModelConfig
-from evalengine.engine.loader import resolve_checkpoint, weights_fingerprint
+from evalengine.engine.loader import load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.weights import DUMMY_STD, HASHED_AT_ONCE, dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
 from tests.engine.tied_folder import WEIGHTS, load, shard, tied_qwen3
 from tests.parity.paged import PagedRunner
@@ -187,3 +188,23 @@ def test_fingerprint_sees_contents_and_names_of_weight_files_only(folder: Path) 
     (folder / WEIGHTS).rename(folder / "other.safetensors")
     fingerprints.append(fingerprint())
     assert len(set(fingerprints)) == 3
+
+
+def test_files_that_changed_are_neither_loaded_nor_hashed_as_the_ones_that_were_found(folder: Path) -> None:
+    """A training saves its next step into the folder: no run may name those weights, or load them under this name."""
+    model = ModelConfig(name="t", path=str(folder))
+    before, hashed = resolve_checkpoint(model), resolve_checkpoint(model)
+    known = weights_fingerprint(hashed)
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.norm.weight"][3] += 1.0
+    save_file(tensors, folder / "next")
+    (folder / "next").replace(folder / WEIGHTS)
+    with pytest.raises(EvalEngineError, match="have changed since the model was found"):
+        weights_fingerprint(before)
+    assert weights_fingerprint(hashed) == known, "the hash of what is in memory, if it was loaded meanwhile"
+    with pytest.raises(EvalEngineError, match="have changed since the model was found"):
+        load_model(hashed, create_ops("exact", torch.float32, torch.device("cpu")), 64)
+    assert weights_fingerprint(resolve_checkpoint(model)) != known
+    (folder / WEIGHTS).rename(folder / "gone")
+    with pytest.raises(EvalEngineError, match="have changed"):
+        weights_fingerprint(before)

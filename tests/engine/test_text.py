@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.request import SamplingParams
 from evalengine.engine.rolling import rolling_windows
 from evalengine.engine.text import encode, encode_pair, prefix_token_id, special_tokens
+from evalengine.engine.tokenizer import load_tokenizer
+from evalengine.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +110,17 @@ def test_a_special_token_stops_by_id_and_does_not_show(tokenizer: Any) -> None:
     ids = [*tokenizer.encode("58 flowers"), tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert stopped_at(tokenizer, ids, "<|im_end|>") == len(ids)
     assert Detokenizer(tokenizer, SamplingParams(stop=("<|im_end|>",))).text(ids) == "58 flowers"
+
+
+@pytest.mark.parametrize(("template", "refused"), [("$A <|endoftext|>", True), ("<|endoftext|> $A", False)])
+def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path, template: str, refused: bool) -> None:
+    """`add_eos_token=true` would end every prompt, and shift every choice's first token into its context."""
+    own = AutoTokenizer.from_pretrained(str(files("evalengine.assets") / "tinymath"))
+    end = own.eos_token
+    own.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[(end, own.eos_token_id)])
+    own.save_pretrained(tmp_path)
+    if refused:
+        with pytest.raises(ConfigError, match=r"ends every text with .*endoftext.*add_eos_token=false"):
+            load_tokenizer(tmp_path, "model.path=x")
+    else:
+        assert load_tokenizer(tmp_path, "model.path=x").encode("a")[0] == own.eos_token_id

@@ -58,7 +58,10 @@ def test_exit_codes_and_the_last_line_tell_the_verdict(
     words: list[str], code: int, last: str, runs: dict[str, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *words]) == code
-    assert capsys.readouterr().out.splitlines()[-1].startswith(last)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(last)
+    asked = "--level" in " ".join(words)
+    assert (f": {'failed' if code else 'passed'}" in lines[-2] and lines[-2].startswith("--level ")) == asked
 
 
 @pytest.mark.parametrize(

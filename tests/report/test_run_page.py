@@ -45,7 +45,8 @@ def test_the_page_says_what_the_run_says(browser: Browser, run: Path) -> None:
     assert "1 of 60 outputs (1.7 %) ran into the length limit" in text
     assert "1 of 60 prompts were cut from the left" in text
     titles = tab.evaluate("[...document.querySelectorAll('nav a')].map(a => a.textContent)")
-    assert titles == ["Metrics", "Lengths, endings and logprobs", "Samples", "What exact numerics cost", "Manifest"]
+    cost = "Time and memory, exact numerics"
+    assert titles == ["Metrics", "Lengths, endings and logprobs", "Samples", cost, "Manifest"]
     tab.close()
 
 

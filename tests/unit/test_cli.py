@@ -33,12 +33,18 @@ class Result:
     folder: Path
 
 
+def print_folder(folder: Path) -> str:
+    """Stands in for `print_report`."""
+    print(f"digest: {folder}")
+    return str(folder)
+
+
 def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]) -> None:
     """Stands in for the engine: the command line's own behaviour is what is tested here."""
     runner = ModuleType("evalengine.harness.runner")
     runner.run = lambda config, leave, command, llm: run(config)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
-    monkeypatch.setattr("evalengine.report.terminal.run_table.print_report", lambda folder: print(f"digest: {folder}"))
+    monkeypatch.setattr("evalengine.report.terminal.run_table.print_report", print_folder)
     monkeypatch.setattr("evalengine.report.html.leave.leave_list", lambda folder: None)  # the runs here have no folder
 
 
@@ -85,7 +91,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["gsm8k"], "did you mean task=gsm8k?"),
         (["run", "tinymath"], "did you mean model=tinymath?"),
         (["noise_floor"], "did you mean experiment=noise_floor?"),
-        (["--modle"], "--modle"),
+        (["--modle"], "--modle: settings have no dashes; write modle=VALUE"),
+        (["--limit", "5"], "--limit: settings have no dashes; write limit=5"),
+        (
+            ["run", "--batch-invariant=false"],
+            "--batch-invariant=false: settings have no dashes; write batch_invariant=false",
+        ),
+        (["model=qwen"], "qwen3-0.6b or qwen3-1.7b"),
         (["task=gsm9k"], "did you mean gsm8k?"),
         (["engine.max_num_seq=1"], "did you mean engine.max_num_seqs?"),
         (["limit=abc"], "limit=abc"),
@@ -300,7 +312,7 @@ def test_a_sweep_goes_on_after_a_failure_and_fails(
     install_runner(monkeypatch, run)
     assert main(["-m", "limit=1,2,3"]) == 1
     out, err = capsys.readouterr()
-    assert out == "digest: 1\ndigest: 3\n"
+    assert out == "digest: 1\ndigest: 3\n2 runs, 2 digests\n"
     assert "[1/3] limit=1\n" in err and "[3/3] limit=3\n" in err
     assert main(["-m", "limit=1,3"]) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ import torch
 import evalengine
 from evalengine.cluster import settings
 from evalengine.cluster.engines import RayEngines
-from evalengine.cluster.pool import unlike
-from evalengine.cluster.replica import ReplicaFacts
+from evalengine.cluster.pool import ActorState, Pool, unlike
+from evalengine.cluster.replica import ReplicaFacts, tokenizer_sha256
 from evalengine.cluster.settings import Share, cluster_share, local_share, ray_problems, uses_ray
 from evalengine.compose import compose_jobs
 from evalengine.config import ClusterConfig, Config
@@ -184,6 +185,40 @@ def test_a_replica_unlike_the_first_is_named() -> None:
     elsewhere = replace(like, gpu_architecture="x", libraries={**LIBRARIES, "torch": "2.12.0", "cuda": None})
     exact = [replace(facts, settings=replace(native, numerics="exact")) for facts in (like, elsewhere)]
     assert [*unlike(exact[1], exact[0], checkpoint.spec, "abc")] == [], "exact has equal bits everywhere"
+
+
+def test_a_replica_with_other_files_in_the_same_place_is_hashed_before_it_joins() -> None:
+    """Each machine's files are hashed once, but a replica that replaces a lost one may have loaded the next step's."""
+    stamp, later = (("model.safetensors", 1, 2, 3, 4),), (("model.safetensors", 1, 5, 3, 9),)
+    asked: list[str] = []
+    actor = SimpleNamespace(weights_sha256=SimpleNamespace(remote=lambda: asked.append("hash") or "call"))
+    pool = Pool.__new__(Pool)
+    pool._known, pool.first, pool._tokenizer, pool.members = {("node", stamp): None}, None, None, {}
+    pool._checkpoint, pool._weights = SimpleNamespace(spec=None), lambda: "the driver's"
+    pool.remove = lambda name, replace: None  # type: ignore[method-assign]
+    same, other = (
+        ActorState(str(own), actor, "wait", facts=ReplicaFacts("host", "node", 1, (), *[None] * 3,
+                   evalengine.CONTRACT_VERSION, None, None, None, {}, Hardware("cpu", "x", 1, []), own))
+        for own in (stamp, later)
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evalengine.cluster.pool.unlike", lambda *facts: iter(()))
+        assert [event.kind for event in pool._check(same)] == ["joined"]
+        pool.members = {"other": other}
+        assert [*pool._check(other)] == [] and other.doing == "wait"
+        pool._hash_files()
+        assert asked == ["hash"] and other.doing == "hash"
+        pool._known[other.facts.files], other.doing = "another's", "wait"
+        (event,) = pool._check(other)
+    assert event.kind == "refused" and "its weights have the hash another's" in event.why
+
+
+def test_replicas_tokenizers_are_alike_in_all_they_decode_by() -> None:
+    tokenizer = prepare(compose("engine.device=cpu"))[0].tokenizer
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = "."
+    assert tokenizer_sha256(tokenizer) != tokenizer_sha256(other)
+    assert tokenizer_sha256(tokenizer) == tokenizer_sha256(copy.deepcopy(tokenizer)) and tokenizer_sha256(None) is None
 
 
 def test_a_cache_key_holds_the_libraries_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_a_path_given_is_the_only_one_tried() -> None:
         ("max_num_seqs=1", "did you mean engine.max_num_seqs?"),
         ("+anything=1", "anything: no such setting"),
         ("tasks.arithmetic.num_fewshots=1", "tasks.arithmetic.num_fewshots: no such setting"),
-        ("task=gsm9k", "task=gsm9k: no such task; did you mean gsm8k? There are: aime, "),
+        ("task=gsm9k", "task=gsm9k: no such task; did you mean gsm8k? there are: aime, "),
         ("model=tinymoth", "model=tinymoth: no such model; did you mean tinymath?"),
         ("tasks.gsm8k.split=x", "tasks.gsm8k: this task is not selected; add it with task=gsm8k"),
         ("task=null", "task=null: a group needs a name"),

@@ -13,7 +13,10 @@ import torch
 from evalengine.compose import compose_jobs
 from evalengine.config import ModelConfig
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint
-from evalengine.harness.identity import model_identity, plain_spec, plain_tokenizer
+from evalengine.engine.tokenizer import plain_tokenizer
+from evalengine.harness.identity import model_identity, plain_spec
+from evalengine.lm_eval_model.arguments import read_arguments
+from evalengine.lm_eval_model.recorder import Recorder
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import ModelSpec, RopeSpec
 
@@ -82,3 +85,22 @@ def test_the_chat_template_counts_where_it_is_applied(checkpoint: Checkpoint) ->
     assert identity(JOB.config, "a") == identity(JOB.config, "b")
     assert identity(CHAT.config, "a") != identity(CHAT.config, "b")
     assert identity(CHAT.config, {"default": "a"}) != identity(CHAT.config, {"default": "b"})
+
+
+ENGINE_PART = {name: name for name in ("weights", "model_spec", "tokenizer", "chat_template", "numerics", "dtype")}
+
+
+def test_what_decides_the_scored_part_under_lm_eval_counts() -> None:
+    """Two settings of lm-eval's model that are none of the engine's change what is scored of equal tokens."""
+
+    def identity(**own: Any) -> dict[str, Any]:
+        recorder = Recorder.__new__(Recorder)
+        recorder.arguments, problems = read_arguments({"pretrained": "asset:tinymath", **own})
+        assert not problems
+        recorder.templated, recorder._identity, recorder._asked = False, {False: ENGINE_PART}, {}
+        return recorder._run_identity()
+
+    plain = identity()
+    assert plain == identity(batch_size=4) and plain["harness"] == "lm-eval"
+    for own in ({"think_end_token": "####"}, {"max_gen_toks": 16}):
+        assert {name: value for name, value in identity(**own).items() if plain.get(name) != value} == own

@@ -16,9 +16,9 @@ from evalengine.harness.time_left import TimeLeft, Work, duration
 
 
 def test_a_bound_is_known_before_any_request_is_done() -> None:
-    left = TimeLeft(Work(200, 10_000))
+    left = TimeLeft(Work(200, 1_000, 10_000))
     assert left.words() == "" and left.estimate is None
-    left.step(2.0, 1_000)
+    left.step(2.0, 1_000, 1_000)
     assert left.most == pytest.approx(18.0) and left.words() == "up to 18 s left"
     for _ in range(9):
         left.finished(spare=100)
@@ -30,16 +30,28 @@ def test_a_bound_is_known_before_any_request_is_done() -> None:
     assert left.words() == "2 s left"
 
 
+def test_reading_and_generating_have_rates_of_their_own() -> None:
+    """Prompts of 1,000 tokens a second, then 10 generated tokens a second: the bound is never below what is left. One
+    rate for both said 9 s of a run of half a minute."""
+    left = TimeLeft(Work(10, 5_000, 100))
+    for second in range(1, 6):
+        left.step(float(second), 1_000 * second)
+        assert left.most is None and left.words() == "", "how long generating takes is not known yet"
+    for second in range(1, 9):
+        left.step(5.0 + second, 5_000, 10 * second)
+        assert left.most is not None and 10 - second <= left.most
+    assert left.most == pytest.approx((100 - 80) * 10 / 80)
+
+
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    """A prompt's tokens are quick and generated ones are not: the time left is told by the rate of the last seconds."""
-    left = TimeLeft(Work(10, 2_000))
+    left = TimeLeft(Work(10, 1_000, 1_000))
     for second in range(61):
-        left.step(float(second), 1_000 + 10 * second if second else 0)
-    assert left.most == pytest.approx((2_000 - 1_600) / 10, rel=0.1)
+        left.step(float(second), 1_000 if second else 0, 10 * second)
+    assert left.most == pytest.approx(1_000 / 10 - 60, rel=0.1)
 
 
 def test_work_of_unknown_size_is_estimated_by_its_requests() -> None:
-    left = TimeLeft(Work(4, None))
+    left = TimeLeft(Work(4))
     left.step(6.0, 100)
     assert left.words() == ""
     left.finished()
@@ -57,7 +69,7 @@ def test_the_first_line_of_a_log_says_how_long(
     """None of a batch of 200 generations is done yet, as in the default run on a busy machine."""
     clock = iter([0.0, 0.0, 4.0, 11.0, 22.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock, 99.0))
-    with RunProgress("sums", 200, tokens=20_000) as bar:
+    with RunProgress("sums", 200, work=Work(200, 20_000)) as bar:
         bar._started = bar._last_line = 0.0
         for now in (4.0, 11.0, 22.0):
             monkeypatch.setattr(progress.time, "monotonic", lambda now=now: now)

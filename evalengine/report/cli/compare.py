@@ -38,8 +38,12 @@ def _two(a: Run, b: Run, arguments: Namespace) -> int:
     comparison = compared(a, b, arguments.allow)
     if arguments.html:
         _write(comparison_page(comparison), arguments.html)
-    print_findings("compare", report(comparison), comparison_json(comparison), arguments.json)
-    return 0 if comparison.within(arguments.level) else 1
+    within = comparison.within(arguments.level)
+    lines = [*report(comparison)]
+    if arguments.level != LEVELS[0]:
+        lines.insert(-1, f"--level {arguments.level}: {'passed' if within else 'failed'}")
+    print_findings("compare", lines, comparison_json(comparison), arguments.json)
+    return 0 if within else 1
 
 
 def _many(runs: Sequence[Run], arguments: Namespace) -> int:

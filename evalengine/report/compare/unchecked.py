@@ -29,6 +29,12 @@ def unchecked(a: Run, b: Run) -> list[str]:
             )
         elif run.kind == "baseline":
             notes.append(f"{label} is a baseline: it holds hashes and scores, no tokens and no logprobs by token")
+    for label, run in (("A", a), ("B", b)):
+        if read := run.manifest.from_cache:
+            notes.append(
+                f"{label} read {read} of its {len(run.items)} answers from a cache: an earlier run computed them, and "
+                "what this one would have computed is not compared"
+            )
     for names, label in ((_WEIGHTS, "the model weights"), (("tokenizer",), "the tokenizer")):
         if lacking := _lacking(a, b, names):
             notes.append(f"{lacking} did not record a hash of {label}: equality was not checked")

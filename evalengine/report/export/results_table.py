@@ -28,7 +28,7 @@ def results_sheet(runs: Sequence[Run]) -> Sheet:
     keys = [key for task in groups_first((key[0] for key in met), subtasks) for key in met if key[0] == task]
     rows = [[*_words(runs, key), *(_cell(run, key) for run in runs)] for key in keys]
     origins = [f"{name}: {_made(run)}." for name, run in zip(names, runs, strict=True)]
-    note = " ".join([*origins, "± is one standard error."])
+    note = " ".join([*origins, "± is one standard error, of documents taken as unrelated."])
     return Sheet("Results", ["Task", "Metric", "Filter", *names], rows, (0, 1, 2), note=note)
 
 

@@ -90,6 +90,11 @@ def _missing(baseline: str | Path, run: str | Path | None, base: str | None) -> 
 
 def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
     """What differs and may, by the policy. Raises `ConfigError` with all that differs and may not."""
+    if read := b.manifest.from_cache:
+        raise ConfigError(
+            f"{b.source}: {read} of its answers were read from a cache, so they say nothing of the code that is to be "
+            "judged; run it without cache="
+        )
     levelled = level(policy, a, b)
     problems = incomparable(a, levelled)
     if problems:
@@ -98,6 +103,8 @@ def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
         raise ConfigError([*problems, hint])
     remaining = {finding.text for finding in findings(a, levelled)}
     notes = [finding.text for finding in findings(a, b) if finding.text not in remaining]
+    if kept := b.manifest.counts.resumed_requests:
+        notes.append(f"{b.source}: {kept} of its answers are kept from an interrupted run, and were not computed again")
     return notes + [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
 
 

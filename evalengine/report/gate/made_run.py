@@ -24,10 +24,13 @@ def made_run(settings: Sequence[str], keep: Path | None) -> Iterator[Path]:
     Raises `ConfigError` for settings that the gate makes itself, `EvalEngineError` if the run fails.
     """
     for word in settings:
-        if word.partition("=")[0].lstrip("+~") in OURS or word in ("-m", "--multirun"):
+        name = word.partition("=")[0].lstrip("+~")
+        if name in OURS or word in ("-m", "--multirun"):
             raise ConfigError(
                 f"gate: {word}: the gate makes one new run in a folder of its own; --keep FOLDER keeps it"
             )
+        if name in ("cache", "cache.path"):
+            raise ConfigError(f"gate: {word}: answers of earlier code would be judged; leave the cache out")
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="evalengine-gate-") as folder:
             yield _run(settings, Path(folder))

@@ -7,14 +7,14 @@ skipped) raises `ConfigError`, and what a policy leaves out is a check of its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from evalengine.errors import ConfigError
 from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.gate.accuracy import accuracy
-from evalengine.report.gate.checks import DECIDED, Check, first
+from evalengine.report.gate.checks import DECIDED, SHOWN, Check, first
 from evalengine.report.gate.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
 from evalengine.report.numbers import same_number
 from evalengine.report.read.run import Item, Run
@@ -23,9 +23,9 @@ from evalengine.report.read.run import Item, Run
 def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
     """The checks of `rule`: it does not hold if one has the status "fail", and is undecided if one is "blind"."""
     if isinstance(rule, DigestRule):
-        return _digest(a, b)
+        return [*_digest(a, b), *_rescored("digest", a, b)]
     if isinstance(rule, TokensRule):
-        return _tokens(rule, a, b)
+        return [*_tokens(rule, a, b), *_rescored("tokens", a, b)]
     if isinstance(rule, AccuracyRule):
         return accuracy(rule, a, b)
     branches = [evaluate(part, a, b) for part in rule.rules]
@@ -127,6 +127,33 @@ def _tokens(rule: TokensRule, a: Run, b: Run) -> list[Check]:
     if not checks:
         raise ConfigError(f"{a.source}: holds no requests, so there is nothing to gate")
     return checks
+
+
+def _rescored(rule: str, a: Run, b: Run) -> Iterator[Check]:
+    """A failed check for each metric whose values differ though the answers are equal in every bit: what scores or adds
+    them up has changed, of which no digest tells."""
+    changed = {key[:2] for key in a.items.keys() & b.items.keys() if a.items[key].leaf != b.items[key].leaf}
+    changed |= {key[:2] for key in a.items.keys() ^ b.items.keys()}
+    for key in sorted(a.scores.keys() & b.scores.keys()):
+        old, new = a.scores[key], b.scores[key]
+        docs = [doc for doc in sorted(old.keys() & new.keys()) if (key[0], doc) not in changed]
+        other = [doc for doc in docs if not _same_value(old[doc], new[doc])]
+        if other:
+            details = tuple(f"document {doc}: was {old[doc]:g}, is {new[doc]:g}" for doc in other[:SHOWN])
+            message = f"{len(other)} of {len(docs)} documents with equal answers have another score: the scorer changed"
+            yield Check(rule, key[0], f"{key[1]},{key[2]}", "fail", message, details)
+    tasks, moved = {key[0] for key in a.items}, {task for task, _ in changed}
+    for key in sorted(a.results.keys() & b.results.keys() - (a.scores.keys() & b.scores.keys())):
+        depends_on = {key[0]} if key[0] in tasks else tasks  # a group's results depend on its tasks
+        was, now = a.results[key][0], b.results[key][0]
+        if not depends_on & moved and not _same_value(was, now):
+            message = f"was {was:g}, is {now:g}, though the answers are equal: the scorer or the aggregation changed"
+            yield Check(rule, key[0], f"{key[1]},{key[2]}", "fail", message)
+
+
+def _same_value(x: float, y: float) -> bool:
+    """Whether two values of a metric are equal; another machine may round a sum in another order."""
+    return same_number(x, y) or math.isclose(x, y, rel_tol=1e-12)
 
 
 def _delta(x: Item, y: Item) -> float:

@@ -22,6 +22,8 @@ def report_lines(report: Report) -> Iterator[Text]:
         if check.detects:
             yield Text(f"        can detect: {plain(check.detects)}", style="dim")
     for note in report.notes:
-        yield Text(f"allowed to differ: {plain(note)}")
+        yield Text(f"differs, as the policy allows: {plain(note)}")
+    if report.verdict == "fail" and report.checks:
+        yield Text("what differs, and why: python -m evalengine compare BASELINE RUN")
     for warning in report.warnings:
         yield Text(f"WARNING {plain(warning)}", style=STYLES["inconclusive"])

@@ -89,7 +89,7 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
             ("Output tokens", f"{counts.output_tokens / seconds:,.0f}/s", f"{counts.output_tokens:,} {whose}"),
         ]
     speed += list(_against(data.run, other)) if other else []
-    page.section("cost", f"What {manifest.numerics} numerics cost", tiles(speed), facts(_schedule(manifest)))
+    page.section("cost", f"Time and memory, {manifest.numerics} numerics", tiles(speed), facts(_schedule(manifest)))
 
 
 def manifest_section(page: Page, data: RunData) -> None:
@@ -220,7 +220,9 @@ def _short(manifest: Manifest) -> Iterator[tuple[str, Child]]:
     )
     yield "Weights", tag("code", model.weights_sha256)
     for task, dataset in manifest.datasets.items():
-        where = " ".join(part for part in (dataset.dataset, dataset.name, dataset.split) if part)
+        names = (dataset.dataset, dataset.name, dataset.split)
+        local = dataset.revision is None and dataset.source  # rows of the Hub have a commit
+        where = f"{dataset.source}" if local else " ".join(part for part in names if part)
         yield f"Rows of {task}", f"{where}, {dataset.rows:,} rows, sha256 {str(dataset.sha256)[:12]}…"
     dirty = ", with uncommitted changes" if code.dirty else ""
     commit = f"commit {str(code.commit)[:12]}{dirty}"

@@ -25,8 +25,9 @@ COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "S
 NARROWEST, WIDEST = 100, 1000  # columns: a pipe has no width, and a table that is cut cannot be searched
 
 
-def print_report(folder: Path) -> None:
-    """Prints a finished run's report to standard output. Raises `ConfigError` if it is unfinished or edited."""
+def print_report(folder: Path) -> str:
+    """Prints a finished run's report to standard output; returns the run's digest. Raises `ConfigError` if it is
+    unfinished or edited."""
     results, manifest, digest = read_run(folder)
     console = Console(file=sys.stdout, soft_wrap=True)
     table = results_table(results)
@@ -37,6 +38,7 @@ def print_report(folder: Path) -> None:
         console.print(Text(line))
     console.print(Text(f"{folder}"))
     console.print(Text(f"digest: {digest}"))
+    return digest
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], Manifest, str]:
@@ -99,6 +101,11 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
         )
     if cut := counts.truncated_prompts:
         yield f"{cut} prompts were cut from the left to fit max_model_len (long_prompts=error refuses them)"
+    if cut := counts.length_limited - counts.truncated_thinking:
+        yield (
+            f"{cut} generations ran into the length limit, so their answers may be missing; raise "
+            "task.generation.max_gen_toks"
+        )
     if cut := counts.truncated_thinking:
         yield (
             f"{cut} generations reached max_gen_toks while they thought, so what is scored is no answer; raise "
