@@ -21,7 +21,7 @@ from evalengine.config import Config, selection, to_yaml
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.text import find_prefix_token_id
 from evalengine.errors import ConfigError
-from evalengine.harness.answering import Answering, answering, cluster_facts
+from evalengine.harness.answering import Answering, answering, cluster_facts, libraries
 from evalengine.harness.execute import execute
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
@@ -35,6 +35,7 @@ from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
+from evalengine.records.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_lm_eval
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import MANIFEST, build_manifest, code_version
@@ -121,7 +122,8 @@ def _run(
         cached = opened.enter_context(answers_kept(config, plan, llm, facts.identity))
         loaded = time.perf_counter()
         name = f"{selection(config)}-{config.model.name}"
-        with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity) as folder:
+        versions = {name: version for name, version in libraries(llm).items() if name in deciding(facts.identity)}
+        with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity, versions) as folder:
             if not folder.finished:
                 folder.write_text(CONFIG, to_yaml(config))
                 answers, ran = execute(plan, cast(Answering, cached or llm), folder, selection(config), config.progress)
@@ -138,6 +140,12 @@ def _run(
             folder.tidy()
             written = read_results(results_files(folder.path)[-1])["results"]
             return RunResult(folder.path, manifest.digest, {task: _metrics(written[task]) for task in written})
+
+
+def deciding(identity: Mapping[str, Any]) -> tuple[str, ...]:
+    """The libraries that an answer of this run can depend on. `exact` has equal bits with every version, and `fast`
+    promises none."""
+    return (*(NATIVE_LIBRARIES if identity["numerics"] == "native" else ()), *TEXT_LIBRARIES)
 
 
 def _own_manifest(folder: RunFolder) -> Manifest:

@@ -27,6 +27,9 @@ from evalengine.records.manifest_file import read_identity
 
 DIGEST, RECORDS = "digest.txt", "records.parquet"
 JOURNAL, LOCK, IDENTITY = "journal.jsonl", ".lock", "identity.json"  # gone once the run is finished
+MADE_WITH = "made_with"  # key of the identity's file, outside the identity
+Versions = Mapping[str, str | None]
+NO_VERSIONS: Versions = {}
 NAME_LIMIT = 120  # characters of <task>-<model>; a file name holds 255
 
 
@@ -34,38 +37,49 @@ class RunFolder:
     """An open, locked run folder. Use it as a context manager; `finish` marks the run done, `tidy` ends its life as an
     unfinished one."""
 
-    def __init__(self, path: Path, lock: int, resumed: bool, identity: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path, lock: int, resumed: bool, identity: Mapping[str, Any], made_with: Versions = NO_VERSIONS
+    ) -> None:
         self.path = path
         self.resumed = resumed
         self.identity_sha256 = identity_sha256(identity)
         self._lock: int | None = lock
+        self._made_with = made_with
 
     @classmethod
     def open(
-        cls, output_dir: str | Path, name: str, run_id: str, resume: str, identity: Mapping[str, Any]
+        cls,
+        output_dir: str | Path,
+        name: str,
+        run_id: str,
+        resume: str,
+        identity: Mapping[str, Any],
+        made_with: Versions = NO_VERSIONS,
     ) -> RunFolder:
         """The folder for a run called `name` ("<task>-<model>").
 
         resume: "auto" takes up the newest folder of this very identity that is unfinished, or finished but for its
         page, and that no process holds, or makes a new one; "never" makes a new one; anything else is the folder to
         take up, whose identity must be this run's.
+        made_with: versions of the libraries that an answer's bits or text can depend on. A folder that was begun with
+        others is not taken up: half of its answers would be theirs.
         Raises `ConfigError` if that folder does not fit, `EvalEngineError` if the disk refuses.
         """
         root = Path(output_dir)
         if resume not in ("auto", "never"):
             with readable(f"resume={resume}"):
-                return cls._take_up(Path(resume), run_id, identity)
+                return cls._take_up(Path(resume), run_id, identity, made_with)
         try:
             if resume == "auto":
-                for path in _unfinished(root, run_id, identity):
+                for path in _unfinished(root, run_id, identity, made_with):
                     if (lock := _acquire(path)) is not None:
-                        return cls(path, lock, True, identity)._with_identity(run_id, identity)
-            return cls._create(root, name, run_id, identity)
+                        return cls(path, lock, True, identity, made_with)._with_identity(run_id, identity)
+            return cls._create(root, name, run_id, identity, made_with)
         except OSError as error:
             raise write_failed(root, error) from error
 
     @classmethod
-    def _create(cls, root: Path, name: str, run_id: str, identity: Mapping[str, Any]) -> RunFolder:
+    def _create(cls, root: Path, name: str, run_id: str, identity: Mapping[str, Any], made_with: Versions) -> RunFolder:
         root.mkdir(parents=True, exist_ok=True)
         stem = f"{sanitise(name)}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         for attempt in range(1, 1000):  # runs started in the same second
@@ -77,7 +91,7 @@ class RunFolder:
             lock = _acquire(path)
             if lock is None:  # another process has taken up the new folder in between
                 continue
-            return cls(path, lock, False, identity)._with_identity(run_id, identity)
+            return cls(path, lock, False, identity, made_with)._with_identity(run_id, identity)
         raise EvalEngineError(f"output_dir={root}: a thousand runs named {stem} already; use another output_dir")
 
     def _with_identity(self, run_id: str, identity: Mapping[str, Any]) -> RunFolder:
@@ -85,7 +99,7 @@ class RunFolder:
         if (self.path / IDENTITY).exists():
             return self
         try:
-            self.write_json(IDENTITY, {"run_id": run_id, **identity})
+            self.write_json(IDENTITY, {"run_id": run_id, **identity, MADE_WITH: dict(self._made_with)})
         except BaseException:  # no setting of `resume` would take up a folder with other files and no identity
             self.close()
             shutil.rmtree(self.path, ignore_errors=True)
@@ -93,23 +107,28 @@ class RunFolder:
         return self
 
     @classmethod
-    def _take_up(cls, path: Path, run_id: str, identity: Mapping[str, Any]) -> RunFolder:
+    def _take_up(cls, path: Path, run_id: str, identity: Mapping[str, Any], made_with: Versions) -> RunFolder:
         if (path / DIGEST).exists() and not (path / IDENTITY).exists():
             raise ConfigError(f"resume={path}: that run is finished; set resume=never to run it again")
         if not (path / IDENTITY).is_file():
             raise ConfigError(f"resume={path}: not the folder of an evalengine run ({IDENTITY} is missing)")
         try:
-            stored = read_identity(path / IDENTITY)
+            stored, begun_with = _read_identity(path)
         except ValueError as error:
             raise ConfigError(f"resume={path}: its {IDENTITY} is damaged ({error}); set resume=never") from error
         if stored != {"run_id": run_id, **identity}:
             del stored["run_id"]
             changes = "; ".join(differences(stored, identity)) or "it was written by another version"
             raise ConfigError(f"resume={path}: it holds another run: {changes}. Match it, or set resume=auto")
+        if others := other_versions(begun_with, made_with):
+            raise ConfigError(
+                f"resume={path}: it was begun with {others}: half of its answers would be theirs. Install those, or "
+                "set resume=never"
+            )
         lock = _acquire(path)
         if lock is None:
             raise ConfigError(f"resume={path}: another process is running it")
-        return cls(path, lock, True, identity)
+        return cls(path, lock, True, identity, made_with)
 
     @property
     def finished(self) -> bool:
@@ -206,13 +225,32 @@ def write_failed(path: Path, error: OSError) -> EvalEngineError:
     return EvalEngineError(f"could not write {path}: {why}; cure that and run the same command again: it resumes")
 
 
-def _unfinished(root: Path, run_id: str, identity: Mapping[str, Any]) -> Iterator[Path]:
+def other_versions(begun_with: Versions, made_with: Versions) -> str:
+    """The libraries whose versions differ, such as "torch 2.11.0 (here 2.13.0)"; "" where they are the same. A folder
+    of an older evalengine names none."""
+    names = [name for name in sorted(begun_with.keys() & made_with.keys()) if begun_with[name] != made_with[name]]
+    return ", ".join(f"{name} {begun_with[name]} (here {made_with[name]})" for name in names)
+
+
+def _read_identity(path: Path) -> tuple[dict[str, Any], Versions]:
+    """(the run's identity, the versions that it was begun with). Raises ValueError or OSError."""
+    stored = read_identity(path / IDENTITY)
+    versions = stored.pop(MADE_WITH, {})
+    return stored, versions if isinstance(versions, dict) else {}
+
+
+def _unfinished(root: Path, run_id: str, identity: Mapping[str, Any], made_with: Versions) -> Iterator[Path]:
     """The folders of this identity that are to be finished, newest first (the time is part of the name, so ties are
     broken by it), then those whose process was killed before it wrote one."""
     paths = [path for path in root.glob(f"*-{run_id}") if (path / IDENTITY).is_file()]
     for path in sorted(paths, key=lambda path: ((path / IDENTITY).stat().st_mtime_ns, path.name), reverse=True):
         try:
-            if read_identity(path / IDENTITY) == {"run_id": run_id, **identity}:
+            stored, begun_with = _read_identity(path)
+            if stored != {"run_id": run_id, **identity}:
+                continue
+            if others := other_versions(begun_with, made_with):
+                print(f"evalengine: {path} was begun with {others}: it is left alone", file=sys.stderr)
+            else:
                 yield path
         except ValueError as error:
             print(f"evalengine: {path / IDENTITY} is damaged ({error}): what that run finished is left alone",

@@ -47,6 +47,26 @@ def test_an_unfinished_run_is_taken_up_and_a_finished_one_is_not(tmp_path: Path)
         assert third.path != first.path and not third.resumed
 
 
+def test_a_run_that_was_begun_with_other_libraries_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of its answers would be another compiler's; nothing else tells them apart afterwards."""
+
+    def reopened(resume: str, torch: str) -> RunFolder:
+        return RunFolder.open(tmp_path, "sums", "01234567", resume, {"w": 1}, {"torch": torch, "triton": "3.6"})
+
+    with reopened("auto", "2.11") as first:
+        first.journal.write_text("x")
+    with reopened("auto", "2.11") as again:
+        assert again.path == first.path and again.resumed
+    with reopened("auto", "2.13") as other:
+        assert other.path != first.path and not other.resumed
+    assert f"{first.path} was begun with torch 2.11 (here 2.13): it is left alone" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"begun with torch 2\.11 \(here 2\.13\).*set resume=never"):
+        reopened(str(first.path), "2.13")
+    reopened(str(first.path), "2.11").close()
+
+
 def test_the_newest_unfinished_one_is_taken(tmp_path: Path) -> None:
     paths = []
     for number in range(3):
