@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.triton_interpreter import list_builtins_once
+
 pytest_plugins = ["tests.results_file"]
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when a kernel is defined
+    list_builtins_once()
 
 
 @pytest.fixture(scope="session")
