@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.command import Outcome, call
 from tests.parity.local_tasks import DATA, lm_eval_task_file, rows_for, task_manager
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no row is on the Hub; a look-up offline takes minutes
 TINYMATH = Path(__file__).parents[2] / "evalengine" / "assets" / "tinymath"
 REAL = ("arc_easy", "hellaswag", "lambada_openai", "gsm8k", "wikitext")  # tasks whose rows lie in EVALENGINE_DATA
-LETTERS = 2500  # the length of a wikitext page: more tokens of tinymath than one window holds
+WINDOW = 320  # tokens: the model length that evaluations share; long prompts are cut to it, a page needs two windows
+LETTERS = 900  # the length of a wikitext page: more tokens of tinymath than WINDOW
 TOLERANCE = 1e-3  # the difference allowed to a log-likelihood, in nats
 
 
@@ -55,6 +62,32 @@ def task_files(folder: Path, names: tuple[str, ...] = ()) -> list[str]:
                 _shorten(Path(file))
         configs.append(str(lm_eval_task_file(name, files)))
     return configs
+
+
+def command_line(*words: str) -> Outcome:
+    """Runs `evalengine lm_eval WORDS` in this process, which has imported lm-eval already; `err` has its log as well.
+
+    Tasks that are named by their files' paths need no index of lm-eval's 13,000, and none is made here."""
+    import lm_eval.tasks
+
+    with pytest.MonkeyPatch.context() as patch, _log() as log:
+        patch.setattr("lm_eval.utils._LOGGING_CONFIGURED", True)  # else its log keeps this process's standard error
+        patch.setattr(
+            lm_eval.tasks, "TaskManager", functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
+        )
+        done = call("lm_eval", *words)
+    return Outcome(done.code, done.out, done.err + log.getvalue())
+
+
+@contextmanager
+def _log() -> Iterator[io.StringIO]:
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield text
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def evaluate(model: Any, tasks: list[str], limit: int, **settings: Any) -> dict[str, Any]:

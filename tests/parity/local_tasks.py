@@ -12,7 +12,7 @@ import yaml
 from evalengine.tasks.wikitext import split_pages
 
 DATA = os.environ.get("EVALENGINE_DATA")
-DOCS = 50  # evaluated documents
+DOCS = 16  # evaluated documents
 
 
 def rows_for(name: str, folder: Path) -> dict[str, str]:
@@ -26,7 +26,7 @@ def rows_for(name: str, folder: Path) -> dict[str, str]:
         lines = (Path(DATA) / base / f"{split}.jsonl").read_text(encoding="utf-8").split("\n")
         rows = [json.loads(line) for line in lines[:150] if line]
     files = {}
-    for split, part in {"train": rows[30:], "validation": rows[:DOCS], "test": rows[:DOCS]}.items():
+    for split, part in {"train": rows[8:], "validation": rows[:DOCS], "test": rows[:DOCS]}.items():
         files[split] = str(folder / f"{split}.jsonl")
         Path(files[split]).write_text("\n".join(json.dumps(row) for row in part), encoding="utf-8")
     return files

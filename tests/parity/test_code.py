@@ -35,7 +35,7 @@ pytest.importorskip("evaluate", reason="needs evaluate, which lm-eval's tasks im
 
 HUMANEVAL = ("humaneval", "humaneval_plus", "humaneval_instruct", "humaneval_64", "humaneval_64_instruct")
 MBPP = ("mbpp", "mbpp_plus", "mbpp_instruct", "mbpp_plus_instruct")
-DOCS = (8, 4)  # documents; the second number where each is sampled 64 times
+DOCS = (6, 2)  # documents; the second number where each is sampled 64 times
 CASES = [
     *((name, None, False) for name in (*HUMANEVAL[:-1], *MBPP)),
     ("humaneval_instruct", None, True),

@@ -7,32 +7,19 @@ lm-eval's `dummy` model draws log-likelihoods from Python's generator (so its se
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.command import Outcome, call
+from tests.parity.lm_eval_runs import TINYMATH, command_line
 from tests.parity.local_tasks import DATA, lm_eval_task_file, rows_for
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 pytestmark = pytest.mark.skipif(DATA is None, reason="needs EVALENGINE_DATA, the folder with real rows")
 
 LIMIT = 8
-# Runs lm-eval's command line several times in one process, and without its index of 13,000 task files, which tasks that
-# are named by their paths do not need: a process or an index for each run would take longer than the runs.
-PROGRAM = """
-import functools, json, sys
-import lm_eval.tasks
-from lm_eval.__main__ import cli_evaluate
-lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["lm_eval", *words]
-    cli_evaluate()
-"""
 SEEDS = {"one": "1,1234,1234,1234", "again": "1,1234,1234,1234", "two": "2,1234,1234,1234", "shots": "1,1234,1234,7"}
 
 
@@ -44,11 +31,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (root / name).mkdir()
         tasks.append(str(lm_eval_task_file(name, rows_for(name, root / name))))
     common = ["run", "--model", "dummy", "--tasks", *tasks, "--limit", str(LIMIT), "--log_samples"]
-    commands = [[*common, "--seed", seed, "--output_path", str(root / run)] for run, seed in SEEDS.items()]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # no row is on the Hub; a look-up offline takes minutes
-    command = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
-    done = subprocess.run(command, capture_output=True, text=True, env=offline)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:  # Else lm-eval fetches a tokenizer from the Hub.
+        patch.setattr("lm_eval.models.dummy.DummyLM.tokenizer_name", str(TINYMATH), raising=False)
+        for run, seed in SEEDS.items():
+            done = command_line(*common, "--seed", seed, "--output_path", str(root / run))
+            assert done.code == 0, done.err
     return {run: root / run for run in SEEDS}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -24,36 +23,16 @@ from evalengine.lm_eval_model.cli import NAME, TARGET, register
 from evalengine.records.schema import read_records
 from evalengine.report.read.run_folder import read_evidence
 from tests.e2e.command import ROOT, Outcome, call
-from tests.parity.lm_eval_runs import TINYMATH, evaluate, our_model, task_files
+from tests.parity.lm_eval_runs import TINYMATH, WINDOW, command_line, evaluate, our_model, task_files
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 
 LIMIT = 2
-# lm-eval's index of 13,000 task files takes longer than these runs, and tasks named by their files' paths need none.
-# lm-eval's description of the machine, which starts pip, is made once.
-PROGRAM = """
-import functools, json, sys
-import lm_eval.tasks
-from torch.utils import collect_env
-collect_env.get_pretty_env_info = functools.cache(collect_env.get_pretty_env_info)
-from evalengine.__main__ import main
-lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
-print(json.dumps([main(["lm_eval", *words]) for words in json.loads(sys.argv[1])]))
-"""
 HAS_HF = importlib.util.find_spec("accelerate") is not None
 
 
 def arguments(**given: Any) -> str:
     return ",".join(f"{name}={value}" for name, value in {"pretrained": TINYMATH, "dtype": "float32", **given}.items())
-
-
-def run_lm_eval(*commands: list[str]) -> tuple[list[int], subprocess.CompletedProcess[str]]:
-    """Runs lm-eval's command line once per command, in one process; returns the exit codes and the process."""
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(commands)], cwd=ROOT, capture_output=True, text=True, env=offline
-    )
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else [], done
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +43,20 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def runs(tasks: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Makes a folder with the runs one, many, fast and, where its libraries are installed, hf."""
+    ours, theirs = {"max_model_len": WINDOW}, {"max_length": WINDOW}
     root = tmp_path_factory.mktemp("lm_eval")
     common = ["--tasks", *tasks, "--limit", str(LIMIT), "--gen_kwargs", "max_gen_toks=16", "--log_samples"]
     models = {
-        "one": ["--model", "evalengine", "--model_args", arguments(max_num_seqs=1)],
-        "many": ["--model", "evalengine", "--model_args", arguments(max_num_seqs=16), "--batch_size", "16"],
-        "fast": ["--model", "evalengine", "--model_args", arguments(batch_invariant=False)],
-        "hf": ["--model", "hf", "--model_args", arguments(), "--device", "cpu"],
+        "one": ["--model", "evalengine", "--model_args", arguments(**ours, max_num_seqs=1)],
+        "many": ["--model", "evalengine", "--model_args", arguments(**ours, max_num_seqs=16), "--batch_size", "16"],
+        "fast": ["--model", "evalengine", "--model_args", arguments(**ours, batch_invariant=False)],
+        "hf": ["--model", "hf", "--model_args", arguments(**theirs), "--device", "cpu"],
     }
     chosen = {name: words for name, words in models.items() if name != "hf" or HAS_HF}
-    codes, done = run_lm_eval(
-        *(["run", *words, *common, "--output_path", str(root / name)] for name, words in chosen.items())
-    )
-    assert codes == [0] * len(chosen), done.stderr
-    assert done.stderr.count("batch_size=16 is ignored") == 1
+    for name, words in chosen.items():
+        done = command_line("run", *words, *common, "--output_path", str(root / name))
+        assert done.code == 0, done.err
+        assert ("batch_size=16 is ignored" in done.err) == (name == "many")
     return root
 
 
@@ -106,6 +85,7 @@ def test_the_batch_changes_no_bit(runs: Path) -> None:
 def test_lm_eval_runs_have_the_digests_of_our_own_run(runs: Path, tasks: list[str], tmp_path: Path) -> None:
     """lm-eval's prompts are ours, token for token, so the digests of a task's records are equal, too."""
     settings = ["engine.dtype=float32", "engine.device=cpu", "tasks.gsm8k.generation.max_gen_toks=16", f"limit={LIMIT}"]
+    settings.append(f"engine.max_model_len={WINDOW}")
     where = [f"data_dir={Path(tasks[0]).parents[1]}", f"output_dir={tmp_path}"]
     outcome = call("task=[arc_easy,gsm8k]", *settings, *where)
     assert outcome.code == 0, outcome.err
@@ -223,12 +203,12 @@ def test_bad_usage_is_a_sentence(tasks: list[str], tmp_path: Path) -> None:
     other = [*base, "--output_path", str(tmp_path / "a"), "--model_args", arguments(output_dir=tmp_path / "b")]
     unknown = [*base, "--output_path", str(tmp_path / "a"), "--model_args", arguments(max_num_seq=8, dtyp="float32")]
     cached = [*base, "--output_path", str(tmp_path / "c"), "--model_args", arguments(output_dir=tmp_path / "c")]
-    codes, done = run_lm_eval(other, unknown, [*cached, "--use_cache", str(tmp_path / "cache")])
-    assert codes == [2, 2, 2], done.stderr
-    assert "records lie beside them; leave output_dir out, or name the same folder" in done.stderr
-    assert "  - max_num_seq: no such model argument; did you mean max_num_seqs?" in done.stderr
-    assert "  - dtyp: no such model argument; did you mean dtype?" in done.stderr
-    assert "output_dir: with --use_cache not every answer is computed" in done.stderr
+    done = [command_line(*words) for words in (other, unknown, [*cached, "--use_cache", str(tmp_path / "cache")])]
+    assert [outcome.code for outcome in done] == [2, 2, 2]
+    assert "records lie beside them; leave output_dir out, or name the same folder" in done[0].err
+    assert "  - max_num_seq: no such model argument; did you mean max_num_seqs?" in done[1].err
+    assert "  - dtyp: no such model argument; did you mean dtype?" in done[1].err
+    assert "output_dir: with --use_cache not every answer is computed" in done[2].err
     assert not [*tmp_path.glob("*/*/records-*")]
 
 
@@ -260,9 +240,11 @@ def test_an_interrupted_write_leaves_nothing(tasks: list[str], tmp_path: Path, m
     assert [*tmp_path.glob("*/*")] == [*tmp_path.glob("*/.*")] == []
 
 
-KILLED = (
-    """
-import os, signal, sys
+# lm-eval's index of 13,000 task files takes longer than the run, and tasks named by their files' paths need none.
+KILLED = """
+import functools, os, signal, sys
+import lm_eval.tasks
+from evalengine.__main__ import main
 from evalengine.lm_eval_model import recorder
 fill, calls = recorder.Recorder._fill, []
 def killed(*given):
@@ -270,26 +252,16 @@ def killed(*given):
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 recorder.Recorder._fill = killed
+lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
+main(["lm_eval", *sys.argv[1:]])
 """
-    + PROGRAM
-)
 
 
 def test_a_killed_run_leaves_the_calls_that_it_finished(tasks: list[str], tmp_path: Path) -> None:
     """After SIGKILL the records of finished calls can be read, and there are no results."""
-    words = [
-        "run",
-        "--model",
-        "evalengine",
-        "--model_args",
-        arguments(),
-        "--limit",
-        "1",
-        "--gen_kwargs",
-        "max_gen_toks=4",
-    ]
-    command = [[*words, "--tasks", *tasks[:2], "--output_path", str(tmp_path)]]
-    done = subprocess.run([sys.executable, "-c", KILLED, json.dumps(command)], cwd=ROOT, capture_output=True)
+    words = ["run", "--model", "evalengine", "--model_args", arguments(max_model_len=WINDOW), "--limit", "1"]
+    words += ["--gen_kwargs", "max_gen_toks=4", "--tasks", *tasks[:2], "--output_path", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=ROOT, capture_output=True)
     assert done.returncode == -signal.SIGKILL
     evidence = read_evidence(records(tmp_path))
     assert set(evidence.task_digests) == {"arc_easy"} and not [*tmp_path.glob("*/results_*")]

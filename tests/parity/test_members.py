@@ -39,6 +39,12 @@ FAMILIES = {  # group -> the task whose rows its members have
 }
 OWN_SHOTS = ("gpqa", "bbh")  # the number of exemplars is part of these tasks
 MEMBERS = [(name, group) for group in FAMILIES for name in outline(group).tasks]
+# Quick are each group's first member and every seventh of all, with every kind of exemplars that mgsm has. The
+# others are the same code over another file, and test_groups.py compares the definitions of them all.
+QUICK = {next(name for name, of in MEMBERS if of == group) for group in FAMILIES} | {name for name, _ in MEMBERS[::7]}
+ASKED = [
+    pytest.param(*member, id=member[0], marks=() if member[0] in QUICK else pytest.mark.slow) for member in MEMBERS
+]
 
 
 def test_members_are_all_there() -> None:
@@ -102,7 +108,7 @@ def lm_eval_answers(task: Any, speak: Callable[[str], str]) -> dict[int, list[An
     return {doc_id: sorted(instances, key=lambda instance: instance.idx) for doc_id, instances in by_doc.items()}
 
 
-@pytest.mark.parametrize(("name", "group"), MEMBERS, ids=[name for name, _ in MEMBERS])
+@pytest.mark.parametrize(("name", "group"), ASKED)
 def test_a_member_is_lm_eval_s(name: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member's documents, requests, filtered answers and scores equal those of lm-eval's task."""
     rows, config = rows_for(name, group), outline(group).tasks[name]

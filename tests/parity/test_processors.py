@@ -112,7 +112,7 @@ def test_random_combinations(pair: tuple[Any, LLM]) -> None:
     """Random combinations of processors give transformers' tokens, and at least half of them change the output."""
     model, llm = pair
     plain, changed = our_tokens(llm, {}), 0
-    for case in cases("processors", 12):
+    for case in cases("processors", 6):
         tokens = [case.randrange(VOCAB) for _ in range(30)]
         all_fields = {
             "repetition_penalty": case.choice([0.7, 1.05, 1.1, 1.5]),
@@ -128,7 +128,7 @@ def test_random_combinations(pair: tuple[Any, LLM]) -> None:
             outputs = our_tokens(llm, fields)
             assert outputs == [hf_tokens(model, prompt, fields) for prompt in PROMPTS]
             changed += outputs != plain
-    assert changed >= 6
+    assert changed >= 3
 
 
 def test_what_is_read_from_a_folder_is_what_transformers_applies(pair: tuple[Any, LLM], tmp_path: Path) -> None:
