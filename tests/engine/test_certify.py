@@ -33,14 +33,22 @@ from tests.engine.certify_double import CPU, TINY
 from tests.engine.certify_double import elsewhere as elsewhere  # The fixture is used by every test here.
 
 
+@pytest.fixture(scope="session")
+def tiny_subject() -> tuple[Subject, Any]:
+    """A subject with tiny requests, and its tasks: composed once, as no proof changes them."""
+    subject = Subject((*CPU, "engine.max_model_len=256"), "tiny")
+    return subject, open_subject(subject.config, None)[1]
+
+
 @pytest.fixture
-def prove(small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Proof]:
+def prove(
+    small_checkpoint: Checkpoint, tiny_subject: tuple[Subject, Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Proof]:
     """Runs axes on the small random model with tiny requests, and two documents of the default task."""
     monkeypatch.setitem(EFFORTS, "tiny", TINY)
 
     def run(*names: str, logprobs: int | None = None) -> Proof:
-        subject = Subject((*CPU, "engine.max_model_len=256"), "tiny")
-        _, tasks = open_subject(subject.config, None)
+        subject, tasks = tiny_subject
         return Prover(subject, small_checkpoint, tasks, logprobs).prove(names)
 
     return run

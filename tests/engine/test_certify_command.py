@@ -19,6 +19,7 @@ from evalengine.certify import axes, exact_kernels, kernels, proof
 from evalengine.certify.cases import EFFORTS
 from evalengine.commands import verify
 from evalengine.engine import settings
+from evalengine.engine.loader import Checkpoint
 from evalengine.layers import kernel_support
 from evalengine.layers.exact import ExactOps
 from evalengine.verification.verdict_cache import sources_sha256
@@ -31,9 +32,17 @@ def run_cli(*arguments: str) -> int:
     return main(["verify", *arguments])
 
 
-def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def small(small_checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Words for a small random model on the CPU."""
+    return (*CPU, f"model.path={small_checkpoint.path}", "model.name=small", "model.load_format=dummy")
+
+
+def test_the_command_end_to_end_with_a_new_process(
+    small: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "made" / "certificate.json"
-    words = ("engine", *CPU, "--quick", "--axes", "order", "decode", "restart", "graphs")
+    words = ("engine", *small, "--quick", "--axes", "order", "decode", "restart", "graphs")
     assert run_cli(*words, "--out", str(out)) == 0
     stdout, stderr = capsys.readouterr()
     assert "verdict: IDENTICAL: 0 differing bytes in " in stdout.splitlines()[-1]
@@ -54,7 +63,7 @@ def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytes
     assert content["requests"]["of_tasks"] == {"arithmetic": 1} and content["requests"]["answers_cut_at"] == 10
     assert content["subject"]["tasks"] == ["arithmetic"]
     page = out.with_suffix(".md").read_text()
-    assert page.startswith("# IDENTICAL: tinymath, arithmetic\n\nNo schedule changed a bit. 0 differing bytes in ")
+    assert page.startswith("# IDENTICAL: small, arithmetic\n\nNo schedule changed a bit. 0 differing bytes in ")
     assert content["code"]["commit"] in page and content["libraries"]["torch"] in page
     counts = f"{control['differing_bytes']:,} differing bytes in {control['logprobs']:,} logprobs"
     line = f"fast (control) with sdpa attention: {counts}"
@@ -65,7 +74,7 @@ def test_the_command_end_to_end_with_a_new_process(tmp_path: Path, capsys: pytes
 
 
 def test_a_difference_is_shown_and_exits_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    small: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     real = ExactOps.log_softmax
 
@@ -77,7 +86,7 @@ def test_a_difference_is_shown_and_exits_1(
     monkeypatch.setitem(EFFORTS, "quick", TINY)
     monkeypatch.setattr(proof.Prover, "_control", lambda self: proof.Control("control", attention_backend="sdpa"))
     out = tmp_path / "c.json"
-    assert run_cli("engine", *CPU, "--quick", "--axes", "order", "--out", str(out)) == 1
+    assert run_cli("engine", *small, "--quick", "--axes", "order", "--out", str(out)) == 1
     stdout = capsys.readouterr().out
     assert "verdict: DIFFERENT" in stdout and "first difference: order, order 2: request " in stdout
     assert proof.NONE_FOUND.split(":")[0] in " ".join(stdout.split()), "a silent control is said"
@@ -102,7 +111,7 @@ def test_logprobs_are_asked_of_the_axis_mixed(capsys: pytest.CaptureFixture[str]
 
 
 def test_kernels_that_failed_or_were_dropped_are_shown_and_exit_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    small: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The settings say `native` but run `exact` here, beside a planted verdict on the kernels."""
     drop = {"kernel": "matmul", "schedule": {"block_m": 64}, "where": "M1", "reason": "3 of 9 elements differ"}
@@ -115,7 +124,7 @@ def test_kernels_that_failed_or_were_dropped_are_shown_and_exit_1(
     monkeypatch.setattr(settings, "resolve_settings", as_native)
     monkeypatch.setattr(kernels, "schedules_verdict", lambda *args: verdict)
     monkeypatch.setitem(EFFORTS, "quick", TINY)
-    words = (*CPU, "--quick", "--axes", "order", "--out", str(out))
+    words = (*small, "--quick", "--axes", "order", "--out", str(out))
     assert run_cli(*words) == 0
     stdout = capsys.readouterr().out
     assert "kernels: dropped: matmul (block_m=64) at M1: 3 of 9 elements differ" in stdout
@@ -140,14 +149,14 @@ def test_exact_kernels_have_the_bits_of_every_machine(
     assert out.count("failed: ") == 1 and "failed: silu: its bits hash to " in out
 
 
-def test_a_cpu_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_needs_no_triton(small: tuple[str, ...]) -> None:
     program = (
         "import sys; sys.modules['triton'] = None; from evalengine.__main__ import main; "
         "from evalengine.certify.cases import EFFORTS, Effort; "
         f"EFFORTS['quick'] = {TINY!r}; "
-        "sys.exit(main(['verify', '--quick', 'engine.device=cpu', '--axes', 'ids']))"
+        "sys.exit(main(['verify', '--quick', *sys.argv[1:], '--axes', 'ids']))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, *small], capture_output=True, text=True)
     assert done.returncode == 0 and "verdict: IDENTICAL" in done.stdout, done.stderr
 
 

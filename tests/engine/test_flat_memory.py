@@ -18,7 +18,7 @@ def rows(kind: str, seed: int) -> list[Request]:
     """Requests like mmlu's: long prefixes that many rows share, with four choices each, or generations after them."""
     requests: list[Request] = []
     for i in range(ROWS):
-        prompt = [i * PREFIXES // ROWS] * 300 + [seed, i % 997, i % 991]
+        prompt = [i * PREFIXES // ROWS] * 100 + [seed, i % 997, i % 991]
         if kind == "generate":
             requests.append(GenerateRequest(i, prompt, SamplingParams(max_tokens=9)))
         else:

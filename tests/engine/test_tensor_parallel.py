@@ -90,13 +90,10 @@ def until(happened: Callable[[], bool], event: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def odd(small_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+def odd_model(source: Path, folder: Path, kv_heads: int) -> Checkpoint:
     """The small model with biases, a head of its own, a vocabulary that no degree divides, and weights in a file."""
-    folder = tmp_path_factory.mktemp("odd")
-    source = small_checkpoint.path
     config = json.loads((source / "config.json").read_text())
-    config.update(vocab_size=1031, tie_word_embeddings=False, attention_bias=True)
+    config.update(vocab_size=1031, tie_word_embeddings=False, attention_bias=True, num_key_value_heads=kv_heads)
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_text((source / name).read_text())
@@ -107,17 +104,38 @@ def odd(small_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
     return resolve_checkpoint(ModelConfig(name="odd", path=str(folder)))
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def shared(request: pytest.FixtureRequest, odd: Checkpoint) -> Iterator[LLM]:
-    """The odd model on 2 and on 4 ranks; 4 are more than it has KV heads."""
-    with LLM(odd, tensor_parallel_size=request.param, **POOL) as llm:
+@pytest.fixture(scope="module")
+def odd(small_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """The odd model with as many KV heads as two ranks can share."""
+    return odd_model(small_checkpoint.path, tmp_path_factory.mktemp("odd"), 2)
+
+
+TWO, ONE_KV_HEAD = (2, 2), (2, 1)  # The number of ranks, and the model's KV heads.
+# Slow: two ranks of one KV head are quick, which are more than there are heads, too.
+FOUR = pytest.param((4, 2), marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[TWO, ONE_KV_HEAD, FOUR], ids=str)
+def asked(
+    request: pytest.FixtureRequest, odd: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, Checkpoint]:
+    """A number of ranks, and the odd model with a number of KV heads."""
+    ranks, kv_heads = request.param
+    return ranks, odd if kv_heads == 2 else odd_model(odd.path, tmp_path_factory.mktemp("one_head"), kv_heads)
+
+
+@pytest.fixture(scope="module")
+def shared(asked: tuple[int, Checkpoint]) -> Iterator[LLM]:
+    """The model on several ranks."""
+    ranks, checkpoint = asked
+    with LLM(checkpoint, tensor_parallel_size=ranks, **POOL) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def expected(odd: Checkpoint) -> dict[int, RequestOutput]:
+def expected(asked: tuple[int, Checkpoint]) -> dict[int, RequestOutput]:
     """The outputs of one rank."""
-    with LLM(odd, **POOL) as llm:
+    with LLM(asked[1], **POOL) as llm:
         return answers(llm)
 
 
@@ -129,8 +147,8 @@ def test_every_kind_of_request_has_one_ranks_bytes(shared: LLM, expected: dict[i
     assert not differing(answers(shared), expected)
 
 
-# Four ranks, too, stay quick under one schedule, above.
-@pytest.mark.parametrize("shared", [2, pytest.param(4, marks=pytest.mark.slow)], indirect=True)
+# Ranks of one KV head stay quick under one schedule, above.
+@pytest.mark.parametrize("asked", [TWO, FOUR], indirect=True, ids=str)
 def test_under_other_schedules_too(shared: LLM, expected: dict[int, RequestOutput]) -> None:
     """Other schedules on several ranks give one rank's bytes, too; a refused change leaves all ranks as they were."""
     for settings in (
@@ -198,31 +216,6 @@ def test_a_weight_that_is_not_finite_is_named_whichever_rank_has_it(odd: Checkpo
 # -- faults ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_is_killed_takes_the_run_down_with_its_reason(small_checkpoint: Checkpoint) -> None:
-    llm = LLM(small_checkpoint, tensor_parallel_size=3 if small_checkpoint.spec.num_heads % 3 == 0 else 4, **POOL)
-    pids, folder = children(llm), llm._ranks._children.folder
-    assert len(pids) == 3 and all(map(is_alive, pids)) and folder.is_dir()
-    requests: list[Request] = [
-        GenerateRequest(i, [5, i], SamplingParams(max_tokens=400, ignore_eos=True)) for i in range(3)
-    ]
-    run, started = iter(llm.run(requests, lambda *_: os.kill(pids[1], signal.SIGKILL))), time.monotonic()
-    with pytest.raises(EvalEngineError, match=r"rank 2 of this LLM was killed by signal 9"):
-        list(run)
-    assert time.monotonic() - started < SECONDS_TO_NOTICE
-    with pytest.raises(EvalEngineError, match="rank 2 of this LLM was killed"):
-        llm.generate([[1, 2]])
-    llm.close()
-    until(lambda: not any(map(is_alive, pids)), "the other ranks' end")
-    assert not folder.exists()
-
-
-def test_a_rank_that_fails_says_why(small_checkpoint: Checkpoint) -> None:
-    with LLM(small_checkpoint, tensor_parallel_size=2, **POOL) as llm:
-        llm._ranks.tell("compute", "nonsense")
-        with pytest.raises(EvalEngineError, match=r"rank 1 of this LLM failed: TypeError: .*argument"):
-            llm.generate([[1, 2]], SamplingParams(max_tokens=50, ignore_eos=True))
-
-
 def test_a_rank_that_cannot_start_says_why(small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(Path(tempfile.gettempdir()).glob("evalengine-ranks-*"))
     monkeypatch.setattr("evalengine.engine.parallel.ranks.START", "raise SystemExit('no torch here')")
@@ -245,11 +238,11 @@ from evalengine import LLM
 from evalengine.engine.request import GenerateRequest, SamplingParams
 llm = LLM("asset:tinymath", tensor_parallel_size=2, device="cpu")
 print(*(p.pid for p in llm._ranks._children.processes), llm._ranks._children.folder, flush=True)
-params = SamplingParams(max_tokens=200, ignore_eos=True)
+params = SamplingParams(max_tokens=100, ignore_eos=True)
 end = time.monotonic() + 120  # whatever becomes of the test
 try:
     while time.monotonic() < end:
-        llm.generate([[1, 2, 3 + i] for i in range(64)], params)
+        llm.generate([[1, 2, 3 + i] for i in range(8)], params)
 except KeyboardInterrupt:
     llm.close()
     print("interrupted", flush=True)
@@ -265,7 +258,7 @@ def test_ranks_end_with_rank_0(number: signal.Signals) -> None:
     assert process.stdout is not None
     try:
         pid, folder = process.stdout.readline().split()
-        time.sleep(1.5)  # By then the run goes on.
+        time.sleep(0.5)  # By then the run goes on.
         assert is_alive(int(pid))
         os.killpg(process.pid, number)  # A terminal's Ctrl-C, too, goes to the whole group.
         process.wait(SECONDS_TO_NOTICE)
@@ -304,3 +297,30 @@ def test_logprobs_of_scores_are_those_of_generation(shared: LLM, expected: dict[
     scored = shared.score([(output.prompt_ids, output.token_ids) for output in generated])
     for score, output in zip(scored, generated, strict=True):
         assert_bitwise_equal(score.logprobs, output.logprobs)
+
+
+# The last tests of this file, because they end the ranks that the tests above share.
+@pytest.mark.parametrize("asked", [TWO], indirect=True, ids=str)
+def test_a_rank_that_fails_says_why(shared: LLM) -> None:
+    shared._ranks.tell("compute", "nonsense")
+    with pytest.raises(EvalEngineError, match=r"rank 1 of this LLM failed: TypeError: .*argument"):
+        shared.generate([[1, 2]], SamplingParams(max_tokens=50, ignore_eos=True))
+
+
+@pytest.mark.parametrize("asked", [ONE_KV_HEAD, FOUR], indirect=True, ids=str)
+def test_a_rank_that_is_killed_takes_the_run_down_with_its_reason(shared: LLM) -> None:
+    llm, pids, folder = shared, children(shared), shared._ranks._children.folder
+    assert len(pids) in (1, 3) and all(map(is_alive, pids)) and folder.is_dir()
+    victim = min(2, len(pids))
+    requests: list[Request] = [
+        GenerateRequest(i, [5, i], SamplingParams(max_tokens=400, ignore_eos=True)) for i in range(3)
+    ]
+    run, started = iter(llm.run(requests, lambda *_: os.kill(pids[victim - 1], signal.SIGKILL))), time.monotonic()
+    with pytest.raises(EvalEngineError, match=f"rank {victim} of this LLM was killed by signal 9"):
+        list(run)
+    assert time.monotonic() - started < SECONDS_TO_NOTICE
+    with pytest.raises(EvalEngineError, match=f"rank {victim} of this LLM was killed"):
+        llm.generate([[1, 2]])
+    llm.close()
+    until(lambda: not any(map(is_alive, pids)), "the other ranks' end")
+    assert not folder.exists()

@@ -14,7 +14,7 @@ from evalengine.invariant import CoverageAudit, set_batch_invariant_mode
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.invariant.small_models import small_model
 
-NEW_TOKENS = 16
+NEW_TOKENS = 8
 LENGTHS = (3, 9, 17, 60, 1, 100, 31)
 
 
