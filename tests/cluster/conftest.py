@@ -1,4 +1,4 @@
-"""One Ray, and one fleet of three replicas, for all tests of a worker: Ray takes seconds to start, replicas as well."""
+"""One Ray, and one fleet of three replicas, for the tests of a file: they start in seconds, and work while idle."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from tests.e2e.command import Run, finished
 
+DOCUMENTS = 16
 SETTINGS = (
-    *("limit=24", "engine.device=cpu", "engine.num_threads=1"),
-    *("task.generation.max_gen_toks=24", "progress=false"),
+    *(f"limit={DOCUMENTS}", "engine.device=cpu", "engine.num_threads=1"),
+    *("task.generation.max_gen_toks=12", "progress=false"),
 )
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ray for this process, with room for more replicas than the machine has processors."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'evalengine[ray]'")
@@ -29,7 +30,7 @@ def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_engine(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run of one engine, which runs on replicas are compared with."""
     return finished(tmp_path_factory.mktemp("one"), *SETTINGS)
@@ -75,9 +76,9 @@ class Fleet:
         assert len(self.here()) == 3
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _three(ray_here: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Three replicas that fail as they are told, made once for all tests of a worker."""
+    """Three replicas that fail as they are told, made once for a file."""
     from evalengine.cluster import pool
     from evalengine.cluster.engines import RayEngines
     from evalengine.harness.plan import prepare

@@ -19,7 +19,7 @@ from evalengine.config import Config
 from evalengine.errors import EvalEngineError
 from evalengine.harness import journal
 from evalengine.harness.runner import run
-from tests.cluster.conftest import SETTINGS, Fleet
+from tests.cluster.conftest import DOCUMENTS, SETTINGS, Fleet
 from tests.e2e.command import Run, finished, runs
 
 
@@ -32,7 +32,7 @@ def test_two_replicas_are_one_engine(one_engine: Run, tmp_path: Path) -> None:
     assert "cluster" not in one_engine.manifest
     replicas = two.manifest["cluster"]["replicas"]
     audited = {replica["audited"] for replica in replicas}
-    assert len(replicas) == 2 and audited == {sum(r["answers"] for r in replicas) - 24} and 0 not in audited
+    assert len(replicas) == 2 and audited == {sum(r["answers"] for r in replicas) - DOCUMENTS} and 0 not in audited
     assert all(replica["leases"] and replica["answers"] and not replica["lost_leases"] for replica in replicas)
     assert all(replica["device"].startswith("(CPU, process ") for replica in replicas)
 
@@ -141,7 +141,8 @@ def test_nan_everywhere_is_the_requests_own(fleet: Fleet, config: Config) -> Non
     for pid in fleet.here():
         fleet.set_mood(pid, "nan")
     with pytest.raises(
-        EvalEngineError, match=r"24 requests failed:\narithmetic, document \d+, request 0: layers.0.mlp: not finite"
+        EvalEngineError,
+        match=rf"{DOCUMENTS} requests failed:\narithmetic, document \d+, request 0: layers.0.mlp: not finite",
     ):
         run(config, llm=fleet.engines)
 
@@ -179,7 +180,7 @@ def test_ctrl_c_keeps_what_arrived(
     monkeypatch.undo()
     assert run(config, llm=fleet.engines).digest == one_engine.digest
     (resumed,) = runs(Path(config.output_dir))
-    assert 5 <= resumed.manifest["counts"]["resumed_requests"] < 24
+    assert 5 <= resumed.manifest["counts"]["resumed_requests"] < DOCUMENTS
 
 
 @pytest.fixture(autouse=True)
