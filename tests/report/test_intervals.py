@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -99,9 +100,10 @@ def test_false_alarms_stay_below_alpha() -> None:
     rng, draws, alpha = np.random.default_rng(11), 1000, 0.05
     limit = alpha + 3 * math.sqrt(alpha * (1 - alpha) / draws)
     rejected = np.zeros(4)
+    mcnemar = functools.cache(statistics.mcnemar)  # The same counts are drawn again and again.
     for _ in range(draws):
         ups, downs = rng.multinomial(200, (0.08, 0.08, 0.84))[:2]
-        rejected[:2] += np.array(statistics.mcnemar(int(ups), int(downs))) <= alpha
+        rejected[:2] += np.array(mcnemar(int(ups), int(downs))) <= alpha
         rejected[2:] += np.array(sign_flip(rng.laplace(size=8))) <= alpha
     assert (rejected / draws <= limit).all(), rejected
     assert (rejected / draws > 0.01).all(), rejected  # tests that never reject would pass the line above
@@ -144,12 +146,13 @@ def test_mcnemar_power_by_enumeration() -> None:
 def test_detectable_effect_is_detected_as_often_as_said() -> None:
     """Simulated through `paired`: losses at the minimum detectable rate on top of the observed discordance."""
     rng, n, draws = np.random.default_rng(2), 400, 1500
+    mcnemar = functools.cache(statistics.mcnemar)  # The same counts are drawn again and again.
     observed = paired(*binary(14, 14, n - 28))
     one_sided = power.binary_effect(n, 28 / n, 0.05, 0.8, sides=1)
     for effect, p_value in ((observed.minimum_detectable_effect, 0), (one_sided, 1)):
         loss, win = (0.07 + effect) / 2, (0.07 - effect) / 2
         counts = rng.multinomial(n, (win, loss, 1 - win - loss), size=draws)
-        detected = sum(statistics.mcnemar(int(w), int(x))[p_value] <= 0.05 for w, x, _ in counts) / draws
+        detected = sum(mcnemar(int(w), int(x))[p_value] <= 0.05 for w, x, _ in counts) / draws
         assert detected == pytest.approx(0.8, abs=3 * math.sqrt(0.16 / draws))
     assert observed.minimum_detectable_loss < observed.minimum_detectable_effect
 

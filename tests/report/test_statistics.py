@@ -196,7 +196,7 @@ def compared(rows: list[tuple[float, float, int]], grouped: bool, **arguments: b
     return paired(a, b, groups if grouped else None, **arguments)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=pairs | binaries, grouped=st.booleans())
 def test_swapping_the_runs_negates_the_difference(rows: list[tuple[float, float, int]], grouped: bool) -> None:
     there = compared(rows, grouped)
@@ -209,14 +209,14 @@ def test_swapping_the_runs_negates_the_difference(rows: list[tuple[float, float,
     assert lower.p_one_sided == there.p_one_sided or abs(there.difference) < 1e-12  # both are of the same flips
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows=pairs | binaries, grouped=st.booleans(), seed=st.integers(0, 1000))
 def test_the_order_of_items_does_not_matter(rows: list[tuple[float, float, int]], grouped: bool, seed: int) -> None:
     shuffled = random.Random(seed).sample(rows, len(rows))
     assert repr(compared(rows, grouped)) == repr(compared(shuffled, grouped))  # repr: NaN equals itself
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=pairs | binaries, grouped=st.booleans())
 def test_every_result_is_sane(rows: list[tuple[float, float, int]], grouped: bool) -> None:
     result = compared(rows, grouped)
@@ -230,7 +230,7 @@ def test_every_result_is_sane(rows: list[tuple[float, float, int]], grouped: boo
     json.dumps(result.to_json(), allow_nan=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(p=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20))
 def test_holm_lies_between_plain_and_bonferroni(p: list[float]) -> None:
     adjusted = holm(p)
