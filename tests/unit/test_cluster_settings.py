@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.e2e.command import call
 CPU, GPU = {"CPU": 16.0}, {"CPU": 16.0, "GPU": 8.0}
 
 
+@functools.cache
 def compose(*words: str) -> Config:
     (job,) = compose_jobs(words)
     return job.config

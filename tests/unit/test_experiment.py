@@ -16,6 +16,7 @@ from evalengine.config import Config
 from evalengine.errors import ConfigError, EvalEngineError
 
 NAME = "noise_floor"
+TWO_RUNS = (f"experiment={NAME}", "engine.max_num_seqs=4")  # Invariant and not.
 SMALL = ("limit=2", "engine.device=cpu", "engine.max_num_seqs=1,4")
 
 
@@ -89,12 +90,12 @@ def test_a_user_writes_another_experiment(tmp_path: Path) -> None:
     [
         (["experiment=noise_flor"], "experiment=noise_flor: no such experiment; did you mean noise_floor?"),
         (["experiment=noise_floor,other"], "name one experiment"),
-        (["experiment=noise_floor", "numerics=exact"], "batch_invariant=false contradicts numerics=exact"),
+        ([*TWO_RUNS, "numerics=exact"], "batch_invariant=false contradicts numerics=exact"),
         (["experiment=noise_floor", "engine.max_num_seqs=4", "batch_invariant=true"], "one run is no sweep"),
         (["experiment=noise_floor", "engine.max_num_seqs=1,0"], "engine.max_num_seqs=0: must be at least 1"),
-        (["experiment=noise_floor", "model.path=/nowhere/x"], "/nowhere/x"),
-        (["experiment=noise_floor", "resume=."], "an experiment takes auto or never"),
-        (["experiment=noise_floor", "engine.max_model_len=512,99999", "engine.device=cpu"],
+        ([*TWO_RUNS, "model.path=/nowhere/x"], "/nowhere/x"),
+        ([*TWO_RUNS, "resume=."], "an experiment takes auto or never"),
+        ([*TWO_RUNS, "engine.max_model_len=512,99999", "engine.device=cpu"],
          "max_model_len=99999: engine.max_model_len=99999: must lie in"),
     ],
 )  # fmt: skip

@@ -25,9 +25,9 @@ def test_what_a_program_started_ends_with_it(isolated: bool) -> None:
     sleeps = {
         SLEEPS.format(mark=f"{mark}1", then=""): "passed",
         SLEEPS.format(mark=f"{mark}2", then="assert False"): "failed: AssertionError",
-        SLEEPS.format(mark=f"{mark}3", then="time.sleep(100)"): "timeout: 6 s of time",
+        SLEEPS.format(mark=f"{mark}3", then="time.sleep(100)"): "timeout: 4 s of time",
     }
-    verdicts = run_programs(dict.fromkeys(sleeps, QUICK), isolated)
+    verdicts = run_programs(dict.fromkeys(sleeps, replace(QUICK, wall_seconds=4)), isolated)
     assert {program: str(verdict) for program, verdict in verdicts.items()} == sleeps
     assert all(wait_for(f"{mark}{n}", there=False, seconds=3) for n in (1, 2, 3))
 

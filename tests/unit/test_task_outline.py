@@ -15,13 +15,23 @@ from evalengine.config import Config
 from evalengine.errors import ConfigError
 from evalengine.shipped import available
 from evalengine.task_outline import names_in, outline
+from evalengine.tasks.registry import task_class
+from tests.unit.shipped_tasks import each_task
 
 
-@pytest.mark.parametrize("name", available("task"))
+@pytest.mark.parametrize("name", each_task())
 def test_an_outline_is_what_hydra_composes(name: str, task_alone: Callable[[str], Config]) -> None:
     composed, outlined = task_alone(name), outline(name)
     assert outlined.tasks and (outlined.tasks, outlined.groups) == (composed.tasks, composed.groups)
     assert {child for group in outlined.groups.values() for child in group.tasks} <= {*outlined.tasks, *outlined.groups}
+
+
+def test_every_file_has_an_outline() -> None:
+    """The files that no quick test lets Hydra compose name classes that there are, too."""
+    for name in available("task"):
+        assert outline(name).tasks
+        for settings in outline(name).tasks.values():
+            task_class(str(settings.cls), name)
 
 
 def test_an_outline_has_the_settings_that_a_group_gives_its_tasks(task_alone: Callable[[str], Config]) -> None:
