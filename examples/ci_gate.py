@@ -15,7 +15,7 @@ import evalengine
 
 def main(baseline: str | None = None) -> int:
     """Makes the run, judges it by two policies, and returns the exit code."""
-    settings = {"limit": 8, "resume": "never"}
+    settings = {"limit": 4, "resume": "never"}
     held_to = baseline or evalengine.evaluate("asset:tinymath", "arithmetic", **settings)
     run = evalengine.evaluate("asset:tinymath", "arithmetic", **settings)
     gates = [evalengine.gate(held_to, run, policy=policy) for policy in ("bitwise", "tokens")]

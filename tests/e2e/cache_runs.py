@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tests.e2e.command import Run, call, runs
 
-ROWS = 3
+ROWS, TOKENS = 3, 8
 
 SETTINGS = (f"limit={ROWS}", "engine.device=cpu", "engine.max_num_seqs=4", "progress=false", "resume=never",
-            "task.generation.max_gen_toks=20")  # fmt: skip
+            f"task.generation.max_gen_toks={TOKENS}")  # fmt: skip
 
 
 def run(output_dir: Path, *settings: str) -> Run:

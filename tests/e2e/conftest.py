@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cache_runs import run
-from tests.e2e.command import LIMIT, Run, finished
+from tests.e2e.command import LIMIT, SHORT, Run, finished
 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The first rows of the default task with every setting at its default: one batch, unbroken."""
     return finished(tmp_path_factory.mktemp("reference"), f"limit={LIMIT}")
+
+
+@pytest.fixture(scope="session")
+def short_reference(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """As `reference`, but its answers are cut: for the comparison of bits, which needs no right answer."""
+    return finished(tmp_path_factory.mktemp("short"), f"limit={LIMIT}", SHORT)
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import Run, call, finished, with_more_template
+from tests.e2e.command import SHORT, Run, call, finished, with_more_template
 
-ONCE = ("progress=false", "limit=1")
+ONCE = ("progress=false", "limit=1", SHORT)
 
 
 def prompt(run: Run) -> str:

@@ -15,7 +15,7 @@ import evalengine
 from evalengine import contract
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
-from tests.e2e.cache_runs import ROWS, SETTINGS, counts, run
+from tests.e2e.cache_runs import ROWS, SETTINGS, TOKENS, counts, run
 from tests.e2e.command import Run, call
 
 SAMPLED = ("task.generation.temperature=0.8", "task.generation.top_k=20")
@@ -126,7 +126,7 @@ def test_scores_are_kept(tmp_path: Path) -> None:
     task = f"task={tmp_path / 'mine.yaml'}", "task.generation.max_gen_toks=null"
     without = run(tmp_path / "without", *task)
     cold, hot = (run(tmp_path / name, *task, f"cache={tmp_path / 'cache'}") for name in ("cold", "hot"))
-    assert counts(cold) == (0, 6) and counts(hot) == (6, 0)
+    assert counts(cold) == (0, 2 * ROWS) and counts(hot) == (2 * ROWS, 0)
     assert without.digest == cold.digest == hot.digest
     assert (without.folder / "records.parquet").read_bytes() == (hot.folder / "records.parquet").read_bytes()
 
@@ -196,7 +196,7 @@ def test_python_takes_a_cache(copied_cache: Path, tmp_path: Path) -> None:
     """`evaluate` takes a cache as a path, with an audit, and beside a lent LLM, and refuses it for fast numerics."""
     settings: dict[str, Any] = {
         "limit": ROWS,
-        "task": {"generation": {"max_gen_toks": 20}},
+        "task": {"generation": {"max_gen_toks": TOKENS}},
         "output_dir": str(tmp_path),
         "progress": False,
     }

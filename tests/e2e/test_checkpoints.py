@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_pattern_of_folders_becomes_a_curve(folder: Path) -> None:
     words = ("experiment=checkpoints", "model.path=glob('out/checkpoint-*')", "limit=3", "engine.device=cpu")
-    done = call(*words, "task.generation.max_gen_toks=24")
+    done = call(*words, "task.generation.max_gen_toks=8")
     assert done.code == 0, done.err
     (sweep_folder,) = Path("results").glob("checkpoints-*")
     run_names = [path.name for path in sorted(sweep_folder.iterdir()) if path.is_dir()]

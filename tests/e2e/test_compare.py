@@ -11,7 +11,7 @@ from tests.e2e.command import Outcome, Run, call, finished
 from tests.run_double import bind_again
 
 DOCUMENTS = 6
-SETTINGS = (f"limit={DOCUMENTS}", "task.generation.max_gen_toks=24")
+SETTINGS = (f"limit={DOCUMENTS}", "task.generation.max_gen_toks=16")
 
 
 @pytest.fixture(scope="module")

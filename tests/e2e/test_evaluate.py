@@ -11,11 +11,11 @@ from evalengine.records.folder import IDENTITY
 from tests.e2e.command import LIMIT, Run, runs
 
 
-def test_it_is_the_commands_run(tmp_path: Path, reference: Run) -> None:
+def test_it_is_the_commands_run(tmp_path: Path, short_reference: Run) -> None:
     """`evaluate` gives the command line's digest, and leaves the files that it leaves."""
-    result = evalengine.evaluate(
-        "tinymath", "arithmetic", limit=LIMIT, output_dir=tmp_path, progress=False, engine={"device": "cpu"}
-    )
+    settings = {"engine": {"device": "cpu"}, "task": {"generation": {"max_gen_toks": 16}}}
+    result = evalengine.evaluate("tinymath", "arithmetic", limit=LIMIT, output_dir=tmp_path, progress=False, **settings)
+    reference = short_reference
     assert result.digest == reference.digest and result.manifest["run_id"] == reference.manifest["run_id"]
     (run,) = runs(tmp_path)
     names = {path.name.split("_2")[0] for path in reference.folder.iterdir()}
@@ -25,13 +25,14 @@ def test_it_is_the_commands_run(tmp_path: Path, reference: Run) -> None:
     assert evalengine.compare(result, reference.folder).same
 
 
-def test_a_lent_llm_stays_open_and_its_counters_are_the_runs_own(tmp_path: Path, reference: Run) -> None:
+def test_a_lent_llm_stays_open_and_its_counters_are_the_runs_own(tmp_path: Path, short_reference: Run) -> None:
+    cut = {"generation": {"max_gen_toks": 16}}
     with evalengine.LLM("asset:tinymath", max_num_seqs=3, device="cpu") as llm:
         short = evalengine.SamplingParams(max_tokens=4)
         llm.generate("Question: 1 + 1?\nAnswer:", short)
         steps = llm.stats.num_steps
         results = [
-            evalengine.evaluate(llm, ["arithmetic"], limit=3, output_dir=tmp_path / name, progress=False)
+            evalengine.evaluate(llm, ["arithmetic"], limit=3, output_dir=tmp_path / name, progress=False, task=cut)
             for name in ("a", "b")
         ]
         assert llm.generate("Question: 1 + 1?\nAnswer:", short)[0].text
@@ -39,7 +40,7 @@ def test_a_lent_llm_stays_open_and_its_counters_are_the_runs_own(tmp_path: Path,
     assert results[0].digest == results[1].digest
     (run,) = runs(tmp_path / "a")
     leaves = run.leaves
-    assert leaves == {key: reference.leaves[key] for key in leaves} != {}
+    assert leaves == {key: short_reference.leaves[key] for key in leaves} != {}
     engines = [run.manifest["engine"] for run in results]
     assert engines[0]["max_num_seqs"] == 3 and results[0].manifest["model"]["source"] == "asset:tinymath"
     for name in ("num_steps", "num_computed_tokens", "num_cached_tokens", "num_generated_tokens"):
@@ -59,7 +60,13 @@ def test_a_lent_llms_settings_are_its_own(tmp_path: Path) -> None:
         refused_settings = [problem.partition(":")[0] for problem in refused.value.problems]
         assert refused_settings == ["numerics", "engine.max_num_seqs", "model.path"]
         result = evalengine.evaluate(
-            llm, "arithmetic", limit=1, output_dir=tmp_path / "out", progress=False, **{"model.name": "mine"}
+            llm,
+            "arithmetic",
+            limit=1,
+            output_dir=tmp_path / "out",
+            progress=False,
+            task={"generation": {"max_gen_toks": 4}},
+            **{"model.name": "mine"},
         )
         assert result.manifest["model"]["name"] == "mine"
     with pytest.raises(evalengine.EvalEngineError, match="closed"):

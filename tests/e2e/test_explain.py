@@ -18,7 +18,7 @@ from evalengine.records.schema import RequestRecord, write_records
 from tests.e2e.command import Outcome, Run, call, finished
 from tests.run_double import bind_again
 
-SETTINGS = ("limit=6", "task.generation.max_gen_toks=8")
+SETTINGS = ("limit=4", "task.generation.max_gen_toks=6")
 FAST = ("batch_invariant=false", "engine.dtype=float32")
 ITEM = 3
 
@@ -144,7 +144,7 @@ def test_files_say_what_the_runs_say(cells: dict[str, Run], tmp_path: Path) -> N
     assert through.code == 1 and json.loads(through.out) == direct
     mixed = explained(tmp_path / "a", b.folder, "--json", "-")
     assert mixed.code == 1 and json.loads(mixed.out) == direct
-    elsewhere = explained(tmp_path / "a", b.folder, "--item", document + 1 if document < 7 else 0)
+    elsewhere = explained(tmp_path / "a", b.folder, "--item", document + 1 if document < 3 else 0)
     assert elsewhere.code == 2 and "it does not have arithmetic doc" in elsewhere.err
     wrong = explained(tmp_path / "a", tmp_path / "b", "--item", "99")
     assert wrong.code == 2 and "the files are of arithmetic doc" in wrong.err
@@ -223,12 +223,12 @@ def test_other_rows_or_weights_than_the_runs_are_refused(cells: dict[str, Run], 
     copy = rewritten(run, run.records, tmp_path / "copy")
     config = copy / "config.yaml"
     before = config.read_text()
-    config.write_text(before.replace("limit: 6", "limit: 5"))
+    config.write_text(before.replace("limit: 4", "limit: 3"))
     assert "config.yaml: not the file that the run wrote" in explained(run.folder, copy, "--item", ITEM).err
     bind_again(copy)
     done = explained(run.folder, copy, "--item", ITEM)
     assert done.code == 2 and "no longer the run's" in done.err
-    config.write_text(before.replace("limit: 6", "limits: 6"))
+    config.write_text(before.replace("limit: 4", "limits: 4"))
     bind_again(copy)
     assert "of another version" in explained(run.folder, copy, "--item", ITEM).err
     config.write_text(before)

@@ -16,16 +16,17 @@ import pytest
 import yaml
 
 from evalengine.errors import ConfigError
-from tests.e2e.command import LIMIT, ROOT, Run, call, finished
+from tests.e2e.command import LIMIT, ROOT, SHORT, Run, call, finished
 
 SNIPPETS = ROOT / "conf" / "gate" / "ci"
+ROWS, FEWER = "limit=16", f"limit=4 {SHORT}"  # What the snippets ask for, and what they ask for here.
 
 
 @pytest.fixture(scope="module")
-def baseline(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def baseline(short_reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The baseline file of the reference run."""
     file = tmp_path_factory.mktemp("baseline") / "reference.json"
-    done = call("baseline", str(reference.folder), "-o", str(file))
+    done = call("baseline", str(short_reference.folder), "-o", str(file))
     assert done.code == 0, done.err
     return file
 
@@ -33,7 +34,7 @@ def baseline(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The reference run's requests in fast numerics, which gives other bits."""
-    return finished(tmp_path_factory.mktemp("changed"), f"limit={LIMIT}", "batch_invariant=false")
+    return finished(tmp_path_factory.mktemp("changed"), f"limit={LIMIT}", SHORT, "batch_invariant=false")
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def no_github(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_equal_run_passes_and_a_changed_one_fails(baseline: Path, changed: Run, tmp_path: Path) -> None:
-    same = finished(tmp_path / "same", f"limit={LIMIT}", "engine.max_num_seqs=3", "engine.block_size=16")
+    same = finished(tmp_path / "same", f"limit={LIMIT}", SHORT, "engine.max_num_seqs=3", "engine.block_size=16")
     codes = {}
     for policy in ("bitwise", "tokens", "accuracy"):
         for run in (same, changed):
@@ -57,28 +58,30 @@ def test_an_equal_run_passes_and_a_changed_one_fails(baseline: Path, changed: Ru
     assert codes["accuracy", True] == 3, "so few documents rule no loss of two points out"
 
 
-def test_the_baseline_file_and_its_run_folder_get_one_verdict(baseline: Path, reference: Run, changed: Run) -> None:
+def test_the_baseline_file_and_its_run_folder_get_one_verdict(
+    baseline: Path, short_reference: Run, changed: Run
+) -> None:
     for policy in ("bitwise", "tokens", "accuracy"):
         sides = [
             json.loads(call("gate", str(side), str(changed.folder), "--policy", policy, "--json", "-").out)
-            for side in (baseline, reference.folder)
+            for side in (baseline, short_reference.folder)
         ]
         verdicts = [[(check["rule"], check["status"], check["message"]) for check in side["checks"]] for side in sides]
         assert verdicts[0] == verdicts[1] != [], policy
 
 
-def test_what_cannot_be_judged_is_exit_code_2(baseline: Path, reference: Run, tmp_path: Path) -> None:
-    fewer = finished(tmp_path / "fewer", "limit=2")
+def test_what_cannot_be_judged_is_exit_code_2(baseline: Path, short_reference: Run, tmp_path: Path) -> None:
+    fewer = finished(tmp_path / "fewer", "limit=2", SHORT)
     junit = tmp_path / "gate.xml"
     done = call("gate", str(baseline), str(fewer.folder), "--policy", "accuracy", "--junit", str(junit))
     assert done.code == 2 and f"A has {LIMIT} requests, B 2" in done.err
     assert ElementTree.parse(junit).findall(".//error")
     text = baseline.read_text(encoding="utf-8")
-    for name, damaged in (("cut", text[: len(text) // 2]), ("edited", text.replace(reference.digest, "0" * 64))):
+    for name, damaged in (("cut", text[: len(text) // 2]), ("edited", text.replace(short_reference.digest, "0" * 64))):
         assert damaged != text
         file = tmp_path / f"{name}.json"
         file.write_text(damaged, encoding="utf-8")
-        done = call("gate", str(file), str(reference.folder))
+        done = call("gate", str(file), str(short_reference.folder))
         assert done.code == 2 and str(file) in done.err and "Traceback" not in done.err, name
 
 
@@ -86,7 +89,7 @@ def test_what_cannot_be_judged_is_exit_code_2(baseline: Path, reference: Run, tm
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone of a repository whose main has the baseline that the snippets name."""
     folder = tmp_path_factory.mktemp("project")
-    run = finished(folder / "made", "limit=16")
+    run = finished(folder / "made", *FEWER.split())
     origin, clone = folder / "origin", folder / "clone"
     file = origin / "results" / "reference" / "arithmetic.json"
     file.parent.mkdir(parents=True)
@@ -111,6 +114,31 @@ def snippet(name: str) -> Any:
     return yaml.safe_load((SNIPPETS / name).read_text(encoding="utf-8"))
 
 
+def with_fewer_rows(text: str) -> str:
+    """The snippet's text with FEWER in place of ROWS, which it must hold."""
+    assert ROWS in text
+    return text.replace(ROWS, FEWER)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Makes `python -m evalengine ...` run in this process, as the GitLab job shows that it runs in one of its own;
+    returns the commands that were run so."""
+    commands: list[list[str]] = []
+    real = subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        if command[:3] != [sys.executable, "-m", "evalengine"]:
+            return real(command, **options)
+        commands.append(command)
+        done = call(*command[3:])
+        assert done.code == 0, done.err
+        return subprocess.CompletedProcess(command, done.code)
+
+    monkeypatch.setattr("subprocess.run", run)
+    return commands
+
+
 @pytest.mark.slow  # three processes; the GitLab job, which fetches and gates by the same commands, stays quick
 def test_the_github_action_gates_twice_in_one_workspace(project: Path) -> None:
     """The action takes its snippet's inputs, and passes twice in a workspace that a self-hosted runner keeps."""
@@ -118,6 +146,7 @@ def test_the_github_action_gates_twice_in_one_workspace(project: Path) -> None:
     use = snippet("github.yaml")["jobs"]["gate"]["steps"][1]
     assert use["uses"].partition("@")[0].endswith("/conf/gate/ci") and (SNIPPETS / "action.yml").is_file()
     inputs = {name.upper(): value for name, value in use["with"].items()} | {"BASE": "main"}
+    inputs["SETTINGS"] = with_fewer_rows(inputs["SETTINGS"]).replace(" ", "\n")
     assert inputs.keys() >= steps["gate"]["env"].keys()
     for run in (1, 2):
         for name in ("fetch the base branch", "gate"):
@@ -140,13 +169,13 @@ def test_the_gitlab_job(project: Path) -> None:
     variables = {**job["variables"], "BASE": "main"}
     install_lines, gate_lines = job["script"][:2], job["script"][2:]
     assert all(line.startswith("python -m ") and "pip install" in line for line in install_lines)
-    done = shell("\n".join(gate_lines), project, **variables)
+    done = shell(with_fewer_rows("\n".join(gate_lines)), project, **variables)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "PASS (1 of 1 checks)" in done.stdout
     assert job["allow_failure"]["exit_codes"] == 3
 
 
-def test_the_pre_commit_hook(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pre_commit_hook(project: Path, in_this_process: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook's command passes on an equal run, and installs nothing."""
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     (use,) = snippet("pre-commit.yaml")["repos"][0]["hooks"]
@@ -154,8 +183,9 @@ def test_the_pre_commit_hook(project: Path, monkeypatch: pytest.MonkeyPatch) -> 
     python, *words = shlex.split(hook["entry"])
     assert [python, *words[:2]] == ["python", "-m", "evalengine"]
     monkeypatch.chdir(project)
-    done = call(*words[2:], *use["args"])
+    done = call(*words[2:], *with_fewer_rows(" ".join(use["args"])).split())
     assert done.code == 0 and "PASS (1 of 1 checks)" in done.out, done.err
+    assert len(in_this_process) == 1
 
 
 def test_what_ci_installs_brings_no_cuda() -> None:
@@ -171,29 +201,18 @@ def test_what_ci_installs_brings_no_cuda() -> None:
     assert "$GITHUB_ACTION_PATH/../../.." in steps["install"]["run"] and (root / "pyproject.toml").is_file()
 
 
-def test_the_pytest_snippet(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pytest_snippet(
+    project: Path, in_this_process: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The snippet's test passes on an equal run, and fails on a run that cannot be compared."""
     monkeypatch.chdir(project)
-    commands: list[list[str]] = []
-    real = subprocess.run
-
-    def run(command: list[str], **options: Any) -> Any:
-        """Runs `python -m evalengine ...` in this process: the other snippets show that it runs in one of its own."""
-        if command[:3] != [sys.executable, "-m", "evalengine"]:
-            return real(command, **options)
-        commands.append(command)
-        assert options == {"check": True}
-        done = call(*command[3:])
-        assert done.code == 0, done.err
-        return None
-
-    monkeypatch.setattr("subprocess.run", run)
     file = tmp_path / "test_gate.py"
-    file.write_text((SNIPPETS / "test_gate.py.txt").read_text(encoding="utf-8"), encoding="utf-8")
+    text = (SNIPPETS / "test_gate.py.txt").read_text(encoding="utf-8")
+    file.write_text(with_fewer_rows(text).replace(FEWER, FEWER.replace(" ", '", "')), encoding="utf-8")
     test = runpy.run_path(str(file))["test_no_bit_has_changed"]
     test(tmp_path / "run")
-    assert len(commands) == 1
-    fewer = finished(tmp_path / "fewer", "limit=2")
+    assert len(in_this_process) == 1
+    fewer = finished(tmp_path / "fewer", "limit=2", SHORT)
     monkeypatch.setattr("subprocess.run", lambda *_, **__: None)
-    with pytest.raises(ConfigError, match="A has 16 requests, B 2"):
+    with pytest.raises(ConfigError, match="A has 4 requests, B 2"):
         test(fewer.folder.parent)

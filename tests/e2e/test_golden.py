@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalengine import CONTRACT_VERSION
-from tests.e2e.command import LIMIT, Run, finished
+from tests.e2e.command import LIMIT, SHORT, Run, finished
 from tests.e2e.golden import ON_CUDA, default_run, explain, facts, read_golden
 
 # engine/test_schedule_invariance.py has quick sizes that are no powers of two, test_tensor_parallel.py has quick ranks.
@@ -54,25 +54,25 @@ def test_exact_on_a_gpu_is_the_golden_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", ASKED)
-def test_no_schedule_changes_a_bit(settings: tuple[str, ...], reference: Run, tmp_path: Path) -> None:
-    run = finished(tmp_path, *settings)
+def test_no_schedule_changes_a_bit(settings: tuple[str, ...], short_reference: Run, tmp_path: Path) -> None:
+    run = finished(tmp_path, SHORT, *settings)
     leaves = run.leaves
-    assert leaves == {key: reference.leaves[key] for key in leaves}
+    assert leaves == {key: short_reference.leaves[key] for key in leaves}
     if len(leaves) == LIMIT:
-        assert run.digest == reference.digest
+        assert run.digest == short_reference.digest
 
 
-def test_preemption_changes_no_bit(reference: Run, tmp_path: Path) -> None:
-    """The pool holds about two documents of six, so that the others are preempted and computed again."""
-    run = finished(tmp_path, "limit=6", "engine.block_size=16", "engine.num_kv_blocks=20")
+def test_preemption_changes_no_bit(short_reference: Run, tmp_path: Path) -> None:
+    """The pool holds few of six documents, so that the others are preempted and computed again."""
+    run = finished(tmp_path, "limit=6", SHORT, "engine.block_size=4", "engine.num_kv_blocks=41")
     assert run.manifest["engine"]["stats"]["num_preemptions"] > 0
     leaves = run.leaves
-    assert leaves == {key: reference.leaves[key] for key in leaves}
+    assert leaves == {key: short_reference.leaves[key] for key in leaves}
 
 
 def test_ordinary_arithmetic_depends_on_the_batch(tmp_path: Path) -> None:
     """The inverse: without invariance the same comparison shows a difference, so it can fail."""
-    settings = ("batch_invariant=false", "engine.dtype=float32")
+    settings = (SHORT, "batch_invariant=false", "engine.dtype=float32")
     together = finished(tmp_path / "together", f"limit={LIMIT}", *settings).leaves
     alone = finished(tmp_path / "alone", "limit=3", "engine.max_num_seqs=1", *settings).leaves
     assert alone != {key: together[key] for key in alone}

@@ -108,8 +108,8 @@ def test_every_write_of_a_run(
         assert resumed.results == unbroken.results, write
 
 
-# One kill of a process stays quick, and every write's in this process, above.
-@pytest.mark.parametrize("write", ["replace:report.html", pytest.param("unlink:identity.json", marks=pytest.mark.slow)])
+@pytest.mark.slow  # quick: a kill before every write, in this process, above; and a killed process in test_resume.py
+@pytest.mark.parametrize("write", ["replace:report.html", "unlink:identity.json"])
 def test_kill_9_between_the_digest_and_the_end(write: str, tmp_path: Path) -> None:
     """A run killed when its digest stands is finished by the same command, which writes no evidence again."""
     (tmp_path / "victim.py").write_text(VICTIM)

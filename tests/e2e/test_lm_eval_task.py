@@ -15,7 +15,7 @@ from tests.e2e.command import Run, call, finished, runs
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
 DATA = os.environ.get("EVALENGINE_DATA")
-SETTINGS = ("task=lm_eval/nq_open", "limit=6", "task.generation.max_gen_toks=12", "task.num_fewshot=1")
+SETTINGS = ("task=lm_eval/nq_open", "limit=6", "task.generation.max_gen_toks=6", "task.num_fewshot=1")
 
 
 def write_rows(folder: Path, rows: int = 8) -> str:
@@ -30,7 +30,7 @@ def write_rows(folder: Path, rows: int = 8) -> str:
 @pytest.mark.skipif(DATA is None, reason="needs EVALENGINE_DATA, the folder with real rows")
 def test_a_run_has_the_digest_of_our_own_task(tmp_path: Path) -> None:
     """lm-eval's gsm8k and arc_easy give the digest, results and samples of the tasks that we ship under these names."""
-    shared = (f"data_dir={DATA}", "limit=3", "tasks.gsm8k.num_fewshot=1", "tasks.gsm8k.generation.max_gen_toks=16")
+    shared = (f"data_dir={DATA}", "limit=2", "tasks.gsm8k.num_fewshot=1", "tasks.gsm8k.generation.max_gen_toks=8")
     by_lm_eval = finished(tmp_path / "theirs", "task=[lm_eval/gsm8k,lm_eval/arc_easy]", *shared)
     by_us = finished(tmp_path / "ours", "task=[gsm8k,arc_easy]", *shared)
     assert by_lm_eval.digest == by_us.digest

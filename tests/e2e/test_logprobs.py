@@ -13,7 +13,7 @@ from evalengine import LLM, SamplingParams
 from evalengine.harness.journal import Journal
 from tests.e2e.command import Run, call, finished, runs
 
-ONCE = ("progress=false", "limit=3", "task.generation.max_gen_toks=12")
+ONCE = ("progress=false", "limit=3", "task.generation.max_gen_toks=8")
 
 
 def tables(run: Run) -> list[tuple[np.ndarray, np.ndarray]]:

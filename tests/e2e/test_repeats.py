@@ -15,7 +15,7 @@ from evalengine.records.schema import RecordKey
 from evalengine.report.read.run_data import load_run_data
 from tests.e2e.command import Run, call, finished, runs
 
-HOT = ("progress=false", "task.generation.temperature=3", "task.generation.max_gen_toks=10", "seed=3")
+HOT = ("progress=false", "task.generation.temperature=3", "task.generation.max_gen_toks=5", "seed=3")
 
 
 def sampled(folder: Path, *settings: str) -> Run:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import LIMIT, ROOT, Outcome, Run, call, check_output, finish, finished, runs, start
+from evalengine.harness.journal import Journal
+from tests.e2e.command import LIMIT, ROOT, SHORT, Outcome, Run, call, check_output, finish, finished, runs, start
 
 # Four requests run at a time, so that they finish one after another and a kill finds some done and some not.
-SETTINGS = (f"limit={LIMIT}", "engine.device=cpu", "engine.max_num_seqs=4", "progress=false")
+SETTINGS = (f"limit={LIMIT}", SHORT, "engine.device=cpu", "engine.max_num_seqs=4", "progress=false")
 IN_PROGRESS = [".lock", "config.yaml", "identity.json", "journal.jsonl"]
 SIZE_OF_PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -71,7 +72,7 @@ def journaled(run: Run) -> int:
 
 
 @pytest.fixture(scope="module")
-def killed(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def killed(short_reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The unfinished folder of a run ended by kill -9; while it ran, the same command made another run beside it."""
     output_dir = tmp_path_factory.mktemp("killed")
     with running(output_dir) as (process, broken):
@@ -79,7 +80,7 @@ def killed(reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
         assert meanwhile.code == 0, meanwhile.err
         (other,) = (run for run in runs(output_dir) if run != broken)
         check_output(meanwhile, other)
-        assert other.digest == reference.digest and other.manifest["counts"]["resumed_requests"] == 0
+        assert other.digest == short_reference.digest and other.manifest["counts"]["resumed_requests"] == 0
         process.kill()
         assert finish(process).code == -signal.SIGKILL
     return broken
@@ -91,25 +92,25 @@ def broken(killed: Run, tmp_path: Path) -> Run:
     return Run(Path(shutil.copytree(killed.folder, tmp_path / killed.folder.name)))
 
 
-def test_kill_9_halfway(broken: Run, reference: Run, tmp_path: Path) -> None:
+def test_kill_9_halfway(broken: Run, short_reference: Run, tmp_path: Path) -> None:
     assert sorted(entry.name for entry in broken.folder.iterdir()) == IN_PROGRESS
     kept = journaled(broken)
     assert 2 <= kept < LIMIT
-    check_resumed(resume(tmp_path), broken, kept, reference)
+    check_resumed(resume(tmp_path), broken, kept, short_reference)
     assert runs(tmp_path) == [broken]
 
 
-def test_a_torn_last_line_runs_again(broken: Run, reference: Run, tmp_path: Path) -> None:
+def test_a_torn_last_line_runs_again(broken: Run, short_reference: Run, tmp_path: Path) -> None:
     journal, kept = broken.folder / "journal.jsonl", journaled(broken)
     os.truncate(journal, journal.stat().st_size - 7)
-    check_resumed(resume(tmp_path, f"resume={broken.folder}"), broken, kept - 1, reference)
+    check_resumed(resume(tmp_path, f"resume={broken.folder}"), broken, kept - 1, short_reference)
 
 
-def test_resume_never_starts_anew(broken: Run, reference: Run, tmp_path: Path) -> None:
+def test_resume_never_starts_anew(broken: Run, short_reference: Run, tmp_path: Path) -> None:
     done = resume(tmp_path, "resume=never")
     (new_run,) = (run for run in runs(tmp_path) if run != broken)
     assert done.code == 0 and new_run.manifest["counts"]["resumed_requests"] == 0
-    assert new_run.digest == reference.digest
+    assert new_run.digest == short_reference.digest
     assert sorted(entry.name for entry in broken.folder.iterdir()) == IN_PROGRESS
 
 
@@ -133,13 +134,21 @@ def test_another_run_does_not_take_it_up(broken: Run, tmp_path: Path) -> None:
     assert "seed was 0, is 1" in refused.err and "set resume=auto" in refused.err
 
 
-def test_another_model_does_not_take_it_up(tmp_path: Path) -> None:
+def test_another_model_does_not_take_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed rope_theta beside equal weight files makes another model, which starts a run of its own."""
     model = tmp_path / "model"
     shutil.copytree(ROOT / "evalengine" / "assets" / "tinymath", model)
     named = (f"model.path={model}", "limit=4", "engine.max_num_seqs=1", "task.generation.max_gen_toks=8")
-    with running(tmp_path / "out", *named, lines=1) as (_, broken):
-        pass
+
+    def interrupted(*_: object) -> None:
+        append(*_)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    append = Journal.append
+    with monkeypatch.context() as patch:  # A killed process, above, leaves the same files.
+        patch.setattr(Journal, "append", interrupted)
+        assert resume(tmp_path / "out", *named).code == 1
+    (broken,) = runs(tmp_path / "out")
     config = json.loads((model / "config.json").read_text())
     rope_theta = config["rope_theta"]
     config["rope_theta"] = rope_theta * 2
@@ -153,7 +162,7 @@ def test_another_model_does_not_take_it_up(tmp_path: Path) -> None:
     assert refused.code == 2 and f"model_spec.rope.theta was {rope_theta}, is {rope_theta * 2}" in refused.err
 
 
-def test_interrupt(reference: Run, tmp_path: Path) -> None:
+def test_interrupt(short_reference: Run, tmp_path: Path) -> None:
     """Ctrl-C finishes the step that runs, keeps what is finished, and says that the same command resumes."""
     process = start(f"output_dir={tmp_path}", *SETTINGS)
     broken = Run(wait_for_journal(process, tmp_path, lines=2).parent)
@@ -165,7 +174,7 @@ def test_interrupt(reference: Run, tmp_path: Path) -> None:
         f"Interrupted: finished requests are kept in {broken.folder}; the same command resumes.\n"
     )
     kept = journaled(broken)
-    check_resumed(resume(tmp_path), broken, kept, reference)
+    check_resumed(resume(tmp_path), broken, kept, short_reference)
 
 
 @pytest.fixture
@@ -194,7 +203,7 @@ PAGES = [pytest.param(pages, marks=() if pages in (0, 5) else pytest.mark.slow) 
 
 
 @pytest.mark.parametrize("pages", PAGES, ids=lambda pages: f"{pages} pages left")
-def test_full_disk(pages: int, small_disk: Path, reference: Run) -> None:
+def test_full_disk(pages: int, small_disk: Path, short_reference: Run) -> None:
     """Wherever the disk fills up (identity, configuration, journal, records, results; by the pages left): one sentence
     and no digest; with room again the same command finishes."""
     (small_disk / "filler").write_bytes(bytes(SIZE_OF_PAGE))  # To mount, size=0 would mean no limit.
@@ -210,5 +219,5 @@ def test_full_disk(pages: int, small_disk: Path, reference: Run) -> None:
     assert resumed.code == 0, resumed.err
     (run,) = runs(small_disk / "out")
     check_output(resumed, run)
-    assert run.digest == reference.digest
-    assert run.results == reference.results and len(run.samples("arithmetic")) == LIMIT
+    assert run.digest == short_reference.digest
+    assert run.results == short_reference.results and len(run.samples("arithmetic")) == LIMIT

@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from evalengine.report.read.run_data import load_run_data
-from tests.e2e.command import call, finished, with_more_template
+from tests.e2e.command import SHORT, call, finished, with_more_template
 
 COLUMNS = {"thinking", "thinking_tokens", "thinking_truncated"}
-ONCE = ("progress=false", "limit=4")
+ONCE = ("progress=false", "limit=2")
 
 
 def test_thinking_is_kept_and_not_scored(tmp_path: Path) -> None:
-    run = finished(tmp_path, *ONCE, "limit=3", "model.think_end_token=' and'")
+    run = finished(tmp_path, *ONCE, "model.think_end_token=' and'")
     assert run.manifest["identity"]["think_end_token"] == " and"
     samples = run.samples("arithmetic")
     for record, sample in zip(run.records, samples, strict=True):
@@ -35,10 +35,10 @@ def test_thoughts_cut_short_are_counted(tmp_path: Path) -> None:
     done = call(f"output_dir={tmp_path}", *ONCE, *settings)
     assert done.code == 0, done.err
     (row,) = [line for line in done.out.splitlines() if " thinking_truncated " in line]
-    assert row.split()[-1] == "4"
-    assert "4 generations reached max_gen_toks while they thought" in done.out
+    assert row.split()[-1] == "2"
+    assert "2 generations reached max_gen_toks while they thought" in done.out
     run = finished(tmp_path / "again", *ONCE, *settings)
-    assert [sample["thinking_truncated"] for sample in run.samples("arithmetic")] == [1] * 4
+    assert [sample["thinking_truncated"] for sample in run.samples("arithmetic")] == [1] * 2
     assert all(record.thinking_tokens == 5 and record.thinking_truncated for record in run.records)
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert "reached the length limit while thinking: what was" in page
@@ -46,7 +46,7 @@ def test_thoughts_cut_short_are_counted(tmp_path: Path) -> None:
 
 def test_a_run_without_it_has_none_of_it(tmp_path: Path) -> None:
     """Without `think_end_token`, records, identity, samples and results hold nothing about thinking."""
-    run = finished(tmp_path, *ONCE)
+    run = finished(tmp_path, *ONCE, SHORT)
     assert not COLUMNS & {*pq.read_schema(run.folder / "records.parquet").names}
     assert not {"think_end_token", "enable_thinking"} & {*run.manifest["identity"]}
     assert "thinking" not in json.dumps([*run.samples("arithmetic"), run.results])
@@ -74,8 +74,8 @@ def test_the_template_is_told(tmp_path: Path) -> None:
     unthinking = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     model = with_more_template(tmp_path / "model", unthinking)
     settings = (f"model.path={model}", "apply_chat_template=true", "limit=1", "progress=false")
-    by_default = finished(tmp_path / "a", *settings)
-    no_thinking = finished(tmp_path / "b", *settings, "enable_thinking=false")
+    by_default = finished(tmp_path / "a", *settings, SHORT)
+    no_thinking = finished(tmp_path / "b", *settings, SHORT, "enable_thinking=false")
     prompts = [run.samples("arithmetic")[0]["arguments"]["gen_args_0"]["arg_0"] for run in (by_default, no_thinking)]
     assert prompts[1] == prompts[0] + "<think></think>"
     assert no_thinking.manifest["identity"]["enable_thinking"] is False
