@@ -165,7 +165,7 @@ def test_ctrl_c_of_a_terminal(one_engine: Run, tmp_path: Path, scratch: Path) ->
     assert done.code == 1 and done.err.endswith(
         f"Interrupted: finished requests are kept in {broken.folder}; the same command resumes.\n"
     ), done.err
-    assert "finishing the steps that run" in done.err and " is lost" not in done.err
+    assert "finishing the step that runs" in done.err and " is lost" not in done.err
     assert gone(scratch) and not list(scratch.glob("evalengine-ray-*"))
     resumed = finish(start(f"output_dir={tmp_path}", *TWO, TMPDIR=str(scratch)))
     assert resumed.code == 0 and runs(tmp_path)[0].digest == one_engine.digest, resumed.err

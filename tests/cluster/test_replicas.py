@@ -175,7 +175,7 @@ def test_ctrl_c_keeps_what_arrived(
     while_it_runs(monkeypatch, 5, lambda work, name: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         run(config, llm=fleet.engines)
-    assert "finishing the steps that run" in capfd.readouterr().err
+    assert "finishing the step that runs" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.undo()
     assert run(config, llm=fleet.engines).digest == one_engine.digest
