@@ -115,7 +115,7 @@ def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
             tokenizer = load_tokenizer(path, setting)
     if tokenizer is not None:
         spec = _with_tokenizer(spec, tokenizer, setting)
-    return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file, _stamp(path, kind))
+    return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file, file_stamp(path, kind))
 
 
 def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderForCausalLM:
@@ -166,7 +166,7 @@ def _files(path: Path, kind: Format) -> list[Path]:
     return {"dummy": [], "gguf": [path]}[kind] if kind != "safetensors" else weight_files(path)
 
 
-def _stamp(path: Path, kind: Format) -> Stamp:
+def file_stamp(path: Path, kind: Format) -> Stamp:
     """What tells that a file was written anew or exchanged, without reading it."""
     states = [(file.name, file.stat()) for file in _files(path, kind)]
     return tuple((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in states)
@@ -174,7 +174,7 @@ def _stamp(path: Path, kind: Format) -> Stamp:
 
 def _check_unchanged(checkpoint: Checkpoint) -> None:
     try:
-        same = _stamp(checkpoint.path, checkpoint.format) == checkpoint.stamp
+        same = file_stamp(checkpoint.path, checkpoint.format) == checkpoint.stamp
     except (OSError, EvalEngineError):  # a file is gone
         same = False
     if not same:

@@ -5,11 +5,15 @@ Weights have heavy tails (Student's t with 4 degrees of freedom), at trained mod
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+
+from evalengine.config import ModelConfig
+from evalengine.engine.loader import Checkpoint, file_stamp, resolve_checkpoint
 
 VOCAB = 1500
 OUTLIERS = [7, 200, 311]  # channels of the residual stream a thousand times the median, as Qwen2.5 has a few
@@ -107,3 +111,9 @@ def fill(parameter: nn.Parameter, value: Tensor) -> None:
 
 def save(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
+
+
+def without_tokenizer(folder: Path) -> Checkpoint:
+    """A saved model that has no tokenizer: its spec is resolved as a dummy's, its weights are those of the file."""
+    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
+    return dataclasses.replace(checkpoint, format="safetensors", stamp=file_stamp(folder, "safetensors"))

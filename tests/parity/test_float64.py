@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from evalengine.layers.attention import store_kv as plain_store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from tests.parity.paged import PagedRunner
-from tests.parity.random_models import VOCAB, outlier_qwen2, trained_like_llama
+from tests.parity.random_models import VOCAB, outlier_qwen2, trained_like_llama, without_tokenizer
 
 CPU = torch.device("cpu")
 TEXT = (
@@ -107,10 +106,8 @@ def assert_exact_is_closer(checkpoint: Checkpoint, ids: list[int]) -> None:
 
 
 def random_checkpoint(folder: Path, make: Callable[[Path], None]) -> Checkpoint:
-    """Resolves a saved model without a tokenizer: its spec as a dummy's, its weights as they are in the file."""
     make(folder)
-    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
-    return dataclasses.replace(checkpoint, format="safetensors")
+    return without_tokenizer(folder)
 
 
 @pytest.mark.parametrize("make", [trained_like_llama, outlier_qwen2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import load_model, resolve_checkpoint
+from evalengine.engine.loader import load_model
 from evalengine.layers import create_ops
 from evalengine.layers.hooks import op_hook
 from evalengine.models.decoder import DecoderForCausalLM
 from tests.parity.paged import PagedRunner
+from tests.parity.random_models import without_tokenizer
 
 VOCAB = 211
 TOLERANCE = 2e-4  # the difference allowed to logits, relative to the reference logits' range
@@ -88,10 +87,7 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def our_model(
     folder: Path, level: str, dtype: torch.dtype = torch.float32, max_model_len: int = 128, device: str = "cpu"
 ) -> DecoderForCausalLM:
-    # The saved model has no tokenizer, so its spec is resolved as a dummy's, and its weights are read from the file.
-    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
-    checkpoint = dataclasses.replace(checkpoint, format="safetensors")
-    return load_model(checkpoint, create_ops(level, dtype, torch.device(device)), max_model_len)
+    return load_model(without_tokenizer(folder), create_ops(level, dtype, torch.device(device)), max_model_len)
 
 
 def sequences(lengths: dict[str, int]) -> dict[str, list[int]]:

@@ -6,7 +6,6 @@ nothing would prove nothing, so most cases must also differ from plain greedy.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
 from evalengine import LLM, SamplingParams
-from evalengine.config import ModelConfig
 from evalengine.engine.generation_config import from_fields
-from evalengine.engine.loader import resolve_checkpoint
 from evalengine.models.processors import LogitsProcessors
 from tests.fuzz.cases import cases
+from tests.parity.random_models import without_tokenizer
 
 VOCAB, EOS, NEW = 61, 3, 24
 SHAPE = {
@@ -64,9 +62,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = AutoModelForCausalLM.from_config(request.param(**SHAPE), attn_implementation="eager").eval()
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
-    checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
-    checkpoint = dataclasses.replace(checkpoint, format="safetensors")  # the model has no tokenizer
-    with LLM(checkpoint, batch_invariant=False, dtype="float32", num_kv_blocks=256, block_size=16) as llm:
+    with LLM(
+        without_tokenizer(folder), batch_invariant=False, dtype="float32", num_kv_blocks=256, block_size=16
+    ) as llm:
         yield model, llm
 
 
@@ -142,9 +140,9 @@ def test_what_is_read_from_a_folder_is_what_transformers_applies(pair: tuple[Any
         file = folder / place
         file.write_text(json.dumps({**(json.loads(file.read_text()) if file.exists() else {}), **wanted}))
         hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-        checkpoint = resolve_checkpoint(ModelConfig(name="t", path=str(folder), load_format="dummy"))
+        checkpoint = without_tokenizer(folder)
         assert checkpoint.spec.processors == LogitsProcessors(**wanted)
-        with LLM(dataclasses.replace(checkpoint, format="safetensors"), batch_invariant=False, dtype="float32") as llm:
+        with LLM(checkpoint, batch_invariant=False, dtype="float32") as llm:
             tokens = [o.token_ids for o in llm.generate(PROMPTS, SamplingParams(max_tokens=NEW, stop_token_ids=(EOS,)))]
         expected = []
         for prompt in PROMPTS:

@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from evalengine.records.digest import merkle_root
 from evalengine.records.manifest_data import Manifest
+from evalengine.report.gate import gate as gate_module
+from evalengine.report.gate.gate import gate
+from evalengine.report.gate.report import Report
 from evalengine.report.read.run import Item, Key, Run
 
 METRIC = ("exact_match", "strict-match")
+RIGHT = [1.0] * 80 + [0.0] * 20
 
 
 def item(task: str, doc: int, output: str = "same", total: float | None = -1.5) -> Item:
@@ -43,3 +49,9 @@ def make_run(scores: Mapping[str, Sequence[float]], items: Sequence[Item] = (), 
         answers={(task, METRIC[1]): {doc: str(v) for doc, v in enumerate(scores[task])} for task in scores},
         hashes={},
     )
+
+
+def judge(monkeypatch: pytest.MonkeyPatch, a: Run, b: Run, policy: str) -> Report:
+    """The gate's report on run B against baseline A, under a policy by name or file."""
+    monkeypatch.setattr(gate_module, "load_run", {"a": a, "b": b}.__getitem__)
+    return gate("a", "b", policy)

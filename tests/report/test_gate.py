@@ -11,28 +11,15 @@ import pytest
 import yaml
 
 from evalengine.errors import ConfigError
-from evalengine.records.manifest_data import Manifest
-from evalengine.report.compare.unchecked import unchecked
-from evalengine.report.gate import gate as gate_module
 from evalengine.report.gate.checks import Check
-from evalengine.report.gate.gate import gate
-from evalengine.report.gate.made_run import made_run
 from evalengine.report.gate.policies import AccuracyRule, Policy
 from evalengine.report.gate.policy_files import POLICIES, available, load_policy
 from evalengine.report.gate.policy_reader import parse_policy
-from evalengine.report.gate.report import Report
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.read.run import Run
-from tests.report.gate_runs import METRIC, item, make_run
+from tests.report.gate_runs import METRIC, RIGHT, item, judge, make_run
 
-RIGHT = [1.0] * 80 + [0.0] * 20
 KEY = ("sums", *METRIC)
-
-
-def judge(monkeypatch: pytest.MonkeyPatch, a: Run, b: Run, policy: str) -> Report:
-    """The gate's report on run B against baseline A, under a policy by name or file."""
-    monkeypatch.setattr(gate_module, "load_run", {"a": a, "b": b}.__getitem__)
-    return gate("a", "b", policy)
 
 
 def checks(rule: dict[str, Any], a: Run, b: Run) -> list[Check]:
@@ -101,38 +88,6 @@ def test_the_innermost_limit_counts() -> None:
     chosen = [rule.of("other", "acc", "none"), rule.of("t", "f1", "none"), rule.of("t", "acc", "x")]
     assert [(limits.alpha, limits.max_regression) for limits in chosen] == [(0.1, 9), (0.01, 9), (0.01, 1)]
     assert rule.of("t", "acc", "none").max_regression == 2
-
-
-@pytest.mark.parametrize("policy", ["bitwise", "tokens"])
-def test_equal_answers_that_are_scored_otherwise_fail(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No digest tells of a broken scorer: the same answers must have the same scores and totals."""
-    a, broken = make_run({"sums": RIGHT, "tales": RIGHT}), make_run({"sums": [0.0] * 100, "tales": RIGHT})
-    report = judge(monkeypatch, a, broken, policy)
-    failed = [check for check in report.checks if check.status == "fail"]
-    assert report.verdict == "fail" and {check.task for check in failed} == {"sums"}
-    assert "documents with equal answers have another score: the scorer changed" in failed[0].message
-    assert failed[0].details[0].startswith("document ")
-    totals = {key: (value / 2, stderr) for key, (value, stderr) in a.results.items()}
-    report = judge(monkeypatch, replace(a, scores={}), replace(a, scores={}, results=totals), policy)
-    assert report.verdict == "fail" and "the aggregation changed" in report.checks[-1].message
-
-
-@pytest.mark.parametrize("word", ["cache=kept", "cache.path=kept", "output_dir=x"])
-def test_a_gate_that_makes_its_run_takes_no_cache(word: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=word), made_run([word], tmp_path):
-        pass
-
-
-@pytest.mark.parametrize("policy", ["bitwise", "tokens", "accuracy"])
-def test_answers_of_a_cache_are_not_judged(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier code computed them, so that they would hide what this code computes."""
-    a = make_run({"sums": RIGHT})
-    use = {"hits": 100, "audited": 0, "corrupt": 0, "failed": None}
-    report = judge(monkeypatch, a, replace(a, manifest=Manifest({"cache": use})), policy)
-    assert report.exit_code == 2 and "100 of its answers were read from a cache" in report.problems[0]
-    audited = replace(a, manifest=Manifest({"cache": {**use, "audited": 100}}))
-    assert judge(monkeypatch, a, audited, policy).exit_code != 2, "all of them were computed again"
-    assert any("100 of its 100 answers" in note for note in unchecked(a, replace(a, manifest=Manifest({"cache": use}))))
 
 
 @pytest.mark.parametrize("policy", ["bitwise", "tokens", "accuracy"])

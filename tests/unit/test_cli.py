@@ -34,7 +34,6 @@ class Result:
 
 
 def print_folder(folder: Path) -> str:
-    """Stands in for `print_report`."""
     print(f"digest: {folder}")
     return str(folder)
 
@@ -93,10 +92,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["noise_floor"], "did you mean experiment=noise_floor?"),
         (["--modle"], "--modle: settings have no dashes; write modle=VALUE"),
         (["--limit", "5"], "--limit: settings have no dashes; write limit=5"),
-        (
-            ["run", "--batch-invariant=false"],
-            "--batch-invariant=false: settings have no dashes; write batch_invariant=false",
-        ),
+        (["run", "--batch-invariant=no"], "--batch-invariant=no: settings have no dashes; write batch_invariant=no"),
         (["model=qwen"], "qwen3-0.6b or qwen3-1.7b"),
         (["task=gsm9k"], "did you mean gsm8k?"),
         (["engine.max_num_seq=1"], "did you mean engine.max_num_seqs?"),
