@@ -91,6 +91,7 @@ def test_a_run_scores_its_programs_and_says_how_each_ended(tmp_path: Path) -> No
     assert rewritten.code == 0
 
 
+@pytest.mark.slow  # eight seconds; killed runs are resumed in test_resume, killed programs end in test_programs_left
 def test_a_run_killed_while_programs_run_goes_on_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed run takes its programs along; resumed, it runs programs and generates nothing again."""
     mark = f"3.{os.getpid():09}"  # Seconds that the first program sleeps; no other process sleeps so long.

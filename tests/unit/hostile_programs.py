@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from pathlib import Path
 
 from evalengine.programs.limits import Limits
 
-QUICK = Limits(cpu_seconds=1, wall_seconds=6, memory_bytes=1 << 29)
+QUICK = Limits(cpu_seconds=1, wall_seconds=4, memory_bytes=1 << 29)
 SYSTEM_PYTHON = "/usr/bin/python3"  # every user can read it, unlike a Python in root's home
 # This program leaves a process behind, which a test finds by `mark`.
 SLEEPS = "import subprocess, time\nsubprocess.Popen(['sleep', '{mark}'])\n{then}"
@@ -43,7 +42,7 @@ ATTACKS = {  # name -> (the program, the beginning of its verdict)
         "        while True: pass\n    except BaseException: pass",
         "timeout: ",
     ),
-    "sleeps": ("import time\ntime.sleep(100)", "timeout: 6 s of time"),
+    "sleeps": ("import time\ntime.sleep(100)", "timeout: 4 s of time"),
     "writes without end": ("while True: print('x' * 10_000)", "timeout: "),
     "takes memory": ("x = bytearray(8 << 30)", "memory"),
     "takes memory bit by bit": ("x = []\nwhile True: x.append(bytes(50 << 20))", "memory"),
@@ -116,6 +115,7 @@ def wait_for(mark: str, there: bool, seconds: float = 10) -> bool:
     return bool(running(mark)) == there
 
 
-def leftovers() -> set[str]:
-    """Names of the temporary folders in which programs were run."""
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("evalengine-program-")}
+def leftovers(temporary: Path) -> list[str]:
+    """Names of the folders in which programs were run, in a test's own folder of temporary files: other tests may run
+    programs meanwhile."""
+    return [name for name in os.listdir(temporary) if name.startswith("evalengine-program-")]

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,9 +25,9 @@ def run_one(program: str, isolated: bool = True, limits: Limits = QUICK) -> Verd
     return verdict
 
 
-def test_every_attack_is_contained(isolated: bool) -> None:
+def test_every_attack_is_contained(isolated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     attacks = {**ATTACKS, **(ISOLATED_ATTACKS if isolated else {})}
-    before = leftovers()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     done: list[int] = []
     verdicts = run_programs(
         dict.fromkeys((program for program, _ in attacks.values()), QUICK), isolated, lambda: done.append(1)
@@ -37,7 +38,7 @@ def test_every_attack_is_contained(isolated: bool) -> None:
         if not str(verdicts[program]).startswith(expected)
     }
     assert not wrong
-    assert len(done) == len(attacks) and leftovers() <= before
+    assert len(done) == len(attacks) and not leftovers(tmp_path)
 
 
 def test_harmless_programs_pass_each_time_alike(isolated: bool) -> None:

@@ -73,8 +73,8 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
-def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signals) -> None:
-    mark, before = f"96{os.getpid()}{ending.value}", leftovers()
+def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signals, tmp_path: Path) -> None:
+    mark = f"96{os.getpid()}{ending.value}"
     program = SLEEPS.format(mark=mark, then="time.sleep(100)")
     # A killed run without isolation leaves the folders of programs that had not begun, so only one runs there.
     count = 8 if isolated or ending == signal.SIGINT else 1
@@ -85,7 +85,8 @@ def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signal
     )
     python = sys.executable if sys.executable != SYSTEM_PYTHON else os.path.join(sys.prefix, "bin", "python")
     process = subprocess.Popen(
-        [python, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [python, "-c", code], cwd=ROOT, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert wait_for(mark, there=True), process.communicate(timeout=5)
@@ -96,6 +97,6 @@ def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signal
     assert ending != signal.SIGINT or b"KeyboardInterrupt" in error_output
     assert wait_for(mark, there=False, seconds=5)
     end = time.monotonic() + 5
-    while leftovers() - before and time.monotonic() < end:
+    while leftovers(tmp_path) and time.monotonic() < end:
         time.sleep(0.02)
-    assert leftovers() <= before
+    assert not leftovers(tmp_path)
