@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +33,15 @@ def isolated(request: pytest.FixtureRequest) -> Iterator[bool]:
                 pytest.skip(f"programs cannot be run here: {why}")
         yield request.param
     problem.cache_clear()
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder of temporary files for this test alone. Programs run as another user, who may not enter `tmp_path`."""
+    folder = Path(tempfile.mkdtemp(prefix="test-of-programs-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

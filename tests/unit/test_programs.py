@@ -25,9 +25,9 @@ def run_one(program: str, isolated: bool = True, limits: Limits = QUICK) -> Verd
     return verdict
 
 
-def test_every_attack_is_contained(isolated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_attack_is_contained(isolated: bool, monkeypatch: pytest.MonkeyPatch, temporary: Path) -> None:
     attacks = {**ATTACKS, **(ISOLATED_ATTACKS if isolated else {})}
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     done: list[int] = []
     verdicts = run_programs(
         dict.fromkeys((program for program, _ in attacks.values()), QUICK), isolated, lambda: done.append(1)
@@ -38,7 +38,7 @@ def test_every_attack_is_contained(isolated: bool, monkeypatch: pytest.MonkeyPat
         if not str(verdicts[program]).startswith(expected)
     }
     assert not wrong
-    assert len(done) == len(attacks) and not leftovers(tmp_path)
+    assert len(done) == len(attacks) and not leftovers(temporary)
 
 
 def test_harmless_programs_pass_each_time_alike(isolated: bool) -> None:

@@ -73,7 +73,7 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
-def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signals, temporary: Path) -> None:
     mark = f"96{os.getpid()}{ending.value}"
     program = SLEEPS.format(mark=mark, then="time.sleep(100)")
     # A killed run without isolation leaves the folders of programs that had not begun, so only one runs there.
@@ -86,7 +86,7 @@ def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signal
     python = sys.executable if sys.executable != SYSTEM_PYTHON else os.path.join(sys.prefix, "bin", "python")
     process = subprocess.Popen(
         [python, "-c", code], cwd=ROOT, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert wait_for(mark, there=True), process.communicate(timeout=5)
@@ -97,6 +97,6 @@ def test_an_interrupted_run_leaves_nothing(isolated: bool, ending: signal.Signal
     assert ending != signal.SIGINT or b"KeyboardInterrupt" in error_output
     assert wait_for(mark, there=False, seconds=5)
     end = time.monotonic() + 5
-    while leftovers(tmp_path) and time.monotonic() < end:
+    while leftovers(temporary) and time.monotonic() < end:
         time.sleep(0.02)
-    assert not leftovers(tmp_path)
+    assert not leftovers(temporary)
