@@ -24,7 +24,7 @@ test:
 test-all:
 	$(PYTEST)
 
-# The fuzz tests of `make test`, with two hundred times as many cases; EVALENGINE_FUZZ_SEED=N takes other ones.
+# The fuzz tests of `make test`, with 250 times as many cases; EVALENGINE_FUZZ_SEED=N takes other ones.
 fuzz:
 	EVALENGINE_FUZZ=$${EVALENGINE_FUZZ:-100} $(PYTEST) tests/fuzz
 

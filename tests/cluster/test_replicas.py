@@ -60,6 +60,7 @@ def while_it_runs(monkeypatch: pytest.MonkeyPatch, after: int, act: Callable[[Wo
     return called_with
 
 
+@pytest.mark.slow  # its own replicas take nine seconds; unit/test_cluster_work loses members without Ray
 def test_a_replica_is_killed_in_mid_lease(
     one_engine: Run, fleet: Fleet, config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

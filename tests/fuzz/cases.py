@@ -1,6 +1,6 @@
 """Seeded cases for the fuzz tests: a short run in CI, a long one by `make fuzz`.
 
-EVALENGINE_FUZZ multiplies the number of cases (default 0.5), EVALENGINE_FUZZ_SEED chooses others (default 0). A failure
+EVALENGINE_FUZZ multiplies the number of cases (default 0.4), EVALENGINE_FUZZ_SEED chooses others (default 0). A failure
 names its case; the same two settings give the same case again.
 """
 
@@ -35,6 +35,6 @@ class Case(random.Random):
 
 def cases(subject: str, count: int) -> Iterator[Case]:
     """`count` cases (times EVALENGINE_FUZZ), the same in every run with the same seed."""
-    scale, seed = float(os.environ.get("EVALENGINE_FUZZ", "0.5")), os.environ.get("EVALENGINE_FUZZ_SEED", "0")
+    scale, seed = float(os.environ.get("EVALENGINE_FUZZ", "0.4")), os.environ.get("EVALENGINE_FUZZ_SEED", "0")
     for number in range(max(1, round(count * scale))):
         yield Case(f"{subject}/{seed}/{number}")

@@ -194,6 +194,7 @@ def test_another_runs_journal_is_refused(tmp_path: Path) -> None:
         Journal.open(path, RUN, PLAN)
 
 
+@pytest.mark.slow  # the same as above in a process of python -O
 def test_forged_lines_are_refused_without_asserts(tmp_path: Path) -> None:
     """`python -O` takes assertions out of the program; nothing that refuses a line is one."""
     program = (

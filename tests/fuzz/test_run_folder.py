@@ -279,6 +279,7 @@ def test_nested_and_endless_json_is_a_sentence(whole: Path, tmp_path: Path, text
                 load_run_data(folder)
 
 
+@pytest.mark.slow  # the same as above in a process of python -O
 def test_edited_records_are_refused_without_asserts(whole: Path, tmp_path: Path) -> None:
     """`python -O` takes assertions out of the program; nothing that refuses a file may be one."""
     folder = Path(shutil.copytree(whole / "run", tmp_path / "run"))

@@ -174,6 +174,7 @@ def test_inv_freq_equals_transformers_to_an_ulp(theta: float, rope: dict, head_d
     torch.testing.assert_close(actual, expected, rtol=5e-7, atol=0)
 
 
+@pytest.mark.slow  # two processes; kernels/test_exact_isa takes the instructions away from every op
 def test_inv_freq_bits_do_not_depend_on_the_instruction_set() -> None:
     code = (
         "import torch\n"
