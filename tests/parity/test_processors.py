@@ -109,7 +109,7 @@ def test_what_greedy_would_take_is_forbidden(pair: tuple[Any, LLM], name: str) -
 def test_random_combinations(pair: tuple[Any, LLM]) -> None:
     """Random combinations of processors give transformers' tokens, and at least half of them change the output."""
     model, llm = pair
-    plain, changed = our_tokens(llm, {}), 0
+    plain, changed, tried = our_tokens(llm, {}), 0, 0
     for case in cases("processors", 6):
         tokens = [case.randrange(VOCAB) for _ in range(30)]
         all_fields = {
@@ -125,8 +125,8 @@ def test_random_combinations(pair: tuple[Any, LLM]) -> None:
         with case.named(fields):
             outputs = our_tokens(llm, fields)
             assert outputs == [hf_tokens(model, prompt, fields) for prompt in PROMPTS]
-            changed += outputs != plain
-    assert changed >= 3
+            changed, tried = changed + (outputs != plain), tried + 1
+    assert tried and 2 * changed >= tried
 
 
 def test_what_is_read_from_a_folder_is_what_transformers_applies(pair: tuple[Any, LLM], tmp_path: Path) -> None:
