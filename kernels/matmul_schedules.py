@@ -35,9 +35,8 @@ BUCKETS = (
 )
 MAX_BUCKET = BUCKETS[-1]
 CUBLASLT_ROWS = 32  # With fewer rows, cuBLASLt without a split of K takes up to twice as long as a narrow tile.
-MANY_ROWS = (
-    1024  # From here on cuBLASLt is tried before a tuned tile, which takes its place where cuBLASLt cannot serve.
-)
+# From here on cuBLASLt is tried before a tuned tile, which takes its place where cuBLASLt cannot serve.
+MANY_ROWS = 1024
 Form = Literal["pointer", "tma", "cublaslt"]
 POINTER: Form = "pointer"
 TMA: Form = "tma"

@@ -14,7 +14,7 @@ from evalengine.cluster.replica import Orders, Refusal, Replica, ReplicaFacts, R
 from evalengine.cluster.settings import Share
 from evalengine.engine.loader import Checkpoint, Stamp
 from evalengine.models.spec import ModelSpec, dtype_name
-from evalengine.records.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
+from evalengine.records.libraries import deciding
 
 REPLACED = 3  # times that a replica is made anew, on average, before the fleet is left to shrink
 LOG_LINES = 15
@@ -229,7 +229,6 @@ def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer:
             yield f"its {name} is {own}, that of {first.where} is {expected}"
     if facts.settings.numerics == "native" and facts.gpu_architecture != first.gpu_architecture:
         yield f"its GPU is {facts.gpu_architecture}, that of {first.where} is {first.gpu_architecture}"
-    native = NATIVE_LIBRARIES if facts.settings.numerics == "native" else ()
-    for name in (*native, *TEXT_LIBRARIES):
+    for name in deciding(facts.settings.numerics):
         if facts.libraries[name] != first.libraries[name]:
             yield f"its {name} is {facts.libraries[name]}, that of {first.where} is {first.libraries[name]}"

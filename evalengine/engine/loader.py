@@ -163,7 +163,10 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def _files(path: Path, kind: Format) -> list[Path]:
-    return {"dummy": [], "gguf": [path]}[kind] if kind != "safetensors" else weight_files(path)
+    """The files that hold the weights; none for dummy ones."""
+    if kind == "dummy":
+        return []
+    return [path] if kind == "gguf" else weight_files(path)
 
 
 def file_stamp(path: Path, kind: Format) -> Stamp:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from evalengine.engine.text import any_of
+from evalengine.engine.tokenizer import added_around
 
 MOST_PIECES = 1 << 17  # pieces kept, some 60 MB of prose; all are dropped when there are more
 MOST_BLOCKS = 1 << 12  # blocks kept, likewise; few-shot prompts of one task have a handful in common
@@ -47,7 +48,7 @@ class PieceTokenizer:
         if self._cuts:
             added = [token.content for token in tokenizer.added_tokens_decoder.values()]
             self._added, self._longest_added = any_of(added), max(map(len, added), default=1) or 1
-            self._before, self._after = _added_around(tokenizer)
+            self._before, self._after = added_around(tokenizer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -214,11 +215,3 @@ def _cuts(step: dict[str, Any]) -> bool:
 def _state(part: Any) -> dict[str, Any] | None:
     """A normaliser or pre-tokenizer as tokenizer.json has it."""
     return None if part is None else dict(json.loads(part.__getstate__()))
-
-
-def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The special tokens that the tokenizer adds before and after every text."""
-    bare = tokenizer.encode("a", add_special_tokens=False)
-    whole = tokenizer.encode("a", add_special_tokens=True)
-    place = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-    return whole[:place], whole[place + len(bare) :]

@@ -62,15 +62,19 @@ def plain_tokenizer(tokenizer: Any) -> dict[str, Any] | None:
     }
 
 
-def _appended(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The special tokens that the tokenizer puts after every text."""
-    try:
-        bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
-    except Exception:  # a tokenizer of words that knows no other words cannot encode the probe
-        return []
+def added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer adds before and after every text."""
+    bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
     begins = range(len(whole) - len(bare) + 1)
     place = next((i for i in begins if whole[i : i + len(bare)] == bare), len(whole) - len(bare))
-    return whole[place + len(bare) :]
+    return whole[:place], whole[place + len(bare) :]
+
+
+def _appended(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    try:
+        return added_around(tokenizer)[1]
+    except Exception:  # a tokenizer of words that knows no other words cannot encode the probe
+        return []
 
 
 def _refuse_endless(config: Path) -> None:

@@ -35,7 +35,7 @@ from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
-from evalengine.records.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
+from evalengine.records.libraries import deciding
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_lm_eval
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import MANIFEST, build_manifest, code_version
@@ -122,7 +122,8 @@ def _run(
         cached = opened.enter_context(answers_kept(config, plan, llm, facts.identity))
         loaded = time.perf_counter()
         name = f"{selection(config)}-{config.model.name}"
-        versions = {name: version for name, version in libraries(llm).items() if name in deciding(facts.identity)}
+        installed = libraries(llm)
+        versions = {library: installed[library] for library in deciding(llm.settings.numerics)}
         with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity, versions) as folder:
             if not folder.finished:
                 folder.write_text(CONFIG, to_yaml(config))
@@ -140,12 +141,6 @@ def _run(
             folder.tidy()
             written = read_results(results_files(folder.path)[-1])["results"]
             return RunResult(folder.path, manifest.digest, {task: _metrics(written[task]) for task in written})
-
-
-def deciding(identity: Mapping[str, Any]) -> tuple[str, ...]:
-    """The libraries that an answer of this run can depend on. `exact` has equal bits with every version, and `fast`
-    promises none."""
-    return (*(NATIVE_LIBRARIES if identity["numerics"] == "native" else ()), *TEXT_LIBRARIES)
 
 
 def _own_manifest(folder: RunFolder) -> Manifest:

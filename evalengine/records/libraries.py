@@ -10,6 +10,12 @@ NATIVE_LIBRARIES = ("torch", "cuda", "triton")
 TEXT_LIBRARIES = ("tokenizers", "transformers")
 
 
+def deciding(numerics: str) -> tuple[str, ...]:
+    """The libraries that an answer of this level can depend on: `exact` has equal bits with every compiler, and `fast`
+    promises none."""
+    return (*(NATIVE_LIBRARIES if numerics == "native" else ()), *TEXT_LIBRARIES)
+
+
 def installed_libraries() -> dict[str, str | None]:
     """The version of each of them in this process; "cuda" is the one that torch was built for."""
     import torch

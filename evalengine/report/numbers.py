@@ -19,6 +19,11 @@ def same_number(x: float, y: float) -> bool:
     return x == y or (math.isnan(x) and math.isnan(y))
 
 
+def same_value(x: float, y: float) -> bool:
+    """Whether two values of a metric are equal, as far as another machine may round a sum in another order."""
+    return same_number(x, y) or math.isclose(x, y, rel_tol=1e-12)
+
+
 def shown(value: float, spec: str) -> str:
     """A number for people: never "nan", "inf" or "-0.0000". spec: of `format`, such as ".4f" or "+.4f"."""
     if math.isnan(value):

@@ -8,7 +8,6 @@ outputs, answers or scores differ. Runs of unlike inputs are compared on what th
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from evalengine.report.compare.flips import OF_ANSWER, SCORER, Change, Flip, cha
 from evalengine.report.compare.item_differences import KINDS, ItemDifference, item_differences, outputs_known, pairs
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
 from evalengine.report.compare.unchecked import unchecked
-from evalengine.report.numbers import same_number
+from evalengine.report.numbers import same_value
 from evalengine.report.read.rolling import aligned
 from evalengine.report.read.run import Key, Run
 
@@ -192,14 +191,13 @@ def _moved(a: Run, b: Run, differences: list[ItemDifference], blame: Attribution
 def _rescored(a: Run, b: Run, moved: set[str]) -> bool:
     """Whether results of equal outputs differ, which only the scorer or the aggregation can cause.
 
-    moved: tasks with differing outputs. Results of no single task, such as a group's, depend on all tasks. Another
-    machine may round a sum in another order, hence the tolerance.
+    moved: tasks with differing outputs. Results of no single task, such as a group's, depend on all tasks.
     """
     tasks = {key[0] for key in a.items} | {key[0] for key in b.items}
     moved = moved | {key[0] for key in a.items.keys() ^ b.items.keys()}
     keys = [k for k in a.results.keys() & b.results.keys() if k[0] not in moved and (k[0] in tasks or not moved)]
     pairs = [(a.results[key][0], b.results[key][0]) for key in keys]
-    return any(not same_number(x, y) and not math.isclose(x, y, rel_tol=1e-12) for x, y in pairs)
+    return any(not same_value(x, y) for x, y in pairs)
 
 
 def _greedy(run: Run, task: str) -> bool:

@@ -16,7 +16,7 @@ from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.gate.accuracy import accuracy
 from evalengine.report.gate.checks import DECIDED, SHOWN, Check, first
 from evalengine.report.gate.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
-from evalengine.report.numbers import same_number
+from evalengine.report.numbers import same_number, same_value
 from evalengine.report.read.run import Item, Run
 
 
@@ -137,7 +137,7 @@ def _rescored(rule: str, a: Run, b: Run) -> Iterator[Check]:
     for key in sorted(a.scores.keys() & b.scores.keys()):
         old, new = a.scores[key], b.scores[key]
         docs = [doc for doc in sorted(old.keys() & new.keys()) if (key[0], doc) not in changed]
-        other = [doc for doc in docs if not _same_value(old[doc], new[doc])]
+        other = [doc for doc in docs if not same_value(old[doc], new[doc])]
         if other:
             details = tuple(f"document {doc}: was {old[doc]:g}, is {new[doc]:g}" for doc in other[:SHOWN])
             message = f"{len(other)} of {len(docs)} documents with equal answers have another score: the scorer changed"
@@ -146,14 +146,9 @@ def _rescored(rule: str, a: Run, b: Run) -> Iterator[Check]:
     for key in sorted(a.results.keys() & b.results.keys() - (a.scores.keys() & b.scores.keys())):
         depends_on = {key[0]} if key[0] in tasks else tasks  # a group's results depend on its tasks
         was, now = a.results[key][0], b.results[key][0]
-        if not depends_on & moved and not _same_value(was, now):
+        if not depends_on & moved and not same_value(was, now):
             message = f"was {was:g}, is {now:g}, though the answers are equal: the scorer or the aggregation changed"
             yield Check(rule, key[0], f"{key[1]},{key[2]}", "fail", message)
-
-
-def _same_value(x: float, y: float) -> bool:
-    """Whether two values of a metric are equal; another machine may round a sum in another order."""
-    return same_number(x, y) or math.isclose(x, y, rel_tol=1e-12)
 
 
 def _delta(x: Item, y: Item) -> float:
