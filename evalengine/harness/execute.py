@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from evalengine.cache.engine import CachedEngine
 from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.request import GenerateRequest, RequestOutput
@@ -25,15 +26,21 @@ MAX_LISTED = 10
 
 
 def execute(
-    plan: Plan, llm: Answering, folder: RunFolder, label: str, progress: bool
+    plan: Plan, llm: Answering, cached: CachedEngine | None, folder: RunFolder, label: str, progress: bool
 ) -> tuple[Mapping[RecordKey, JournalEntry], set[RecordKey]]:
     """Every request's answer, and the keys of those that ran now (the others come from the journal).
+
+    cached: the cache before the engine, if there is one. What it answers is not journaled: a resumed run asks it again.
 
     Raises EvalEngineError for a journal that is not this run's; and, once all others are done and journaled, if a
     request failed. Raises KeyboardInterrupt for a Ctrl-C, once the answers of the running step are journaled.
     """
-    asked_by_key = {item.key: _asked(item, llm) for item in plan.requests}
-    with Journal.open(folder.journal, folder.identity_sha256, asked_by_key) as journal:
+    items = {item.key: item for item in plan.requests}
+
+    def asked(key: RecordKey) -> Asked | None:
+        return _asked(items[key], llm) if key in items else None
+
+    with Journal.open(folder.journal, folder.identity_sha256, asked) as journal:
         todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
         if journal.finished and progress:
             done = f"{len(journal.finished)} of {len(plan.requests)} requests are kept from the interrupted run"
@@ -50,13 +57,15 @@ def execute(
                 bar.step(stats)
                 interrupts.after_a_step()
 
-            answers = llm.run([item.request for item in todo.values()], after_step)
+            answers = (cached or llm).run([item.request for item in todo.values()], after_step)
+            read = set() if cached is None else cached.answered
             for output in _undoubted(answers, journal, todo):
                 item = todo[output.request_id]
                 if output.error:
                     failed.append(f"{item.key[0]}, document {item.key[1]}, request {item.key[2]}: {output.error}")
                 else:
-                    journal.append(_entry(item, output))
+                    keep = journal.note if output.request_id in read else journal.append
+                    keep(_entry(item, output))
                 bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
         if failed:
             raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED)]))

@@ -108,10 +108,11 @@ class Journal:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     @classmethod
-    def open(cls, path: Path, run_sha256: str, asked: Mapping[RecordKey, Asked]) -> Journal:
+    def open(cls, path: Path, run_sha256: str, asked: Callable[[RecordKey], Asked | None]) -> Journal:
         """Reads `path` (it may not exist yet) and opens it for more.
 
-        run_sha256: the hash of the run's identity (`RunFolder.identity_sha256`). asked: every request of the run.
+        run_sha256: the hash of the run's identity (`RunFolder.identity_sha256`). asked: what a request of the run asks;
+        None for a key that is none of its requests'.
         Raises `EvalEngineError`, with the line and the cure, for a line that is damaged or cannot be this run's.
         """
         try:
@@ -136,6 +137,10 @@ class Journal:
             os.truncate(self.path, self._size)
             raise _failed(self.path, error) from error
         self._size += len(line)
+        self.finished[entry.key] = entry
+
+    def note(self, entry: JournalEntry) -> None:
+        """Adds a request whose answer is kept elsewhere, and writes no line: a resumed run finds it there again."""
         self.finished[entry.key] = entry
 
     def forget(self, keys: Set[RecordKey]) -> None:
@@ -190,7 +195,7 @@ def _encode(entry: JournalEntry, run_sha256: str) -> bytes:
 
 
 def _parse(
-    content: bytes, path: Path, run_sha256: str, asked: Mapping[RecordKey, Asked]
+    content: bytes, path: Path, run_sha256: str, asked: Callable[[RecordKey], Asked | None]
 ) -> tuple[dict[RecordKey, JournalEntry], int]:
     """(finished requests, bytes of whole lines)."""
     finished: dict[RecordKey, JournalEntry] = {}
@@ -269,14 +274,16 @@ def _key(value: Any) -> RecordKey:
     return (value[0], value[1], value[2], value[3])
 
 
-def _check(entry: JournalEntry, asked: Mapping[RecordKey, Asked], finished: Mapping[RecordKey, JournalEntry]) -> None:
+def _check(
+    entry: JournalEntry, asked: Callable[[RecordKey], Asked | None], finished: Mapping[RecordKey, JournalEntry]
+) -> None:
     """Raises ValueError if no request of the run has this answer."""
     named = f"{entry.key[0]}, document {entry.key[1]}, request {entry.key[2]}, repeat {entry.key[3]}"
-    if entry.key not in asked:
+    if (wanted := asked(entry.key)) is None:
         raise ValueError(f"the run has no request {named}")
     if entry.key in finished:
         raise ValueError(f"{named} stands in a line before")
-    if problem := asked[entry.key].problem(entry):
+    if problem := wanted.problem(entry):
         raise ValueError(f"{named}: {problem}")
 
 

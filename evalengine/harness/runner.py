@@ -12,10 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import transformers
 
+from evalengine.beside import Beside
 from evalengine.cache.engine import CachedEngine
 from evalengine.config import Config, selection, to_yaml
 from evalengine.engine.stats import EngineStats
@@ -32,11 +33,11 @@ from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
 from evalengine.models.spec import dtype_name
-from evalengine.records.digest import digests
+from evalengine.records.digest import Digests, digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.libraries import deciding
-from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_lm_eval
+from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_results, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import MANIFEST, build_manifest, code_version
 from evalengine.records.manifest_data import Manifest
@@ -45,6 +46,7 @@ from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 from evalengine.version import __version__
 
+MANY = 5_000  # requests whose records take a quarter of a second to write and hash
 YOUNG = 200_000  # new objects after which Python's collector looks for cycles
 
 
@@ -127,15 +129,19 @@ def _run(
         with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity, versions) as folder:
             if not folder.finished:
                 folder.write_text(CONFIG, to_yaml(config))
-                answers, ran = execute(plan, cast(Answering, cached or llm), folder, selection(config), config.progress)
+                answers, ran = execute(plan, llm, cached, folder, selection(config), config.progress)
                 clock = _Clock(started, begin, loaded, time.perf_counter())
                 thought = thoughts(plan, answers, llm.tokenizer)
                 stats = llm.stats.since(before)
                 judged = verdicts(plan, answers, config, selection(config))
                 rows = records(plan, answers, thought, judged)
-                results = task_results(plan, answers, thought, judged)
                 programs = program_facts(plan, config, judged)
-                _write(config, plan, llm, folder, facts, rows, results, ran, clock, command, stats, programs, cached)
+                with Beside(lambda: _write_records(folder, rows), len(rows) >= MANY) as recorded:
+                    results = task_results(plan, answers, thought, judged)
+                    _write(
+                        *(config, plan, llm, folder, facts, rows, recorded, results, ran, clock, command, stats),
+                        *(programs, cached),
+                    )
             manifest = _own_manifest(folder)
             leave(folder.path)
             folder.tidy()
@@ -163,6 +169,7 @@ def _write(
     folder: RunFolder,
     facts: Facts,
     rows: Sequence[RequestRecord],
+    recorded: Beside[Digests],
     results: Sequence[TaskResult],
     ran: set[RecordKey],
     clock: _Clock,
@@ -171,11 +178,15 @@ def _write(
     programs: Mapping[str, Any] | None,
     cached: CachedEngine | None,
 ) -> None:
-    """All files of a finished run: the manifest after those whose hashes it holds, the digest last."""
-    digest = digests(rows)
-    folder.write_with(RECORDS, lambda path: write_records(path, rows))
+    """All files of a finished run: the manifest after those whose hashes it holds, the digest last.
+
+    recorded: writes the records and gives their digests, in a process of its own where they are many.
+    """
+    finished = datetime.now()
+    write_samples(folder, results, finished)
     used = used_ids(row.output_ids for row in rows)
     folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used)))
+    digest = recorded.result()
     timings = clock.timings()
     manifest = build_manifest(
         run_id=facts.run_id,
@@ -195,9 +206,9 @@ def _write(
         cluster=cluster_facts(llm),
         cache=None if cached is None else asdict(cached.counts),
     )
-    write_lm_eval(
+    write_results(
         *(folder, results, _model_info(config, llm, facts.identity), _invocation(config, clock, timings)),
-        finished=datetime.now(),
+        finished=finished,
         groups=group_results(config.groups, results),
     )
     try:
@@ -206,6 +217,11 @@ def _write(
         raise bind_failed(folder.path, error) from error
     folder.write_text(MANIFEST, bound.file_text())
     folder.finish(digest.run)
+
+
+def _write_records(folder: RunFolder, rows: Sequence[RequestRecord]) -> Digests:
+    folder.write_with(RECORDS, lambda path: write_records(path, rows))
+    return digests(rows)
 
 
 def model_facts(config: Config, llm: Answering, identity: Mapping[str, Any]) -> Model:

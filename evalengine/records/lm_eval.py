@@ -182,7 +182,19 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     }
 
 
-def write_lm_eval(
+def write_samples(folder: RunFolder, tasks: Sequence[TaskResult], finished: datetime) -> None:
+    """Writes each task's samples. The files of an earlier attempt at this run, results included, are removed.
+
+    Raises `EvalEngineError` if the disk refuses.
+    """
+    for stale in [*folder.path.glob("results_*.json"), *folder.path.glob("samples_*.jsonl")]:
+        stale.unlink()
+    for task in tasks:
+        lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=_plain) for sample in task.samples]
+        folder.write_text(f"samples_{task.name}_{_iso(finished)}.jsonl", "".join(line + "\n" for line in lines))
+
+
+def write_results(
     folder: RunFolder,
     tasks: Sequence[TaskResult],
     model: ModelInfo,
@@ -190,18 +202,13 @@ def write_lm_eval(
     finished: datetime,
     groups: Sequence[GroupResult] = (),
 ) -> Path:
-    """Writes both kinds of file and returns the results file. Those of an earlier attempt at this run are removed.
-
-    Raises `EvalEngineError` if the disk refuses.
-    """
-    for stale in [*folder.path.glob("results_*.json"), *folder.path.glob("samples_*.jsonl")]:
-        stale.unlink()
-    iso = finished.isoformat().replace(":", "-")
-    for task in tasks:
-        lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=_plain) for sample in task.samples]
-        folder.write_text(f"samples_{task.name}_{iso}.jsonl", "".join(line + "\n" for line in lines))
+    """Writes the results file, after the samples with the same time in their names. Raises as `write_samples`."""
     results = json.dumps(results_dict(tasks, model, invocation, groups), indent=2, ensure_ascii=False, default=_plain)
-    return folder.write_text(f"results_{iso}.json", results)
+    return folder.write_text(f"results_{_iso(finished)}.json", results)
+
+
+def _iso(finished: datetime) -> str:
+    return finished.isoformat().replace(":", "-")
 
 
 def _execution(model: ModelInfo, invocation: Invocation) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def test_a_pipe_in_the_journals_place_is_not_waited_for(reference: Run, tmp_path
 
     os.mkfifo(tmp_path / "journal.jsonl")
     with pytest.raises(EvalEngineError, match="not a regular file; remove it"):
-        Journal.open(tmp_path / "journal.jsonl", "0" * 64, {})
+        Journal.open(tmp_path / "journal.jsonl", "0" * 64, {}.get)
 
 
 def test_a_run_stripped_of_its_hashes_is_refused(reference: Run, tmp_path: Path) -> None:

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine import CONTRACT_VERSION
+from evalengine import CONTRACT_VERSION, beside
 from evalengine.errors import EvalEngineError
+from evalengine.harness import runner
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
 from evalengine.records.digest import digests
 from evalengine.records.tokens import read_tokens, token_texts
-from tests.e2e.command import SHORT, Run, call, check_output, finish, finished, runs, start
+from evalengine.report.html import page, samples
+from evalengine.report.html.run_page import run_page
+from evalengine.report.read.run_data import load_run_data
+from tests.e2e.command import LIMIT, SHORT, Run, call, check_output, finish, finished, runs, start
 
 FILES = (
     "config.yaml",
@@ -117,6 +121,33 @@ def test_the_files_agree(reference: Run) -> None:
     assert manifest["contract_version"] == CONTRACT_VERSION and manifest["numerics"] == "exact"
     assert reference.folder.name.endswith(manifest["run_id"])
     assert all(record.logprobs.max() <= 0 and record.is_greedy for record in records)
+
+
+def test_several_processes_leave_what_one_leaves(
+    short_reference: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A large run's records are written, and its page packed, by processes of their own."""
+    forked: list[bool] = []
+    monkeypatch.setattr(beside, "cores", lambda: 3)
+    monkeypatch.setattr(runner, "MANY", 1)
+    monkeypatch.setattr(beside.Beside, "result", lambda self, real=beside.Beside.result: _noted(forked, self, real))
+    run = finished(tmp_path, f"limit={LIMIT}", SHORT)
+    assert forked == [True]
+    for name in ("digest.txt", "records.parquet", "tokens.json"):
+        assert (run.folder / name).read_bytes() == (short_reference.folder / name).read_bytes(), name
+    monkeypatch.setattr(page, "BLOCK", 1)
+    data = load_run_data(run.folder)
+    whole = run_page(data).render()
+    assert forked == [True]
+    for module in (page, samples):
+        monkeypatch.setattr(module, "LEAST", 1)
+    assert run_page(data).render() == whole
+    assert len(forked) > 2
+
+
+def _noted(forked: list[bool], work: beside.Beside[Any], result: Any) -> Any:
+    forked.append(work._process is not None)
+    return result(work)
 
 
 def test_the_manifest_names_the_attention_that_ran(reference: Run, tmp_path: Path) -> None:

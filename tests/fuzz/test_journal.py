@@ -62,20 +62,20 @@ def same(entry: JournalEntry, other: JournalEntry) -> bool:
 
 def resume(path: Path) -> None:
     """Does what a run does: keeps what is finished and answers the rest; the result must be the unbroken run's."""
-    with Journal.open(path, RUN, PLAN) as journal:
+    with Journal.open(path, RUN, PLAN.get) as journal:
         for key in PLAN:
             if key not in journal.finished:
                 journal.append(answer(key[1]))
         assert journal.finished.keys() == UNBROKEN.keys()
         assert all(same(entry, UNBROKEN[key]) for key, entry in journal.finished.items()), "a silently different run"
-    with Journal.open(path, RUN, PLAN) as again:
+    with Journal.open(path, RUN, PLAN.get) as again:
         assert len(again.finished) == DOCS
 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> list[bytes]:
     """The lines of an interrupted run's journal."""
-    with Journal.open(tmp_path / "whole", RUN, PLAN) as journal:
+    with Journal.open(tmp_path / "whole", RUN, PLAN.get) as journal:
         for doc in (3, 1, 0, 4, 2, 5):
             journal.append(answer(doc))
     return (tmp_path / "whole").read_bytes().splitlines(keepends=True)
@@ -188,10 +188,10 @@ def _unseen(done: str) -> bool:
 
 def test_another_runs_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    with Journal.open(path, OTHER, PLAN) as journal:
+    with Journal.open(path, OTHER, PLAN.get) as journal:
         journal.append(answer(1))
     with pytest.raises(EvalEngineError, match="names the run fedcba987654, and this one is 0123456789ab"):
-        Journal.open(path, RUN, PLAN)
+        Journal.open(path, RUN, PLAN.get)
 
 
 @pytest.mark.slow  # the same as above in a process of python -O
@@ -202,12 +202,12 @@ def test_forged_lines_are_refused_without_asserts(tmp_path: Path) -> None:
         "import tests.fuzz.test_journal as t; from tests.fuzz.cases import cases\n"
         "from evalengine.errors import EvalEngineError\n"
         "path = Path(sys.argv[1]) / 'j'\n"
-        "with t.Journal.open(path, t.RUN, t.PLAN) as journal: [journal.append(t.answer(doc)) for doc in range(6)]\n"
+        "with t.Journal.open(path, t.RUN, t.PLAN.get) as journal: [journal.append(t.answer(doc)) for doc in range(6)]\n"
         "lines, taken = path.read_bytes().splitlines(keepends=True), 0\n"
         "for case in cases('journal_optimized', 100):\n"
         "    data, done = t.forge(lines, case)\n"
         "    path.write_bytes(data)\n"
-        "    try: t.Journal.open(path, t.RUN, t.PLAN).close()\n"
+        "    try: t.Journal.open(path, t.RUN, t.PLAN.get).close()\n"
         "    except EvalEngineError: continue\n"
         "    taken += bool(done) and not t._unseen(done)\n"
         "print('asserts' if __debug__ else 'none', taken)\n"

@@ -37,6 +37,7 @@ ARROWS: dict[str, set[str]] = {
     "contract": set(),
     "version": set(),
     "line_worker": set(),
+    "beside": {"errors"},
     "kernels": set(),
     "verification": {"kernels"},
     "layers": {"kernels", "verification", "contract", "errors"},
@@ -48,11 +49,12 @@ ARROWS: dict[str, set[str]] = {
     "programs": {"errors"},
     "tasks": {"hub", "estimators", "programs", "line_worker", "config", "errors", "plain_files"},
     "records": {"contract", "config", "errors", "plain_files", "version"},
-    "report": {"records", "estimators", "command", "config", "config_run", "errors", "plain_files"} | {"version"},
+    "report": {"records", "beside", "estimators", "command", "config", "config_run", "errors", "plain_files"}
+    | {"version"},
     "cluster": {"contract", "engine", "models", "records", "config", "errors"},
     "cache": {"engine", "models", "records", "command", "errors"},
     "harness": {"cache", "cluster", "engine", "models", "tasks", "programs", "records"}
-    | {"config", "errors", "plain_files", "version"},
+    | {"beside", "config", "errors", "plain_files", "version"},
     "certify": {"harness", "engine", "models", "layers", "kernels", "verification", "tasks", "records"}
     | {"contract", "compose", "config", "command", "errors", "plain_files"},
     "explain": {"harness", "engine", "layers", "records", "report", "compose", "config", "command", "errors"}

@@ -36,7 +36,7 @@ def asked(count: int) -> dict[RecordKey, Asked]:
 
 
 def opened(path: Path, run: str = RUN) -> Journal:
-    return Journal.open(path, run, asked(10))
+    return Journal.open(path, run, asked(10).get)
 
 
 def fill(path: Path, count: int) -> None:
@@ -131,7 +131,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from evalengine.harness.journal import Journal, JournalEntry
-with Journal.open(Path(sys.argv[1]), "0" * 64, {}) as journal:
+with Journal.open(Path(sys.argv[1]), "0" * 64, {}.get) as journal:
     for doc in range(10**9):
         logprobs = np.full(200, -1, dtype=np.float32)
         journal.append(JournalEntry(("t", doc, 0, 0), "ab" * 32, [1] * 200, logprobs, "stop", "x" * 500, True))
@@ -148,7 +148,7 @@ def test_kill_9_loses_at_most_the_line_in_flight(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
     lines = path.read_bytes().count(b"\n")
-    with Journal.open(path, "0" * 64, {("t", doc, 0, 0): ASKED for doc in range(lines)}) as journal:
+    with Journal.open(path, "0" * 64, {("t", doc, 0, 0): ASKED for doc in range(lines)}.get) as journal:
         assert len(journal.finished) == lines >= 21
         assert list(journal.finished) == [("t", doc, 0, 0) for doc in range(lines)]
 
@@ -210,11 +210,11 @@ def test_a_line_with_a_right_check_that_is_not_this_runs_is_refused(
     wanted = {("task/x", 0, 1, 2): Asked("ab" * 32, 2**31, room=200, said=lambda ids: "x")}
     path = tmp_path / "j"
     path.write_bytes(line())
-    with Journal.open(path, RUN, wanted) as journal:
+    with Journal.open(path, RUN, wanted.get) as journal:
         assert len(journal.finished) == 1
     path.write_bytes(line(**changes))
     with pytest.raises(EvalEngineError, match=f"line 1 is not of this run: .*{why}.*; delete this file"):
-        Journal.open(path, RUN, wanted)
+        Journal.open(path, RUN, wanted.get)
     assert path.read_bytes() == line(**changes), "it may be worth something to its owner"
 
 
@@ -225,12 +225,12 @@ def test_a_request_answered_twice_and_a_scored_one_are_checked(tmp_path: Path) -
         opened(path)
     scored = {("task/x", 0, 1, 2): Asked("ab" * 32, 2**31, scored=[1, 2])}
     path.write_bytes(line(finish_reason="length", text=""))
-    with Journal.open(path, RUN, scored) as journal:
+    with Journal.open(path, RUN, scored.get) as journal:
         assert len(journal.finished) == 1
     for changes in ({"output_ids": [1, 3]}, {"text": "x"}, {"finish_reason": "stop"}):
         path.write_bytes(line(**{"finish_reason": "length", "text": "", **changes}))
         with pytest.raises(EvalEngineError, match="scores other tokens"):
-            Journal.open(path, RUN, scored)
+            Journal.open(path, RUN, scored.get)
 
 
 @pytest.mark.parametrize("body", [b"[" * 5000, b'{"run":' + b"1" * 5000, b"{}"[:1], b"\xff"])
@@ -246,9 +246,9 @@ def test_alternatives_come_back_and_are_held_against_what_was_asked(tmp_path: Pa
     key, path = ("t", 0, 0, 0), tmp_path / "journal.jsonl"
     entry = JournalEntry(key, "ab" * 32, [7, 4], values[:, 0], "stop", "", True, (ids, values))
     wanted = {key: Asked("ab" * 32, 10, room=2, alternatives=2)}
-    with Journal.open(path, "cd" * 32, wanted) as journal:
+    with Journal.open(path, "cd" * 32, wanted.get) as journal:
         journal.append(entry)
-    with Journal.open(path, "cd" * 32, wanted) as journal:
+    with Journal.open(path, "cd" * 32, wanted.get) as journal:
         alternatives = journal.finished[key].top
     assert alternatives is not None and [part.tobytes() for part in alternatives] == [ids.tobytes(), values.tobytes()]
     for other, message in (
@@ -257,6 +257,6 @@ def test_alternatives_come_back_and_are_held_against_what_was_asked(tmp_path: Pa
         (Asked("ab" * 32, 10, room=2), "its alternatives are not 0 a token"),
     ):
         with pytest.raises(EvalEngineError, match=message):
-            Journal.open(path, "cd" * 32, {key: other})
+            Journal.open(path, "cd" * 32, {key: other}.get)
     assert wanted[key].problem(replace(entry, top=(ids, values[:, ::-1]))) is not None, "not in order"
     assert wanted[key].problem(replace(entry, top=None)) == "it has no alternatives"

@@ -18,7 +18,15 @@ from evalengine.config import Config
 from evalengine.errors import EvalEngineError
 from evalengine.records.digest import digests
 from evalengine.records.folder import RunFolder
-from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, sample_row, write_lm_eval
+from evalengine.records.lm_eval import (
+    Invocation,
+    ModelInfo,
+    Sample,
+    TaskResult,
+    sample_row,
+    write_results,
+    write_samples,
+)
 from evalengine.records.manifest import build_manifest, code_version, run_id, run_identity
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Model, RunCounts, RunTimings, read_part
@@ -236,7 +244,8 @@ def test_a_checkout_knows_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_folder(tmp_path) as folder:
         (folder.path / "results_old.json").write_text("{}")  # an attempt died between results and digest
-        write_lm_eval(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2, 3, 4, 5))
+        write_samples(folder, [TASK], datetime(2026, 1, 2, 3, 4, 5))
+        write_results(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2, 3, 4, 5))
         folder.write_text("manifest.json", manifest(resumed=1, truncated=1).file_text())
         with pytest.raises(EvalEngineError, match="not finished"):
             print_report(folder.path)
@@ -260,7 +269,7 @@ def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.Ca
 
 def test_results_have_lm_evals_keys(tmp_path: Path) -> None:
     with open_folder(tmp_path) as folder:
-        path = write_lm_eval(folder, [TASK, replace(TASK, name="a")], MODEL, INVOCATION, datetime(2026, 1, 2))
+        path = write_results(folder, [TASK, replace(TASK, name="a")], MODEL, INVOCATION, datetime(2026, 1, 2))
     results = json.loads(path.read_text())
     assert results["results"]["arc_easy"] == {"name": "arc_easy", "alias": "arc_easy", "sample_len": 1, **TASK.metrics}
     assert list(results["results"]) == ["arc_easy", "a"]
@@ -274,7 +283,7 @@ def test_results_have_lm_evals_keys(tmp_path: Path) -> None:
 def test_keys_are_those_of_an_installed_lm_eval(tmp_path: Path) -> None:
     schema = pytest.importorskip("lm_eval.result_schema", reason="needs lm-eval 0.4.13 (the extra lm-eval)")
     with open_folder(tmp_path) as folder:
-        path = write_lm_eval(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2))
+        path = write_results(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2))
     results = json.loads(path.read_text())
     known = set(schema.EvalResults.__annotations__) | {"evalengine_version"}
     assert set(results) <= known

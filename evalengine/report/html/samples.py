@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evalengine.beside import spread
 from evalengine.records.tokens import token_texts
 from evalengine.report.html.markup import Markup, join, tag
-from evalengine.report.html.page import Page, packed
+from evalengine.report.html.page import LEAST, Page, in_blocks, pack, packed
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.read.choices import continuations, target_index
 from evalengine.report.read.run import Item, ScoreKey
@@ -23,6 +24,7 @@ LIMITS = ((20_000, 20_000), (6_000, 20_000), (2_000, 20_000), (1_000, 6_000), (6
 PREVIEW = 100  # characters in a cell, at most
 CELL_BYTES = 6_000_000  # most of all cells' texts, three a row
 SCORES = 4  # columns of metrics
+Place = tuple[str, int]  # task, doc_id
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,28 @@ def samples_section(page: Page, data: RunData) -> None:
     shape = _shape(data)
     places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
     room = min(4 * PREVIEW, CELL_BYTES // (3 * max(1, len(places))))
-    rows = [_row(data, shape, task, doc, room) for task, doc in places]
-    limits = next((limits for limits in LIMITS if _estimate(data, *limits) <= BUDGET), LIMITS[-1])
-    cut = Scissors(*limits)
-    page.blocks("samples", list(_texts(data, cut)))
+    limits = next((limits for limits in LIMITS if _estimate(data, places, *limits) <= BUDGET), LIMITS[-1])
+    blocks = spread(lambda some: [_block(data, shape, room, limits, b) for b in some], in_blocks(places), LEAST)
+    page.packed_blocks("samples", [block.texts for block in blocks], len(places))
+    rows = [row for block in blocks for row in block.rows]
     note = "Click a row for its prompt, output and tokens; search reads prompts, outputs, targets and documents too."
     body = grid(page, "samples", list(_columns(data, shape)), rows, detail="sample", blocks="samples", noun="samples")
-    page.section("samples", "Samples", body, note=join(note, _cut_note(cut.count)))
+    page.section("samples", "Samples", body, note=join(note, _cut_note(sum(block.cut for block in blocks))))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Neighbours among the samples: their rows of the grid, their packed texts, and how many of these were cut."""
+
+    rows: list[list[Any]]
+    texts: str
+    cut: int
+
+
+def _block(data: RunData, shape: _Shape, room: int, limits: tuple[int, int], places: Sequence[Place]) -> _Block:
+    cut = Scissors(*limits)
+    texts = pack([_texts(data, *place, cut) for place in places])
+    return _Block([_row(data, shape, *place, room) for place in places], texts, cut.count)
 
 
 class Scissors:
@@ -158,20 +175,18 @@ def _row(data: RunData, shape: _Shape, task: str, doc: int, room: int) -> list[A
     return row
 
 
-def _texts(data: RunData, cut: Scissors, every: int = 1) -> Iterator[list[Any]]:
-    """Per sample, as samples.js reads it: [task, doc, prompt, target, filters, requests, document]."""
-    places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
-    for task, doc in places[::every]:
-        rows = data.samples[task][doc]
-        yield [
-            task,
-            doc,
-            cut.prompt(_prompt(rows[0])),
-            cut.other(str(rows[0].get("target", ""))),
-            [_filter(data, task, doc, row, cut) for row in rows],
-            list(_requests(data, task, doc, cut)),
-            [[str(k), cut.other(_plain(v))] for k, v in (rows[0].get("doc") or {}).items()],
-        ]
+def _texts(data: RunData, task: str, doc: int, cut: Scissors) -> list[Any]:
+    """A sample as samples.js reads it: [task, doc, prompt, target, filters, requests, document]."""
+    rows = data.samples[task][doc]
+    return [
+        task,
+        doc,
+        cut.prompt(_prompt(rows[0])),
+        cut.other(str(rows[0].get("target", ""))),
+        [_filter(data, task, doc, row, cut) for row in rows],
+        list(_requests(data, task, doc, cut)),
+        [[str(k), cut.other(_plain(v))] for k, v in (rows[0].get("doc") or {}).items()],
+    ]
 
 
 def _filter(data: RunData, task: str, doc: int, row: Mapping[str, Any], cut: Scissors) -> list[Any]:
@@ -233,11 +248,10 @@ def _facts(data: RunData, item: Item) -> list[list[str]]:
     return pairs + ([["cut from the prompt's left", f"{item.truncated:,} tokens"]] if item.truncated else [])
 
 
-def _estimate(data: RunData, prompt: int, other: int) -> int:
+def _estimate(data: RunData, places: Sequence[Place], prompt: int, other: int) -> int:
     """About how many bytes all texts take at these limits, from one document in 16 if there are many."""
-    count = sum(len(docs) for docs in data.samples.values())
-    every = 16 if count > 2000 else 1
-    return every * sum(len(block) for block in packed(list(_texts(data, Scissors(prompt, other), every))))
+    every, cut = 16 if len(places) > 2000 else 1, Scissors(prompt, other)
+    return every * sum(len(block) for block in packed([_texts(data, *place, cut) for place in places[::every]]))
 
 
 def _prompt(sample: Mapping[str, Any]) -> str:

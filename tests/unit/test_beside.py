@@ -1,0 +1,101 @@
+"""Forked processes do parts of a run's work with the results of one process, and none outlives what asked for it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from evalengine import beside
+from evalengine.beside import Beside, spread
+from evalengine.errors import ConfigError, EvalEngineError
+
+ORPHAN = """
+import os, sys, time
+from evalengine.beside import Beside
+work = Beside(lambda: (print(os.getpid(), flush=True), time.sleep(60)))
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "cores", lambda: 4)
+
+
+def squares(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    return [(number**2, os.getpid()) for number in numbers]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 31])
+def test_shares_come_back_in_order_and_from_as_many_processes_as_they_earn(count: int) -> None:
+    results = spread(squares, range(count), least=4)
+    assert [square for square, _ in results] == [number**2 for number in range(count)]
+    assert len({process for _, process in results}) == (0 if not count else max(1, min(4, count // 4)))
+
+
+def test_a_result_is_made_in_another_process_where_it_earns_one() -> None:
+    for earns in (True, False):
+        with Beside(os.getpid, earns) as process:
+            assert (process.result() != os.getpid()) is earns
+
+
+def test_an_error_is_raised_where_its_result_is_asked_for() -> None:
+    def fails() -> None:
+        raise ConfigError(["one", "two"])
+
+    with Beside(fails) as failing, pytest.raises(ConfigError, match="- two"):
+        failing.result()
+
+
+def test_a_killed_process_is_an_error_with_its_cure() -> None:
+    told = r"exit code -9 .* run the same command again"
+    with Beside(lambda: os.kill(os.getpid(), signal.SIGKILL)) as killed, pytest.raises(EvalEngineError, match=told):
+        killed.result()
+
+
+def test_no_process_is_left_when_the_block_ends_early(tmp_path: Path) -> None:
+    def never() -> None:
+        (tmp_path / "process").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt), Beside(never):
+        until_written(tmp_path / "process")
+        raise KeyboardInterrupt
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "process").read_text()), 0)
+
+
+def test_a_process_dies_with_a_killed_parent() -> None:
+    """Otherwise it would write into a folder that the next command has taken up."""
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
+        assert time.monotonic() < deadline, "the child outlives its parent"
+        time.sleep(0.01)
+
+
+def test_a_daemon_does_everything_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of a pool may have no children."""
+    monkeypatch.undo()
+    assert beside.cores() == len(os.sched_getaffinity(0))
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    assert beside.cores() == 1
+    assert {process for _, process in spread(squares, range(40), least=1)} == {os.getpid()}
+
+
+def until_written(file: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < deadline, f"{file} is not written"
+        time.sleep(0.01)
