@@ -42,6 +42,7 @@ class Task(ABC):
     # Whether one exemplar more is drawn, so that the document itself can be dropped. lm-eval does so where the few-shot
     # split equals the test split: both have the same name, or neither is given. None: `draws_spare` decides.
     spare_exemplar: ClassVar[bool | None] = None
+    keeps_instances: ClassVar[bool] = False  # whether scoring needs what `instances` leaves in the task
     target_delimiter: ClassVar[str] = " "
     fewshot_delimiter: ClassVar[str] = "\n\n"
 

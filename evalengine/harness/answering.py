@@ -54,8 +54,8 @@ class Answering(Protocol):
 
 @contextmanager
 def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) -> Iterator[Answering]:
-    """An engine or replicas for this run alone, as its cluster settings say; or the engine that is loaded already, with
-    its prefix cache emptied: under fast numerics bits could depend on cached prefixes."""
+    """An engine for this run alone, its weights yet to be loaded, or replicas, as its cluster settings say; or the one
+    that is loaded already, with its prefix cache emptied: under fast numerics bits could depend on cached prefixes."""
     if loaded is not None:
         loaded.reset_prefix_cache()
         yield loaded
@@ -65,10 +65,6 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) 
     else:
         settings: Any = {"numerics": config.numerics, "engine": config.engine}
         settings |= {"batch_invariant": config.batch_invariant}
-        if config.cache.path is None:
-            with LLM(checkpoint, **settings) as own:
-                yield own
-            return
         with DeferredLLM(checkpoint, **settings, make=lambda: LLM(checkpoint, **settings)) as deferred:
             yield cast(Answering, deferred)  # a DeferredLLM has all that a run asks of its own engine
 

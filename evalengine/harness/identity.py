@@ -35,7 +35,7 @@ def run_facts(config: Config, plan: Plan, llm: Answering) -> Facts:
     extra = {
         **engine_identity(config, llm),
         "datasets": {name: _rows_sha256(fingerprint) for name, fingerprint in datasets.items()},
-        "prompts": plan.prompts_sha256(),
+        "prompts": plan.prompts_sha256,
     }
     if definitions := {p.task.name: definition for p in plan.tasks if (definition := p.task.definition())}:
         extra["definitions"] = definitions

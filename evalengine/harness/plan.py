@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from evalengine.beside import Beside
 from evalengine.config import Config, template_date, template_variables
 from evalengine.engine.chat_template import ChatTemplate
+from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.pieces import PieceTokenizer
 from evalengine.engine.request import Request
@@ -26,6 +28,8 @@ from evalengine.tasks.fewshot import Chat
 from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
 
+MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
+
 
 @dataclass(frozen=True)
 class TaskPlan:
@@ -38,10 +42,17 @@ class Plan:
     tasks: list[TaskPlan]
     requests: list[HarnessRequest]
     special_documents: int = 0  # documents with a special token's string in their texts, read as the token
+    prompts_sha256: str = ""  # `requests_sha256` of all requests, in order
 
-    def prompts_sha256(self) -> str:
-        """SHA-256 (hex) over every request: its key, its token ids and how it is sampled, in order."""
-        return requests_sha256((item.key, item.request) for item in self.requests)
+
+@dataclass(frozen=True)
+class Prompts:
+    """A plan without its tasks, which holds data only, so that another process can make it."""
+
+    instances: list[list[list[Instance]]]  # of each task, a list per document
+    requests: list[HarnessRequest]
+    special_documents: int
+    sha256: str
 
 
 def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = True) -> tuple[Checkpoint, list[Task]]:
@@ -114,14 +125,43 @@ def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`), which the engine
     would refuse too, but only once the run has a folder; and for documents that cannot be scored (`rehearse`).
     """
-    plans, special = [], 0
+    return _plan(tasks, _write_prompts(config, tasks, llm), llm)
+
+
+def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
+    """`build_plan`; meanwhile an engine whose weights are not loaded yet loads them, if no cache may spare it that. The
+    prompts of many documents are then written by a process of their own. Raises what `build_plan` and loading raise."""
+    deferred = llm if isinstance(llm, DeferredLLM) and config.cache.path is None else None
+    documents = sum(len(task.docs[: config.limit]) for task in tasks)
+    earns = deferred is not None and documents >= MANY_DOCUMENTS and all(map(_is_planned_anywhere, tasks))
+    with Beside(lambda: _write_prompts(config, tasks, llm), earns) as prompts:
+        if deferred is not None:
+            deferred.load()
+        return _plan(tasks, prompts.result(), llm)
+
+
+def _is_planned_anywhere(task: Task) -> bool:
+    """Whether another process can write the task's prompts. What is true of the tasks here need not be true of a user's
+    class: that its `instances` leaves nothing behind that scoring needs."""
+    return type(task).__module__.startswith("evalengine.tasks.") and not task.keeps_instances
+
+
+def _plan(tasks: list[Task], prompts: Prompts, llm: Answering) -> Plan:
+    requests = prompts.requests
+    check_requests([item.request for item in requests], llm.limits, request_names(requests))
+    plans = [TaskPlan(task, instances) for task, instances in zip(tasks, prompts.instances, strict=True)]
+    return Plan(plans, requests, prompts.special_documents, prompts.sha256)
+
+
+def _write_prompts(config: Config, tasks: list[Task], llm: Answering) -> Prompts:
+    written, special = [], 0
     for task in tasks:
         documents: set[int] = set()
         instances = task.instances(config.limit, _special_finder(llm.tokenizer, documents))
         rehearse(task, instances)
-        plans.append(TaskPlan(task, instances))
+        written.append(instances)
         special += len(documents)
-    asked = [*chain.from_iterable(chain.from_iterable(plan.instances) for plan in plans)]
+    asked = [*chain.from_iterable(chain.from_iterable(instances) for instances in written)]
     tokenizer = PieceTokenizer(llm.tokenizer)
     tokenizer.learn((instance.context, instance.continuation) for instance in asked)
     builder = RequestBuilder(
@@ -133,8 +173,7 @@ def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
         config.logprobs or 0,
     )
     requests = builder.build(asked)
-    check_requests([item.request for item in requests], llm.limits, request_names(requests))
-    return Plan(plans, requests, special)
+    return Prompts(written, requests, special, requests_sha256((item.key, item.request) for item in requests))
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:

@@ -29,7 +29,7 @@ from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.kept import answers_kept
 from evalengine.harness.outcome import records, task_results
 from evalengine.harness.pieces import token_bytes
-from evalengine.harness.plan import Plan, build_plan, prepare
+from evalengine.harness.plan import Plan, plan_and_load, prepare
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
 from evalengine.models.spec import dtype_name
@@ -119,7 +119,7 @@ def _run(
     with ExitStack() as opened:
         llm = opened.enter_context(answering(config, checkpoint, llm))
         before = replace(llm.stats)
-        plan = build_plan(config, tasks, llm)
+        plan = plan_and_load(config, tasks, llm)
         facts = run_facts(config, plan, llm)
         cached = opened.enter_context(answers_kept(config, plan, llm, facts.identity))
         loaded = time.perf_counter()

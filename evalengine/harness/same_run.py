@@ -36,7 +36,7 @@ def check_model(name: str, identity: Mapping[str, Any], config: Config, llm: LLM
 
 def check_prompts(name: str, identity: Mapping[str, Any], plan: Plan) -> None:
     """Raises ConfigError for requests that are not the run's."""
-    if plan.prompts_sha256() != identity["prompts"]:
+    if plan.prompts_sha256 != identity["prompts"]:
         raise ConfigError(
             f"{name}: the rows, the tokenizer or the prompts made of them are no longer the run's; name the run's own "
             f"by --with data_dir=... or --with model.path=..."

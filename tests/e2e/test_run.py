@@ -13,7 +13,7 @@ import pytest
 
 from evalengine import CONTRACT_VERSION, beside
 from evalengine.errors import EvalEngineError
-from evalengine.harness import runner
+from evalengine.harness import plan, runner
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
 from evalengine.records.digest import digests
@@ -126,23 +126,24 @@ def test_the_files_agree(reference: Run) -> None:
 def test_several_processes_leave_what_one_leaves(
     short_reference: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A large run's records are written, and its page packed, by processes of their own."""
+    """A large run's prompts and records are written, and its page packed, by processes of their own."""
     forked: list[bool] = []
     monkeypatch.setattr(beside, "cores", lambda: 3)
+    monkeypatch.setattr(plan, "MANY_DOCUMENTS", 1)
     monkeypatch.setattr(runner, "MANY", 1)
     monkeypatch.setattr(beside.Beside, "result", lambda self, real=beside.Beside.result: _noted(forked, self, real))
     run = finished(tmp_path, f"limit={LIMIT}", SHORT)
-    assert forked == [True]
+    assert forked == [True, True]
     for name in ("digest.txt", "records.parquet", "tokens.json"):
         assert (run.folder / name).read_bytes() == (short_reference.folder / name).read_bytes(), name
     monkeypatch.setattr(page, "BLOCK", 1)
     data = load_run_data(run.folder)
     whole = run_page(data).render()
-    assert forked == [True]
+    assert forked == [True, True]
     for module in (page, samples):
         monkeypatch.setattr(module, "LEAST", 1)
     assert run_page(data).render() == whole
-    assert len(forked) > 2
+    assert len(forked) > 3
 
 
 def _noted(forked: list[bool], work: beside.Beside[Any], result: Any) -> Any:

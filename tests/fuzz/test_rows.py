@@ -198,7 +198,7 @@ def answered(plan: Plan) -> list[str]:
     if isinstance(task, CodeTask):
         assert all(task.program(doc, "```x```").endswith(task.target(doc)) for doc in task.docs)
     assert plan.tasks[0].task.fingerprint()["rows"] == len(plan.tasks[0].instances)
-    assert len(plan.prompts_sha256()) == 64
+    assert len(plan.prompts_sha256) == 64
     return lines
 
 
