@@ -62,6 +62,12 @@ def _silu(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def times_silu(gate, up, dtype: tl.constexpr):
+    """float32 holding `dtype` values -> silu(gate), rounded to `dtype`, times up, rounded to `dtype`."""
+    return (_silu(gate, dtype).to(tl.float32) * up).to(dtype)
+
+
+@triton.jit
 def _silu_and_mul_kernel(gate_up_ptr, out_ptr, row_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     device_math.after_previous_kernel()
     parts: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
@@ -73,8 +79,7 @@ def _silu_and_mul_kernel(gate_up_ptr, out_ptr, row_stride, WIDTH: tl.constexpr, 
     # `up` is loaded first; otherwise its load would be issued after silu's arithmetic.
     up = tl.load(source + WIDTH, mask, other=0.0).to(tl.float32)
     gate = tl.load(source, mask, other=0.0).to(tl.float32)
-    activated = _silu(gate, dtype).to(tl.float32)
-    tl.store(out_ptr + token * WIDTH + columns, (activated * up).to(dtype), mask)
+    tl.store(out_ptr + token * WIDTH + columns, times_silu(gate, up, dtype), mask)
 
 
 @triton.jit

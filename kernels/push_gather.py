@@ -4,76 +4,127 @@
 
 The kernel moves bytes and does no arithmetic. It is one launch, which a CUDA graph may capture. Beside NCCL it saves
 the start-up of a collective, and the copy that puts the ranks' parts side by side: they are written there in the first
-place. A prototype on H200s took 15 to 23 us for the four gathers of a layer of Qwen3-8B's shape at 1 to 64 rows; NCCL's
-two all-reduces of the same layer took 24 to 32 us.
+place. push_gather_rows.py has kernels that compute before they push or after they have waited, by the same protocol.
 
-Each rank has two slots, used by turns. A rank reads one slot before it pushes into the others' second slots, so once
-its flag says that it has pushed, its first slot may be overwritten.
+**Turns.** Each rank has two slots, used by turns. A launch of turn k ends on a rank only after every rank's launch of
+turn k has begun, since it waits for flags that they set; and a launch begins when all that is before it on its stream
+is done (`device_math.after_previous_kernel`). So when a rank pushes in turn k + 2, every rank is done with what it
+launched before turn k + 1, among which are its readers of turn k's slot; a launch of turn k + 1 may not read that slot.
+
+**Waiting.** Where there are few programs, each sets a flag of its own on every rank as soon as it has pushed, and then
+waits for the programs of the same number on the other ranks. No program waits before it has pushed; so all waits end if
+all programs of a launch get onto the GPU. They do: they are no more than its SMs (`Peers.programs`), and nothing that
+stays on the SMs waits for them (the kernels before a launch end by themselves, those after it come only when all of its
+programs have begun). Where there are many programs, only the last one to finish sets a flag, and waits.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.launching.launch import launch
+from evalengine.kernels.launching.launch import Again, kind, launch, remember
 
 WORD = 8  # bytes: data of every type is moved as int64
+MAX_PROGRAMS = 128  # programs of a launch that have a flag each
+ALIGNMENT = 16  # bytes, of every slot
 _BLOCK = 1024  # words that one program copies
 _FEW = 128  # words that one program copies where there are few words in all, so that more programs push at once
 
 
+class Peers(NamedTuple):
+    """The ranks' memory as one turn uses it. All ranks call with the same shapes, and in the same order."""
+
+    rank: int
+    size: int
+    memories: Tensor  # int64 [size]: the addresses of every rank's memory, in this process
+    slot: int  # where in a rank's memory the slot of this turn begins, in bytes; aligned to ALIGNMENT
+    flags: int  # where its flags begin, in bytes: int64 [MAX_PROGRAMS, size], zeros at first
+    counts: Tensor  # int64 [1 + MAX_PROGRAMS], this rank's own: programs that are done, and turns of each flag; zeros
+    programs: int  # the most programs that may wait at once: at most MAX_PROGRAMS and the SMs of every rank's GPU
+    again: dict[tuple, Again]  # launches to be repeated
+
+
+@triton.jit
+def slot_of(memories_ptr, slot, rank, dtype: tl.constexpr):
+    """-> pointer to `dtype`: where a rank's slot begins, `slot` bytes into its memory."""
+    address = tl.load(memories_ptr + rank) + slot
+    return tl.multiple_of(address.to(tl.pointer_type(dtype)), 16)
+
+
+@triton.jit
+def meet(memories_ptr, flags, counts_ptr, turn, flag, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """Tells every rank that this program has pushed, and waits until the same flag of every other rank says so.
+
+    turn: one more than counts_ptr[1 + flag], loaded before. A rank's flag on another counts its turns. It is set by one
+    thread, after a barrier; releasing and acquiring at the system's scope then order the pushes of all threads before
+    the flag, and what they load afterwards behind it. Such loads must go by the L2 cache (".cg"), into which the other
+    GPUs' writes come: the L1 cache is not kept coherent with it.
+    """
+    tl.debug_barrier()
+    tl.store(counts_ptr + 1 + flag, turn)
+    for rank in tl.static_range(SIZE):
+        if rank != RANK:
+            theirs = (tl.load(memories_ptr + rank) + flags).to(tl.pointer_type(tl.int64))
+            tl.atomic_xchg(theirs + flag * SIZE + RANK, turn, sem="release", scope="sys")
+    own = (tl.load(memories_ptr + RANK) + flags).to(tl.pointer_type(tl.int64)) + flag * SIZE
+    for rank in tl.static_range(SIZE):
+        if rank != RANK:
+            seen = tl.atomic_add(own + rank, 0, sem="acquire", scope="sys")
+            while seen < turn:
+                seen = tl.atomic_add(own + rank, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+
+
 @triton.jit
 def _push_kernel(
-    source_ptr, slots_ptr, flag_tables_ptr, own_flags_ptr, state_ptr, words, row_words, stride, width,
-    RANK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    source_ptr, memories_ptr, counts_ptr, slot, flags, words, row_words, stride, width,
+    RANK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """Program p pushes BLOCK words. The last one to finish sets a flag on every rank, and waits for every rank's.
-
-    Rank r's flag on every rank counts the gathers that r has pushed; `state` counts the programs of this launch that
-    are done, and the gathers before it. Releasing and acquiring at the system's scope orders the words
-    before the flags.
-    """
+    """Program p pushes BLOCK words. With FEW it then waits for every rank's program p, else the last one to finish
+    waits for every rank's last one, which count their turns by the first flag."""
     device_math.after_previous_kernel()
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    program = tl.program_id(0)
+    flag = program if FEW else 0
+    turn = tl.load(counts_ptr + 1 + flag) + 1
+    place = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < words
     row = place // row_words
     column = place % row_words
     value = tl.load(source_ptr + row * stride + column, mask)
     target = row * width + RANK * row_words + column
     for rank in tl.static_range(SIZE):
-        slot = tl.load(slots_ptr + rank).to(tl.pointer_type(tl.int64))
-        tl.store(slot + target, value, mask)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(state_ptr, 1, sem="acq_rel", scope="sys")
-    if arrived == tl.num_programs(0) - 1:
-        turn = tl.load(state_ptr + 1) + 1
-        tl.store(state_ptr, 0)
-        tl.store(state_ptr + 1, turn)
-        for rank in tl.static_range(SIZE):
-            flags = tl.load(flag_tables_ptr + rank).to(tl.pointer_type(tl.int32))
-            tl.atomic_xchg(flags + RANK, turn, sem="release", scope="sys")
-        for rank in tl.static_range(SIZE):
-            seen = tl.atomic_add(own_flags_ptr + rank, 0, sem="acquire", scope="sys")
-            while seen < turn:
-                seen = tl.atomic_add(own_flags_ptr + rank, 0, sem="acquire", scope="sys")
+        tl.store(slot_of(memories_ptr, slot, rank, tl.int64) + target, value, mask)
+    if FEW:
+        meet(memories_ptr, flags, counts_ptr, turn, flag, RANK, SIZE)
+    else:
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counts_ptr, 1, sem="acq_rel", scope="sys")
+        if arrived == tl.num_programs(0) - 1:
+            tl.store(counts_ptr, 0)
+            meet(memories_ptr, flags, counts_ptr, turn, flag, RANK, SIZE)
 
 
-def push_gather(
-    source: Tensor, slots: Tensor, flag_tables: Tensor, own_flags: Tensor, state: Tensor, rank: int, size: int
-) -> None:
-    """source: int64 [T, n words], any row stride, of this rank -> [T, size x n words] in every rank's slot.
-
-    slots, flag_tables: int64 [size], the addresses of every rank's slot and flags; own_flags: int32 [size], this rank's
-    flags; state: int32 [2], zeros at first. Every rank calls with the same shape, and in the same order.
-    """
+def push_gather(source: Tensor, peers: Peers) -> None:
+    """source: int64 [T, n words], any row stride, of this rank -> [T, size x n words] in every rank's slot."""
+    key = (_push_kernel, kind(source))
+    if again := peers.again.get(key):
+        again(source)
+        return
     rows, columns = source.shape
     words = rows * columns
-    block = _BLOCK if words >= 64 * _BLOCK else _FEW
-    launch(
+    block = max(_FEW, triton.next_power_of_2(triton.cdiv(words, peers.programs)))
+    few = block <= _BLOCK
+    block = min(block, _BLOCK)
+    launched = launch(
         _push_kernel, (triton.cdiv(words, block), 1, 1),
-        (source, slots, flag_tables, own_flags, state, words, columns, source.stride(0), size * columns),
-        (rank, size, block), 4, 1,
+        (source, peers.memories, peers.counts, peers.slot, peers.flags,
+         words, columns, source.stride(0), peers.size * columns),
+        (peers.rank, peers.size, block, few), 4, 1,
     )  # fmt: skip
+    if launched:
+        remember(peers.again, key, launched.again(0))

@@ -22,6 +22,12 @@ _again: dict[tuple, Again] = {}
 
 
 @triton.jit
+def add(x, residual):
+    """x and residual of one dtype -> their sum in float32, rounded to it."""
+    return (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
 def normalize(x, weight, n, eps, DTYPE: tl.constexpr, axis: tl.constexpr = 1):
     """float32 tile x [rows, columns] (masked columns 0), weight that broadcasts to it, n columns -> DTYPE tile.
 
@@ -61,7 +67,7 @@ def _rms_norm_kernel(
     if ADD:
         residual_row = row // INNER * residual_stride + row % INNER * residual_inner_stride
         residual = tl.load(residual_ptr + residual_row[:, None] + column[None, :], mask, 0.0)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        x = add(x, residual)
         tl.store(sum_ptr + out, x, mask)
     weight = tl.load(weight_ptr + column, column < H, 0.0)
     tl.store(out_ptr + out, normalize(x.to(tl.float32), weight[None, :], H, eps, x.dtype), mask)

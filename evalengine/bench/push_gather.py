@@ -3,8 +3,10 @@
     T tokens of a step.
 
 The batch-invariant mode gathers four times a layer, `fast` sums twice. Timed are the mode's gathers by pushes
-(kernels/push_gather.py), which must give the bytes of NCCL's first, the same gathers by NCCL, and fast's sums by NCCL:
-GPU time of a CUDA graph of a layer's calls, the ranks in step.
+(kernels/push_gather.py), which must give the bytes of NCCL's first, the same gathers by NCCL, and fast's sums by NCCL;
+and with the norms and the activation beside them: pushes, pushes in one with these ops where the tokens are few
+(kernels/push_gather_rows.py), which must give the same bytes first, and sums. It is GPU time of a CUDA graph of one
+layer's calls, the ranks in step.
 """
 
 from __future__ import annotations
@@ -20,10 +22,21 @@ from evalengine.errors import ConfigError, EvalEngineError, readable
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+    from evalengine.layers.ops import Ops
 
 TOKENS = (1, 16, 64, 256, 1024, 2048, 8192)
 REPLAYS = 50
-COLUMNS = ("tokens", "pushes, us", "NCCL's gathers, us", "NCCL's sums, us", "pushed out, GB/s")
+EPS = 1e-6
+COLUMNS = (
+    ("pushes, us", "push_s"),
+    ("NCCL's gathers, us", "nccl_s"),
+    ("NCCL's sums, us", "sums_s"),
+    ("pushes and ops, us", "push_and_ops_s"),
+    ("fused, us", "fused_s"),
+    ("sums and ops, us", "sums_and_ops_s"),
+)
 
 Row = dict[str, float]
 
@@ -58,38 +71,73 @@ def _rank(rank: int, size: int, folder: str, gathered: Sequence[int]) -> None:
     """One rank's process. Rank 0 leaves the rows in `folder`."""
     import torch
 
-    from evalengine.engine.parallel.group import connect
-    from evalengine.layers.peer_memory import PeerMemory
+    from evalengine.engine.parallel.group import connect, share_memory
+    from evalengine.layers import create_ops
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     with torch.inference_mode():
         tp = connect(Path(folder), rank, size, device)
-        peers = PeerMemory(tp, max(TOKENS) * max(gathered) * torch.bfloat16.itemsize, device)
-        rows = [_measured(tp, peers, tokens, gathered, device) for tokens in TOKENS]
+        ops = create_ops("native", torch.bfloat16, device, tp=tp)
+        share_memory(ops, max(TOKENS) * max(gathered) * torch.bfloat16.itemsize)
+        if tp.peers is None:
+            raise EvalEngineError("the GPUs cannot write to each other's memory")
+        rows = [_measured(ops, tokens, gathered) for tokens in TOKENS]
         if rank == 0:
             (Path(folder) / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-        peers.close()
         tp.close()
 
 
-def _measured(tp: Any, peers: Any, tokens: int, gathered: Sequence[int], device: torch.device) -> Row:
-    """Raises EvalEngineError if pushes give other bytes than NCCL's gather."""
+def _measured(ops: Ops, tokens: int, gathered: Sequence[int]) -> Row:
+    """Raises EvalEngineError if pushes give other bytes than NCCL's gather and the ops."""
     import torch
 
-    generator = torch.Generator(device).manual_seed(tp.rank)
-    parts = [
-        torch.randn(tokens, columns // tp.size, generator=generator, device=device).bfloat16() for columns in gathered
-    ]
+    from evalengine.layers.ops import Ops
+
+    tp, generator = ops.tp, torch.Generator(ops.device).manual_seed(ops.tp.rank)
+    alike = torch.Generator(ops.device).manual_seed(99)  # on every rank
+
+    def randn(*shape: int, by: torch.Generator = generator) -> Tensor:
+        return torch.randn(*shape, generator=by, device=ops.device).bfloat16()
+
+    parts = [randn(tokens, columns // tp.size) for columns in gathered]
+    gate_up = randn(tokens, 2 * gathered[2] // tp.size)
+    whole, residual = (randn(tokens, gathered[1], by=alike) for _ in range(2))
+    norm = residual, randn(gathered[1], by=alike), EPS
+
+    def with_ops(form: Any) -> list[Tensor]:
+        """A layer's gathers and the ops beside them; form: Ops, where each is by itself, or the class of `ops`."""
+        tp.gather_features(parts[0])
+        after_attention = form.gather_add_rms_norm(ops, parts[1], *norm)
+        activated = form.gather_silu_and_mul(ops, gate_up)
+        return [*after_attention, activated, *form.gather_add_rms_norm(ops, parts[3], *norm)]
+
+    def sums_and_ops() -> None:
+        for _ in range(2):
+            ops.add_rms_norm(tp.sum(whole), *norm)
+        ops.silu_and_mul(gate_up)
+
+    after = [ops.add_rms_norm(tp.gather(parts[i]), *norm) for i in (1, 3)]
+    wanted = [*after[0], tp.gather(ops.silu_and_mul(gate_up)), *after[1]]
+    for form in (Ops, type(ops)) * 2:  # twice, since a launch that is repeated goes another way
+        are_equal = all(map(torch.equal, with_ops(form), wanted))
+        tp.broadcast(torch.zeros(1, device=ops.device))  # No rank gathers into a slot that another still compares.
+        if not are_equal:
+            raise EvalEngineError(f"{tokens} tokens: the ops with pushes give other bytes than with NCCL's gather")
     for part in parts:
-        if not torch.equal(peers.gather(part), tp.gather(part)):
+        if not torch.equal(tp.gather_features(part), tp.gather(part)):
             raise EvalEngineError(f"{tokens} tokens: pushes give other bytes than NCCL's gather")
-    whole = torch.randn(tokens, gathered[1], generator=generator, device=device).bfloat16()
-    pushed = _seconds(tp, lambda: [peers.gather(part) for part in parts], device)
-    nccl = _seconds(tp, lambda: [tp.gather(part) for part in parts], device)
-    sums = _seconds(tp, lambda: [tp.sum(whole) for _ in range(2)], device)
+    layers: dict[str, Callable[[], Any]] = {
+        "push_s": lambda: [tp.gather_features(part) for part in parts],
+        "nccl_s": lambda: [tp.gather(part) for part in parts],
+        "sums_s": lambda: [tp.sum(whole) for _ in range(2)],
+        "push_and_ops_s": lambda: with_ops(Ops),
+        "fused_s": lambda: with_ops(type(ops)),
+        "sums_and_ops_s": sums_and_ops,
+    }
+    times = {name: _seconds(tp, layer, ops.device) for name, layer in layers.items()}
     sent = sum(part.nbytes for part in parts) * (tp.size - 1)
-    return {"tokens": tokens, "push_s": pushed, "nccl_s": nccl, "sums_s": sums, "pushed_bytes": sent}
+    return {"tokens": tokens, **times, "pushed_bytes": sent}
 
 
 def _seconds(tp: Any, layer: Callable[[], Any], device: torch.device) -> float:
@@ -117,9 +165,9 @@ def _seconds(tp: Any, layer: Callable[[], Any], device: torch.device) -> float:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    lines = [list(COLUMNS), ["---:"] * len(COLUMNS)]
+    lines = [["tokens", *(title for title, _ in COLUMNS), "pushed out, GB/s"], ["---:"] * (len(COLUMNS) + 2)]
     for row in rows:
-        times = (f"{row[key] * 1e6:.1f}" for key in ("push_s", "nccl_s", "sums_s"))
+        times = (f"{row[key] * 1e6:.1f}" for _, key in COLUMNS)
         lines.append([f"{row['tokens']:,}", *times, f"{row['pushed_bytes'] / row['push_s'] / 1e9:.0f}"])
     return [f"| {' | '.join(cells)} |" for cells in lines]
 

@@ -141,7 +141,8 @@ def _push_gather(
     output: Output = REFERENCE,
 ) -> Namespace:  # fmt: skip
     """Times what the ranks of a tensor-parallel layer exchange: the batch-invariant mode's gathers by pushes into the
-    other GPUs' memory and by NCCL, and the sums of the ordinary mode, for 1 to 8,192 tokens."""
+    other GPUs' memory and by NCCL, and the sums of the ordinary mode, for 1 to 8,192 tokens; also with the norms and
+    the activation beside them, with which the mode gathers in one where the tokens are few."""
     if model not in MODELS:
         raise ConfigError(f"bench push_gather --model {model}: there are {', '.join(MODELS)}")
     if ranks < 2:

@@ -49,6 +49,11 @@ class CudaOps(Ops):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return rms_norm.add_rms_norm(x, residual, weight, eps)
 
+    def gather_add_rms_norm(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        peers = self.tp.peers
+        result = None if peers is None else peers.add_rms_norm(part, residual, weight, eps)
+        return super().gather_add_rms_norm(part, residual, weight, eps) if result is None else result
+
     def rope_table(self, inv_freq: Tensor, max_positions: int, scaling: float) -> tuple[Tensor, Tensor]:
         return rope_table(inv_freq, max_positions, scaling, self.dtype, self.device)
 
@@ -57,6 +62,11 @@ class CudaOps(Ops):
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         return activation.silu_and_mul(gate_up)
+
+    def gather_silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        peers = self.tp.peers
+        result = None if peers is None else peers.silu_and_mul(gate_up)
+        return super().gather_silu_and_mul(gate_up) if result is None else result
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         kv_cache.store_kv(k, v, k_cache, v_cache, slot_mapping)

@@ -55,8 +55,9 @@ class OutputLinear(Layer):
     """The product that ends an attention or a feed-forward: from the ranks' features to the whole residual stream.
 
     Where no sum may cross ranks, the inputs are gathered, each rank computes its own output columns with the whole
-    chain over K, and these are gathered. Where sums may (`Ops.sums_cross_ranks`), each rank multiplies its own inputs
-    with its columns of the weight, and the products are summed, which moves half as many bytes.
+    chain over K, and these are gathered, unless the next norm does so (`Ops.fuses_gathers`). Where sums may
+    (`Ops.sums_cross_ranks`), each rank multiplies its own inputs with its columns of the weight, and the products are
+    summed, which moves half as many bytes.
     """
 
     def __init__(self, ops: Ops, in_features: int, out_features: int, bias: bool = False) -> None:
@@ -88,11 +89,13 @@ class OutputLinear(Layer):
         self.prepared, self.weight = self.ops.prepare_weight(self.weight), None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, k] -> [T, N]."""
+        """[T, k], or all ranks' [T, K] where sums may not cross ranks -> [T, N], or [T, n] if the gathers are fused."""
         tp = self.ops.tp
-        if self.by_rows:
-            return tp.gather_features(self.ops.linear(tp.gather_features(x), self.prepared, self.bias))
-        return tp.sum(self.ops.linear(x, self.prepared, self.bias))
+        if not self.by_rows:
+            return tp.sum(self.ops.linear(x, self.prepared, self.bias))
+        whole = x if x.shape[1] == self.shape[1] else tp.gather_features(x)
+        part = self.ops.linear(whole, self.prepared, self.bias)
+        return part if self.ops.fuses_gathers else tp.gather_features(part)
 
 
 class QKVLinear(MergedLinear):

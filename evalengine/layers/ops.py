@@ -30,7 +30,7 @@ class Ops(ABC):
 
     name: str  # "fast" | "exact" | "native"
     # Whether the fused forms are kernels of their own, for callers that do not need the parts. With False on an
-    # instance every part is an op by itself, with the same bytes.
+    # instance every part is an op by itself, with the same bytes. All ranks must agree on it.
     fused: bool = False
     # Whether the kernels of a decode step depend on shapes alone, not on values in tensors on the device or in the
     # lists of `AttentionMetadata`. If so, a step can be captured as a CUDA graph and replayed for other lengths.
@@ -49,6 +49,11 @@ class Ops(ABC):
     def activation_dtype(self) -> torch.dtype:
         """The dtype of the residual stream and of every op's output (exact: float32)."""
         return self.dtype
+
+    @property
+    def fuses_gathers(self) -> bool:
+        """Whether ranks gather in one with the ops beside: a layer may then return this rank's columns alone."""
+        return self.fused and self.tp.size > 1 and not self.sums_cross_ranks
 
     def vocabulary_ranges(self, vocab_size: int) -> list[range]:
         """Each rank's token ids."""
@@ -120,6 +125,15 @@ class Ops(ABC):
         """x and residual [T, H], weight [H] -> `rms_norm` of `add(x, residual)`, and that sum, the new residual."""
         total = self.add(x, residual)
         return self.rms_norm(total, weight, eps), total
+
+    def gather_add_rms_norm(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`add_rms_norm` of the ranks' parts [T, h] side by side, and residual [T, H]."""
+        return self.add_rms_norm(self.tp.gather_features(part), residual, weight, eps)
+
+    def gather_silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 i] of this rank -> the ranks' `silu_and_mul` side by side, [T, I]. As after `gather_features`, the
+        gather after the next one may overwrite the result."""
+        return self.tp.gather_features(self.silu_and_mul(gate_up))
 
     def qk_norm_rope_store(
         self,

@@ -34,7 +34,7 @@ class TensorParallel:
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
         assert 0 <= rank < size and (size == 1 or group is not None)
         self.rank, self.size, self._group = rank, size, group
-        self._peers: PeerMemory | None = None
+        self.peers: PeerMemory | None = None
         self._aborted = False
 
     def share_memory(self, slot_bytes: int, device: torch.device) -> None:
@@ -45,18 +45,18 @@ class TensorParallel:
         from evalengine.layers.peer_memory import NoPeerMemory, PeerMemory
 
         try:
-            self._peers = PeerMemory(self, slot_bytes, device)
+            self.peers = PeerMemory(self, slot_bytes, device)
         except NoPeerMemory as error:
             logger.warning("the GPUs cannot write to each other's memory (%s): NCCL gathers, more slowly", error)
 
     def begin(self) -> None:
         """Called when a forward pass begins, on every rank."""
-        if self._peers is not None:
-            self._peers.begin()
+        if self.peers is not None:
+            self.peers.begin()
 
     def gather_features(self, x: Tensor) -> Tensor:
         """`gather` of equal parts, by the quickest way. The gather after the next one may overwrite the result."""
-        gathered = None if self._peers is None else self._peers.gather(x)
+        gathered = None if self.peers is None else self.peers.gather(x)
         return self.gather(x) if gathered is None else gathered
 
     def gather(self, x: Tensor, widths: Sequence[int] | None = None) -> Tensor:
@@ -91,19 +91,19 @@ class TensorParallel:
         asking the lost process for what they shared.
         """
         self._aborted = True
-        if self._peers is not None:
-            self._peers.abort()
+        if self.peers is not None:
+            self.peers.abort()
         if self._group is not None:
             threading.Thread(target=self._group.abort, name="evalengine abort", daemon=True).start()
 
     def close(self) -> None:
         """Ends the collectives, with their threads and their memory. Every rank calls it, unless one has called
         `abort`: otherwise NCCL waits for the others."""
-        if self._peers is not None:
-            self._peers.close()
+        if self.peers is not None:
+            self.peers.close()
         if self._group is not None and not self._aborted:
             self._group.abort()
-        self._peers = self._group = None
+        self.peers = self._group = None
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's x, on every rank. Overwrites the other ranks' x, which must be contiguous."""

@@ -1,4 +1,9 @@
-"""Memory of every rank that all ranks of one machine can write to; `kernels.push_gather` pushes into it."""
+"""Memory of every rank that all ranks of one machine can write to; `kernels.push_gather` pushes into it.
+
+    T tokens, n columns of one rank.
+
+A gather's shape decides how it is made, and is the same on every rank: so all ranks get None, or none does.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.kernels.push_gather import WORD, push_gather
+from evalengine.kernels.push_gather import ALIGNMENT, MAX_PROGRAMS, WORD, Peers, push_gather
+from evalengine.kernels.push_gather_rows import push_add_rms_norm, silu_and_mul_push
 
 logger = logging.getLogger(__name__)
 
 NUM_SLOTS = 2  # slots are used by turns: see kernels/push_gather.py
-FLAG_BYTES = 4096
-LAST_TURN = (1 << 31) - 1  # a flag with this turn ends every wait, since no gather is later
+LAST_TURN = (1 << 63) - 1  # a flag with this turn ends every wait, since no gather is later
 _LAZY_PEER_ACCESS = 1  # the driver's CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
@@ -46,11 +51,12 @@ class PeerMemory:
         Raises NoPeerMemory on every rank if any of them cannot open another's memory.
         """
         self._rank, self._size, self._device = tp.rank, tp.size, device
-        self._slot_bytes = -(-slot_bytes // FLAG_BYTES) * FLAG_BYTES
+        self._slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        self._flag_bytes = MAX_PROGRAMS * tp.size * torch.int64.itemsize
         self._opened: list[int] = []
         self._own, problem = 0, ""
         try:
-            self._own = _allocate(NUM_SLOTS * self._slot_bytes + FLAG_BYTES)
+            self._own = _allocate(NUM_SLOTS * self._slot_bytes + self._flag_bytes)
             self._lay_out()
             handle = _handle_of(self._own)
         except OSError as error:
@@ -66,9 +72,15 @@ class PeerMemory:
         if failed:
             self.close()
             raise NoPeerMemory(problem or "another rank cannot")
-        starts = torch.tensor(addresses, dtype=torch.int64, device=device)
-        self._tables = [starts + slot * self._slot_bytes for slot in range(NUM_SLOTS)]
-        self._flag_tables = starts + NUM_SLOTS * self._slot_bytes
+        own_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        programs = min(MAX_PROGRAMS, *tp.gather(torch.tensor([[own_sms]], device=device))[0].tolist())
+        memories = torch.tensor(addresses, dtype=torch.int64, device=device)
+        counts = torch.zeros(1 + MAX_PROGRAMS, dtype=torch.int64, device=device)
+        flags = NUM_SLOTS * self._slot_bytes
+        self._turns = [
+            Peers(tp.rank, tp.size, memories, slot * self._slot_bytes, flags, counts, programs, {})
+            for slot in range(NUM_SLOTS)
+        ]
         torch.cuda.synchronize(device)
 
     def _open(self, handle: bytes) -> int:
@@ -78,11 +90,11 @@ class PeerMemory:
 
     def _lay_out(self) -> None:
         """Divides this rank's memory into slots and flags, and clears the flags before another rank could push."""
-        memory = torch.as_tensor(_Array(self._own, NUM_SLOTS * self._slot_bytes + FLAG_BYTES), device=self._device)
-        *self._slots, flags = memory.split([*[self._slot_bytes] * NUM_SLOTS, FLAG_BYTES])
-        self._flags = flags.view(torch.int32)
+        sizes = [*[self._slot_bytes] * NUM_SLOTS, self._flag_bytes]
+        *self._slots, flags = torch.as_tensor(_Array(self._own, sum(sizes)), device=self._device).split(sizes)
+        self._flags = flags.view(torch.int64)
         self._flags.zero_()
-        self._state = torch.zeros(2, dtype=torch.int32, device=self._device)
+        self._ended = torch.full(self._flags.shape, LAST_TURN).pin_memory()
         self._aside = torch.cuda.Stream(self._device)
         self._turn = 0
         torch.cuda.synchronize(self._device)
@@ -94,26 +106,51 @@ class PeerMemory:
     def gather(self, x: Tensor) -> Tensor | None:
         """Every rank's [T, n] -> [T, size x n] on each, in a slot that the gather after the next one overwrites.
 
-        None if the tensor does not fit a slot or its rows are not whole words; shapes are the same on every rank, so
-        all ranks get None or none does.
+        None if the tensor does not fit a slot or its rows are not whole words.
         """
         rows, columns = x.shape
-        row_bytes = columns * x.element_size()
-        whole = self._size * rows * row_bytes
-        if not 0 < whole <= self._slot_bytes or row_bytes % WORD:
+        if not self._fits(rows, columns, x.dtype) or columns * x.element_size() % WORD:
             return None
         if x.stride(1) != 1 or x.data_ptr() % WORD or x.stride(0) * x.element_size() % WORD:
             x = x.contiguous()
-        tables, slot = self._tables[self._turn], self._slots[self._turn]
+        push_gather(x.view(torch.int64), self._turns[self._turn])
+        return self._gathered(rows, columns, x.dtype)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor | None:
+        """`gather` of `activation.silu_and_mul` of every rank's [T, 2 n]; None if it does not fit a slot, or T is not
+        small."""
+        rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
+        fits = self._fits(rows, columns, gate_up.dtype)
+        if not fits or not silu_and_mul_push(gate_up, self._turns[self._turn]):
+            return None
+        return self._gathered(rows, columns, gate_up.dtype)
+
+    def add_rms_norm(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+        """`rms_norm.add_rms_norm` of the gathered parts [T, n] and residual [T, size x n], in memory of their own; None
+        if the parts do not fit a slot, or T is not small."""
+        if not self._fits(part.shape[0], part.shape[1], part.dtype):
+            return None
+        result = push_add_rms_norm(part, residual, weight, eps, self._turns[self._turn])
+        if result is not None:
+            self._turn = (self._turn + 1) % NUM_SLOTS
+        return result
+
+    def _fits(self, rows: int, columns: int, dtype: torch.dtype) -> bool:
+        return 0 < self._size * rows * columns * dtype.itemsize <= self._slot_bytes
+
+    def _gathered(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """The slot of this turn, into which [rows, columns] of every rank come; the next turn begins."""
+        slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % NUM_SLOTS
-        tables_and_flags = tables, self._flag_tables, self._flags[: self._size], self._state
-        push_gather(x.view(torch.int64), *tables_and_flags, self._rank, self._size)
-        return slot[:whole].view(x.dtype).view(rows, self._size * columns)
+        return slot[: self._size * rows * columns * dtype.itemsize].view(dtype).view(rows, self._size * columns)
 
     def abort(self) -> None:
-        """Ends every wait on this device for another rank; the gathered values are then rubbish."""
+        """Ends every wait on this device for another rank; the gathered values are then rubbish.
+
+        It is a copy, which needs no SM: waiting programs and those behind them may hold all.
+        """
         with torch.cuda.stream(self._aside):
-            self._flags.fill_(LAST_TURN)
+            self._flags.copy_(self._ended, non_blocking=True)
 
     def close(self) -> None:
         """Gives the memory back, once nothing on the device uses it. Idempotent."""

@@ -1,7 +1,7 @@
 """Layers that work on each token's row by itself: RMS norm, the gated SiLU of the feed-forward block, and RoPE.
 
-T tokens, H features of the residual stream, I of the feed-forward block, D head_dim. RoPE has one table for the model,
-applied to q and k in every layer.
+T tokens, H features of the residual stream, I of the feed-forward block (h and i: this rank's), D head_dim. RoPE has
+one table for the model, applied to q and k in every layer.
 """
 
 from __future__ import annotations
@@ -29,16 +29,21 @@ class RMSNorm(Layer):
 
 
 class AddRMSNorm(RMSNorm):
-    """[T, H], [T, H] -> the norm of their rounded sum, and that sum itself, which the residual stream goes on with."""
+    """x and residual [T, H] -> the norm of their rounded sum, and that sum itself, which the residual stream goes on
+    with. Of x this rank's columns [T, h] will do: the others' are gathered."""
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if x.shape[1] < residual.shape[1]:
+            return self.ops.gather_add_rms_norm(x, residual, self.weight, self.eps)
         return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class SiluAndMul(Layer):
-    """[T, 2 I] -> [T, I]: silu(first half) * second half."""
+    """[T, 2 i] -> [T, i], or all ranks' [T, I] if the gathers are fused: silu(first half) * second half."""
 
     def forward(self, gate_up: Tensor) -> Tensor:
+        if self.ops.fuses_gathers:
+            return self.ops.gather_silu_and_mul(gate_up)
         return self.ops.silu_and_mul(gate_up)
 
 

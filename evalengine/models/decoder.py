@@ -78,7 +78,8 @@ class DecoderMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each on the norm of the residual stream, which is the rounded sum so far.
 
-    A layer takes the output `x` of the layer before, not yet added to `residual`, and hands its own on likewise.
+    A layer takes the output `x` of the layer before, not yet added to `residual`, and hands its own on likewise: all of
+    it, or this rank's columns (`Ops.fuses_gathers`), which the next norm gathers.
     """
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:

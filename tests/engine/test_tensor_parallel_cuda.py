@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from evalengine.config import ModelConfig
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams
 from evalengine.errors import EvalEngineError
+from evalengine.layers.peer_memory import PeerMemory
 from tests.engine.test_tensor_parallel import children, differing, every_kind, is_alive, until
 
 pytestmark = pytest.mark.gpu
@@ -67,6 +68,29 @@ def test_two_gpus_give_one_ones_bytes(settings: dict[str, Any], expected: dict[i
         assert (llm.stats.num_graph_steps > 0) != settings.get("enforce_eager", False)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_few_tokens_gather_in_one_with_the_ops(
+    eager: bool, expected: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of few tokens take the fused kernels and those of many the gathers and ops, with one GPU's bytes."""
+    fused: set[tuple[str, bool]] = set()
+
+    def watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*operands: Any) -> Any:
+            result = method(*operands)
+            fused.add((name, result is not None))
+            return result
+
+        return call
+
+    names = "add_rms_norm", "silu_and_mul"
+    for name in names:
+        monkeypatch.setattr(PeerMemory, name, watched(name, getattr(PeerMemory, name)))
+    with LLM("asset:tinymath", tensor_parallel_size=2, enforce_eager=eager) as llm:
+        assert not differing(answers(llm), expected)
+    assert fused == {(name, few) for name in names for few in (False, True)}
+
+
 def test_fast_gives_other_bytes(expected: dict[int, RequestOutput]) -> None:
     """The comparison can fail: in fast, two GPUs give other bytes than one."""
     with LLM("asset:tinymath", batch_invariant=False) as one_gpu:
@@ -90,7 +114,7 @@ def test_the_bench_of_exchanges(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert OWN["push_gather"](["--model", "Qwen3-0.6B", "--output", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("push-gather-2-*.json")
     rows = json.loads(file.read_text())["rows"]
-    assert len(rows) == len(TOKENS) and all(0 < row["push_s"] < 0.1 for row in rows)
+    assert len(rows) == len(TOKENS) and all(0 < row[name] < 0.1 for row in rows for name in ("push_s", "fused_s"))
     assert capsys.readouterr().out.count("\n") == len(TOKENS) + 2
 
 
