@@ -13,10 +13,11 @@ import pickle
 import signal
 import sys
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
@@ -77,19 +78,30 @@ class Beside(Generic[Result]):
         self._process.close()
 
 
-def spread(work: Callable[[Sequence[Part]], list[Result]], parts: Sequence[Part], least: int) -> list[Result]:
-    """`work(parts)`, in equal shares by as many processes as there are cores. `work` must give a result a part.
+def spread(
+    work: Callable[[Sequence[Part]], list[Result]],
+    parts: Sequence[Part],
+    least: int,
+    sizes: Sequence[int] | None = None,
+) -> list[Result]:
+    """`work(parts)`, by as many processes as there are cores, neighbours together. `work` must give a result a part.
 
-    least: the parts from which on a process earns its start.
+    sizes: how much work each part is; by default all are alike. least: how much of it earns a process.
     """
-    shares = min(cores(), MOST, len(parts) // least)
-    if shares < 2:
-        return work(parts)
-    edges = [len(parts) * number // shares for number in range(shares + 1)]
-    own, *others = (parts[start:end] for start, end in pairwise(edges))
+    own, *others = shares(parts, least, sizes)
     with ExitStack() as started:
         helpers = [started.enter_context(Beside(partial(work, share))) for share in others]
         return [*work(own), *chain.from_iterable(helper.result() for helper in helpers)]
+
+
+def shares(parts: Sequence[Part], least: int, sizes: Sequence[int] | None = None) -> list[Sequence[Part]]:
+    """The parts in order, in at least one share and at most one for each core, with about as much work in each."""
+    sizes = sizes or [1] * len(parts)
+    total = sum(sizes)
+    count = max(1, min(cores(), MOST, total // least))
+    middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    edges = [0, *(bisect_left(middles, total * number / count) for number in range(1, count)), len(parts)]
+    return [parts[start:end] for start, end in pairwise(edges) if start < end] or [parts]
 
 
 def cores() -> int:

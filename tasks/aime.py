@@ -33,6 +33,8 @@ BOX = "\\boxed{"
 class AIME(Templated):
     """A problem and its integer."""
 
+    forks = True
+
     def judge(self, doc: Doc) -> Callable[[str], float]:
         gold = str(self._target(doc))
         return lambda text: float(same_answer(answer_in(text), gold))

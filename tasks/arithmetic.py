@@ -15,6 +15,7 @@ from evalengine.tasks.generation import GenerationTask
 
 
 class Arithmetic(GenerationTask):
+    forks = True
     columns = ("question", "answer")
     spare_exemplar = False
     extract: ClassVar[Mapping[str, RegexFilter]] = {"strict-match": RegexFilter(r"#### (-?[0-9]+)")}

@@ -42,7 +42,9 @@ class Task(ABC):
     # Whether one exemplar more is drawn, so that the document itself can be dropped. lm-eval does so where the few-shot
     # split equals the test split: both have the same name, or neither is given. None: `draws_spare` decides.
     spare_exemplar: ClassVar[bool | None] = None
-    keeps_instances: ClassVar[bool] = False  # whether scoring needs what `instances` leaves in the task
+    # Whether a forked process may write the task's prompts, and another one score its answers: not where scoring needs
+    # what `instances` leaves in the task, nor where it talks to a process of its own. Each class says so for itself.
+    forks: ClassVar[bool] = False
     target_delimiter: ClassVar[str] = " "
     fewshot_delimiter: ClassVar[str] = "\n\n"
 
@@ -104,6 +106,11 @@ class Task(ABC):
         if self.output_type != "generate_until" and any(v is not None for v in vars(self.config.generation).values()):
             problems.append("generation: is for tasks that generate text; this one scores given texts")
         return problems
+
+    @property
+    def can_fork(self) -> bool:
+        """`forks` of the task's very class: a user's subclass of one that can may not."""
+        return bool(vars(type(self)).get("forks"))
 
     def load(self) -> None:
         """Reads the evaluated rows, and the exemplars if the task uses any. Raises ConfigError."""

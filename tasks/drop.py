@@ -28,6 +28,7 @@ DATE = ("day", "month", "year")
 class DROP(Templated):
     """The answer is generated up to the first full stop."""
 
+    forks = True
     columns = ("query_id", "passage", "question", "answer", "validated_answers")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"answer": (dict,), "validated_answers": (dict,)}
     takes_repeats = False

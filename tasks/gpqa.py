@@ -21,6 +21,7 @@ SEED = 0  # lm-eval shuffles by Python's global generator, to which it gives thi
 class GPQA(Templated):
     """Rows in file order decide the shuffles: a question's letters depend on those before it, as in lm-eval."""
 
+    forks = True
     columns = ("Question", "Correct Answer")
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:

@@ -19,6 +19,7 @@ FLEXIBLE = RegexFilter(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", select=-1)
 class GSM8K(GenerationTask):
     """Exemplars drawn from the training split, answers with their rationale."""
 
+    forks = True
     columns = ("question", "answer")
     spare_exemplar = False  # lm-eval's task names both splits, and they differ
     extract: ClassVar[Mapping[str, RegexFilter]] = {

@@ -33,7 +33,6 @@ class LmEvalTask(Task):
 
     columns = ()
     metrics = {}  # noqa: RUF012  # lm-eval's are known once it is loaded: `aggregation`, `higher_is_better`
-    keeps_instances = True
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
         """Raises ConfigError without lm-eval, for a name that it lacks, and for settings that cannot be honoured."""

@@ -129,6 +129,7 @@ class ContextChoiceTask(Task):
 class HellaSwag(MultipleChoiceTask):
     """Which of four endings continues the text. The validation split is scored: the test split has no labels."""
 
+    forks = True
     columns = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"ctx_a": (str,), "ctx_b": (str,), "endings": (list,)}
     spare_exemplar = True
@@ -176,6 +177,7 @@ def _without_tags(line: str) -> str:
 class ARC(MultipleChoiceTask):
     """Grade-school science questions. Labels are A, B, ... or 1, 2, ...; the gold one is looked up among them."""
 
+    forks = True
     columns = ("question", "choices", "answerKey")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"choices": (dict,)}
     spare_exemplar = False  # lm-eval's test split and few-shot split have different names

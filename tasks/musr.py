@@ -15,6 +15,7 @@ from evalengine.tasks.templated import Templated
 class MuSR(Templated):
     """A long story, a question and its numbered choices; each choice's text is scored."""
 
+    forks = True
     columns = ("narrative", "question", "choices", "answer_choice")
     written: ClassVar[frozenset[str]] = frozenset({"doc_to_text"})
 

@@ -42,6 +42,7 @@ SAMPLERS = ("default", "first_n")
 class Templated(Task):
     """One task from `config.template`; a subclass may replace any of its methods, and `document` before all."""
 
+    forks = True
     columns: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[dict[str, Metric]] = {}  # a subclass's own, which its `score` computes; else the file's
     takes_templates = True

@@ -18,6 +18,7 @@ from evalengine.tasks.templated import Templated
 class TruthfulQAMC2(Templated):
     """Scores every answer and adds up the probabilities of the true ones."""
 
+    forks = True
     metrics: ClassVar[dict[str, Metric]] = {"acc": Metric()}
 
     def target(self, doc: Doc) -> Any:

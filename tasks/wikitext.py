@@ -79,6 +79,7 @@ def detokenise(page: str) -> str:
 class WikiText(Task):
     """One rolling log-likelihood request a page; the weights are the original page's words and UTF-8 bytes."""
 
+    forks = True
     output_type = "loglikelihood_rolling"
     columns = ("page",)
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"page": (str,)}

@@ -19,6 +19,7 @@ BLANK = "_"
 class WinoGrande(ContextChoiceTask):
     """Which of two words fills the blank. The validation split is scored: the test split has no answers."""
 
+    forks = True
     columns = ("sentence", "option1", "option2", "answer")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"sentence": (str,), "option1": (str,), "option2": (str,)}
     spare_exemplar = True  # lm-eval names neither a test nor a few-shot split

@@ -121,7 +121,8 @@ def _measured(ops: Ops, tokens: int, gathered: Sequence[int]) -> Row:
     wanted = [*after[0], tp.gather(ops.silu_and_mul(gate_up)), *after[1]]
     for form in (Ops, type(ops)) * 2:  # twice, since a launch that is repeated goes another way
         are_equal = all(map(torch.equal, with_ops(form), wanted))
-        tp.broadcast(torch.zeros(1, device=ops.device))  # No rank gathers into a slot that another still compares.
+        # A rank may gather into this one's slots again only when this one has compared: a sum waits for every rank.
+        tp.sum(torch.zeros(1, device=ops.device))
         if not are_equal:
             raise EvalEngineError(f"{tokens} tokens: the ops with pushes give other bytes than with NCCL's gather")
     for part in parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -62,10 +62,10 @@ def records(
     return result
 
 
-def task_results(
+def scorer(
     plan: Plan, answers: Answers, thoughts: Thoughts = NONE, verdicts: Verdicts = NOT_RUN
-) -> list[TaskResult]:
-    """Every task's metrics and samples, in lm-eval's terms."""
+) -> Callable[[TaskPlan], TaskResult]:
+    """A function that gives a task's metrics and samples, in lm-eval's terms."""
     by_instance: defaultdict[Instance, list[JournalEntry]] = defaultdict(list)
     thought, verdict = {}, {}
     for item in plan.requests:
@@ -74,7 +74,7 @@ def task_results(
             thought[item.instance] = thoughts[item.key]
         if item.key in verdicts:
             verdict[item.instance] = verdicts[item.key]
-    return [_task_result(task_plan, by_instance, thought, verdict) for task_plan in plan.tasks]
+    return lambda task_plan: _task_result(task_plan, by_instance, thought, verdict)
 
 
 def _response(instance: Instance, entries: list[JournalEntry], verdict: Verdict | None) -> Response:

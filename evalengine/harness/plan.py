@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
-from evalengine.beside import Beside
+from evalengine.beside import Beside, shares
 from evalengine.config import Config, template_date, template_variables
 from evalengine.engine.chat_template import ChatTemplate
 from evalengine.engine.deferred import DeferredLLM
@@ -47,12 +49,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Prompts:
-    """A plan without its tasks, which holds data only, so that another process can make it."""
+    """Neighbours of a plan's tasks without the tasks themselves: data only, so that another process can make it."""
 
     instances: list[list[list[Instance]]]  # of each task, a list per document
-    requests: list[HarnessRequest]
+    requests: list[HarnessRequest]  # numbered from 0
     special_documents: int
-    sha256: str
 
 
 def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = True) -> tuple[Checkpoint, list[Task]]:
@@ -125,35 +126,38 @@ def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     Raises ConfigError for prompts and requests that can never run (RequestBuilder, `check_requests`), which the engine
     would refuse too, but only once the run has a folder; and for documents that cannot be scored (`rehearse`).
     """
-    return _plan(tasks, _write_prompts(config, tasks, llm), llm)
+    return _plan(tasks, [_write_prompts(config, llm, tasks)], llm)
 
 
 def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     """`build_plan`; meanwhile an engine whose weights are not loaded yet loads them, if no cache may spare it that. The
-    prompts of many documents are then written by a process of their own. Raises what `build_plan` and loading raise."""
+    prompts of many documents are written by processes of their own. Raises what `build_plan` and loading raise."""
     deferred = llm if isinstance(llm, DeferredLLM) and config.cache.path is None else None
-    documents = sum(len(task.docs[: config.limit]) for task in tasks)
-    earns = deferred is not None and documents >= MANY_DOCUMENTS and all(map(_is_planned_anywhere, tasks))
-    with Beside(lambda: _write_prompts(config, tasks, llm), earns) as prompts:
+    sizes = [len(task.docs[: config.limit]) for task in tasks]
+    earns = deferred is not None and sum(sizes) >= MANY_DOCUMENTS and all(task.can_fork for task in tasks)
+    parts = shares(tasks, MANY_DOCUMENTS, sizes) if earns and not config.apply_chat_template else [tasks]
+    with ExitStack() as started:
+        written = [Beside(partial(_write_prompts, config, llm, part), earns) for part in parts]
+        for process in written:
+            started.enter_context(process)
         if deferred is not None:
             deferred.load()
-        return _plan(tasks, prompts.result(), llm)
+        return _plan(tasks, [process.result() for process in written], llm)
 
 
-def _is_planned_anywhere(task: Task) -> bool:
-    """Whether another process can write the task's prompts. What is true of the tasks here need not be true of a user's
-    class: that its `instances` leaves nothing behind that scoring needs."""
-    return type(task).__module__.startswith("evalengine.tasks.") and not task.keeps_instances
-
-
-def _plan(tasks: list[Task], prompts: Prompts, llm: Answering) -> Plan:
-    requests = prompts.requests
+def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
+    requests: list[HarnessRequest] = []
+    for part in written:
+        first = len(requests)
+        requests += part.requests if not first else (item.numbered_from(first) for item in part.requests)
     check_requests([item.request for item in requests], llm.limits, request_names(requests))
-    plans = [TaskPlan(task, instances) for task, instances in zip(tasks, prompts.instances, strict=True)]
-    return Plan(plans, requests, prompts.special_documents, prompts.sha256)
+    instances = chain.from_iterable(part.instances for part in written)
+    plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
+    sha256 = requests_sha256((item.key, item.request) for item in requests)
+    return Plan(plans, requests, sum(part.special_documents for part in written), sha256)
 
 
-def _write_prompts(config: Config, tasks: list[Task], llm: Answering) -> Prompts:
+def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Prompts:
     written, special = [], 0
     for task in tasks:
         documents: set[int] = set()
@@ -172,8 +176,7 @@ def _write_prompts(config: Config, tasks: list[Task], llm: Answering) -> Prompts
         config.model.think_end_token,
         config.logprobs or 0,
     )
-    requests = builder.build(asked)
-    return Prompts(written, requests, special, requests_sha256((item.key, item.request) for item in requests))
+    return Prompts(written, builder.build(asked), special)
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:

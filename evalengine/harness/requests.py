@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
@@ -32,6 +32,10 @@ class HarnessRequest:
     @property
     def prompt_ids(self) -> list[int]:
         return self.request.prompt_ids
+
+    def numbered_from(self, first: int) -> HarnessRequest:
+        """The same with a request whose id is larger by `first`."""
+        return replace(self, request=replace(self.request, request_id=first + self.request.request_id))
 
 
 def requests_sha256(requests: Iterable[tuple[RecordKey, Request]]) -> str:

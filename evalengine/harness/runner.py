@@ -16,7 +16,7 @@ from typing import Any
 
 import transformers
 
-from evalengine.beside import Beside
+from evalengine.beside import Beside, spread
 from evalengine.cache.engine import CachedEngine
 from evalengine.config import Config, selection, to_yaml
 from evalengine.engine.stats import EngineStats
@@ -27,9 +27,9 @@ from evalengine.harness.execute import execute
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.kept import answers_kept
-from evalengine.harness.outcome import records, task_results
+from evalengine.harness.outcome import records, scorer
 from evalengine.harness.pieces import token_bytes
-from evalengine.harness.plan import Plan, plan_and_load, prepare
+from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
 from evalengine.models.spec import dtype_name
@@ -37,7 +37,7 @@ from evalengine.records.digest import Digests, digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.libraries import deciding
-from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, write_results, write_samples
+from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import MANIFEST, build_manifest, code_version
 from evalengine.records.manifest_data import Manifest
@@ -137,10 +137,11 @@ def _run(
                 rows = records(plan, answers, thought, judged)
                 programs = program_facts(plan, config, judged)
                 with Beside(lambda: _write_records(folder, rows), len(rows) >= MANY) as recorded:
-                    results = task_results(plan, answers, thought, judged)
+                    finished = datetime.now()
+                    results = _score(plan, scorer(plan, answers, thought, judged), folder, finished)
                     _write(
                         *(config, plan, llm, folder, facts, rows, recorded, results, ran, clock, command, stats),
-                        *(programs, cached),
+                        *(programs, cached, finished),
                     )
             manifest = _own_manifest(folder)
             leave(folder.path)
@@ -177,13 +178,12 @@ def _write(
     stats: EngineStats,
     programs: Mapping[str, Any] | None,
     cached: CachedEngine | None,
+    finished: datetime,
 ) -> None:
-    """All files of a finished run: the manifest after those whose hashes it holds, the digest last.
+    """All other files of a finished run: the manifest after those whose hashes it holds, the digest last.
 
     recorded: writes the records and gives their digests, in a process of its own where they are many.
     """
-    finished = datetime.now()
-    write_samples(folder, results, finished)
     used = used_ids(row.output_ids for row in rows)
     folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used)))
     digest = recorded.result()
@@ -217,6 +217,25 @@ def _write(
         raise bind_failed(folder.path, error) from error
     folder.write_text(MANIFEST, bound.file_text())
     folder.finish(digest.run)
+
+
+def _score(
+    plan: Plan, score: Callable[[TaskPlan], TaskResult], folder: RunFolder, finished: datetime
+) -> list[TaskResult]:
+    """Writes every task's samples and returns its metrics, without its samples."""
+
+    def work(tasks: Sequence[TaskPlan]) -> list[TaskResult]:
+        results = []
+        for task in tasks:
+            result = score(task)
+            write_samples(folder, result, finished)
+            results.append(replace(result, samples=()))
+        return results
+
+    remove_results(folder)
+    if not all(task.task.can_fork for task in plan.tasks):
+        return work(plan.tasks)
+    return spread(work, plan.tasks, MANY_DOCUMENTS, [len(task.instances) for task in plan.tasks])
 
 
 def _write_records(folder: RunFolder, rows: Sequence[RequestRecord]) -> Digests:

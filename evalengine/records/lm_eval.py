@@ -182,16 +182,16 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     }
 
 
-def write_samples(folder: RunFolder, tasks: Sequence[TaskResult], finished: datetime) -> None:
-    """Writes each task's samples. The files of an earlier attempt at this run, results included, are removed.
-
-    Raises `EvalEngineError` if the disk refuses.
-    """
+def remove_results(folder: RunFolder) -> None:
+    """Removes results and samples of an earlier attempt at this run."""
     for stale in [*folder.path.glob("results_*.json"), *folder.path.glob("samples_*.jsonl")]:
         stale.unlink()
-    for task in tasks:
-        lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=_plain) for sample in task.samples]
-        folder.write_text(f"samples_{task.name}_{_iso(finished)}.jsonl", "".join(line + "\n" for line in lines))
+
+
+def write_samples(folder: RunFolder, task: TaskResult, finished: datetime) -> Path:
+    """Writes the samples of one task and returns their file. Raises `EvalEngineError` if the disk refuses."""
+    lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=_plain) for sample in task.samples]
+    return folder.write_text(f"samples_{task.name}_{_iso(finished)}.jsonl", "".join(line + "\n" for line in lines))
 
 
 def write_results(

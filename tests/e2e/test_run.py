@@ -129,7 +129,8 @@ def test_several_processes_leave_what_one_leaves(
     """A large run's prompts and records are written, and its page packed, by processes of their own."""
     forked: list[bool] = []
     monkeypatch.setattr(beside, "cores", lambda: 3)
-    monkeypatch.setattr(plan, "MANY_DOCUMENTS", 1)
+    for module in (plan, runner):
+        monkeypatch.setattr(module, "MANY_DOCUMENTS", 1)
     monkeypatch.setattr(runner, "MANY", 1)
     monkeypatch.setattr(beside.Beside, "result", lambda self, real=beside.Beside.result: _noted(forked, self, real))
     run = finished(tmp_path, f"limit={LIMIT}", SHORT)

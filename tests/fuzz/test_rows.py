@@ -19,7 +19,7 @@ from evalengine.config import Config, DatasetConfig, GenerationConfig, TaskConfi
 from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError
 from evalengine.harness.journal import JournalEntry
-from evalengine.harness.outcome import records, task_results
+from evalengine.harness.outcome import records, scorer
 from evalengine.harness.plan import Plan, build_plan
 from evalengine.records.lm_eval import sample_row
 from evalengine.records.schema import ids_sha256
@@ -189,7 +189,7 @@ def answered(plan: Plan) -> list[str]:
         logprobs = -np.ones(len(ids), dtype=np.float32)
         entries[item.key] = JournalEntry(item.key, ids_sha256(item.prompt_ids), ids, logprobs, "stop", "#### 4", False)
     assert len(records(plan, entries)) == len(plan.requests)
-    (result,) = task_results(plan, entries)
+    result = scorer(plan, entries)(plan.tasks[0])
     assert all(not isinstance(value, float) or value == value for value in result.metrics.values())
     lines = [json.dumps(sample_row(sample), ensure_ascii=False, default=str) for sample in result.samples]
     for line in lines:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evalengine import beside
-from evalengine.beside import Beside, spread
+from evalengine.beside import Beside, shares, spread
 from evalengine.errors import ConfigError, EvalEngineError
 
 ORPHAN = """
@@ -39,6 +39,21 @@ def test_shares_come_back_in_order_and_from_as_many_processes_as_they_earn(count
     results = spread(squares, range(count), least=4)
     assert [square for square, _ in results] == [number**2 for number in range(count)]
     assert len({process for _, process in results}) == (0 if not count else max(1, min(4, count // 4)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ([3, 3, 3], [[3], [3], [3]]),
+        ([1, 1, 1, 1, 8], [[1, 1, 1], [1], [8]]),
+        ([9, 1, 1, 1], [[9], [1, 1, 1]]),
+        ([10, 1, 1], [[10], [1, 1]]),
+        ([0, 0], [[0, 0]]),
+        ([2, 1, 2, 1, 2, 1], [[2], [1, 2], [1], [2, 1]]),
+    ],
+)
+def test_shares_hold_about_as_much_work_each(sizes: list[int], wanted: list[list[int]]) -> None:
+    assert shares(sizes, 2, sizes) == wanted
 
 
 def test_a_result_is_made_in_another_process_where_it_earns_one() -> None:

@@ -11,7 +11,7 @@ import pytest
 from evalengine.config import DatasetConfig, TaskConfig
 from evalengine.engine.request import ScoreRequest
 from evalengine.harness.journal import JournalEntry
-from evalengine.harness.outcome import task_results
+from evalengine.harness.outcome import scorer
 from evalengine.harness.plan import Plan, TaskPlan
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.schema import ids_sha256
@@ -28,6 +28,6 @@ def test_an_empty_page_has_no_request_and_adds_nothing(tmp_path: Path) -> None:
     key = ("wikitext", 1, 0, 0)
     answer = JournalEntry(key, ids_sha256([0]), [5, 6], np.array([-1, -2], dtype=np.float32), "length", "", False)
     plan = Plan([TaskPlan(task, instances)], [HarnessRequest(key, instances[1][0], ScoreRequest(0, [0], [5, 6]), 0)])
-    (result,) = task_results(plan, {key: answer})
+    result = scorer(plan, {key: answer})(plan.tasks[0])
     assert result.metrics["bits_per_byte,none"] == pytest.approx(3 / len("two words") / math.log(2))
     assert result.effective == 2

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from evalengine import beside
+from evalengine.beside import Beside
 from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness import plan
-from evalengine.harness.plan import build_plan, plan_and_load, prepare
+from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_task import LmEvalTask
 
+TASK = """
+task: {name}
+dataset_path: {rows}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+"""
+
 
 @pytest.fixture
-def writers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The processes that wrote prompts here; each of several documents earns one."""
-    written: list[int] = []
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of the processes that wrote the prompts, in order; two documents earn a process."""
+    wrote: list[int] = []
 
-    def sha256(requests: object, real: object = plan.requests_sha256) -> str:
-        assert callable(real)
-        written.append(os.getpid())
-        return str(real(requests))
+    def result(self: Beside[Prompts], real: Callable[[Beside[Prompts]], Prompts] = Beside.result) -> Prompts:
+        wrote.append(os.getpid() if self._process is None else self._process.pid or 0)
+        return real(self)
 
-    monkeypatch.setattr(plan, "requests_sha256", sha256)
-    monkeypatch.setattr(beside, "cores", lambda: 2)
+    monkeypatch.setattr(Beside, "result", result)
+    monkeypatch.setattr(beside, "cores", lambda: 3)
     monkeypatch.setattr(plan, "MANY_DOCUMENTS", 2)
-    return written
+    return wrote
 
 
 def prepared(*settings: str) -> tuple[Config, list[Task], DeferredLLM]:
@@ -41,38 +53,53 @@ def prepared(*settings: str) -> tuple[Config, list[Task], DeferredLLM]:
     return job.config, tasks, DeferredLLM(checkpoint, **own, make=lambda: LLM(checkpoint, **own))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("settings", "elsewhere"), [(("limit=3",), True), (("limit=1",), False)])
-def test_the_plan_is_the_same_from_either_process(
-    settings: tuple[str, ...], elsewhere: bool, writers: list[int]
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        (("limit=1",), 0),
+        (("limit=3",), 1),
+        (("limit=3", "task=[arithmetic,two,three]"), 3),
+        (("limit=2", "task=[arithmetic,two,three]"), 3),
+        (("limit=1", "task=[arithmetic,two,three]"), 1),
+    ],
+)
+def test_the_plan_is_the_same_whoever_writes_the_prompts(
+    settings: tuple[str, ...], processes: int, shared: list[int], tmp_path: Path
 ) -> None:
+    for name in ("two", "three"):
+        rows = [{"question": f"What is {name} + {n}?", "answer": str(n)} for n in range(4)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, rows=tmp_path / f"{name}.jsonl"))
+        settings = tuple(setting.replace(name, str(tmp_path / f"{name}.yaml")) for setting in settings)
     config, tasks, llm = prepared(*settings)
     with llm:
         made = plan_and_load(config, tasks, llm)
         assert llm.num_kv_blocks, "the weights are loaded"
-        assert writers == ([] if elsewhere else [os.getpid()])
+        assert len({*shared} - {os.getpid()}) == processes
         wanted = build_plan(config, tasks, llm)
-    assert made.prompts_sha256 == wanted.prompts_sha256 and len(made.requests) == config.limit
-    assert [request.request for request in made.requests] == [request.request for request in wanted.requests]
+    assert made.prompts_sha256 == wanted.prompts_sha256
+    assert [item.request for item in made.requests] == [item.request for item in wanted.requests]
+    assert [item.request.request_id for item in made.requests] == [*range(len(made.requests))]
     assert [planned.instances for planned in made.tasks] == [planned.instances for planned in wanted.tasks]
-    assert made.requests[0].instance is made.tasks[0].instances[0][0], "answers are looked up by their instances"
+    assert made.requests[-1].instance is made.tasks[-1].instances[-1][-1], "answers are looked up by their instances"
 
 
-def test_what_is_wrong_with_prompts_is_told_as_ever(writers: list[int]) -> None:
+def test_what_is_wrong_with_prompts_is_told_as_ever(shared: list[int]) -> None:
     config, tasks, llm = prepared("limit=3", "engine.max_model_len=256", "long_prompts=error", "task.num_fewshot=8")
     with llm, pytest.raises(ConfigError, match="document 0: the prompt has") as elsewhere:
         plan_and_load(config, tasks, llm)
     with pytest.raises(ConfigError) as here:
         build_plan(config, tasks, llm)
-    assert not writers and elsewhere.value.problems == here.value.problems
+    assert shared != [os.getpid()] and elsewhere.value.problems == here.value.problems
 
 
-def test_a_cache_may_spare_the_weights(writers: list[int], tmp_path: object) -> None:
+def test_a_cache_may_spare_the_weights(shared: list[int], tmp_path: Path) -> None:
     config, tasks, llm = prepared("limit=3", f"cache={tmp_path}")
     plan_and_load(config, tasks, llm)
-    assert llm.num_kv_blocks is None and writers == [os.getpid()]
+    assert llm.num_kv_blocks is None and shared == [os.getpid()]
 
 
-def test_a_users_class_and_lm_evals_tasks_are_planned_where_they_are_scored(writers: list[int]) -> None:
+def test_a_users_class_and_lm_evals_tasks_are_planned_where_they_are_scored(shared: list[int]) -> None:
     config, (task,), llm = prepared("limit=3")
 
     class Mine(type(task)):  # type: ignore[misc]
@@ -81,4 +108,4 @@ def test_a_users_class_and_lm_evals_tasks_are_planned_where_they_are_scored(writ
     task.__class__ = Mine
     with llm:
         plan_and_load(config, [task], llm)
-    assert writers == [os.getpid()] and LmEvalTask.keeps_instances
+    assert shared == [os.getpid()] and not vars(LmEvalTask).get("forks")

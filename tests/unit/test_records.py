@@ -23,6 +23,7 @@ from evalengine.records.lm_eval import (
     ModelInfo,
     Sample,
     TaskResult,
+    remove_results,
     sample_row,
     write_results,
     write_samples,
@@ -244,7 +245,8 @@ def test_a_checkout_knows_its_own_commit(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_finished_run_reads_back_as_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_folder(tmp_path) as folder:
         (folder.path / "results_old.json").write_text("{}")  # an attempt died between results and digest
-        write_samples(folder, [TASK], datetime(2026, 1, 2, 3, 4, 5))
+        remove_results(folder)
+        write_samples(folder, TASK, datetime(2026, 1, 2, 3, 4, 5))
         write_results(folder, [TASK], MODEL, INVOCATION, datetime(2026, 1, 2, 3, 4, 5))
         folder.write_text("manifest.json", manifest(resumed=1, truncated=1).file_text())
         with pytest.raises(EvalEngineError, match="not finished"):
