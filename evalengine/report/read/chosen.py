@@ -11,7 +11,7 @@ score bears them out.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,9 @@ def choices_of(rows: Rows, texts: Mapping[int, Sequence[str]]) -> dict[tuple[str
     refuted: set[tuple[str, str]] = set()
     for row in rows:
         doc, name = row["doc_id"], row["filter"]
-        taken = dict(_taken(row, texts.get(doc, ())))
-        for metric in row["metrics"]:
-            if metric not in (*BY_CHOICE, *PREDICTED):
-                continue
+        metrics = [metric for metric in row["metrics"] if metric in (*BY_CHOICE, *PREDICTED)]
+        taken = dict(_taken(row, metrics, texts.get(doc, ())))
+        for metric in metrics:
             if metric in taken and _bears_out(row, metric, taken[metric], texts[doc]):
                 choices[metric, name][doc] = taken[metric]
             else:
@@ -71,25 +70,28 @@ def target_index(row: Mapping[str, Any], texts: Sequence[str]) -> int | None:
     return places.pop() if len(places) == 1 else None
 
 
-def _taken(row: Mapping[str, Any], texts: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """(metric, choice) as far as the sample tells."""
+def _taken(row: Mapping[str, Any], metrics: Collection[str], texts: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """(metric, choice) of these metrics, as far as the sample tells."""
     filtered = row["filtered_resps"]
     pairs = [scored_pair(response) for response in filtered] if isinstance(filtered, list) else []
     sums = np.array([np.nan if pair is None else pair[0] for pair in pairs], dtype=np.float64)
     if len(texts) < 2 or None in pairs or len(sums) not in (len(texts), 2 * len(texts)):
         return
     conditional, free = sums[: len(texts)], sums[len(texts) :]
-    yield from ((metric, int(np.argmax(conditional))) for metric in ("acc", *PREDICTED))
-    if len(free):
+    yield from ((metric, int(np.argmax(conditional))) for metric in ("acc", *PREDICTED) if metric in metrics)
+    if len(free) and "acc_mutual_info" in metrics:
         with np.errstate(invalid="ignore"):  # -inf less -inf is NaN
             yield "acc_mutual_info", int(np.argmax(conditional - free))
     if len({value.get("arg_0") for value in _arguments(row)[: len(texts)]}) > 1:
         return  # one text after several contexts: the choices, whose lengths would count, are no continuations
-    characters = [len(text) for text in texts]
-    octets = [len(text.encode("utf-8", "surrogatepass")) for text in texts]
-    for metric, lengths in (("acc_norm", characters), ("acc_bytes", octets)):
-        with np.errstate(divide="ignore", invalid="ignore"):  # an empty choice
-            yield metric, int(np.argmax(conditional / np.array(lengths, dtype=np.float64)))
+    for metric, length in (("acc_norm", len), ("acc_bytes", _octets)):
+        if metric in metrics:
+            with np.errstate(divide="ignore", invalid="ignore"):  # an empty choice
+                yield metric, int(np.argmax(conditional / np.array([*map(length, texts)], dtype=np.float64)))
+
+
+def _octets(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _bears_out(row: Mapping[str, Any], metric: str, choice: int, texts: Sequence[str]) -> bool:
