@@ -23,18 +23,39 @@ from tests.cluster.conftest import DOCUMENTS, SETTINGS, Fleet
 from tests.e2e.command import Run, finished, runs
 
 
+@pytest.mark.slow  # its own replicas take ten seconds; the three of `fleet` are one engine in a quick test below
 def test_two_replicas_are_one_engine(one_engine: Run, tmp_path: Path) -> None:
     """A run on two replicas has one engine's digest, results and identity; the manifest says which replica did what."""
     two = finished(tmp_path, *SETTINGS, "cluster=ray", "cluster.replicas=2", "cluster.audit=0.2")
-    assert two.digest == one_engine.digest and two.results == one_engine.results
-    assert two.manifest["identity"] == one_engine.manifest["identity"]
-    assert two.folder.name[-8:] == one_engine.folder.name[-8:], "the run's id"
+    check_one_engine(two, one_engine, replicas=2)
+    audited = {replica["audited"] for replica in two.manifest["cluster"]["replicas"]}
+    assert audited == {audits(two)} and 0 not in audited
+
+
+def test_three_replicas_are_one_engine(one_engine: Run, fleet: Fleet, config: Config) -> None:
+    """So has a run on three, and what is audited twice counts once."""
+    fleet.audit(0.25)
+    run(config, llm=fleet.engines)
+    (three,) = runs(Path(config.output_dir))
+    check_one_engine(three, one_engine, replicas=3)
+    assert sum(replica["audited"] for replica in three.manifest["cluster"]["replicas"]) == 2 * audits(three) > 0
+
+
+def check_one_engine(run_: Run, one_engine: Run, replicas: int) -> None:
+    """Asserts that a run on replicas is that of one engine, and that its manifest says what each replica did."""
+    assert run_.digest == one_engine.digest and run_.results == one_engine.results
+    assert run_.manifest["identity"] == one_engine.manifest["identity"]
+    assert run_.folder.name[-8:] == one_engine.folder.name[-8:], "the run's id"
     assert "cluster" not in one_engine.manifest
-    replicas = two.manifest["cluster"]["replicas"]
-    audited = {replica["audited"] for replica in replicas}
-    assert len(replicas) == 2 and audited == {sum(r["answers"] for r in replicas) - DOCUMENTS} and 0 not in audited
-    assert all(replica["leases"] and replica["answers"] and not replica["lost_leases"] for replica in replicas)
-    assert all(replica["device"].startswith("(CPU, process ") for replica in replicas)
+    members = run_.manifest["cluster"]["replicas"]
+    assert len(members) == replicas
+    assert all(member["leases"] and member["answers"] and not member["lost_leases"] for member in members)
+    assert all(member["device"].startswith("(CPU, process ") for member in members)
+
+
+def audits(run_: Run) -> int:
+    """How many of a run's answers were made on a second replica, too."""
+    return sum(replica["answers"] for replica in run_.manifest["cluster"]["replicas"]) - DOCUMENTS
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine import CONTRACT_VERSION
-from tests.e2e.command import ROOT, Run, finish, runs, start
+from tests.e2e.command import ROOT, Outcome, Run, finish, runs, start
 
 GOLDEN = ROOT / "results" / "reference" / "golden.json"
 REGENERATE = "python -m tests.e2e.golden"
@@ -68,19 +68,20 @@ def explain(actual: dict[str, Any], golden: dict[str, Any]) -> str:
     )
 
 
-def default_run(output_dir: Path, device_settings: Sequence[str] = ON_CPU) -> Run:
+def default_run(output_dir: Path, device_settings: Sequence[str] = ON_CPU) -> tuple[Outcome, Run]:
     """Runs `python -m evalengine` with every setting at its default but the folder and the device (a machine may have
-    two)."""
+    two), and returns what it printed and what it left."""
     done = finish(start(f"output_dir={output_dir}", *device_settings))
     assert done.code == 0, done.err
     (run,) = runs(output_dir)
-    return run
+    return done, run
 
 
 def main() -> int:
     """Makes the default run on this machine's CPU, and writes its facts as this contract version's."""
     with tempfile.TemporaryDirectory() as folder:
-        actual = facts(default_run(Path(folder) / "results"))
+        _, run = default_run(Path(folder) / "results")
+        actual = facts(run)
     golden = {**read_golden(), str(CONTRACT_VERSION): actual}
     GOLDEN.write_text(json.dumps(golden, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{GOLDEN}: contract version {CONTRACT_VERSION}, digest {actual['digest']}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from evalengine import CONTRACT_VERSION
-from tests.e2e.command import LIMIT, SHORT, Run, finished
+from tests.e2e.command import LIMIT, SHORT, Outcome, Run, check_output, finished
 from tests.e2e.golden import ON_CUDA, default_run, explain, facts, read_golden
 
 # engine/test_schedule_invariance.py has quick sizes that are no powers of two, test_tensor_parallel.py has quick ranks.
@@ -27,10 +28,27 @@ ASKED = [
     pytest.param(settings, id=name, marks=pytest.mark.slow if name in REPEATED else ())
     for name, settings in SCHEDULES.items()
 ]
+PROGRESS = r"arithmetic: \d+/200 requests, [\d,]+ tokens/s(, \d+ s left)?"  # a line now and then on a slow machine
+FILES = (
+    "config.yaml",
+    "manifest.json",
+    "results_*.json",
+    "samples_arithmetic_*.jsonl",
+    "records.parquet",
+    "tokens.json",
+    "digest.txt",
+    "report.html",
+)
 
 
-def test_the_default_run_is_the_golden_one(reference: Run, tmp_path: Path) -> None:
-    run = default_run(tmp_path)
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Run]:
+    """What the default run printed, in a process of its own, and what it left."""
+    return default_run(tmp_path_factory.mktemp("default"))
+
+
+def test_the_default_run_is_the_golden_one(default: tuple[Outcome, Run], reference: Run) -> None:
+    _, run = default
     problem = explain(facts(run), read_golden()[str(CONTRACT_VERSION)])
     assert not problem, problem
     assert 0.5 <= run.results["arithmetic"]["exact_match,strict-match"] <= 0.95, "a flipped answer must show"
@@ -40,11 +58,27 @@ def test_the_default_run_is_the_golden_one(reference: Run, tmp_path: Path) -> No
     )
 
 
+def test_the_command_and_its_folder(default: tuple[Outcome, Run]) -> None:
+    """The command prints a short table, the folder and the digest, and leaves a run's files and no others."""
+    done, run = default
+    assert [line for line in done.err.splitlines() if not re.fullmatch(PROGRESS, line)] == []
+    check_output(done, run)
+    table = [line.split() for line in done.out.splitlines() if "exact_match" in line]
+    columns = ["arithmetic", "1.0", "strict-match", "0", "exact_match", "↑"]
+    assert [row[: len(columns)] for row in table] == [columns]
+    assert f"{float(table[0][len(columns)]):.4f}" == f"{run.results['arithmetic']['exact_match,strict-match']:.4f}"
+    assert "Traceback" not in done.out and len(done.out.splitlines()) < 12
+    for pattern in FILES:
+        assert len(list(run.folder.glob(pattern))) == 1, pattern
+    assert len(list(run.folder.iterdir())) == len(FILES), "nothing else: no journal, lock or scratch file"
+    assert run.folder.name.startswith("arithmetic-tinymath-")
+
+
 @pytest.mark.gpu
 def test_exact_on_a_gpu_is_the_golden_run(tmp_path: Path) -> None:
     # On one thread, because a thread for each core would compete with a dozen busy test processes.
     on_the_cpu = finished(tmp_path / "cpu", f"limit={LIMIT}", "engine.num_threads=1").leaves
-    run = default_run(tmp_path / "cuda", ON_CUDA)
+    _, run = default_run(tmp_path / "cuda", ON_CUDA)
     assert run.manifest["hardware"]["gpus"], "it ran on a CPU: this test shows nothing"
     leaves = run.leaves
     different = [key for key, leaf in on_the_cpu.items() if leaves[key] != leaf]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,18 +163,30 @@ def test_another_model_does_not_take_it_up(tmp_path: Path, monkeypatch: pytest.M
     assert refused.code == 2 and f"model_spec.rope.theta was {rope_theta}, is {rope_theta * 2}" in refused.err
 
 
-def test_interrupt(short_reference: Run, tmp_path: Path) -> None:
+def test_interrupt(short_reference: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C finishes the step that runs, keeps what is finished, and says that the same command resumes."""
-    process = start(f"output_dir={tmp_path}", *SETTINGS)
-    broken = Run(wait_for_journal(process, tmp_path, lines=2).parent)
-    process.send_signal(signal.SIGINT)
-    done = finish(process)
+    append, lines = Journal.append, 0
+
+    def interrupted(*arguments: Any) -> None:
+        nonlocal lines
+        append(*arguments)
+        lines += 1
+        if lines == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", interrupted)
+        done = resume(tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before, "Ctrl-C has its own meaning again"
+    (broken,) = runs(tmp_path)
     assert (done.code, done.out) == (1, "")
     assert done.err == (
         "evalengine: finishing the step that runs; Ctrl-C again ends at once\n"
         f"Interrupted: finished requests are kept in {broken.folder}; the same command resumes.\n"
     )
     kept = journaled(broken)
+    assert 2 <= kept < LIMIT
     check_resumed(resume(tmp_path), broken, kept, short_reference)
 
 

@@ -21,35 +21,7 @@ from evalengine.records.tokens import read_tokens, token_texts
 from evalengine.report.html import page, samples
 from evalengine.report.html.run_page import run_page
 from evalengine.report.read.run_data import load_run_data
-from tests.e2e.command import LIMIT, SHORT, Run, call, check_output, finish, finished, runs, start
-
-FILES = (
-    "config.yaml",
-    "manifest.json",
-    "results_*.json",
-    "samples_arithmetic_*.jsonl",
-    "records.parquet",
-    "tokens.json",
-    "digest.txt",
-    "report.html",
-)
-
-
-def test_the_command_and_its_folder(tmp_path: Path) -> None:
-    """The command prints a short table, the folder and the digest, and leaves a run's files and no others."""
-    done = finish(start("limit=2", SHORT, f"output_dir={tmp_path}", "engine.device=cpu", "progress=false"))
-    assert (done.code, done.err) == (0, "")
-    (run,) = runs(tmp_path)
-    check_output(done, run)
-    table = [line.split() for line in done.out.splitlines() if "exact_match" in line]
-    columns = ["arithmetic", "1.0", "strict-match", "0", "exact_match", "↑"]
-    assert [row[: len(columns)] for row in table] == [columns]
-    assert f"{float(table[0][len(columns)]):.4f}" == f"{run.results['arithmetic']['exact_match,strict-match']:.4f}"
-    assert "Traceback" not in done.out and len(done.out.splitlines()) < 12
-    for pattern in FILES:
-        assert len(list(run.folder.glob(pattern))) == 1, pattern
-    assert len(list(run.folder.iterdir())) == len(FILES), "nothing else: no journal, lock or scratch file"
-    assert run.folder.name.startswith("arithmetic-tinymath-")
+from tests.e2e.command import LIMIT, SHORT, Run, call, check_output, finished, runs
 
 
 def test_a_run_does_not_fail_with_its_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from evalengine.certify.cases import Effort
 
 ROOT = Path(__file__).parents[2]
 CPU = ("engine.device=cpu", "numerics=exact")
-TINY = Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0, 2, 9)
+TINY = Effort(100, (2, 18, 90), (15,), 6, 4, (40,), 30, 1, 1, 0, 2, 5)
 
 
 @pytest.fixture(autouse=True)

@@ -44,12 +44,13 @@ def tiny_subject() -> tuple[Subject, Any]:
 def prove(
     small_checkpoint: Checkpoint, tiny_subject: tuple[Subject, Any], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Proof]:
-    """Runs axes on the small random model with tiny requests, and two documents of the default task."""
+    """Runs axes on one layer of the small random model with tiny requests, and two documents of the default task."""
     monkeypatch.setitem(EFFORTS, "tiny", TINY)
+    one_layer = replace(small_checkpoint, spec=replace(small_checkpoint.spec, num_layers=1))
 
     def run(*names: str, logprobs: int | None = None) -> Proof:
         subject, tasks = tiny_subject
-        return Prover(subject, small_checkpoint, tasks, logprobs).prove(names)
+        return Prover(subject, one_layer, tasks, logprobs).prove(names)
 
     return run
 

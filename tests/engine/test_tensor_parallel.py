@@ -178,6 +178,7 @@ def test_fast_gives_other_bytes_for_another_degree(odd: Checkpoint) -> None:
 
 
 def test_processors_choose_on_rank_0_alone(small_checkpoint: Checkpoint) -> None:
+    """Two ranks give one rank's bytes; and end with rank 0 that is interrupted."""
     processors = LogitsProcessors(repetition_penalty=1.7, no_repeat_ngram_size=2)
     checkpoint = replace(small_checkpoint, spec=replace(small_checkpoint.spec, processors=processors))
     requests: list[Request] = [
@@ -186,6 +187,19 @@ def test_processors_choose_on_rank_0_alone(small_checkpoint: Checkpoint) -> None
     ]
     with LLM(checkpoint, **POOL) as one_rank, LLM(checkpoint, tensor_parallel_size=2, **POOL) as two_ranks:
         assert not differing(answers(two_ranks, requests), answers(one_rank, requests))
+        check_interrupted(two_ranks, requests)
+
+
+def check_interrupted(llm: LLM, requests: list[Request]) -> None:
+    """Ctrl-C goes to all processes of a terminal's session: asserts that rank 0 alone is one, and that what it raises
+    there amid a run leaves nothing once the LLM is closed."""
+    pids, folder = children(llm), llm._ranks._children.folder
+    assert all(os.getsid(pid) != os.getsid(0) for pid in pids), "they would be interrupted, too"
+    run = iter(llm.run(requests, lambda *_: signal.raise_signal(signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
+        list(run)
+    llm.close()
+    until(lambda: not any(map(is_alive, pids)) and not folder.exists(), "the rank's end")
 
 
 @pytest.mark.slow
@@ -203,14 +217,19 @@ def test_eight_ranks(odd: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_a_weight_that_is_not_finite_is_named_whichever_rank_has_it(odd: Checkpoint, tmp_path: Path) -> None:
+    """The last rank's weight is named; and ranks of an engine that nobody closes end with it, as this one's do."""
     tensors = load_file(odd.path / "model.safetensors")
     tensors["model.layers.1.self_attn.v_proj.weight"][-1, 0] = float("nan")  # The last KV head is rank 1's.
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((odd.path / name).read_text())
     save_file(tensors, tmp_path / "model.safetensors")
-    with LLM(str(tmp_path), tensor_parallel_size=2, **POOL) as llm:
-        (output,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2, ignore_eos=True))
+    llm = LLM(str(tmp_path), tensor_parallel_size=2, **POOL)
+    (output,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2, ignore_eos=True))
     assert output.error == "not a finite number at token 2: first in the output of model.layers.1.self_attn.qkv_proj"
+    pids, folder = children(llm), llm._ranks._children.folder
+    assert all(map(is_alive, pids)) and folder.is_dir()
+    del llm
+    until(lambda: not any(map(is_alive, pids)) and not folder.exists(), "the rank's end")
 
 
 # -- faults ----------------------------------------------------------------------------------------------------------
@@ -222,13 +241,6 @@ def test_a_rank_that_cannot_start_says_why(small_checkpoint: Checkpoint, monkeyp
     with pytest.raises(EvalEngineError, match=r"(?s)rank 1 of this LLM ended; its last words:\nno torch here"):
         LLM(small_checkpoint, tensor_parallel_size=2, **POOL)
     assert set(Path(tempfile.gettempdir()).glob("evalengine-ranks-*")) == before
-
-
-def test_an_engine_that_nobody_closes_leaves_nothing(small_checkpoint: Checkpoint) -> None:
-    llm = LLM(small_checkpoint, tensor_parallel_size=2, **POOL)
-    pids, folder = children(llm), llm._ranks._children.folder
-    del llm
-    until(lambda: not any(map(is_alive, pids)) and not folder.exists(), "the rank's end")
 
 
 SCRIPT = """
@@ -250,9 +262,8 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT], ids=["killed", "Ctrl-C"]
-)
+@pytest.mark.slow  # two processes each; the ranks that processors leave above end at an interrupt, too
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
 def test_ranks_end_with_rank_0(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -1,4 +1,7 @@
-"""`task=lm_eval/NAME` from the command line: a run, its digest beside our own task's, a kill, and what is refused."""
+"""`task=lm_eval/NAME` from the command line: a run, its digest beside our own task's, a kill, and what is refused.
+
+It stands here because lm-eval's index of its tasks takes ten seconds, which this folder's tests share.
+"""
 
 from __future__ import annotations
 
