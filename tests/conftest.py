@@ -13,6 +13,7 @@ import torch
 from tests.triton_interpreter import list_builtins_once
 
 pytest_plugins = ["tests.results_file"]
+gc.disable()  # While tests are collected nothing of what is made becomes free, and looking for it takes seconds.
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when a kernel is defined
@@ -37,8 +38,8 @@ def needs_cuda() -> None:
 
 def pytest_collection_finish() -> None:
     """Keeps what was imported and collected out of the garbage collector's later passes: millions of objects."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

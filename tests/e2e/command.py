@@ -22,7 +22,7 @@ from evalengine.records.schema import RecordKey, RequestRecord, read_records
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 6  # Documents in most runs here: enough for batches, and for a kill in the middle.
-SHORT = "task.generation.max_gen_toks=16"  # For runs whose answers need not be right: those take 50 tokens.
+SHORT = "task.generation.max_gen_toks=8"  # For runs whose answers need not be right: those take 50 tokens.
 
 
 @dataclass(frozen=True)

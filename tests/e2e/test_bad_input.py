@@ -7,6 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
+import datasets
+import huggingface_hub.constants
 import pytest
 import torch
 
@@ -89,12 +91,14 @@ def test_cuda_without_cuda(tmp_path: Path) -> None:
     assert "engine.device=cuda: this machine has no usable CUDA device; use engine.device=cpu" in text
 
 
-def test_rows_without_network_or_folder(tmp_path: Path) -> None:
+def test_rows_without_network_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names all three ways to give a task its rows."""
+    for library in (datasets.config, huggingface_hub.constants):  # They read the environment when they are imported.
+        monkeypatch.setattr(library, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     output_dir = tmp_path / "out"
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    done = finish(start("task=gsm8k", f"data_dir={tmp_path}", f"output_dir={output_dir}", **environment))
-    text = message(done, output_dir, 2)
+    text = message(call("task=gsm8k", f"data_dir={tmp_path}", f"output_dir={output_dir}"), output_dir, 2)
     assert "tasks.gsm8k: no rows for split 'test' of openai/gsm8k: HF_HUB_OFFLINE is set" in text
     assert f"data_dir=FOLDER that holds gsm8k/test.jsonl (looked for it in {tmp_path})" in text
     assert "task.dataset.path=FILE_OR_FOLDER" in text and "Hugging Face Hub" in text

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import Outcome, Run, call, finished
+from tests.e2e.command import SHORT, Outcome, Run, call, finished
 from tests.run_double import bind_again
 
 DOCUMENTS = 6
-SETTINGS = (f"limit={DOCUMENTS}", "task.generation.max_gen_toks=16")
+SETTINGS = (f"limit={DOCUMENTS}", SHORT)
 
 
 @pytest.fixture(scope="module")

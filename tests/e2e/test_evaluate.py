@@ -13,7 +13,7 @@ from tests.e2e.command import LIMIT, Run, runs
 
 def test_it_is_the_commands_run(tmp_path: Path, short_reference: Run) -> None:
     """`evaluate` gives the command line's digest, and leaves the files that it leaves."""
-    settings = {"engine": {"device": "cpu"}, "task": {"generation": {"max_gen_toks": 16}}}
+    settings = {"engine": {"device": "cpu"}, "task": {"generation": {"max_gen_toks": 8}}}
     result = evalengine.evaluate("tinymath", "arithmetic", limit=LIMIT, output_dir=tmp_path, progress=False, **settings)
     reference = short_reference
     assert result.digest == reference.digest and result.manifest["run_id"] == reference.manifest["run_id"]
@@ -26,7 +26,7 @@ def test_it_is_the_commands_run(tmp_path: Path, short_reference: Run) -> None:
 
 
 def test_a_lent_llm_stays_open_and_its_counters_are_the_runs_own(tmp_path: Path, short_reference: Run) -> None:
-    cut = {"generation": {"max_gen_toks": 16}}
+    cut = {"generation": {"max_gen_toks": 8}}
     with evalengine.LLM("asset:tinymath", max_num_seqs=3, device="cpu") as llm:
         short = evalengine.SamplingParams(max_tokens=4)
         llm.generate("Question: 1 + 1?\nAnswer:", short)

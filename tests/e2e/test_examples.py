@@ -1,17 +1,17 @@
-"""examples/*.py, run as they are: in an empty folder, without a network, and one of them in a process of its own."""
+"""examples/*.py, run in an empty folder: with short answers here, and as they are by the slow tests."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import evalengine
 from evalengine.errors import ConfigError
 from tests.e2e.command import ROOT, Outcome
 
@@ -44,12 +44,15 @@ def run_here(
     return run
 
 
-def in_a_process(name: str, folder: Path) -> Outcome:
-    """Runs examples/`name`.py in `folder`, without a network and without CUDA."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    return Outcome(done.returncode, done.stdout, done.stderr)
+@pytest.fixture
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts the answers of evaluations that do not set how long they may be."""
+    whole = evalengine.evaluate
+
+    def evaluate(model: Any, tasks: Any, **settings: Any) -> Any:
+        return whole(model, tasks, **{"task": {"generation": {"max_gen_toks": 8}}, **settings})
+
+    monkeypatch.setattr(evalengine, "evaluate", evaluate)
 
 
 def test_every_example_is_run() -> None:
@@ -57,19 +60,28 @@ def test_every_example_is_run() -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_example(name: str, tmp_path: Path, run_here: Callable[..., Outcome]) -> None:
+def test_example(name: str, run_here: Callable[..., Outcome], short_answers: None) -> None:
     """The script ends well, and its output shows what it is for."""
+    check_example(name, run_here)
+
+
+@pytest.mark.slow  # the same scripts, with answers three times as long
+@pytest.mark.parametrize("name", SHOWN)
+def test_example_as_it_is(name: str, run_here: Callable[..., Outcome]) -> None:
+    check_example(name, run_here)
+
+
+def check_example(name: str, run: Callable[..., Outcome]) -> None:
     if name == "lm_eval_harness" and importlib.util.find_spec("lm_eval") is None:
         pytest.skip("needs pip install 'evalengine[lm-eval]'")
-    alone = name == "batch_invariant_transformers"  # It changes torch for the process that it runs in.
-    done = in_a_process(name, tmp_path) if alone else run_here(name)
+    done = run(name)
     assert done.code == 0, done.err
     assert [line for line in SHOWN[name] if line not in done.out] == []
     if name == "batch_invariant_transformers":  # The ordinary mode must differ, or the script shows nothing.
         assert "ordinary mode: 0 logits differ" not in done.out
 
 
-def test_the_gate_of_the_example_can_fail(run_here: Callable[..., Outcome]) -> None:
+def test_the_gate_of_the_example_can_fail(run_here: Callable[..., Outcome], short_answers: None) -> None:
     """The gate fails on the committed baseline, which has sixteen documents: the example's run has four."""
     with pytest.raises(ConfigError, match="A has 16 requests, B 4"):
         run_here("ci_gate", str(ROOT / "results" / "reference" / "arithmetic.json"))

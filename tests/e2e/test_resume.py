@@ -18,8 +18,8 @@ import pytest
 from evalengine.harness.journal import Journal
 from tests.e2e.command import LIMIT, ROOT, SHORT, Outcome, Run, call, check_output, finish, finished, runs, start
 
-# Four requests run at a time, so that they finish one after another and a kill finds some done and some not.
-SETTINGS = (f"limit={LIMIT}", SHORT, "engine.device=cpu", "engine.max_num_seqs=4", "progress=false")
+# Two requests run at a time, so that they finish one after another and a kill finds some done and some not.
+SETTINGS = (f"limit={LIMIT}", SHORT, "engine.device=cpu", "engine.max_num_seqs=2", "progress=false")
 IN_PROGRESS = [".lock", "config.yaml", "identity.json", "journal.jsonl"]
 SIZE_OF_PAGE = os.sysconf("SC_PAGESIZE")
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.certify import again, axes, proof, schedules
-from evalengine.certify.busy import busy_neighbour
+from evalengine.certify import again, axes, busy, proof, schedules
 from evalengine.certify.cases import EFFORTS
 from evalengine.certify.planted import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
@@ -272,11 +271,12 @@ def test_the_busy_axis_runs_beside_its_neighbour(prove: Callable[..., Proof], mo
 def test_without_a_neighbour_the_axis_is_skipped_and_says_why(
     prove: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "busy_neighbour", lambda device: busy_neighbour("nowhere"))
+    words = ["sh", "-c", "echo Traceback >&2; echo 'RuntimeError: Expected one of' >&2; exit 1"]  # torch's, in no time
+    monkeypatch.setattr(busy, "own_command", lambda *_: words)
     monkeypatch.setitem(axes.AXES, "busy", lambda work: axes.busy(replace(work, device_type="cuda")))
     (axis,) = prove("busy").axes
     assert not axis.trials and axis.skipped is not None
-    assert axis.skipped.startswith("no other process could keep nowhere busy: RuntimeError: Expected one of")
+    assert axis.skipped == "no other process could keep cpu busy: RuntimeError: Expected one of"
 
 
 def test_a_new_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from evalengine.invariant import (
     set_batch_invariant_mode,
 )
 from evalengine.invariant.cpu import CPUOverrides
+from evalengine.verification.verdict_cache import sources_sha256
 from tests.bitwise import assert_bitwise_equal
 from tests.invariant.random_tensors import randn
 
@@ -130,15 +131,17 @@ def test_the_mode_cannot_be_entered_inside_a_compiled_function() -> None:
 
 
 def test_the_cpu_side_needs_no_triton() -> None:
+    """Nor does the hash of the kernels' sources, by which verdicts on them are kept."""
     program = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch; torch.cuda.is_available = lambda: False\n"
         "from evalengine import set_batch_invariant_mode; set_batch_invariant_mode()\n"
-        "print((torch.ones(1, 3) @ torch.ones(3, 1)).item(), flush=True)\n"
+        "from evalengine.verification.verdict_cache import sources_sha256\n"
+        "print((torch.ones(1, 3) @ torch.ones(3, 1)).item(), sources_sha256(), flush=True)\n"
         "import evalengine.invariant.cuda"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["3.0"]
+    assert done.stdout.split() == ["3.0", sources_sha256()]
     assert "triton" in done.stderr.splitlines()[-1]  # The CUDA side does need Triton, which was really out of reach.
 
 

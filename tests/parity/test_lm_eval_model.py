@@ -31,7 +31,7 @@ pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-
 from lm_eval.api.instance import Instance
 
 LIMIT = 2
-SHORT = {"gen_kwargs": "max_gen_toks=24"}
+SHORT = {"gen_kwargs": "max_gen_toks=12"}
 
 
 @pytest.fixture(scope="module")
