@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.e2e.command import Run, call, runs
 
-ROWS, TOKENS = 3, 8
+ROWS, TOKENS = 3, 4
 
 SETTINGS = (f"limit={ROWS}", "engine.device=cpu", "engine.max_num_seqs=4", "progress=false", "resume=never",
             f"task.generation.max_gen_toks={TOKENS}")  # fmt: skip

@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_pattern_of_folders_becomes_a_curve(folder: Path) -> None:
     words = ("experiment=checkpoints", "model.path=glob('out/checkpoint-*')", "limit=3", "engine.device=cpu")
-    done = call(*words, "task.generation.max_gen_toks=8")
+    done = call(*words, "task.generation.max_gen_toks=4")
     assert done.code == 0, done.err
     (sweep_folder,) = Path("results").glob("checkpoints-*")
     run_names = [path.name for path in sorted(sweep_folder.iterdir()) if path.is_dir()]
@@ -73,7 +73,7 @@ def test_steps_can_be_given(folder: Path) -> None:
     for name, new_name in zip(NAMES[:2], ("late", "early"), strict=True):
         (folder / name).rename(folder / new_name)
     words = ("experiment=checkpoints", "model.path=out/late,out/early", "steps=[5000,10]", "limit=2")
-    done = call(*words, "task.generation.max_gen_toks=8", "engine.device=cpu")
+    done = call(*words, "task.generation.max_gen_toks=4", "engine.device=cpu")
     assert done.code == 0, done.err
     (results_file,) = Path("results").glob("checkpoints-*/checkpoints.json")
     runs = json.loads(results_file.read_text(encoding="utf-8"))["runs"]

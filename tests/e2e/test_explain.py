@@ -18,7 +18,7 @@ from evalengine.records.schema import RequestRecord, write_records
 from tests.e2e.command import Outcome, Run, call, finished
 from tests.run_double import bind_again
 
-SETTINGS = ("limit=4", "task.generation.max_gen_toks=6")
+SETTINGS = ("limit=4", "task.generation.max_gen_toks=4")
 FAST = ("batch_invariant=false", "engine.dtype=float32")
 ITEM = 3
 

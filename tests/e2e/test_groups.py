@@ -30,7 +30,7 @@ groups:
     tasks: [one, two]
     aggregate_metric_list: [{metric: acc}]
 """
-CUT = "tasks.arithmetic.generation.max_gen_toks=8"  # Its answers need not be right here.
+CUT = "tasks.arithmetic.generation.max_gen_toks=4"  # Its answers need not be right here.
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from evalengine.records.digest import leaf_hash
 from tests.e2e.command import Outcome, Run, call, runs
 
 MODEL = "asset:tinymath"
-SETTINGS = ("limit=5", "engine.device=cpu", "progress=false", "resume=never", "task.generation.max_gen_toks=10")
+SETTINGS = ("limit=5", "engine.device=cpu", "progress=false", "resume=never", "task.generation.max_gen_toks=6")
 CHOICES = """\
 task: mine
 dataset_path: json

@@ -148,7 +148,7 @@ def mmlu_rows(folder: Path) -> list[str]:
     return subjects
 
 
-@pytest.mark.parametrize("shots", [0, 3])
+@pytest.mark.parametrize("shots", [0, pytest.param(3, marks=pytest.mark.slow)])  # single tasks have quick exemplars
 def test_a_group_is_lm_eval_s(shots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group chosen as lm_eval/NAME has lm-eval's tasks, metrics and standard errors."""
     subjects = mmlu_rows(tmp_path)

@@ -43,7 +43,8 @@ def test_any_tokens_are_parted_as_by_hf(texts: list[str], by_id: bool, word: str
     assert Detokenizer(TOKENIZER, params).text(ids) == hf_answer(ids, end, ["\n\n", "Question:", END])
 
 
-@pytest.mark.parametrize("end", [" and", TOKENIZER.encode(" and")[0]])
+# A token's id, which ends the thinking as its text does, is quick in test_lm_eval_model.py.
+@pytest.mark.parametrize("end", [" and", pytest.param(TOKENIZER.encode(" and")[0], marks=pytest.mark.slow)])
 def test_generations_are_those_of_lm_evals_hf_model(end: str | int) -> None:
     from lm_eval.api.instance import Instance
 
