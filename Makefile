@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 # A thread that waits for another sleeps. By default it spins for milliseconds, which on cores that other workers use keeps
 # away the thread that it waits for: a test of two threads took 49 s of processor time so, and 4 s with this.
 export OMP_WAIT_POLICY ?= passive
-# Bytecode is kept, whatever the environment says: tests start some eighty processes, each of which would compile the package
+# Bytecode is kept, whatever the environment says: tests start dozens of processes, each of which would compile the package
 # anew (0.8 s), and pytest would rewrite every file of tests in every run (9 s).
 export PYTHONDONTWRITEBYTECODE :=
 # Each worker starts with one half of the list, in order, and takes from the other's end when it is done: what a module's
