@@ -7,6 +7,7 @@ threads of its own: of a process that holds a GPU and threads, the child has the
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -112,6 +113,7 @@ def cores() -> int:
 
 
 def _work(work: Callable[[], Any], sender: Connection, parent: int) -> None:
+    gc.freeze()  # Collections then pass over what was inherited, whose memory they would copy by touching it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
     # If the parent is killed, the same command may take up its folder at once: nobody else may be writing there.
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)

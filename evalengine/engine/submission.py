@@ -44,7 +44,9 @@ def check_requests(
         problems.append("request_id: two requests have the same one")
     last_context: list[int] = []  # checked already; choices of one document follow one another
     for request in requests:
-        alike = isinstance(request, ScoreRequest) and request.context_ids == last_context
+        alike = isinstance(request, ScoreRequest) and (
+            request.context_ids is last_context or request.context_ids == last_context
+        )
         problem = _problem(request, limits, alike)
         if problem:
             problems.append(f"{name(request)}: {problem}")

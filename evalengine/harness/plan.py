@@ -30,6 +30,7 @@ from evalengine.tasks.fewshot import Chat
 from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
 
+ROOM = 1 << 32  # ids for the requests of one process: they need only differ
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 
 
@@ -52,7 +53,7 @@ class Prompts:
     """Neighbours of a plan's tasks without the tasks themselves: data only, so that another process can make it."""
 
     instances: list[list[list[Instance]]]  # of each task, a list per document
-    requests: list[HarnessRequest]  # numbered from 0
+    requests: list[HarnessRequest]
     special_documents: int
 
 
@@ -134,22 +135,21 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     prompts of many documents are written by processes of their own. Raises what `build_plan` and loading raise."""
     deferred = llm if isinstance(llm, DeferredLLM) and config.cache.path is None else None
     sizes = [len(task.docs[: config.limit]) for task in tasks]
-    earns = deferred is not None and sum(sizes) >= MANY_DOCUMENTS and all(task.can_fork for task in tasks)
-    parts = shares(tasks, MANY_DOCUMENTS, sizes) if earns and not config.apply_chat_template else [tasks]
+    may_share = sum(sizes) >= MANY_DOCUMENTS and all(task.can_fork for task in tasks)
+    parts = shares(tasks, MANY_DOCUMENTS, sizes) if may_share and not config.apply_chat_template else [tasks]
     with ExitStack() as started:
-        written = [Beside(partial(_write_prompts, config, llm, part), earns) for part in parts]
-        for process in written:
-            started.enter_context(process)
+        written = []
+        for number, part in enumerate(parts):
+            forks = may_share and (deferred is not None or number > 0)  # this process loads, or writes the first part
+            work = partial(_write_prompts, config, llm, part, number * ROOM)
+            written.append(started.enter_context(Beside(work, forks)))
         if deferred is not None:
             deferred.load()
         return _plan(tasks, [process.result() for process in written], llm)
 
 
 def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
-    requests: list[HarnessRequest] = []
-    for part in written:
-        first = len(requests)
-        requests += part.requests if not first else (item.numbered_from(first) for item in part.requests)
+    requests = [*chain.from_iterable(part.requests for part in written)]
     check_requests([item.request for item in requests], llm.limits, request_names(requests))
     instances = chain.from_iterable(part.instances for part in written)
     plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
@@ -157,7 +157,8 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
     return Plan(plans, requests, sum(part.special_documents for part in written), sha256)
 
 
-def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Prompts:
+def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task], first_id: int = 0) -> Prompts:
+    """first_id: the id of the first request; the others follow it."""
     written, special = [], 0
     for task in tasks:
         documents: set[int] = set()
@@ -176,7 +177,7 @@ def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Pro
         config.model.think_end_token,
         config.logprobs or 0,
     )
-    return Prompts(written, builder.build(asked), special)
+    return Prompts(written, builder.build(asked, first_id), special)
 
 
 def request_names(requests: list[HarnessRequest]) -> Callable[[Request], str]:

@@ -5,10 +5,9 @@ Nothing is written before every setting, row and prompt has been checked; of the
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +21,7 @@ from evalengine.config import Config, selection, to_yaml
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.text import find_prefix_token_id
 from evalengine.errors import ConfigError
+from evalengine.garbage import few_collections
 from evalengine.harness.answering import Answering, answering, cluster_facts, libraries
 from evalengine.harness.execute import execute
 from evalengine.harness.groups import group_results
@@ -33,7 +33,7 @@ from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_loa
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
 from evalengine.models.spec import dtype_name
-from evalengine.records.digest import Digests, digests
+from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.libraries import deciding
@@ -47,7 +47,6 @@ from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 from evalengine.version import __version__
 
 MANY = 5_000  # requests whose records take a quarter of a second to write and hash
-YOUNG = 200_000  # new objects after which Python's collector looks for cycles
 
 
 @dataclass(frozen=True)
@@ -94,19 +93,6 @@ def run(
         return _run(config, leave, command, llm, started, begin)
 
 
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Lets Python's garbage collector run seldom. A run makes millions of lists of token ids, which live to its end and
-    are in no cycles; at its defaults the collector walks over all of them again and again, for a sixth of a large
-    run's time on the host."""
-    before = gc.get_threshold()
-    gc.set_threshold(YOUNG, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
 def _run(
     config: Config,
     leave: Callable[[Path], None],
@@ -136,18 +122,18 @@ def _run(
                 judged = verdicts(plan, answers, config, selection(config))
                 rows = records(plan, answers, thought, judged)
                 programs = program_facts(plan, config, judged)
-                with Beside(lambda: _write_records(folder, rows), len(rows) >= MANY) as recorded:
+                with Beside(lambda: _write_records(folder, rows), len(rows) >= MANY) as written:
                     finished = datetime.now()
                     results = _score(plan, scorer(plan, answers, thought, judged), folder, finished)
                     _write(
-                        *(config, plan, llm, folder, facts, rows, recorded, results, ran, clock, command, stats),
+                        *(config, plan, llm, folder, facts, rows, written, results, ran, clock, command, stats),
                         *(programs, cached, finished),
                     )
             manifest = _own_manifest(folder)
             leave(folder.path)
             folder.tidy()
-            written = read_results(results_files(folder.path)[-1])["results"]
-            return RunResult(folder.path, manifest.digest, {task: _metrics(written[task]) for task in written})
+            values = read_results(results_files(folder.path)[-1])["results"]
+            return RunResult(folder.path, manifest.digest, {task: _metrics(values[task]) for task in values})
 
 
 def _own_manifest(folder: RunFolder) -> Manifest:
@@ -170,7 +156,7 @@ def _write(
     folder: RunFolder,
     facts: Facts,
     rows: Sequence[RequestRecord],
-    recorded: Beside[Digests],
+    written: Beside[None],
     results: Sequence[TaskResult],
     ran: set[RecordKey],
     clock: _Clock,
@@ -182,11 +168,12 @@ def _write(
 ) -> None:
     """All other files of a finished run: the manifest after those whose hashes it holds, the digest last.
 
-    recorded: writes the records and gives their digests, in a process of its own where they are many.
+    written: the writing of the records, by a process of its own where they are many.
     """
     used = used_ids(row.output_ids for row in rows)
     folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used)))
-    digest = recorded.result()
+    digest = digests(rows)
+    written.result()
     timings = clock.timings()
     manifest = build_manifest(
         run_id=facts.run_id,
@@ -238,9 +225,8 @@ def _score(
     return spread(work, plan.tasks, MANY_DOCUMENTS, [len(task.instances) for task in plan.tasks])
 
 
-def _write_records(folder: RunFolder, rows: Sequence[RequestRecord]) -> Digests:
+def _write_records(folder: RunFolder, rows: Sequence[RequestRecord]) -> None:
     folder.write_with(RECORDS, lambda path: write_records(path, rows))
-    return digests(rows)
 
 
 def model_facts(config: Config, llm: Answering, identity: Mapping[str, Any]) -> Model:

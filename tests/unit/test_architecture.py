@@ -38,6 +38,7 @@ ARROWS: dict[str, set[str]] = {
     "version": set(),
     "line_worker": set(),
     "beside": {"errors"},
+    "garbage": set(),
     "kernels": set(),
     "verification": {"kernels"},
     "layers": {"kernels", "verification", "contract", "errors"},
@@ -48,13 +49,13 @@ ARROWS: dict[str, set[str]] = {
     "estimators": set(),
     "programs": {"errors"},
     "tasks": {"hub", "estimators", "programs", "line_worker", "config", "errors", "plain_files"},
-    "records": {"contract", "config", "errors", "plain_files", "version"},
+    "records": {"beside", "contract", "config", "errors", "plain_files", "version"},
     "report": {"records", "beside", "estimators", "command", "config", "config_run", "errors", "plain_files"}
     | {"version"},
     "cluster": {"contract", "engine", "models", "records", "config", "errors"},
     "cache": {"engine", "models", "records", "command", "errors"},
     "harness": {"cache", "cluster", "engine", "models", "tasks", "programs", "records"}
-    | {"beside", "config", "errors", "plain_files", "version"},
+    | {"beside", "garbage", "config", "errors", "plain_files", "version"},
     "certify": {"harness", "engine", "models", "layers", "kernels", "verification", "tasks", "records"}
     | {"contract", "compose", "config", "command", "errors", "plain_files"},
     "explain": {"harness", "engine", "layers", "records", "report", "compose", "config", "command", "errors"}
@@ -75,7 +76,7 @@ ARROWS: dict[str, set[str]] = {
     | {"records", "report"},
     "task_list": {"command", "compose", "task_files", "task_outline", "tasks", "harness", "config", "errors"}
     | {"shipped"},
-    "__main__": {"command", "commands"},
+    "__main__": {"command", "commands", "garbage"},
 }
 # wing of `report` -> the other wings that it may import
 WINGS: dict[str, set[str]] = {

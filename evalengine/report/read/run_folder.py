@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evalengine.beside import spread
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_bytes
-from evalengine.records.digest import leaf_hash, merkle_root
+from evalengine.records.digest import MANY, leaf_hash, merkle_root
 from evalengine.records.evidence import AGAIN, open_run
 from evalengine.records.folder import DIGEST, RECORDS
 from evalengine.records.manifest import MANIFEST
@@ -26,6 +28,9 @@ from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.rolling import asks_nothing
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
+
+# What the Parquet reader and a wrong value in a column can raise.
+DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
 
 def load_folder(path: Path, page: bool = True) -> Loaded:
@@ -73,7 +78,7 @@ def read_evidence(path: Path, page: bool = True) -> Evidence:
     manifest = open_run(path, page)
     digest = _read_digest(path)
     records = _read_records(path / RECORDS)
-    leaves = [leaf_hash(record) for record in records]
+    leaves = spread(partial(_leaves, path / RECORDS), records, MANY)
     if merkle_root(leaves).hex() != digest:
         raise ConfigError(
             f"{path / DIGEST}: it says {digest}, but the records give {merkle_root(leaves).hex()}: "
@@ -105,26 +110,39 @@ def _read_digest(path: Path) -> str:
 
 
 def _read_records(path: Path) -> list[RequestRecord]:
-    """The records in key order, each of which is consistent in itself. Raises `ConfigError` if they are damaged."""
+    """The records in key order, one for each key. Raises `ConfigError` if they are damaged."""
     if not path.is_file():
         raise ConfigError(f"{path}: missing, so nothing can be compared; {AGAIN}")
     try:
         records = sorted(read_records(path, lists=False), key=lambda record: record.key)
-        whole = all(_whole(record) for record in records) and _distinct(records)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as error:
-        raise ConfigError(f"{path}: damaged, or no records of a run ({error}); {AGAIN}") from error
-    if not whole:
-        raise ConfigError(f"{path}: its columns contradict each other: it was edited; {AGAIN}")
-    return records
+        if len({record.key for record in records}) == len(records):
+            return records
+    except DAMAGED as error:
+        raise _damaged(path, error) from error
+    raise _contradicts(path)
+
+
+def _leaves(path: Path, records: Sequence[RequestRecord]) -> list[bytes]:
+    """The digest's leaves. Raises `ConfigError` for a record that is not consistent in itself."""
+    try:
+        if all(_whole(record) for record in records):
+            return [leaf_hash(record) for record in records]
+    except DAMAGED as error:
+        raise _damaged(path, error) from error
+    raise _contradicts(path)
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path}: damaged, or no records of a run ({error}); {AGAIN}")
+
+
+def _contradicts(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: its columns contradict each other: it was edited; {AGAIN}")
 
 
 def _whole(record: RequestRecord) -> bool:
     lengths = len(record.output_ids) == len(record.logprobs)
     return lengths and record.logprobs.dtype == np.float32 and record.prompt_sha256 == ids_sha256(record.prompt_ids)
-
-
-def _distinct(records: Sequence[RequestRecord]) -> bool:
-    return len({record.key for record in records}) == len(records)
 
 
 def _item(record: RequestRecord, leaf: bytes) -> Item:
