@@ -50,10 +50,10 @@ def test_noise_by_place_in_the_run_would_be_found(tmp_path: Path, monkeypatch: p
     """The comparison above fails if the noise is keyed by a request's place in the run."""
     build = RequestBuilder.build
 
-    def by_place(self: RequestBuilder, instances: Any) -> list[HarnessRequest]:
+    def by_place(self: RequestBuilder, *given: Any) -> list[HarnessRequest]:
         return [
             replace(item, request=replace(item.request, params=replace(item.request.params, noise_key=f"{number}")))  # type: ignore[union-attr, call-arg]
-            for number, item in enumerate(build(self, instances))
+            for number, item in enumerate(build(self, *given))
         ]
 
     monkeypatch.setattr(RequestBuilder, "build", by_place)

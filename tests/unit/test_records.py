@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -16,6 +17,7 @@ import pytest
 from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.errors import EvalEngineError
+from evalengine.records import schema
 from evalengine.records.digest import digests
 from evalengine.records.folder import RunFolder
 from evalengine.records.lm_eval import (
@@ -75,6 +77,25 @@ def test_parquet_round_trip_is_bitwise(tmp_path: Path, count: int) -> None:
         expected, fields = vars(written).copy(), vars(read).copy()
         assert expected.pop("logprobs").tobytes() == fields.pop("logprobs").tobytes()
         assert fields == expected
+
+
+def test_records_are_written_and_read_without_pandas(tmp_path: Path) -> None:
+    """Importing it takes a third of a second, in every run."""
+    program = (
+        "import sys; from pathlib import Path; import numpy; "
+        "from evalengine.records.schema import RequestRecord, read_records, write_records; "
+        "record = RequestRecord('t', 0, 0, 0, 'k', [1], '', [2], numpy.ones(1, 'f'), 'stop', 0, 'x', True); "
+        "write_records(Path(sys.argv[1]), [record]); assert read_records(Path(sys.argv[1]))[0].text == 'x'; "
+        "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "r")], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_texts_beyond_one_array_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "_LONGEST", 3)
+    rows = [record(doc, [], np.empty(0, dtype=np.float32), text="ab" * doc) for doc in range(4)]
+    write_records(tmp_path / "r", rows)
+    assert [row.text for row in read_records(tmp_path / "r")] == ["", "ab", "abab", "ababab"]
 
 
 def test_pandas_reads_the_parquet_file(tmp_path: Path) -> None:
