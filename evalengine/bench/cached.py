@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from evalengine.bench.whole_run import planned, timed, without_places
 from evalengine.command import Namespace
 from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import AGAIN
@@ -34,7 +32,7 @@ def main(arguments: Namespace) -> int:
         for number in range(arguments.rounds):
             rounds.append(_timed([*settings, f"output_dir={output / str(number)}"], output / str(number), requests))
             print(f"bench: {rounds[-1]}", file=sys.stderr, flush=True)
-    command = ["python", "-m", "evalengine", "bench", "cache", *_without_places(arguments.settings)]
+    command = ["python", "-m", "evalengine", "bench", "cache", *without_places(arguments.settings)]
     about = environment(command)
     _write(requests, rounds, about, arguments.output)
     print("\n".join(_table(requests, rounds)))
@@ -46,20 +44,11 @@ def _fill(settings: Sequence[str]) -> int:
     import numpy as np
 
     from evalengine.cache.answers import entry_of
-    from evalengine.compose import compose_jobs
-    from evalengine.engine.deferred import DeferredLLM
-    from evalengine.engine.llm import LLM
     from evalengine.engine.request import GenerateRequest, RequestOutput
     from evalengine.harness.identity import run_facts
     from evalengine.harness.kept import through_cache
-    from evalengine.harness.plan import build_plan, prepare
 
-    (job,) = compose_jobs(settings)
-    config = job.config
-    checkpoint, tasks = prepare(config)
-    own: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics, "engine": config.engine}
-    llm: Any = DeferredLLM(checkpoint, **own, make=lambda: LLM(checkpoint, **own))
-    plan = build_plan(config, tasks, llm)
+    config, plan, llm = planned(settings)
     identity = run_facts(config, plan, llm).identity
     with through_cache(config, llm, identity, str) as cached:
         assert cached is not None
@@ -77,33 +66,18 @@ def _fill(settings: Sequence[str]) -> int:
 
 def _timed(settings: Sequence[str], output: Path, requests: int) -> dict[str, Any]:
     """One run in a process of its own. Raises EvalEngineError if it fails, or computes anything."""
-    load, cpu_before, started = os.getloadavg()[0], _cpu_seconds(), time.time()
-    process = subprocess.run([sys.executable, "-m", "evalengine", *settings], capture_output=True, text=True)
-    seconds = time.time() - started
-    if process.returncode:
-        raise EvalEngineError(f"bench cache: the run failed: {process.stderr.strip()[-400:]}")
+    run = timed("bench cache", ["-m", "evalengine", *settings])
     (folder,) = output.glob("*-*")
     cache = load_manifest(folder / MANIFEST, AGAIN).cache
     hits = 0 if cache is None else cache.hits
     if hits != requests:
         raise EvalEngineError(f"bench cache: {hits} hits of {requests} requests: not all were in the cache")
     return {
-        "to_digest_s": round((folder / "digest.txt").stat().st_mtime - started, 2),
-        "whole_s": round(seconds, 2),
-        "cpu_s": round(_cpu_seconds() - cpu_before, 2),
-        "load_before": round(load, 2),
+        "to_digest_s": round((folder / "digest.txt").stat().st_mtime - run.started, 2),
+        "whole_s": round(run.seconds, 2),
+        "cpu_s": round(run.cpu_seconds, 2),
+        "load_before": round(run.load_before, 2),
     }
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def _without_places(settings: Sequence[str]) -> list[str]:
-    """The settings with folders named by their last part, as a published command shows them."""
-    pairs = [(word, *word.partition("=")[::2]) for word in settings]
-    return [f"{name}={Path(value).name}" if name == "data_dir" else word for word, name, value in pairs]
 
 
 def _table(requests: int, rounds: Sequence[Mapping[str, Any]]) -> list[str]:

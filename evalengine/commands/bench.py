@@ -111,14 +111,20 @@ def _host(
     return Namespace(**locals())
 
 
-def _cache(
-    settings: Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False, help="those of "
-                        "a run: task=mmlu task.num_fewshot=5 model=smollm2-135m data_dir=FOLDER")] = None,
-    rounds: Rounds = 3, output: Output = REFERENCE,
-) -> Namespace:  # fmt: skip
+Settings = Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False, help="those of a "
+                     "run: task=mmlu task.num_fewshot=5 model=smollm2-135m data_dir=FOLDER")]  # fmt: skip
+
+
+def _cache(settings: Settings = None, rounds: Rounds = 3, output: Output = REFERENCE) -> Namespace:
     """Fills a cache with an answer to every request of a run, and times the run that reads them: a process from its
     start to its end, page and all. The answers are made up (nothing is computed, so the scores mean nothing): what is
     timed is reading, planning and writing. Needs no GPU; the median counts."""
+    return Namespace(settings=settings or [], rounds=rounds, output=output)
+
+
+def _harness(settings: Settings = None, rounds: Rounds = 3, output: Output = REFERENCE) -> Namespace:
+    """Times a whole run, from the command to its end, beside a process that has its engine alone answer the same
+    requests: how much prompts, records, digest and page add."""
     return Namespace(settings=settings or [], rounds=rounds, output=output)
 
 
@@ -160,6 +166,7 @@ Commands of their own, which `all` does not include (each has its --help):
   throughput  whole runs of the engine, both modes, beside the least time possible
   host        the host's share of such runs, on a CPU
   cache       a run of which every answer is in the cache
+  harness     a whole run beside its engine alone
   statistics  how often the statistics of gate and compare are wrong
   push_gather what the ranks of a tensor-parallel layer exchange, over several GPUs
   matmul --tune|--shapes   makes the table of matmul schedules, or times some
@@ -180,6 +187,10 @@ Prints a table and writes host-<cpu>.json and .md to the folder.
 Exit codes: 0 measured, 2 bad usage."""),
     "cache": Command("bench cache", _cache, "evalengine.bench.cached:main", """\
 Writes cache-<cpu>.json and .md to the folder.
+
+Exit codes: 0 measured, 1 a run failed, 2 bad usage."""),
+    "harness": Command("bench harness", _harness, "evalengine.bench.harness:main", """\
+Writes harness-<gpu>.json and .md to the folder (harness-<cpu> without a GPU).
 
 Exit codes: 0 measured, 1 a run failed, 2 bad usage."""),
     "push_gather": Command("bench push_gather", _push_gather, "evalengine.bench.push_gather:main", """\

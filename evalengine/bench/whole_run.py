@@ -1,0 +1,62 @@
+"""Whole runs, each a process of its own: what `bench cache` and `bench harness` time."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import EvalEngineError
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that has ended well."""
+
+    out: str  # its standard output
+    started: float  # UNIX seconds
+    seconds: float
+    cpu_seconds: float  # its own and its children's
+    load_before: float  # on the machine
+
+
+def timed(bench: str, arguments: Sequence[str]) -> Process:
+    """Runs Python with these arguments. bench: the bench's name, for the EvalEngineError if the process fails."""
+    load, cpu_before, started = os.getloadavg()[0], _cpu_seconds(), time.time()
+    process = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    seconds = time.time() - started
+    if process.returncode:
+        command, why = " ".join(["python", *arguments[:3]]), process.stderr.strip()[-400:]
+        raise EvalEngineError(f"{bench}: `{command} ...` failed: {why}")
+    return Process(process.stdout, started, seconds, _cpu_seconds() - cpu_before, load)
+
+
+def planned(settings: Sequence[str]) -> tuple[Any, Any, Any]:
+    """(the configuration, the plan, an engine without weights) of the run that the settings describe."""
+    from evalengine.compose import compose_jobs
+    from evalengine.engine.deferred import DeferredLLM
+    from evalengine.engine.llm import LLM
+    from evalengine.harness.plan import build_plan, prepare
+
+    (job,) = compose_jobs(settings)
+    config = job.config
+    checkpoint, tasks = prepare(config)
+    own: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics, "engine": config.engine}
+    llm: Any = DeferredLLM(checkpoint, **own, make=lambda: LLM(checkpoint, **own))
+    return config, build_plan(config, tasks, llm), llm
+
+
+def without_places(settings: Sequence[str]) -> list[str]:
+    """The settings with folders and files named by their last part, as a published command shows them."""
+    return [f"{name}={Path(value).name}" if value else name for name, _, value in (s.partition("=") for s in settings)]
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

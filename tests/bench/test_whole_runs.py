@@ -1,0 +1,38 @@
+"""`bench harness` and `bench cache` time real processes, and say what failed in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evalengine.bench.whole_run import timed, without_places
+from evalengine.commands.bench import OWN
+from evalengine.errors import EvalEngineError
+
+FEW = ["limit=2", "task.generation.max_gen_toks=4", "engine.device=cpu"]
+
+
+def test_a_run_is_timed_beside_its_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert OWN["harness"]([*FEW, "--rounds", "1", "--output", str(tmp_path)]) == 0
+    (table,), (file,) = tmp_path.glob("harness-*.md"), tmp_path.glob("harness-*.json")
+    assert capsys.readouterr().out.strip() in table.read_text()
+    (taken,) = json.loads(file.read_text())["rounds"]
+    assert (
+        taken["whole_s"] > taken["alone_s"] > taken["start_s"] + taken["steps_s"] > 0 and taken["page_bytes"] > 10_000
+    )
+
+
+def test_a_process_that_fails_is_an_error_with_its_reason() -> None:
+    with pytest.raises(EvalEngineError, match=r"bench x: `python -m evalengine limit=0 ...` failed: .*limit=0"):
+        timed("bench x", ["-m", "evalengine", "limit=0", "output_dir=/nowhere"])
+
+
+def test_a_published_command_names_no_folders() -> None:
+    assert without_places(["task=mmlu", "data_dir=/home/me/data", "model.path=a/b.gguf", "limit=5"]) == [
+        "task=mmlu",
+        "data_dir=data",
+        "model.path=b.gguf",
+        "limit=5",
+    ]
