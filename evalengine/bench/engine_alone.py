@@ -5,6 +5,7 @@ Its last line is JSON: seconds of the engine's start and of its steps.
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import sys
@@ -31,3 +32,4 @@ def main(file: Path, most: int | None = None) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    gc.freeze()  # as `python -m evalengine` does

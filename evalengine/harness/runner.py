@@ -125,19 +125,20 @@ def _run(
                 with Beside(lambda: _write_records(folder, rows), len(rows) >= MANY) as written:
                     finished = datetime.now()
                     results = _score(plan, scorer(plan, answers, thought, judged), folder, finished)
-                    _write(
+                    digest = _write(
                         *(config, plan, llm, folder, facts, rows, written, results, ran, clock, command, stats),
                         *(programs, cached, finished),
                     )
-            manifest = _own_manifest(folder)
+            else:
+                digest = _own_manifest(folder).digest
             leave(folder.path)
             folder.tidy()
             values = read_results(results_files(folder.path)[-1])["results"]
-            return RunResult(folder.path, manifest.digest, {task: _metrics(values[task]) for task in values})
+            return RunResult(folder.path, digest, {task: _metrics(values[task]) for task in values})
 
 
 def _own_manifest(folder: RunFolder) -> Manifest:
-    """The manifest of a folder that this command finished, now or before it was killed. Raises ConfigError."""
+    """The manifest of a folder that this command finished before it was killed. Raises ConfigError."""
     try:
         return open_run(folder.path, page=False)
     except ConfigError as error:
@@ -165,8 +166,9 @@ def _write(
     programs: Mapping[str, Any] | None,
     cached: CachedEngine | None,
     finished: datetime,
-) -> None:
-    """All other files of a finished run: the manifest after those whose hashes it holds, the digest last.
+) -> str:
+    """All other files of a finished run: the manifest after those whose hashes it holds, and last the digest, which it
+    returns.
 
     written: the writing of the records, by a process of its own where they are many.
     """
@@ -204,6 +206,7 @@ def _write(
         raise bind_failed(folder.path, error) from error
     folder.write_text(MANIFEST, bound.file_text())
     folder.finish(digest.run)
+    return digest.run
 
 
 def _score(
