@@ -305,7 +305,14 @@ def _explain(error: Exception, overrides: list[str]) -> str:
         empty = [text for text in overrides if text.endswith("=null")]
         return f"{' '.join(empty)}: a group needs a name; see --help for those there are"
     message = message.removeprefix("Error merging override ")
-    return f"{message}: {_first_line(error.__cause__)}" if error.__cause__ else message
+    return _plainly(f"{message}: {_first_line(error.__cause__)}" if error.__cause__ else message)
+
+
+def _plainly(message: str) -> str:
+    """OmegaConf's words for a value of another type in ours."""
+    message = re.sub(r"Value .* of type '\w+' could not be converted to Integer", "must be a whole number", message)
+    message = re.sub(r"Value .* of type '\w+' could not be converted to Float", "must be a number", message)
+    return re.sub(r"Value .* is not a valid bool( \(type .*\))?", "must be true or false", message)
 
 
 def _first_line(error: BaseException) -> str:

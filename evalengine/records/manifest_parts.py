@@ -84,6 +84,7 @@ class SchedulerStats:
     num_preemptions: int
     largest_batch: int  # sequences in one step
     largest_step: int  # tokens in one step
+    num_generated_tokens: int | None = None  # without those scored; manifests of older versions have none
 
 
 @dataclass(frozen=True)

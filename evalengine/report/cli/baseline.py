@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from evalengine.command import Namespace
+from evalengine.report.html.index_page import leave_index
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
+from evalengine.report.read.places import INDEX, root_of
 from evalengine.report.read.run import UNBOUND
 
 
@@ -17,5 +19,7 @@ def main(arguments: Namespace) -> int:
     if run.unbound:
         print(f"evalengine: {run.source}: {UNBOUND}", file=sys.stderr)
     size = write_baseline(run, file, arguments.force)
+    if (root_of(run.source) / INDEX).exists():
+        leave_index(root_of(run.source))  # it says of every run whether it equals the latest baseline
     print(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
     return 0
