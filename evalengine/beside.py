@@ -1,7 +1,7 @@
-"""Work that a forked process does beside this one, on another core: parts of a large run's files and page.
+"""Work that a forked process does beside this one, on another core: parts of a large run's prompts, files and page.
 
-The child inherits what the work reads, so only its result is copied. It must neither compute with torch nor start
-threads of its own: of a process that holds a GPU and threads, the child has the memory alone.
+The child inherits what the work reads, so only its result is copied. It must not compute with torch: of a process that
+holds a GPU and threads, the child has the memory alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Beside(Generic[Result]):
             return self._work()
         try:
             raised, value = pickle.loads(self._receiver.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):  # it ended before its answer, or in the middle of it
             self._process.join()
             raise EvalEngineError(
                 f"a process that helped to write this run's files ended with exit code {self._process.exitcode} (too "

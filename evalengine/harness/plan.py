@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -141,11 +142,16 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
         written = []
         for number, part in enumerate(parts):
             forks = may_share and (deferred is not None or number > 0)  # this process loads, or writes the first part
-            work = partial(_write_prompts, config, llm, part, number * ROOM)
+            write = _write_by_one_thread if forks and len(parts) > 1 else _write_prompts
+            work = partial(write, config, llm, part, number * ROOM)
             written.append(started.enter_context(Beside(work, forks)))
         if deferred is not None:
             deferred.load()
-        return _plan(tasks, [process.result() for process in written], llm)
+        problems: list[str] = []
+        prompts = [_collect(problems, process.result) for process in written]
+        if problems:
+            raise ConfigError(problems)
+        return _plan(tasks, prompts, llm)
 
 
 def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
@@ -155,6 +161,12 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
     plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
     sha256 = requests_sha256((item.key, item.request) for item in requests)
     return Plan(plans, requests, sum(part.special_documents for part in written), sha256)
+
+
+def _write_by_one_thread(config: Config, llm: Answering, tasks: Sequence[Task], first_id: int) -> Prompts:
+    """`_write_prompts` in a forked process among others, each of which has a core."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return _write_prompts(config, llm, tasks, first_id)
 
 
 def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task], first_id: int = 0) -> Prompts:

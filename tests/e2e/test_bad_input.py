@@ -38,7 +38,7 @@ def message(done: Outcome, output_dir: Path, code: int) -> str:
         (["model=tinymth"], ["model=tinymth: no such model", "did you mean tinymath?"]),
         (["task.num_fewshots=1"], ["task.num_fewshots: no such setting; did you mean", "num_fewshot"]),
         (["tasks.gsm8k.num_fewshot=1"], ["tasks.gsm8k: this task is not selected; add it with task=gsm8k"]),
-        (["limit=many"], ["limit=many: Value 'many'", "Integer"]),
+        (["limit=many"], ["limit=many: must be a whole number"]),
         (["engine.max_num_seqs=0"], ["engine.max_num_seqs=0: must be at least 1"]),
         (["limit=0"], ["limit=0: must be at least 1"]),
         (["numerics=fast"], ["batch_invariant=true contradicts numerics=fast: set batch_invariant=false"]),
