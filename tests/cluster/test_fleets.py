@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import SETTINGS
-from tests.e2e.command import ROOT, Outcome, Run, finish, runs, start
+from tests.e2e.command import ROOT, Outcome, Run, finish, finished, runs, start
 from tests.e2e.test_resume import wait_for_journal
 
 pytestmark = pytest.mark.slow
+LONG = ("limit=40", "task.generation.max_gen_toks=60", "engine.max_num_seqs=2")
 TWO = (*SETTINGS, "cluster=ray", "cluster.replicas=2", "engine.max_num_seqs=2")
 
 
@@ -60,10 +61,12 @@ def on_two_machines(event: str, folder: Path, *settings: str) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def test_a_machine_goes_in_mid_run(one_engine: Run, tmp_path: Path) -> None:
-    done = on_two_machines("remove", tmp_path, "engine.max_num_seqs=2")
+def test_a_machine_goes_in_mid_run(tmp_path: Path) -> None:
+    """The run is long enough that Ray, which takes seconds to see that a machine is gone, sees it before the end."""
+    one_engine = finished(tmp_path / "one", *SETTINGS, *LONG)
+    done = on_two_machines("remove", tmp_path / "two", *LONG)
     assert done.code == 0, done.err
-    (run,) = runs(tmp_path)
+    (run,) = runs(tmp_path / "two")
     assert run.digest == one_engine.digest
     replicas = run.manifest["cluster"]["replicas"]
     assert any(replica["lost"] for replica in replicas) and " is lost: " in done.err
