@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import sys
+import traceback
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -30,8 +31,16 @@ _DIES_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 MOST = 8  # processes: beyond, the copying of their results takes longer than they save
 
 
+class Elsewhere(Exception):
+    """The traceback of another process, as the cause of the error that it ended in."""
+
+
 class Beside(Generic[Result]):
-    """A call that runs in a forked process from now on; as a context manager, the process ends with the block."""
+    """A call that runs in a forked process from now on; as a context manager, the process ends with the block.
+
+    The call must be one that can be made again: where no process can be forked (no memory, a limit of processes), or it
+    is killed, `result` makes the call here.
+    """
 
     def __init__(self, work: Callable[[], Result], earns: bool = True) -> None:
         """earns: whether the call earns a process, which takes some 20 ms to start. Otherwise, and where there is one
@@ -41,30 +50,27 @@ class Beside(Generic[Result]):
             return
         self._receiver, sender = multiprocessing.Pipe(duplex=False)
         arguments = (work, sender, os.getpid())
-        self._process = multiprocessing.get_context("fork").Process(target=_work, args=arguments, daemon=True)
-        with warnings.catch_warnings():
+        process = multiprocessing.get_context("fork").Process(target=_work, args=arguments, daemon=True)
+        with warnings.catch_warnings(), sender:
             # Python 3.12 warns of locks that other threads hold while this one forks. The child takes none of theirs.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
-        sender.close()
+            try:
+                process.start()
+                self._process = process
+            except OSError:
+                self._receiver.close()
 
     def result(self) -> Result:
-        """What the call returns, once it has; raises what it raises. To be asked once.
-
-        Raises: EvalEngineError if the process was killed.
-        """
+        """What the call returns, once it has; raises what it raises. To be asked once."""
         if self._process is None:
             return self._work()
         try:
-            raised, value = pickle.loads(self._receiver.recv_bytes())
-        except (EOFError, OSError):  # it ended before its answer, or in the middle of it
-            self._process.join()
-            raise EvalEngineError(
-                f"a process that helped to write this run's files ended with exit code {self._process.exitcode} (too "
-                "little memory?); run the same command again: it resumes"
-            ) from None
-        if raised:
-            raise value
+            answer = self._receiver.recv_bytes()
+        except (EOFError, OSError):  # it was killed before its answer, or in the middle of it
+            return self._work()
+        error, value = pickle.loads(answer)
+        if error is not None:
+            raise error from (Elsewhere(value) if value else None)
         return value
 
     def __enter__(self) -> Beside[Result]:
@@ -107,7 +113,9 @@ def shares(parts: Sequence[Part], least: int, sizes: Sequence[int] | None = None
 
 def cores() -> int:
     """The cores that this process may use for forked processes; 1 where processes cannot be forked safely."""
-    if sys.platform != "linux" or multiprocessing.current_process().daemon:  # a daemon may have no children
+    daemon = multiprocessing.current_process().daemon  # which may have no children
+    # Ray's threads print, and the lock of an output that one of them holds would stay locked in a forked process.
+    if sys.platform != "linux" or daemon or "ray" in sys.modules:
         return 1
     return len(os.sched_getaffinity(0))
 
@@ -119,10 +127,21 @@ def _work(work: Callable[[], Any], sender: Connection, parent: int) -> None:
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         return
+    # The other cores have processes of their own; and a tokenizer that had used threads before the fork would warn.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        answer = (False, work())
+        answer = pickle.dumps((None, work()), protocol=pickle.HIGHEST_PROTOCOL)
     except BaseException as error:
-        answer = (True, error)
-    with suppress(BrokenPipeError):
-        sender.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
-    sender.close()
+        answer = _answer_of(error)
+    with suppress(BrokenPipeError), sender:
+        sender.send_bytes(answer)
+
+
+def _answer_of(error: BaseException) -> bytes:
+    """An error as `result` raises it: with this process's traceback, if it is a bug of ours."""
+    told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        sendable = pickle.loads(pickle.dumps(error))
+    except Exception:  # an error with arguments of its own, which pickle cannot make again
+        sendable = RuntimeError(str(error))
+    return pickle.dumps((sendable, None if isinstance(sendable, EvalEngineError) else told))

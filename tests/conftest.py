@@ -36,10 +36,13 @@ def needs_cuda() -> None:
     _skip_without_cuda()
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Keeps what was imported and collected out of the garbage collector's later passes: millions of objects."""
+    result = yield
     gc.freeze()
     gc.enable()
+    return result
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -53,8 +53,9 @@ def planned(settings: Sequence[str]) -> tuple[Any, Any, Any]:
 
 
 def without_places(settings: Sequence[str]) -> list[str]:
-    """The settings with folders and files named by their last part, as a published command shows them."""
-    return [f"{name}={Path(value).name}" if value else name for name, _, value in (s.partition("=") for s in settings)]
+    """The settings as a published command shows them: this machine's files and folders are named by their last part."""
+    parted = (setting.partition("=") for setting in settings)
+    return [f"{name}{sign}{Path(value).name if Path(value).exists() else value}" for name, sign, value in parted]
 
 
 def _cpu_seconds() -> float:

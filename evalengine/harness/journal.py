@@ -103,6 +103,7 @@ class Journal:
     def __init__(self, path: Path, run_sha256: str, finished: dict[RecordKey, JournalEntry], size: int) -> None:
         self.path = path
         self.finished = finished
+        self._elsewhere: set[RecordKey] = set()  # keys of those without a line (`note`)
         self._run_sha256 = run_sha256
         self._size = size  # bytes of whole lines
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
@@ -142,11 +143,13 @@ class Journal:
     def note(self, entry: JournalEntry) -> None:
         """Adds a request whose answer is kept elsewhere, and writes no line: a resumed run finds it there again."""
         self.finished[entry.key] = entry
+        self._elsewhere.add(entry.key)
 
     def forget(self, keys: Set[RecordKey]) -> None:
         """Removes requests, as if they had not finished. The file is replaced whole or not at all."""
         remaining = {key: entry for key, entry in self.finished.items() if key not in keys}
-        lines = b"".join(_encode(entry, self._run_sha256) for entry in remaining.values())
+        here = (entry for key, entry in remaining.items() if key not in self._elsewhere)
+        lines = b"".join(_encode(entry, self._run_sha256) for entry in here)
         self.close()
         try:
             write_whole(self.path, lambda path: path.write_bytes(lines))

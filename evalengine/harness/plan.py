@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -135,14 +134,15 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     prompts of many documents are written by processes of their own. Raises what `build_plan` and loading raise."""
     deferred = llm if isinstance(llm, DeferredLLM) and config.cache.path is None else None
     sizes = [len(task.docs[: config.limit]) for task in tasks]
-    may_share = sum(sizes) >= MANY_DOCUMENTS and all(task.can_fork for task in tasks)
-    parts = shares(tasks, MANY_DOCUMENTS, sizes) if may_share and not config.apply_chat_template else [tasks]
+    # A chat template has a process of its own, which no two others may ask.
+    may_share = not config.apply_chat_template and all(task.can_fork for task in tasks)
+    may_share &= sum(sizes) >= MANY_DOCUMENTS
+    parts = shares(tasks, MANY_DOCUMENTS, sizes) if may_share else [tasks]
     with ExitStack() as started:
         written = []
         for number, part in enumerate(parts):
             forks = may_share and (deferred is not None or number > 0)  # this process loads, or writes the first part
-            write = _write_by_one_thread if forks and len(parts) > 1 else _write_prompts
-            work = partial(write, config, llm, part)
+            work = partial(_write_prompts, config, llm, part)
             written.append(started.enter_context(Beside(work, forks)))
         if deferred is not None:
             deferred.load()
@@ -157,20 +157,14 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
     requests = [*chain.from_iterable(part.requests for part in written)]
     if len(written) > 1:
         for number, item in enumerate(requests):
-            # Other processes made these requests, and nobody has seen them yet. A copy by `replace` would check all of
-            # their token ids again, which takes 0.7 s for MMLU.
+            # Nobody has seen these requests yet, most of which other processes made. A copy by `replace` would check
+            # all of their token ids again, which takes 0.7 s for MMLU.
             object.__setattr__(item.request, "request_id", number)
     check_requests([item.request for item in requests], llm.limits, request_names(requests))
     instances = chain.from_iterable(part.instances for part in written)
     plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
     sha256 = requests_sha256((item.key, item.request) for item in requests)
     return Plan(plans, requests, sum(part.special_documents for part in written), sha256)
-
-
-def _write_by_one_thread(config: Config, llm: Answering, tasks: Sequence[Task]) -> Prompts:
-    """`_write_prompts` in a forked process among others, each of which has a core."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return _write_prompts(config, llm, tasks)
 
 
 def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Prompts:

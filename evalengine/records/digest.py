@@ -24,7 +24,7 @@ from evalengine.beside import spread
 from evalengine.records.schema import RequestRecord, packed_ids
 
 DIGEST_VERSION = 1
-MANY = 10_000  # records from which on a process earns its start: some 0.2 s of hashing
+MANY = 10_000  # records that earn a process: some 0.2 s of hashing
 _LEAF, _NODE = b"\x00", b"\x01"
 
 

@@ -64,6 +64,12 @@ class Manifest:
         return 0 if self.cache is None else self.cache.hits - self.cache.audited
 
     @property
+    def output_kind(self) -> str:
+        """What the output tokens are: "scored" where the model was only given them, else "output"."""
+        stats = self.engine.stats
+        return "scored" if stats is not None and stats.num_generated_tokens == 0 else "output"
+
+    @property
     def unsealed(self) -> dict[str, Any]:
         """What `sha256` is the hash of."""
         return {name: value for name, value in self.content.items() if name != "sha256"}

@@ -28,10 +28,8 @@ def test_a_process_that_fails_is_an_error_with_its_reason() -> None:
         timed("bench x", ["-m", "evalengine", "limit=0", "output_dir=/nowhere"])
 
 
-def test_a_published_command_names_no_folders() -> None:
-    assert without_places(["task=mmlu", "data_dir=/home/me/data", "model.path=a/b.gguf", "limit=5"]) == [
-        "task=mmlu",
-        "data_dir=data",
-        "model.path=b.gguf",
-        "limit=5",
-    ]
+def test_a_published_command_names_no_folders_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "b.gguf").touch()
+    kept = ["task=lm_eval/gsm8k", "model.path=Qwen/Qwen3-8B", "limit=5", "task=[a,lm_eval/b]"]
+    told = without_places([f"data_dir={tmp_path}", f"model.path={tmp_path / 'b.gguf'}", *kept])
+    assert told == [f"data_dir={tmp_path.name}", "model.path=b.gguf", *kept]

@@ -123,6 +123,19 @@ def _default_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def write_tasks(folder: Path, *names: str) -> list[str]:
+    """Writes a task of four rows under each name, and returns their files."""
+    files = []
+    for name in names:
+        rows = [{"question": f"What is {name} + {n}?", "answer": str(n)} for n in range(4)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        lines = [f"task: {name}", f"dataset_path: {folder / name}.jsonl", "output_type: generate_until"]
+        lines += ["test_split: test", 'doc_to_text: "{{question}}"', 'doc_to_target: "{{answer}}"', ""]
+        (folder / f"{name}.yaml").write_text("\n".join(lines))
+        files.append(str(folder / f"{name}.yaml"))
+    return files
+
+
 def with_more_template(folder: Path, end: str) -> Path:
     """A copy of the bundled model, in `folder`, whose chat template goes on with `end`."""
     shutil.copytree(str(files("evalengine.assets") / "tinymath"), folder)

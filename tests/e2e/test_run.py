@@ -16,12 +16,14 @@ from evalengine.errors import EvalEngineError
 from evalengine.harness import plan, runner
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.exact import ExactOps
+from evalengine.records import digest
 from evalengine.records.digest import digests
 from evalengine.records.tokens import read_tokens, token_texts
 from evalengine.report.html import page, samples
 from evalengine.report.html.run_page import run_page
+from evalengine.report.read import run_folder
 from evalengine.report.read.run_data import load_run_data
-from tests.e2e.command import LIMIT, SHORT, Run, call, check_output, finished, runs
+from tests.e2e.command import SHORT, Run, call, check_output, finished, runs, write_tasks
 
 
 def test_a_run_does_not_fail_with_its_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,28 +97,57 @@ def test_the_files_agree(reference: Run) -> None:
     assert all(record.logprobs.max() <= 0 and record.is_greedy for record in records)
 
 
-def test_several_processes_leave_what_one_leaves(
-    short_reference: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A large run's prompts and records are written, and its page packed, by processes of their own."""
+def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A large run's prompts, samples, records and page are written, and its leaves hashed, by several processes."""
+    tasks = ",".join(["arithmetic", *write_tasks(tmp_path, "two", "three")])
     forked: list[bool] = []
     monkeypatch.setattr(beside, "cores", lambda: 3)
-    for module in (plan, runner):
-        monkeypatch.setattr(module, "MANY_DOCUMENTS", 1)
-    monkeypatch.setattr(runner, "MANY", 1)
     monkeypatch.setattr(beside.Beside, "result", lambda self, real=beside.Beside.result: _noted(forked, self, real))
-    run = finished(tmp_path, f"limit={LIMIT}", SHORT)
-    assert forked == [True, True]
+    alone = finished(tmp_path / "alone", f"task=[{tasks}]", "limit=3", SHORT)
+    assert True not in forked
+    whole = _page(alone, monkeypatch)
+    for module, name in SIZES:
+        monkeypatch.setattr(module, name, 1)
+    forked.clear()
+    run = finished(tmp_path / "run", f"task=[{tasks}]", "limit=3", SHORT)
+    plan_and_records, score, leaves, leaves_read, blocks = 3 + 1, 2, 2, 2, 0  # all of the page is one block here
+    assert forked.count(True) == plan_and_records + score + leaves + leaves_read + blocks
     for name in ("digest.txt", "records.parquet", "tokens.json"):
-        assert (run.folder / name).read_bytes() == (short_reference.folder / name).read_bytes(), name
-    monkeypatch.setattr(page, "BLOCK", 1)
-    data = load_run_data(run.folder)
-    whole = run_page(data).render()
-    assert forked == [True, True]
-    for module in (page, samples):
-        monkeypatch.setattr(module, "LEAST", 1)
-    assert run_page(data).render() == whole
-    assert len(forked) > 3
+        assert (run.folder / name).read_bytes() == (alone.folder / name).read_bytes(), name
+    assert run.results == alone.results
+    assert [run.samples(task) for task in run.results] == [alone.samples(task) for task in run.results]
+    assert _page(alone, monkeypatch) == whole
+
+
+SIZES = [(plan, "MANY_DOCUMENTS"), (runner, "MANY_DOCUMENTS"), (runner, "MANY"), (digest, "MANY"), (run_folder, "MANY"),
+         (page, "LEAST"), (samples, "LEAST")]  # fmt: skip
+
+
+def _page(run: Run, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The run's page, a block a sample."""
+    with monkeypatch.context() as small:
+        small.setattr(page, "BLOCK", 1)
+        return run_page(load_run_data(run.folder)).render()
+
+
+def test_a_task_that_fails_to_score_in_another_process_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tasks = ",".join(["arithmetic", *write_tasks(tmp_path, "two", "three")])
+    monkeypatch.setattr(beside, "cores", lambda: 3)
+    monkeypatch.setattr(runner, "MANY_DOCUMENTS", 1)
+    write = runner.write_samples
+
+    def full_disk(folder: Any, task: Any, finished: Any) -> Path:
+        if task.name == "three":
+            raise EvalEngineError("the disk is full")
+        return write(folder, task, finished)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "write_samples", full_disk)
+        done = call(f"output_dir={tmp_path / 'out'}", "engine.device=cpu", f"task=[{tasks}]", "limit=2", SHORT)
+    assert done.code == 1 and "the disk is full" in done.err
+    finished(tmp_path / "out", f"task=[{tasks}]", "limit=2", SHORT)
 
 
 def _noted(forked: list[bool], work: beside.Beside[Any], result: Any) -> Any:

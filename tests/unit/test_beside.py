@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 
 from evalengine import beside
 from evalengine.beside import Beside, shares, spread
-from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.errors import ConfigError
 
 ORPHAN = """
 import os, sys, time
@@ -70,10 +72,47 @@ def test_an_error_is_raised_where_its_result_is_asked_for() -> None:
         failing.result()
 
 
-def test_a_killed_process_is_an_error_with_its_cure() -> None:
-    told = r"exit code -9 .* run the same command again"
-    with Beside(lambda: os.kill(os.getpid(), signal.SIGKILL)) as killed, pytest.raises(EvalEngineError, match=told):
-        killed.result()
+def test_what_a_killed_process_did_not_do_is_done_here() -> None:
+    here = os.getpid()
+
+    def dies_elsewhere() -> int:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()
+
+    with Beside(dies_elsewhere) as killed:
+        assert killed.result() == here
+
+
+def test_without_another_process_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert {process for _, process in spread(squares, range(40), least=1)} == {os.getpid()}
+
+
+class Odd(Exception):
+    """An error that pickle makes no more: it has another argument than it was made with."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def test_a_bug_in_another_process_shows_where_it_is() -> None:
+    def bug() -> None:
+        raise KeyError("a bug")
+
+    def odd() -> None:
+        raise Odd(1, 2)
+
+    with Beside(bug) as failing, pytest.raises(KeyError, match="a bug") as raised:
+        failing.result()
+    assert "in bug" in str(raised.value.__cause__)
+    with Beside(odd) as failing, pytest.raises(RuntimeError, match="1 and 2"):
+        failing.result()
+    with Beside(lambda: lambda: 0) as unsendable, pytest.raises((AttributeError, pickle.PicklingError)):
+        unsendable.result()
 
 
 def test_no_process_is_left_when_the_block_ends_early(tmp_path: Path) -> None:
@@ -103,6 +142,7 @@ def test_a_process_dies_with_a_killed_parent() -> None:
 def test_a_daemon_does_everything_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of a pool may have no children."""
     monkeypatch.undo()
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
     assert beside.cores() == len(os.sched_getaffinity(0))
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
     assert beside.cores() == 1

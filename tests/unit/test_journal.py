@@ -60,6 +60,19 @@ def test_round_trip(tmp_path: Path, count: int) -> None:
         assert all(same(kept, entry(kept.key[1])) for kept in journal.finished.values())
 
 
+def test_what_is_kept_elsewhere_has_no_line(tmp_path: Path) -> None:
+    """A cache gives such answers again. A line would make them look as if this run had computed them."""
+    with opened(tmp_path / "j") as journal:
+        for doc in range(4):
+            (journal.note if doc % 2 else journal.append)(entry(doc))
+        assert [key[1] for key in journal.finished] == [0, 1, 2, 3]
+        journal.forget({entry(0).key})
+        assert [key[1] for key in journal.finished] == [1, 2, 3]
+        journal.append(entry(0))
+    with opened(tmp_path / "j") as journal:
+        assert [key[1] for key in journal.finished] == [2, 0]
+
+
 def test_what_is_forgotten_is_as_if_it_had_not_finished(tmp_path: Path) -> None:
     fill(tmp_path / "j", 5)
     before = (tmp_path / "j").read_bytes().splitlines(keepends=True)

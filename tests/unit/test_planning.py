@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +19,7 @@ from evalengine.harness import plan
 from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_task import LmEvalTask
-
-TASK = """
-task: {name}
-dataset_path: {rows}
-output_type: generate_until
-test_split: test
-doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{answer}}}}"
-"""
+from tests.e2e.command import write_tasks
 
 
 @pytest.fixture
@@ -66,11 +57,8 @@ def prepared(*settings: str) -> tuple[Config, list[Task], DeferredLLM]:
 def test_the_plan_is_the_same_whoever_writes_the_prompts(
     settings: tuple[str, ...], processes: int, shared: list[int], tmp_path: Path
 ) -> None:
-    for name in ("two", "three"):
-        rows = [{"question": f"What is {name} + {n}?", "answer": str(n)} for n in range(4)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, rows=tmp_path / f"{name}.jsonl"))
-        settings = tuple(setting.replace(name, str(tmp_path / f"{name}.yaml")) for setting in settings)
+    for name, file in zip(("two", "three"), write_tasks(tmp_path, "two", "three"), strict=True):
+        settings = tuple(setting.replace(name, file) for setting in settings)
     config, tasks, llm = prepared(*settings)
     with llm:
         made = plan_and_load(config, tasks, llm)

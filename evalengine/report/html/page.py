@@ -24,7 +24,7 @@ from evalengine.version import __version__
 
 Item = TypeVar("Item")
 BLOCK = 64  # items in a compressed block, all of which are unpacked to open one
-LEAST = 16  # blocks from which on a process earns its start: some 0.15 s of work
+LEAST = 16  # blocks that earn a process: some 0.15 s of work
 LOGO = "M2 12h4l3-8 4 16 3-11 2 3h4"
 
 

@@ -83,10 +83,11 @@ def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
         ("Time", f"{timings.total_seconds:,.1f} s", f"{seconds:,.1f} s of it running")
     ]
     if ran and seconds > 0:
+        scored_or_output = f"{manifest.output_kind} tokens".capitalize()
         speed += [
             ("Requests", f"{ran / seconds:,.1f}/s", f"{ran:,} of {counts.requests:,} ran"),
             ("Prompt tokens", f"{counts.prompt_tokens / seconds:,.0f}/s", f"{counts.prompt_tokens:,} {whose}"),
-            ("Output tokens", f"{counts.output_tokens / seconds:,.0f}/s", f"{counts.output_tokens:,} {whose}"),
+            (scored_or_output, f"{counts.output_tokens / seconds:,.0f}/s", f"{counts.output_tokens:,} {whose}"),
         ]
     speed += list(_against(data.run, other)) if other else []
     page.section("cost", f"Time and memory, {manifest.numerics} numerics", tiles(speed), facts(_schedule(manifest)))

@@ -86,11 +86,9 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
         )
     ran, prompt, output = counts.requests - not_run(counts), counts.prompt_tokens, counts.output_tokens
     if ran and seconds > 0:
-        stats = manifest.engine.stats
-        kind = "scored" if stats is not None and stats.num_generated_tokens == 0 else "output"
         yield (
             f"{seconds:.1f} s: {ran / seconds:.2f} requests/s, {prompt / seconds:.1f} prompt tokens/s, "
-            f"{output / seconds:.1f} {kind} tokens/s"
+            f"{output / seconds:.1f} {manifest.output_kind} tokens/s"
         )
     if cluster := manifest.cluster:
         yield _replicas_line(cluster)
