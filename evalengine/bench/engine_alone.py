@@ -20,10 +20,11 @@ from evalengine.garbage import few_collections
 def main(file: Path, most: int | None = None) -> None:
     """Loads the model that the file names and answers the file's requests, or the first `most` of them."""
     with few_collections():
-        model, settings, requests = pickle.loads(file.read_bytes())
+        config, requests = pickle.loads(file.read_bytes())
         requests = requests[:most]
+        mode = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
         begin = time.perf_counter()
-        with LLM(resolve_checkpoint(model), **settings) as llm:
+        with LLM(resolve_checkpoint(config.model), **mode, engine=config.engine) as llm:
             start = time.perf_counter() - begin
             answered = sum(1 for _ in llm.run(requests))
             assert answered == len(requests)

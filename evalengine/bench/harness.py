@@ -46,11 +46,10 @@ def main(arguments: Namespace) -> int:
 
 
 def _write_requests(settings: Sequence[str], file: Path) -> int:
-    """Writes the run's requests, and what makes its engine; returns how many requests there are."""
+    """Writes the run's configuration and its requests; returns how many these are."""
     config, plan, _ = planned(settings)
-    engine = {"batch_invariant": config.batch_invariant, "numerics": config.numerics, "engine": config.engine}
     requests = [item.request for item in plan.requests]
-    file.write_bytes(pickle.dumps((config.model, engine, requests), protocol=pickle.HIGHEST_PROTOCOL))
+    file.write_bytes(pickle.dumps((config, requests), protocol=pickle.HIGHEST_PROTOCOL))
     return len(requests)
 
 

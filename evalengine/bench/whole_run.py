@@ -41,14 +41,13 @@ def planned(settings: Sequence[str]) -> tuple[Any, Any, Any]:
     """(the configuration, the plan, an engine without weights) of the run that the settings describe."""
     from evalengine.compose import compose_jobs
     from evalengine.engine.deferred import DeferredLLM
-    from evalengine.engine.llm import LLM
     from evalengine.harness.plan import build_plan, prepare
 
     (job,) = compose_jobs(settings)
     config = job.config
     checkpoint, tasks = prepare(config)
-    own: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics, "engine": config.engine}
-    llm: Any = DeferredLLM(checkpoint, **own, make=lambda: LLM(checkpoint, **own))
+    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
+    llm: Any = DeferredLLM(checkpoint, **mode, engine=config.engine)
     return config, build_plan(config, tasks, llm), llm
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from evalengine.config import EngineConfig
+from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import resolve_settings
@@ -14,8 +15,6 @@ from evalengine.engine.submission import Limits
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from evalengine.engine.llm import LLM
 
 ANY_POOL = 1 << 62  # pages: before memory is planned, no pool is too small
 
@@ -26,26 +25,17 @@ class DeferredLLM:
     Raises: ConfigError for settings that cannot be honoured. What only loading shows (memory) is raised by `load`.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        batch_invariant: bool,
-        numerics: str,
-        engine: EngineConfig,
-        make: Callable[[], LLM],
-    ) -> None:
-        """make: makes the LLM of these settings."""
+    def __init__(self, checkpoint: Checkpoint, *, batch_invariant: bool, numerics: str, engine: EngineConfig) -> None:
         self.checkpoint, self.config = checkpoint, engine
+        self._mode: Any = {"batch_invariant": batch_invariant, "numerics": numerics}
         self.spec, self.tokenizer = checkpoint.spec, checkpoint.tokenizer
         self.settings = resolve_settings(engine, batch_invariant, numerics, checkpoint.spec)
-        self._make = make
         self._llm: LLM | None = None
 
     def load(self) -> LLM:
         """The LLM. Raises ConfigError and EvalEngineError as `LLM` does."""
         if self._llm is None:
-            self._llm = self._make()
+            self._llm = LLM(self.checkpoint, **self._mode, engine=self.config)
         return self._llm
 
     @property

@@ -13,7 +13,6 @@ from evalengine.cluster.engines import RayEngines
 from evalengine.cluster.settings import ray_problems, uses_ray
 from evalengine.config import Config, EngineConfig
 from evalengine.engine.deferred import DeferredLLM
-from evalengine.engine.llm import LLM
 from evalengine.engine.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings, settings_problems
@@ -63,9 +62,8 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) 
         with RayEngines(config, checkpoint) as engines:
             yield engines
     else:
-        settings: Any = {"numerics": config.numerics, "engine": config.engine}
-        settings |= {"batch_invariant": config.batch_invariant}
-        with DeferredLLM(checkpoint, **settings, make=lambda: LLM(checkpoint, **settings)) as deferred:
+        mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
+        with DeferredLLM(checkpoint, **mode, engine=config.engine) as deferred:
             yield cast(Answering, deferred)  # a DeferredLLM has all that a run asks of its own engine
 
 

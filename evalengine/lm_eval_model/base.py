@@ -65,8 +65,7 @@ class LoadedModel(TemplateLM):
         }
         if config.cache.path is None:
             return LLM(checkpoint, **settings)
-        deferred = DeferredLLM(checkpoint, **settings, make=lambda: LLM(checkpoint, **settings))
-        return cast(LLM, deferred)  # a DeferredLLM has all that this model asks of an LLM
+        return cast(LLM, DeferredLLM(checkpoint, **settings))  # a DeferredLLM has all that this model asks of an LLM
 
     # -- what lm-eval asks about the model ---------------------------------------------------------------------------
 

@@ -11,8 +11,6 @@ import torch
 from evalengine.compose import COMPUTED_AGAIN, read_config
 from evalengine.config import ClusterConfig, Config
 from evalengine.engine.deferred import DeferredLLM
-from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.same_run import check_model, check_prompts, check_weights
 from evalengine.receipts.needs import check_contract
@@ -30,20 +28,12 @@ def planned(run: Run, places: Sequence[str]) -> tuple[Plan, DeferredLLM]:
     config = _configuration(run, places)
     checkpoint, tasks = prepare(config, scores=False)
     check_weights(run.name, run.identity, checkpoint)
-    llm: Any = _engine(config, checkpoint)
+    mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
+    llm: Any = DeferredLLM(checkpoint, **mode, engine=config.engine)
     check_model(run.name, run.identity, config, llm)
     plan = build_plan(config, tasks, llm)
     check_prompts(run.name, run.identity, plan)
     return plan, llm
-
-
-def _engine(config: Config, checkpoint: Checkpoint) -> DeferredLLM:
-    settings: Any = {
-        "batch_invariant": config.batch_invariant,
-        "numerics": config.numerics,
-        "engine": config.engine,
-    }
-    return DeferredLLM(checkpoint, **settings, make=lambda: LLM(checkpoint, **settings))
 
 
 def _configuration(run: Run, places: Sequence[str]) -> Config:

@@ -13,7 +13,6 @@ from evalengine.beside import Beside
 from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.engine.deferred import DeferredLLM
-from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness import plan
 from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
@@ -40,8 +39,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def prepared(*settings: str) -> tuple[Config, list[Task], DeferredLLM]:
     (job,) = compose_jobs(["engine.device=cpu", *settings])
     checkpoint, tasks = prepare(job.config)
-    own = {"batch_invariant": True, "numerics": job.config.numerics, "engine": job.config.engine}
-    return job.config, tasks, DeferredLLM(checkpoint, **own, make=lambda: LLM(checkpoint, **own))  # type: ignore[arg-type]
+    numerics, engine = job.config.numerics, job.config.engine
+    return job.config, tasks, DeferredLLM(checkpoint, batch_invariant=True, numerics=numerics, engine=engine)
 
 
 @pytest.mark.parametrize(
