@@ -90,7 +90,8 @@ def test_pieces_make_the_text(text: str) -> None:
     parts = [*pieces(text)]
     assert "".join(parts) == text and all(parts)
     for before, after in pairwise(parts):
-        assert before[-1].isalnum() and before[-1].isascii() and after.startswith("\n")
+        ends_line = before[-1].isalnum() and before[-1].isascii() and after.startswith("\n")
+        assert ends_line or module.is_parted(before[-1], after)
 
 
 @pytest.mark.parametrize("name", CUT)
@@ -159,7 +160,7 @@ def test_a_full_memory_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     cutter.learn((text, "") for text in texts)
     for text in texts:
         assert cutter.encode(text) == tokenizer.encode(text)
-        assert len(cutter._pieces) <= 20
+        assert len(cutter._pieces) <= 8 + len({*pieces(text)})
 
 
 @pytest.mark.parametrize("name", WHOLE)
