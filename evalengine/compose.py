@@ -12,7 +12,8 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -24,7 +25,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from evalengine.compose_files import check_files
@@ -45,6 +46,9 @@ NOT_UNDERSTOOD = (
     *(HydraException, OmegaConfBaseException, UserWarning, yaml.YAMLError, ValueError),
     *(TypeError, AttributeError, LookupError, AssertionError, RecursionError),
 )
+
+# The schema without the types of single tasks. Messages name the class.
+_UNTYPED = make_dataclass("Config", [("tasks", dict[str, Any], field(default_factory=dict))], bases=(mutable(Config),))
 
 
 @dataclass(frozen=True)
@@ -265,24 +269,37 @@ def _compose(overrides: list[str]) -> tuple[Config, dict[str, Any] | None]:
 
 def _composed(overrides: list[str]) -> tuple[dict[str, Any], Any]:
     """(the values that Hydra composes of `conf/` and the overrides, Hydra's own node)."""
-    _register_schema()
+    late = not any(re.match(r"[+~]*tasks\b", text) for text in overrides)
     try:
-        with warnings.catch_warnings(), initialize_config_module(CONF, version_base="1.3", job_name="evalengine"):
-            warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
-            node = compose("config", overrides=overrides, return_hydra_config=True)
-        hydra = OmegaConf.create({"hydra": OmegaConf.to_container(node.hydra, resolve=False)}).hydra
-        with open_dict(node):
-            del node["hydra"]  # only Hydra's own application fills in its values
-        data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
+        node, hydra = _merged(overrides, _UNTYPED if late else mutable(Config))
+        if late:
+            # Hydra merges one file after another, and OmegaConf then walks over all that was merged before: for the 57
+            # tasks of MMLU with every field that a task can have, that took 1 s. The settings that their files hold
+            # are few, and get their types here, in one merge. If it refuses any, Hydra's merging names the file.
+            with suppress(*NOT_UNDERSTOOD):
+                return _values(OmegaConf.unsafe_merge(OmegaConf.structured(mutable(Config)), node)), hydra
+            node, hydra = _merged(overrides, mutable(Config))
+        return _values(node), hydra
     except NOT_UNDERSTOOD as error:
         raise ConfigError(_explain(error, overrides)) from error
+
+
+def _merged(overrides: list[str], schema: Any) -> tuple[DictConfig, Any]:
+    """(what Hydra merges of the schema, `conf/` and the overrides, Hydra's own node)."""
+    ConfigStore.instance().store("schema", schema)
+    with warnings.catch_warnings(), initialize_config_module(CONF, version_base="1.3", job_name="evalengine"):
+        warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
+        node = compose("config", overrides=overrides, return_hydra_config=True)
+    hydra = OmegaConf.create({"hydra": OmegaConf.to_container(node.hydra, resolve=False)}).hydra
+    with open_dict(node):
+        del node["hydra"]  # only Hydra's own application fills in its values
+    return node, hydra
+
+
+def _values(node: DictConfig | ListConfig) -> dict[str, Any]:
+    data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
     assert isinstance(data, dict)
-    return {str(name): value for name, value in data.items()}, hydra
-
-
-@lru_cache(None)
-def _register_schema() -> None:
-    ConfigStore.instance().store("schema", mutable(Config))
+    return {str(name): value for name, value in data.items()}
 
 
 def _explain(error: Exception, overrides: list[str]) -> str:

@@ -1,6 +1,7 @@
 """What `python -m evalengine [run]` does with its settings: makes a run, a sweep or an experiment.
 
-Hydra is imported for settings and torch when a run starts, so that configuration errors answer at once.
+Hydra is imported for settings and torch when a run starts, so that configuration errors answer at once. The settings of
+many tasks take as long as importing torch, and are composed beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from evalengine.beside import Beside, cores
 from evalengine.command import Namespace, exit_code
 from evalengine.contract import CONTRACT_VERSION
 from evalengine.version import __version__
@@ -17,6 +19,8 @@ from evalengine.version import __version__
 if TYPE_CHECKING:
     from evalengine.compose import Job
     from evalengine.config import Config
+
+MANY_TASKS = 20  # tasks and groups that take half a second to compose; importing a run's modules takes two
 
 
 def main(arguments: Namespace) -> int:
@@ -27,7 +31,14 @@ def main(arguments: Namespace) -> int:
     from evalengine.compose import compose_jobs, experiment_name
     from evalengine.config import to_yaml
 
-    jobs = compose_jobs(arguments.settings, arguments.multirun)
+    runs_here = not arguments.cfg and not arguments.multirun
+    beside = runs_here and "torch" not in sys.modules and cores() > 1 and _chosen(arguments.settings) >= MANY_TASKS
+    with Beside(lambda: compose_jobs(arguments.settings, arguments.multirun), earns=beside) as composed:
+        if beside:
+            from evalengine.api.perform import preload
+
+            preload()
+        jobs = composed.result()
     if arguments.cfg:
         print("---\n".join(to_yaml(job.config) for job in jobs), end="")
         return 0
@@ -40,6 +51,13 @@ def main(arguments: Namespace) -> int:
 
         return submit(jobs, arguments.argv)
     return _run_all(jobs, arguments.argv)
+
+
+def _chosen(settings: Sequence[str]) -> int:
+    """How many tasks and groups the settings choose by the name of a shipped file."""
+    from evalengine.task_outline import names_in
+
+    return sum(len(names_in(word.removeprefix("task="))) for word in settings if word.startswith("task="))
 
 
 def _run_all(jobs: list[Job], words: Sequence[str]) -> int:

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from evalengine.engine.llm import LLM
 
 
+def preload() -> None:
+    """Imports what `perform` imports otherwise, torch and transformers among it: two seconds."""
+    quiet_threads()
+    import evalengine.harness.runner
+    import evalengine.report.html.leave  # noqa: F401
+
+
 def perform(config: Config, command: Sequence[str] | None = None, llm: LLM | None = None) -> Path:
     """Runs the tasks, leaves the run's page and the list of all runs beside it; returns the run's folder.
 

@@ -69,7 +69,8 @@ ARROWS: dict[str, set[str]] = {
     "assets": set(),
     "__init__": {"contract", "api", "engine", "invariant", "report", "config", "errors", "version"},
     "api": {"shipped", "arguments", "command", "compose", "config", "errors", "engine", "harness", "report"},
-    "jobs": {"api", "command", "compose", "config", "contract", "errors", "experiment", "launch", "report", "version"},
+    "jobs": {"api", "beside", "command", "compose", "config", "contract", "errors", "experiment", "launch", "report"}
+    | {"task_outline", "version"},
     "launch": {"api", "command", "compose", "errors"},
     "checkpoints": {"compose", "report"},
     "experiment": {"checkpoints", "command", "compose", "config", "errors", "plain_files", "engine", "harness"}

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from evalengine import compose as composing
 from evalengine.compose import compose_jobs, known_keys, read_config
+from evalengine.compose_node import mutable
 from evalengine.config import Config, EngineConfig, selection, to_yaml
 from evalengine.config_engine import resolve_numerics
 from evalengine.config_run import validate
@@ -74,6 +76,24 @@ def test_every_model_of_the_hub_is_pinned_to_a_commit() -> None:
     assert on_the_hub, "no model of the Hub is shipped"
     assert [name for name, commit in on_the_hub.items() if not re.fullmatch("[0-9a-f]{40}", commit)] == []
     assert len({*on_the_hub.values()}) == len(on_the_hub)  # no pin is copied from another model's file
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "open_llm", "bbh_cot_fewshot", "minerva_math"])
+def test_tasks_typed_at_the_end_are_those_typed_from_the_start(task: str) -> None:
+    overrides = [f"task={task}", "task.num_fewshot=2"]
+    late, early = composing._composed(overrides)[0], composing._values(composing._merged(overrides, mutable(Config))[0])
+    assert repr(late) == repr(early)  # 1.0 is no 1, and the order counts
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [("rows: many", "must be a whole number"), ("roows: 3", "Key 'roows' not in 'DatasetConfig'")],
+)
+def test_a_wrong_type_in_a_tasks_file(setting: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"# @package tasks.mine\ncls: arithmetic:Arithmetic\ndataset: {{path: x, {setting}}}\n")
+    with pytest.raises(ConfigError, match=problem):
+        compose_jobs([f"task={file}"])
 
 
 def test_several_tasks_in_one_run() -> None:
