@@ -113,18 +113,29 @@ class Task(ABC):
         return bool(vars(type(self)).get("forks"))
 
     def load(self) -> None:
-        """Reads the evaluated rows, and the exemplars if the task uses any. Raises ConfigError."""
-        with named_errors(f"tasks.{self.name}"):
-            self._load()
+        """Reads the evaluated rows, and the exemplars if the task uses any, and checks them. Raises ConfigError."""
+        self.read()
+        self.check()
 
-    def _load(self) -> None:
+    def read(self) -> None:
+        """`load` without `check`."""
+        with named_errors(f"tasks.{self.name}"):
+            self._read_rows()
+
+    def check(self) -> None:
+        """Makes all texts of every row once, so that an error can still name the row's place. Raises ConfigError.
+
+        It changes nothing, so another process may do it.
+        """
+        with named_errors(f"tasks.{self.name}"):
+            self._check_rows()
+
+    def _read_rows(self) -> None:
         assert self.config.split is not None
         self._rows = load_rows(
             self.config.dataset, self.config.split, data_dir=self._data_dir, read_text=self.read_text
         )
         self.docs = documents_of(self._rows, self.columns, self.shapes, self.document)
-        for row, doc in enumerate(self.docs):
-            checked(self._ask, doc, self._rows, row)
         if self.config.cluster is not None:
             self.clusters = cluster_names(self._rows, self.config.cluster, f"tasks.{self.name}.cluster")
         if self.num_fewshot == 0:
@@ -132,11 +143,16 @@ class Task(ABC):
         self._exemplar_rows = self._load_exemplars()
         columns = self.fewshot_columns or self.columns
         self._exemplars = documents_of(self._exemplar_rows, columns, self.shapes, self.document)
+
+    def _check_rows(self) -> None:
+        assert self._rows is not None, "read() first"
+        for row, doc in enumerate(self.docs):
+            checked(self._ask, doc, self._rows, row)
         for row, exemplar in enumerate(self._exemplars):
+            assert self._exemplar_rows is not None, "they are read together"
             checked(self._show, exemplar, self._exemplar_rows, row)
 
     def _ask(self, doc: Doc) -> None:
-        """Makes all texts of a document once, so that an error can still name the place of its row."""
         self.target(doc)
         self.description(doc)
         self.gen_prefix(doc)

@@ -51,7 +51,7 @@ class LmEvalTask(Task):
     def problems(self) -> list[str]:
         return list(problems(self._settings, self.config, self._fixed_shots, self._allowed))
 
-    def _load(self) -> None:
+    def _read_rows(self) -> None:
         local = local_rows(self._settings, self.config.dataset, self._data_dir, self.num_fewshot)
         numbers = RandomNumbers()
         with numbers.used():
@@ -72,6 +72,9 @@ class LmEvalTask(Task):
         if self.config.cluster is not None:
             named = Rows(self.docs, self._rows.source)
             self.clusters = cluster_names(named, self.config.cluster, f"tasks.{self.name}.cluster")
+
+    def _check_rows(self) -> None:
+        """lm-eval has made the documents, and makes their texts when it is asked for the requests."""
 
     def _rows_of(self, local: Mapping[str, Rows] | None, split: str | None, otherwise: list[Doc]) -> Rows:
         """A split's rows before lm-eval processes them; the run's identity hashes these."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -31,6 +32,9 @@ class Rows:
     revision: str | None = None  # the Hub commit; None for local rows, whose origin nobody has checked
     file: str | None = None  # the file, if each row has a line of its own
     lines: Sequence[int] = ()
+    # column -> text -> the rows that have it there, for columns that `where` was asked for: MMLU's 57 tasks each take
+    # their part of the same rows.
+    found: dict[str, dict[str, list[int]]] = field(default_factory=dict, repr=False, compare=False)
 
     def place(self, number: int) -> str:
         """Where a person finds the row: "FILE:LINE: row 3", or "SOURCE: row 3". Rows count from 0, lines from 1."""
@@ -40,9 +44,14 @@ class Rows:
         """The rows that have each of these texts in the column of that name."""
         numbers = [*range(len(self.rows))]
         for column, text in texts.items():
-            numbers = [number for number in numbers if str(self.rows[number].get(column)) == text]
+            if column not in self.found:
+                self.found[column] = defaultdict(list)
+                for number, row in enumerate(self.rows):
+                    self.found[column][str(row.get(column))].append(number)
+            having = {*self.found[column].get(text, ())}
+            numbers = [number for number in numbers if number in having]
         lines = [self.lines[number] for number in numbers] if self.lines else ()
-        return replace(self, rows=[self.rows[number] for number in numbers], lines=lines)
+        return replace(self, rows=[self.rows[number] for number in numbers], lines=lines, found={})
 
 
 def check_rows(rows: Rows, *, thorough: bool = False) -> Rows:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError
+from jinja2 import StrictUndefined, Template, TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Row = dict[str, Any]
@@ -30,6 +32,13 @@ ENVIRONMENT.filters.update(regex_replace=_regex_replace, random=_refuse_random)
 ENVIRONMENT.globals["lipsum"] = _refuse_random
 
 
+@lru_cache(1000)
+def _compiled(source: str) -> tuple[Template, frozenset[str]]:
+    """The template, which the tasks of a group mostly share, and the names that it reads. Raises TemplateError,
+    RecursionError."""
+    return ENVIRONMENT.from_string(source), frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
+
+
 class Field:
     """One of a task's template settings, such as `doc_to_text`: compiled once, then rendered for each row."""
 
@@ -37,10 +46,12 @@ class Field:
         """setting: its name, for messages. Raises ValueError if `source` is no template."""
         self.setting = setting
         self.source = source
-        self._template = None
+        self._template: Template | None = None
+        self._names: frozenset[str] = frozenset()  # the columns that the template reads
+        self._last: tuple[list[str], str] | None = None  # these columns of the last row, and the text made of them
         if isinstance(source, str):
             try:
-                self._template = ENVIRONMENT.from_string(source)
+                self._template, self._names = _compiled(source)
             except TemplateError as error:
                 line = getattr(error, "lineno", None)
                 where = f" (line {line})" if line else ""
@@ -54,8 +65,15 @@ class Field:
     def render(self, row: Row) -> str:
         """The template's text for a row. Raises ValueError with the template's own error."""
         assert self._template is not None
+        # Texts alone are compared: 1 equals 1.0 and true, which are written otherwise.
+        read = [value for name in self._names if type(value := row.get(name)) is str]
+        comparable = len(read) == len(self._names)
+        if comparable and self._last is not None and read == self._last[0]:  # descriptions mostly are all alike
+            return self._last[1]
         try:
-            return self._template.render(row)
+            written = self._template.render(row)
+            self._last = (read, written) if comparable else self._last
+            return written
         except Exception as error:  # a template can raise whatever Python's own operations raise
             message = " ".join(str(error).split())[:200]
             raise ValueError(f"{self.setting}: {message or type(error).__name__}") from error

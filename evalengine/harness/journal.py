@@ -30,7 +30,7 @@ Top = tuple[np.ndarray, np.ndarray]  # int32 token ids and float32 logprobs [tok
 CURE = "delete this file (its run starts again) or set resume=never"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen, as `RequestRecord`
 class JournalEntry:
     """The engine's answer to one request, and the hash of its prompt."""
 

@@ -31,6 +31,8 @@ from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
 
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
+MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check
+COPIED = 0.5  # of the time in which prompts are written, another process takes as much again to hand them over
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,19 @@ def prepare(config: Config, loaded: Checkpoint | None = None, scores: bool = Tru
     Raises one ConfigError with everything that is wrong with any of them.
     """
     problems: list[str] = []
-    checkpoint = loaded or _collect(problems, lambda: resolve_checkpoint(config.model))
+    problems_of_rows: list[str] = []
+    templated = config.apply_chat_template  # the tasks need the model
+    checkpoint = loaded or (_collect(problems, lambda: resolve_checkpoint(config.model)) if templated else None)
     chat = _collect(problems, lambda: _chat(config, checkpoint)) if checkpoint else None
-    tasks = [_collect(problems, lambda name=name: _loaded(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
+    read = [_collect(problems_of_rows, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
+    loaded_tasks = [task for task in read if task is not None]
+    with Beside(partial(_check, loaded_tasks), not templated and _may_fork(loaded_tasks)) as checked:
+        if checkpoint is None and not templated:
+            checkpoint = _collect(problems, lambda: resolve_checkpoint(config.model))
+        problems_of_rows.extend(checked.result())
+    problems.extend(problems_of_rows)
     spec = checkpoint.spec if checkpoint else None
     problems.extend(answering_problems(config, spec))
-    loaded_tasks = [task for task in tasks if task is not None]
     problems.extend(execution_problems(config, loaded_tasks) if scores else [])
     if spec is not None:
         problems.extend(budget_problems(config, loaded_tasks, spec))
@@ -114,7 +123,8 @@ def load_tasks(config: Config) -> list[Task]:
     """
     problems: list[str] = []
     chat = _collect(problems, lambda: _chat(config))
-    tasks = [_collect(problems, lambda name=name: _loaded(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
+    tasks = [_collect(problems, lambda name=name: _read(name, config, chat)) for name in config.tasks]  # type: ignore[misc]
+    problems.extend(_check([task for task in tasks if task is not None]))
     if problems:
         raise ConfigError(problems)
     return tasks
@@ -133,11 +143,11 @@ def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     """`build_plan`; meanwhile an engine whose weights are not loaded yet loads them, if no cache may spare it that. The
     prompts of many documents are written by processes of their own. Raises what `build_plan` and loading raise."""
     deferred = llm if isinstance(llm, DeferredLLM) and config.cache.path is None else None
-    sizes = [len(task.docs[: config.limit]) for task in tasks]
     # A chat template has a process of its own, which no two others may ask.
-    may_share = not config.apply_chat_template and all(task.can_fork for task in tasks)
-    may_share &= sum(sizes) >= MANY_DOCUMENTS
-    parts = shares(tasks, MANY_DOCUMENTS, sizes) if may_share else [tasks]
+    may_share = not config.apply_chat_template and _may_fork(tasks, config.limit)
+    sizes = [len(task.docs[: config.limit]) for task in tasks]
+    ahead = COPIED if deferred is None else 0.0
+    parts = shares(tasks, MANY_DOCUMENTS, sizes, ahead) if may_share else [tasks]
     with ExitStack() as started:
         written = []
         for number, part in enumerate(parts):
@@ -160,11 +170,12 @@ def _plan(tasks: list[Task], written: list[Prompts], llm: Answering) -> Plan:
             # Nobody has seen these requests yet, most of which other processes made. A copy by `replace` would check
             # all of their token ids again, which takes 0.7 s for MMLU.
             object.__setattr__(item.request, "request_id", number)
-    check_requests([item.request for item in requests], llm.limits, request_names(requests))
-    instances = chain.from_iterable(part.instances for part in written)
-    plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
-    sha256 = requests_sha256((item.key, item.request) for item in requests)
-    return Plan(plans, requests, sum(part.special_documents for part in written), sha256)
+    pairs = ((item.key, item.request) for item in requests)
+    with Beside(lambda: requests_sha256(pairs), len(requests) >= MANY_REQUESTS) as hashed:
+        check_requests([item.request for item in requests], llm.limits, request_names(requests))
+        instances = chain.from_iterable(part.instances for part in written)
+        plans = [TaskPlan(task, own) for task, own in zip(tasks, instances, strict=True)]
+        return Plan(plans, requests, sum(part.special_documents for part in written), hashed.result())
 
 
 def _write_prompts(config: Config, llm: Answering, tasks: Sequence[Task]) -> Prompts:
@@ -206,7 +217,7 @@ def _special_finder(tokenizer: Any, documents: set[int]) -> Callable[[int, str],
     return see
 
 
-def _loaded(name: str, config: Config, chat: Chat | None) -> Task:
+def _read(name: str, config: Config, chat: Chat | None) -> Task:
     task = load_task(
         name,
         config.tasks[name],
@@ -217,8 +228,21 @@ def _loaded(name: str, config: Config, chat: Chat | None) -> Task:
         system_instruction=config.system_instruction,
         allow_code_execution=config.allow_code_execution,
     )
-    task.load()
+    task.read()
     return task
+
+
+def _check(tasks: Sequence[Task]) -> list[str]:
+    """What is wrong with the tasks' rows."""
+    problems: list[str] = []
+    for task in tasks:
+        _collect(problems, task.check)
+    return problems
+
+
+def _may_fork(tasks: Sequence[Task], limit: int | None = None) -> bool:
+    """Whether other processes may make the tasks' texts, and earn it."""
+    return sum(len(task.docs[:limit]) for task in tasks) >= MANY_DOCUMENTS and all(task.can_fork for task in tasks)
 
 
 def _collect(problems: list[str], action: Callable[[], Any]) -> Any:

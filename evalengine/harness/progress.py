@@ -75,7 +75,8 @@ class RunProgress(_Shown):
         """Counts one more finished request. spare: tokens that it might have generated and did not."""
         self._done += 1
         self._left.finished(spare)
-        self._bar.update(self._task, completed=self._done)
+        if not self._bar.disable:
+            self._bar.update(self._task, completed=self._done)
 
     def step(self, stats: EngineStats) -> None:
         """Shows the state after a step of the engine."""

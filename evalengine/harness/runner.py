@@ -122,6 +122,10 @@ def _run(
                 judged = verdicts(plan, answers, config, selection(config))
                 rows = records(plan, answers, thought, judged)
                 programs = program_facts(plan, config, judged)
+                # Several forked processes need it, and this one later. It is imported late, as it takes 0.2 s and a run
+                # that is refused does not need it.
+                import pyarrow.parquet  # noqa: F401
+
                 with Beside(lambda: _write_records(folder, rows), len(rows) >= MANY) as written:
                     finished = datetime.now()
                     results = _score(plan, scorer(plan, answers, thought, judged), folder, finished)

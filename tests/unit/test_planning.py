@@ -26,9 +26,16 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The ids of the processes that wrote the prompts, in order; two documents earn a process."""
     wrote: list[int] = []
 
-    def result(self: Beside[Prompts], real: Callable[[Beside[Prompts]], Prompts] = Beside.result) -> Prompts:
-        wrote.append(os.getpid() if self._process is None else self._process.pid or 0)
-        return real(self)
+    def result(self: Beside[object], real: Callable[[Beside[object]], object] = Beside.result) -> object:
+        process = os.getpid() if self._process is None else self._process.pid or 0
+        try:
+            made = real(self)
+        except ConfigError:
+            wrote.append(process)
+            raise
+        if isinstance(made, Prompts):
+            wrote.append(process)
+        return made
 
     monkeypatch.setattr(Beside, "result", result)
     monkeypatch.setattr(beside, "cores", lambda: 3)
@@ -78,6 +85,32 @@ def test_what_is_wrong_with_prompts_is_told_as_ever(shared: list[int]) -> None:
     with pytest.raises(ConfigError) as here:
         build_plan(config, tasks, llm)
     assert shared != [os.getpid()] and elsewhere.value.problems == here.value.problems
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_rows_are_checked_by_whoever_is_free(cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write_tasks(tmp_path, "two", "three")
+    task = tmp_path / "three.yaml"
+    task.write_text(task.read_text().replace("{{answer}}", "{{answer.split()[0]}}"))
+    with (tmp_path / "three.jsonl").open("a") as rows:
+        rows.write('{"question": "What is missing?", "answer": " "}\n')
+    checkers = tmp_path / "checkers"
+
+    def check(self: Task, real: Callable[[Task], None] = Task.check) -> None:
+        with checkers.open("a") as told:
+            told.write(f"{os.getpid()}\n")
+        real(self)
+
+    monkeypatch.setattr(Task, "check", check)
+    monkeypatch.setattr(beside, "cores", lambda: cores)
+    monkeypatch.setattr(plan, "MANY_DOCUMENTS", 2)
+    settings = ["engine.device=cpu", f"task=[{','.join(files)}]", "model.path=/nowhere"]
+    (job,) = compose_jobs(settings)
+    with pytest.raises(ConfigError) as refused:
+        prepare(job.config)
+    model, row = refused.value.problems
+    assert "/nowhere" in model and "three.jsonl:5" in row
+    assert (checkers.read_text().split() == [str(os.getpid())] * 2) is (cores == 1)
 
 
 def test_a_cache_may_spare_the_weights(shared: list[int], tmp_path: Path) -> None:
