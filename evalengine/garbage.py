@@ -6,13 +6,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-YOUNG = 200_000  # new objects after which the collector looks for cycles
+YOUNG = 3_000_000  # new objects, those that are gone not counted, after which the collector looks for cycles
 
 
 @contextmanager
 def few_collections() -> Iterator[None]:
     """Lets the collector run seldom. A run's lists of token ids are in no cycles; at its defaults the collector walks
-    over all of them again and again, for a sixth of a large run's time on the host."""
+    over all of them again and again, for a sixth of a large run's time on the host. With 200,000 new objects in place
+    of `YOUNG` it took 1.0 s of a run of 14,042 documents out of the cache, and 20 MB less memory of 1,030."""
     before = gc.get_threshold()
     gc.set_threshold(YOUNG, *before[1:])
     try:

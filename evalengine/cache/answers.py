@@ -39,7 +39,7 @@ def answer_of(request: Request, entry: Entry) -> RequestOutput | None:
     if ids is None or len(entry.logprobs) != 4 * len(ids) or ending not in ENDINGS:
         return None
     num_alternatives = request.params.logprobs if isinstance(request, GenerateRequest) else request.logprobs
-    if any(len(part or b"") != 4 * len(ids) * num_alternatives for part in (entry.top_ids, entry.top_logprobs)):
+    if not len(entry.top_ids or b"") == len(entry.top_logprobs or b"") == 4 * len(ids) * num_alternatives:
         return None
     return RequestOutput(
         request_id=request.request_id,

@@ -117,7 +117,7 @@ class CachedEngine:
         hits = {number: answer for number, (_, _, answer) in answers.items() if answer is not None}
         self._check(hits, on_step)
         self.counts.hits += len(hits)
-        self.answered |= hits.keys()
+        self.answered.update(hits)  # The run's loop holds this very set: `|=` with a dict's keys would make another.
         yield from hits.values()
         rest = [request for request in batch if request.request_id not in hits]
         if rest:

@@ -37,7 +37,7 @@ _CONTENT = "token_ids, logprobs, finish_reason, is_greedy, text, top_ids, top_lo
 _CURE = "delete it (every answer is then computed again), or name another folder"
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen, as `RequestRecord`
 class Entry:
     """One kept answer, its arrays as little-endian bytes. A score's entry has no token ids: its request has them."""
 
@@ -52,8 +52,8 @@ class Entry:
     def sha256(self, key: bytes) -> bytes:
         """SHA-256 over the key and every field, each with its length before it."""
         parts = (key, self.token_ids, self.logprobs, self.finish_reason, self.text, self.top_ids, self.top_logprobs)
-        lengths = struct.pack("<8q", self.is_greedy, *(-1 if part is None else len(part) for part in parts))
-        return hashlib.sha256(b"".join([lengths, *(part for part in parts if part)])).digest()
+        lengths = struct.pack("<8q", self.is_greedy, *[-1 if part is None else len(part) for part in parts])
+        return hashlib.sha256(b"".join([lengths, *[part for part in parts if part]])).digest()
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,8 @@ def _content(entry: Entry) -> tuple[Any, ...]:
 def _entry(content: Sequence[Any]) -> Entry | None:
     """The entry that a row holds; None if a value is of another type than was written."""
     token_ids, logprobs, finish_reason, is_greedy, text, top_ids, top_logprobs = content
-    whole = all(isinstance(value, bytes) for value in (logprobs, finish_reason, text)) and is_greedy in (0, 1)
-    if not whole or not all(value is None or isinstance(value, bytes) for value in (token_ids, top_ids, top_logprobs)):
+    if not type(logprobs) is type(finish_reason) is type(text) is bytes or is_greedy not in (0, 1):
+        return None
+    if not {type(token_ids), type(top_ids), type(top_logprobs)} <= {bytes, type(None)}:
         return None
     return Entry(logprobs, finish_reason, bool(is_greedy), token_ids, text, top_ids, top_logprobs)

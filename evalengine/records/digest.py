@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,11 @@ def leaf_hash(record: RequestRecord) -> bytes:
     assert len(record.output_ids) == len(record.logprobs), f"{record.key}: a logprob a token"
     assert record.logprobs.dtype == np.float32, f"{record.key}: logprobs are {record.logprobs.dtype}, not float32"
     prompt, output = packed_ids(record.prompt_ids), packed_ids(record.output_ids)
-    logprobs = record.logprobs.astype("<f4").tobytes()
-    numbers = (record.doc_id, record.request_index, record.repeat)
+    logprobs = record.logprobs.astype("<f4", copy=False).tobytes()
+    numbers = struct.pack("<QqQqQqQ", 8, record.doc_id, 8, record.request_index, 8, record.repeat, len(prompt))
+    output_length, logprobs_length = struct.pack("<Q", len(output)), struct.pack("<Q", len(logprobs))
     hasher = _beginning(record.task).copy()
-    hasher.update(struct.pack("<QqQqQqQ", *chain.from_iterable((8, number) for number in numbers), len(prompt)))
-    hasher.update(prompt)
-    hasher.update(b"".join(struct.pack("<Q", len(part)) + part for part in (output, logprobs)))
+    hasher.update(b"".join((numbers, prompt, output_length, output, logprobs_length, logprobs)))
     return hasher.digest()
 
 

@@ -81,9 +81,12 @@ def _fits(value: Any, shape: Any) -> bool:
             return False
         for name, expected in shape.items():
             if name[-1] != "?":
-                if name not in value or not _fits(value[name], expected):
+                if name not in value:
                     return False
-            elif (inner := value.get(name[:-1])) is not None and not _fits(inner, expected):
+                inner = value[name]
+            elif (inner := value.get(name[:-1])) is None:
+                continue
+            if not (expected(inner) if callable(expected) else _fits(inner, expected)):
                 return False
         return True
     if type(shape) is Each:

@@ -15,6 +15,7 @@ import evalengine
 from evalengine import contract
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
+from evalengine.harness.journal import Journal, JournalEntry
 from tests.e2e.cache_runs import ROWS, SETTINGS, TOKENS, counts, run
 from tests.e2e.command import Run, call
 
@@ -48,7 +49,13 @@ def test_without_cold_and_warm_are_the_same_bytes(warm_cache: tuple[Path, Run], 
 
 
 @pytest.mark.usefixtures("unloadable")
-def test_a_run_of_hits_loads_no_weights(warm_cache: tuple[Path, Run], tmp_path: Path) -> None:
+def test_a_run_of_hits_loads_no_weights_and_journals_nothing(
+    warm_cache: tuple[Path, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def append(self: Journal, entry: JournalEntry) -> None:
+        raise AssertionError("an answer of the cache was journaled")
+
+    monkeypatch.setattr(Journal, "append", append)
     assert run(tmp_path, f"cache={warm_cache[0]}").digest == warm_cache[1].digest
 
 

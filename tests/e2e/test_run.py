@@ -20,6 +20,7 @@ from evalengine.records import digest
 from evalengine.records.digest import digests
 from evalengine.records.tokens import read_tokens, token_texts
 from evalengine.report.html import page, samples
+from evalengine.report.html import run_page as html_run_page
 from evalengine.report.html.run_page import run_page
 from evalengine.report.read import run_folder
 from evalengine.report.read.run_data import load_run_data
@@ -110,8 +111,10 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(module, name, 1)
     forked.clear()
     run = finished(tmp_path / "run", f"task=[{tasks}]", "limit=3", SHORT)
-    plan_and_records, score, leaves, leaves_read, blocks = 3 + 1, 2, 2, 2, 0  # all of the page is one block here
-    assert forked.count(True) == plan_and_records + score + leaves + leaves_read + blocks
+    rows, prompts, hashed, records, score, leaves = 1, 3, 1, 1, 2, 2
+    leaves_read, outcome, plots, blocks = 2, 1, 1, 0  # all of the page's samples are one block here
+    written = rows + prompts + hashed + records + score + leaves
+    assert forked.count(True) == written + leaves_read + outcome + plots + blocks
     for name in ("digest.txt", "records.parquet", "tokens.json"):
         assert (run.folder / name).read_bytes() == (alone.folder / name).read_bytes(), name
     assert run.results == alone.results
@@ -119,7 +122,8 @@ def test_several_processes_leave_what_one_leaves(monkeypatch: pytest.MonkeyPatch
     assert _page(alone, monkeypatch) == whole
 
 
-SIZES = [(plan, "MANY_DOCUMENTS"), (runner, "MANY_DOCUMENTS"), (runner, "MANY"), (digest, "MANY"), (run_folder, "MANY"),
+SIZES = [(plan, "MANY_DOCUMENTS"), (plan, "MANY_REQUESTS"), (runner, "MANY_DOCUMENTS"), (runner, "MANY"),
+         (digest, "MANY"), (run_folder, "MANY"), (run_folder, "MANY_SAMPLES"), (html_run_page, "MANY"),
          (page, "LEAST"), (samples, "LEAST")]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from evalengine.report.html.markup import Child, Markup, data_script, join, json
 from evalengine.version import __version__
 
 Item = TypeVar("Item")
+Section = tuple[str, str, Markup]  # anchor, title, element
 BLOCK = 64  # items in a compressed block, all of which are unpacked to open one
 LEAST = 16  # blocks that earn a process: some 0.15 s of work
 LOGO = "M2 12h4l3-8 4 16 3-11 2 3h4"
@@ -40,7 +41,7 @@ class Page:
         self.eyebrow = eyebrow
         self._scripts = ["page.js", "panel.js", "grid.js", *scripts]
         self._head: list[Markup] = []
-        self._sections: list[tuple[str, str, Markup]] = []
+        self.sections: list[Section] = []
         self._data: list[Markup] = []
         self._names: set[str] = set()
 
@@ -50,10 +51,14 @@ class Page:
 
     def section(self, name: str, title: str, *children: Child, note: Child = None) -> None:
         """Adds a section, listed in the navigation. name: its anchor, unique. note: a sentence under the title."""
-        self._claim(name)
         about = tag("p", note, class_="note") if note is not None else None
-        body = tag("section", tag("h2", title), about, *children, id=name)
-        self._sections.append((name, title, body))
+        self.add([(name, title, tag("section", tag("h2", title), about, *children, id=name))])
+
+    def add(self, sections: Sequence[Section]) -> None:
+        """Adds sections that another page made, such as one in another process."""
+        for section in sections:
+            self._claim(section[0])
+            self.sections.append(section)
 
     def data(self, name: str, value: Any) -> None:
         """Adds JSON for scripts, which `report.data(name)` gives back. Use lists where keys come from outside."""
@@ -73,7 +78,7 @@ class Page:
     def render(self) -> str:
         """The whole HTML file."""
         style, scripts = asset("page.css"), [asset(name) for name in self._scripts]
-        links = [tag("a", title, href=f"#{name}") for name, title, _ in self._sections]
+        links = [tag("a", title, href=f"#{name}") for name, title, _ in self.sections]
         logo = tag("svg", tag("path", d=LOGO), view_box="0 0 24 24", class_="logo", aria_hidden="true")
         head = tag(
             "head",
@@ -90,7 +95,7 @@ class Page:
         body = tag(
             "body",
             tag("nav", *links, aria_label="Sections") if len(links) > 1 else None,
-            tag("main", top, *(section for _, _, section in self._sections)),
+            tag("main", top, *(section for _, _, section in self.sections)),
             tag("footer", f"evalengine {__version__}. This file holds everything it shows and fetches nothing."),
             *self._data,
             *(tag("script", Markup(script)) for script in scripts),

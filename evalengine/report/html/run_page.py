@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from evalengine.beside import Beside
 from evalengine.records.evidence import PAGE
 from evalengine.report.compare.noise_floor import noise_floor, sibling
 from evalengine.report.html.distributions import distributions_section, likelihood_section
 from evalengine.report.html.noise_floor import noise_floor_section
-from evalengine.report.html.page import Page
-from evalengine.report.html.samples import samples_section
+from evalengine.report.html.page import Page, Section
+from evalengine.report.html.samples import sample_blocks, samples_section
 from evalengine.report.html.summary import cost_section, manifest_section, metrics_section, summary_lead
 from evalengine.report.read.run import Run
 from evalengine.report.read.run_data import RunData, load_run_data
 from evalengine.report.stats.pass_at_k import with_pass_at_k
 
 TASKS = 4  # most tasks that the title names
+MANY = 5_000  # requests that earn a process for their plots: some 0.05 s of drawing
 
 
 def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Path, int]:
@@ -32,17 +34,26 @@ def write_run_report(folder: str | Path, target: Path | None = None) -> tuple[Pa
 def run_page(data: RunData, other: Run | None = None) -> Page:
     """The page of one run. other: the run in the other kind of numerics that its noise floor is measured against."""
     page = Page(_title(data), scripts=("samples.js",))
-    scored = replace(data, run=with_pass_at_k(data.run))
-    summary_lead(page, scored)
-    metrics_section(page, scored)
-    if other is not None:
-        noise_floor_section(page, noise_floor(data.run, other))
-    distributions_section(page, data)
-    likelihood_section(page, data)
-    samples_section(page, data)
+    with Beside(lambda: _plots(data), len(data.run.items) >= MANY) as plots:
+        blocks = sample_blocks(data)
+        scored = replace(data, run=with_pass_at_k(data.run))
+        summary_lead(page, scored)
+        metrics_section(page, scored)
+        if other is not None:
+            noise_floor_section(page, noise_floor(data.run, other))
+        page.add(plots.result())
+    samples_section(page, data, blocks)
     cost_section(page, data, other)
     manifest_section(page, data)
     return page
+
+
+def _plots(data: RunData) -> list[Section]:
+    """The sections of plots, which need none of the page's others."""
+    page = Page("")
+    distributions_section(page, data)
+    likelihood_section(page, data)
+    return page.sections
 
 
 def _title(data: RunData) -> str:

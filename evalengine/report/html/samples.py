@@ -38,22 +38,8 @@ class _Shape:
     tokens: bool
 
 
-def samples_section(page: Page, data: RunData) -> None:
-    """Adds the section, its grid and its texts."""
-    shape = _shape(data)
-    places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
-    room = min(4 * PREVIEW, CELL_BYTES // (3 * max(1, len(places))))
-    limits = next((limits for limits in LIMITS if _estimate(data, places, *limits) <= BUDGET), LIMITS[-1])
-    blocks = spread(lambda some: [_block(data, shape, room, limits, b) for b in some], in_blocks(places), LEAST)
-    page.packed_blocks("samples", [block.texts for block in blocks], len(places))
-    rows = [row for block in blocks for row in block.rows]
-    note = "Click a row for its prompt, output and tokens; search reads prompts, outputs, targets and documents too."
-    body = grid(page, "samples", list(_columns(data, shape)), rows, detail="sample", blocks="samples", noun="samples")
-    page.section("samples", "Samples", body, note=join(note, _cut_note(sum(block.cut for block in blocks))))
-
-
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """Neighbours among the samples: their rows of the grid, their packed texts, and how many of these were cut."""
 
     rows: list[list[Any]]
@@ -61,10 +47,29 @@ class _Block:
     cut: int
 
 
-def _block(data: RunData, shape: _Shape, room: int, limits: tuple[int, int], places: Sequence[Place]) -> _Block:
+def sample_blocks(data: RunData) -> list[Block]:
+    """All samples, ready for `samples_section`: most of the work, which reads nothing but the run."""
+    shape = _shape(data)
+    places = [(task, doc) for task in data.tasks for doc in data.samples[task]]
+    room = min(4 * PREVIEW, CELL_BYTES // (3 * max(1, len(places))))
+    limits = next((limits for limits in LIMITS if _estimate(data, places, *limits) <= BUDGET), LIMITS[-1])
+    return spread(lambda some: [_block(data, shape, room, limits, b) for b in some], in_blocks(places), LEAST)
+
+
+def samples_section(page: Page, data: RunData, blocks: Sequence[Block]) -> None:
+    """Adds the section, its grid and its texts."""
+    rows = [row for block in blocks for row in block.rows]
+    page.packed_blocks("samples", [block.texts for block in blocks], len(rows))
+    note = "Click a row for its prompt, output and tokens; search reads prompts, outputs, targets and documents too."
+    columns = list(_columns(data, _shape(data)))
+    body = grid(page, "samples", columns, rows, detail="sample", blocks="samples", noun="samples")
+    page.section("samples", "Samples", body, note=join(note, _cut_note(sum(block.cut for block in blocks))))
+
+
+def _block(data: RunData, shape: _Shape, room: int, limits: tuple[int, int], places: Sequence[Place]) -> Block:
     cut = Scissors(*limits)
     texts = pack([_texts(data, *place, cut) for place in places])
-    return _Block([_row(data, shape, *place, room) for place in places], texts, cut.count)
+    return Block([_row(data, shape, *place, room) for place in places], texts, cut.count)
 
 
 class Scissors:

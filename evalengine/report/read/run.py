@@ -19,7 +19,7 @@ Program = Literal["evalengine", "lm-eval", "evalengine in lm-eval"]  # the last:
 UNBOUND = "its files are not bound (its manifest does not list their hashes), so edits would pass unseen"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen, as `RequestRecord`
 class Item:
     """One request. What the source does not hold is None, or "" for a hash."""
 
@@ -94,3 +94,4 @@ class Loaded:
     run: Run
     results: dict[str, Any]
     samples: Samples
+    endings: dict[Key, tuple[str, int]] | None = None  # of a run folder of ours: (finish reason, prompt tokens)

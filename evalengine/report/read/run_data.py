@@ -95,11 +95,14 @@ def load_run_data(path: str | Path, run: Run | None = None, page: bool = True) -
         for row in sorted(unsorted, key=lambda row: row["doc_id"]):  # the sort is stable, so filters stay in order
             documents.setdefault(row["doc_id"], []).append(row)
     ours, place = run.kind == "run", run.records or run.source
+    endings = loaded.endings if loaded else None
+    if endings is None:
+        endings = read_endings(place / RECORDS) if ours else {}
     return RunData(
         run=run,
         results=results,
         samples=samples,
-        endings=read_endings(place / RECORDS) if ours else {},
+        endings=endings,
         thinking=read_thinking(place / RECORDS) if ours else {},
         outcomes=read_outcomes(place / RECORDS) if ours else {},
         pieces=read_tokens(place / TOKENS) if ours else {},

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.beside import spread
+from evalengine.beside import Beside, spread
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_bytes
 from evalengine.records.digest import MANY, leaf_hash, merkle_root
@@ -20,7 +20,7 @@ from evalengine.records.evidence import AGAIN, open_run
 from evalengine.records.folder import DIGEST, RECORDS
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_data import Manifest
-from evalengine.records.schema import RequestRecord, ids_sha256, read_records
+from evalengine.records.schema import RequestRecord, ids_sha256, read_kinds, read_records
 from evalengine.records.shapes import sha256
 from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.aggregates import perplexity
@@ -29,6 +29,7 @@ from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.rolling import asks_nothing
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
 
+MANY_SAMPLES = 4_000  # rows whose outcome earns a process: some 0.1 s of work
 # What the Parquet reader and a wrong value in a column can raise.
 DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
@@ -38,12 +39,15 @@ def load_folder(path: Path, page: bool = True) -> Loaded:
 
     page: whether `report.html` is checked, too.
     """
-    evidence = read_evidence(path, page)
-    if evidence.manifest.identity.get("harness") == "lm-eval":
+    manifest = open_run(path, page)
+    if manifest.identity.get("harness") == "lm-eval":
         raise ConfigError(f"{path}: the records of a run by lm-eval; give the folder of its results: {path.parent}")
-    items = evidence.items
     results, samples = newest(path)
-    outcome = outcome_of(results, samples, {item.task: item.kind for item in items.values()})
+    earns = sum(map(len, samples.values())) >= MANY_SAMPLES
+    with Beside(lambda: outcome_of(results, samples, read_kinds(path / RECORDS)), earns) as judged:
+        evidence = _evidence(path, manifest)
+        outcome = judged.result()
+    items = evidence.items
     same_documents(path, items, outcome["hashes"])
     same_metrics(path, outcome["scores"], outcome["results"])
     run = Run(
@@ -57,7 +61,7 @@ def load_folder(path: Path, page: bool = True) -> Loaded:
         items=items,
         **outcome,
     )
-    return Loaded(run, results, samples)
+    return Loaded(run, results, samples, evidence.endings)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Evidence:
     digest: str
     task_digests: dict[str, str]
     items: dict[Key, Item]  # in key order
+    endings: dict[Key, tuple[str, int]]  # (finish reason, prompt tokens), as `schema.read_endings` gives them
 
 
 def read_evidence(path: Path, page: bool = True) -> Evidence:
@@ -75,7 +80,11 @@ def read_evidence(path: Path, page: bool = True) -> Evidence:
 
     Raises: ConfigError if the run is unfinished, or if a file is missing, damaged or edited.
     """
-    manifest = open_run(path, page)
+    return _evidence(path, open_run(path, page))
+
+
+def _evidence(path: Path, manifest: Manifest) -> Evidence:
+    """`read_evidence` of a folder that `open_run` has checked."""
     digest = _read_digest(path)
     records = _read_records(path / RECORDS)
     leaves = spread(partial(_leaves, path / RECORDS), records, MANY)
@@ -88,7 +97,8 @@ def read_evidence(path: Path, page: bool = True) -> Evidence:
     tasks = tree_digests(items)
     if (manifest.digest, manifest.task_digests) != (digest, tasks):
         raise ConfigError(f"{path / MANIFEST}: its digests are not those of {RECORDS}: it was edited; {AGAIN}")
-    return Evidence(manifest, digest, tasks, items)
+    endings = {record.key: (record.finish_reason, len(record.prompt_ids)) for record in records}
+    return Evidence(manifest, digest, tasks, items, endings)
 
 
 def tree_digests(items: Mapping[Key, Item]) -> dict[str, str]:
