@@ -19,7 +19,8 @@ def test_a_run_is_timed_beside_its_engine(tmp_path: Path, capsys: pytest.Capture
     (table,), (file,) = tmp_path.glob("harness-*.md"), tmp_path.glob("harness-*.json")
     assert capsys.readouterr().out.strip() in table.read_text()
     (taken,) = json.loads(file.read_text())["rounds"]
-    assert taken["whole_s"] > taken["alone_s"] > taken["start_s"] + taken["steps_s"] > 0
+    # The run and its engine alone are two processes at two times, so whatever else the machine does may slow either.
+    assert taken["whole_s"] > 0 and taken["alone_s"] > taken["start_s"] + taken["steps_s"] > 0
     assert taken["page_bytes"] > 10_000
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from evalengine.cluster.work import Work
 from evalengine.config import Config
+from evalengine.engine.request import RequestOutput
 from evalengine.errors import EvalEngineError
 from evalengine.harness import journal
 from evalengine.harness.runner import run
@@ -117,11 +118,35 @@ def test_a_full_disk_in_mid_run(one_engine: Run, fleet: Fleet, config: Config, m
     assert resumed.manifest["counts"]["resumed_requests"] == 7
 
 
-def test_the_audit_finds_a_wrong_bit(one_engine: Run, fleet: Fleet, config: Config, tmp_path: Path) -> None:
+def audit_the_third_answer_of(monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
+    """Has the replica's third answer audited, whatever the replicas' speed: it gets the first lease, which has three of
+    16 requests, and nobody takes it over. Without this, two others could be quick enough to answer all of the sample.
+    """
+    take, answered = Work.take, Work.answered
+
+    def take_after(work: Work, name: str, *arguments: Any) -> Any:
+        return take(work, name, *arguments) if name == bad or work.holders[bad].leases else []
+
+    def answered_and_audited(work: Work, name: str, output: RequestOutput, now: float) -> Any:
+        if name == bad and work.holders[name].answers == 2:
+            work._items[output.request_id].wanted = 2
+        return answered(work, name, output, now)
+
+    monkeypatch.setattr(Work, "take", take_after)
+    monkeypatch.setattr(Work, "take_over", lambda *_: [])
+    monkeypatch.setattr(Work, "answered", answered_and_audited)
+
+
+def test_the_audit_finds_a_wrong_bit(
+    one_engine: Run, fleet: Fleet, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error names both replicas, the token, and whom a third one agrees with; the bad one's answers are asked
     again."""
     fleet.audit(0.25)
-    bad = fleet.set_mood(next(iter(fleet.here())), "wrong")
+    pid = next(iter(fleet.here()))
+    bad = fleet.set_mood(pid, "wrong")
+    members = fleet.engines.roster.members
+    audit_the_third_answer_of(monkeypatch, next(name for name, member in members.items() if member.facts.pid == pid))
     with pytest.raises(EvalEngineError) as caught:
         run(config, llm=fleet.engines)
     message = str(caught.value)
@@ -131,6 +156,7 @@ def test_the_audit_finds_a_wrong_bit(one_engine: Run, fleet: Fleet, config: Conf
     assert f"take {bad} out of the fleet" in message
     journals = {path: path.read_bytes() for path in Path(config.output_dir).glob("*/journal.jsonl")}
     fleet.restore()
+    monkeypatch.undo()
     assert run(config, llm=fleet.engines).digest == one_engine.digest
     (resumed,) = runs(Path(config.output_dir))
     (lines,) = journals.values()
