@@ -16,7 +16,7 @@ The arithmetic (the numerics contract's `native` attention), per query row and h
   +0, **rounded to the query's dtype**.
 
 A schedule may choose: rows in a tile, warps, pipeline stages, TMA or pointer loads, page size, and whether chunks
-are computed in turn and merged in registers (prefill) or in parallel and merged by a second kernel (decode). A block
+are computed in turn and merged in registers (prefill) or in parallel and merged by the last of them (decode). A block
 that is masked out for a row changes nothing in it. V rows past a sequence's length count as zero: a stale page may hold
 NaN, and 0 * NaN would reach the output.
 """
@@ -32,7 +32,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from evalengine.kernels.attention_decode import decode_kernel, merge_kernel, score_kernel, value_kernel
+from evalengine.kernels.attention_decode import decode_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
 from evalengine.kernels.device_math import GLUON
 from evalengine.kernels.launching.launch import Again, Launch, kind, launch
@@ -255,23 +255,21 @@ class _Call:
         programs = num_seqs * self.kv_heads * chunks
         if programs <= schedule.by_block:
             self._by_block(schedule, m, l, acc, chunks)
-        else:
-            self._launched(launch(
-                decode_kernel,
-                (self.kv_heads, chunks, num_seqs),
-                (self.q, self.k_cache, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k,
-                 self.scale, *self.strides),
-                (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1),
-                schedule.decode_warps, schedule.decode_stages + (programs <= schedule.few),
-            ))  # fmt: skip
-        if chunks > 1:
-            self._launched(launch(
-                merge_kernel,
-                (self.q.shape[1], num_seqs, 1),
-                (m, l, acc, self.out, batch.seqlens_k, chunks, self.out.stride(0), self.out.stride(1)),
-                (self.group, self.head_dim, self.padded, CHUNK),
-                1, 1,
-            ))  # fmt: skip
+            return
+        self._launched(launch(
+            decode_kernel,
+            (self.kv_heads, num_seqs, chunks),
+            (self.q, self.k_cache, self.v_cache, self.out, m, l, acc, self._arrivals(self.kv_heads, chunks),
+             batch.block_table, batch.seqlens_k, self.scale, *self.strides),
+            (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1),
+            schedule.decode_warps, schedule.decode_stages + (programs <= schedule.few),
+        ))  # fmt: skip
+
+    def _arrivals(self, programs: int, chunks: int) -> Tensor:
+        """int32 of zeros, which the kernel leaves as zeros: how many chunks of a sequence have come, for each of its
+        `programs` a chunk."""
+        count = self.batch.num_decodes * programs if chunks > 1 else 0
+        return torch.zeros(count, dtype=torch.int32, device=self.q.device)
 
     def _by_block(self, schedule: AttentionSchedule, m: Tensor, l: Tensor, acc: Tensor, chunks: int) -> None:
         batch, num_seqs = self.batch, self.batch.num_decodes
@@ -288,11 +286,12 @@ class _Call:
             schedule.decode_warps, 1,
         ))  # fmt: skip
         columns = min(32, self.padded)
+        programs = self.kv_heads * self.padded // columns
         self._launched(launch(
             value_kernel,
-            (self.kv_heads * self.padded // columns, chunks, num_seqs),
-            (d, top, self.v_cache, self.out, m, l, acc, batch.block_table, batch.seqlens_k, blocks, self.scale,
-             stride_ot, stride_oh, *kv_strides),
+            (programs, num_seqs, chunks),
+            (d, top, self.v_cache, self.out, m, l, acc, self._arrivals(programs, chunks), batch.block_table,
+             batch.seqlens_k, blocks, self.scale, stride_ot, stride_oh, *kv_strides),
             (self.group, self.head_dim, self.padded, self.page, CHUNK, BLOCK, self.rows, PRECISION, chunks > 1,
              columns),
             schedule.decode_warps, 8 if self.rows <= 64 else 4,  # A stage is 256 bytes a row, and V: 160 KB at most.

@@ -102,7 +102,7 @@ class ModelRunner(RankRunner):
             self._last_step = stream.record_event(self._last_step)
 
     def _launch(self, schedule: SchedulerOutput) -> Launched:
-        chunks = sorted(schedule.chunks, key=lambda c: c.end - c.start > 1)  # decodes first: see AttentionMetadata
+        chunks = sorted(schedule.chunks, key=_place)
         copies = schedule.copies
         heard = self.on_batch is not None  # a listener wants every op's output, and a replayed graph runs no hooks
         if self.on_batch is not None:
@@ -202,6 +202,12 @@ def _first_bad(result: Result, vocab_size: int) -> int | None:
         return result.position if result.greedy_id >= vocab_size else None
     bad = np.flatnonzero(result.greedy_ids >= vocab_size)
     return result.positions[int(bad[0])] if len(bad) else None
+
+
+def _place(chunk: Chunk) -> int:
+    """Where a batch has the chunk: decodes first (`AttentionMetadata`), the longest sequence first, so that the GPU is
+    full until the end of their attention (`kernels/attention_decode.py`); then prompts, as they were scheduled."""
+    return 1 if chunk.end - chunk.start > 1 else -chunk.end
 
 
 def _runs(chunk: Chunk) -> bool:
