@@ -17,6 +17,12 @@ def online_step(q, k, v, visible, scale, m, l, acc, ones, MASKED: tl.constexpr, 
     d = tl.dot(q, k, input_precision=PRECISION)
     if MASKED:
         d = tl.where(visible, d, float("-inf"))
+    return online_softmax(d, v, scale, m, l, acc, ones, PRECISION)
+
+
+@triton.jit
+def online_softmax(d, v, scale, m, l, acc, ones, PRECISION: tl.constexpr):
+    """`online_step` from the block's d [M, N] on, which is -inf where a row does not see a position."""
     m_new = tl.maximum(m, tl.max(d, 1) * scale)
     shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # A block without a mask can be full of -inf, too.
     p = tl.exp2(tl.fma(d, tl.zeros_like(d) + scale, tl.zeros_like(d) - shift[:, None]))

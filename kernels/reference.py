@@ -95,6 +95,21 @@ def paged_attention(
     return torch.cat(outputs)
 
 
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """[B, Hq, L, D] against [B, Hkv, S, D] -> [B, Hq, L, D]; a row that sees no key gives 0."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = q @ k.mT * (q.shape[3] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores.softmax(-1).masked_fill(scores.isneginf().all(-1, keepdim=True), 0) @ v
+
+
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
     """Philox4x32-10 of 32-bit words, in Python's integers."""
     c0, c1, c2, c3 = counter

@@ -9,10 +9,11 @@ reference schedule before it is first used, and dropped if a byte differs (`firs
     with set_batch_invariant_mode():
         logits = model(input_ids)
 
-The mode also sets two switches of torch, and puts them back: scaled_dot_product_attention takes its math path (`bmm`,
-`_safe_softmax`, `bmm`, in float32 for bf16 and fp16 inputs; the fused attention ops raise `ConfigError`), and functions
-under `torch.compile` run eagerly (its compiler would lower `mm` to kernels that it picks by shape and by timing, past
-the overrides).
+scaled_dot_product_attention is one kernel on CUDA, with any mask and the arithmetic of the engine's own attention. The
+mode also sets two switches of torch, and puts them back: elsewhere, and for what that kernel does not cover (dropout,
+values of another width than keys), scaled_dot_product_attention takes its math path (`bmm`, `_safe_softmax`, `bmm`, in
+float32 for bf16 and fp16 inputs; the fused attention ops raise `ConfigError`), and functions under `torch.compile` run
+eagerly (its compiler would lower `mm` to kernels that it picks by shape and by timing, past the overrides).
 
 Padding on the CPU: a term of a product whose left factor is zero changes no bit, nor does a softmax's column at -inf.
 So a row of a padded batch has the bits that it has alone, padded on the left or on the right, and a decoded token has
@@ -97,6 +98,8 @@ def _register(library: Library, overrides: Overrides) -> None:
         warnings.filterwarnings("ignore", message=r"[\s\S]*Overriding a previously registered kernel")
         for name, kernel in overrides.kernels().items():
             library.impl(name, kernel, overrides.device.upper())
+        for name, kernel in overrides.autograd_kernels().items():
+            library.impl(name, kernel, f"Autograd{overrides.device.upper()}")
 
 
 def is_batch_invariant_mode() -> bool:

@@ -31,6 +31,7 @@ _NAMES = """
     native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _batch_norm_no_update
     _native_batch_norm_legit_no_training cudnn_batch_norm _batch_norm_with_update _fused_rms_norm
     _weight_norm_interface
+    scaled_dot_product_attention
     _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
     _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_fused_attention_overrideable _flash_attention_forward _efficient_attention_forward

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from evalengine.invariant import first_use
+from evalengine.invariant.attention import attend, attend_with_gradients
 from evalengine.invariant.overrides import Kernel, Overrides, aten, covered, plus_product, refused, stock
 from evalengine.kernels import log_softmax, matmul, mean, softmax
 
@@ -50,6 +51,7 @@ class CUDAOverrides(Overrides):
 
     def kernels(self) -> dict[str, Kernel]:
         kernels = super().kernels() | {op: refused(op) for op in _FUSED_ATTENTION if hasattr(aten, op)}
+        kernels["scaled_dot_product_attention"] = attend
         for op, kernel in (
             ("mm.dtype", self._mm_dtype),
             ("addmm.dtype", self._addmm_dtype),
@@ -61,6 +63,9 @@ class CUDAOverrides(Overrides):
         if len(aten._fused_rms_norm.default._schema.returns) == 2:  # before torch 2.9 the op is another, for Metal
             kernels["_fused_rms_norm"] = _fused_rms_norm
         return {op: _on_its_device(kernel) for op, kernel in kernels.items()}
+
+    def autograd_kernels(self) -> dict[str, Kernel]:
+        return {"scaled_dot_product_attention": attend_with_gradients}
 
     def _addmm(self, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         plain = beta == alpha == 1 and bias.ndim == 1 and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]

@@ -39,8 +39,8 @@ def refused(op: str) -> Kernel:
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ConfigError(
-            f"aten::{op} is not batch-invariant: inside set_batch_invariant_mode() attention is computed by "
-            "scaled_dot_product_attention's math path, which the mode selects by itself; remove sdpa_kernel(...), "
+            f"aten::{op} is not batch-invariant: inside set_batch_invariant_mode() call scaled_dot_product_attention, "
+            "for which the mode selects a kernel or the math path by itself; remove sdpa_kernel(...), "
             "enable_flash_sdp(True) and the like from inside it"
         )
 
@@ -90,6 +90,10 @@ class Overrides(ABC):
             "mean.dim": self._mean_dim,
             **({"_grouped_mm": self._grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
         }
+
+    def autograd_kernels(self) -> dict[str, Kernel]:
+        """aten op -> the kernel to register above autograd, for an op that torch has no gradient formula of."""
+        return {}
 
     def _mm(self, a: Tensor, b: Tensor) -> Tensor:
         if not (covered(a, b) and a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]):

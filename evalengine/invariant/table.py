@@ -28,6 +28,7 @@ COVERED_OPS: dict[str, CoveredOp] = {
     "_log_softmax": CoveredOp(_BOTH, "log_softmax and cross_entropy, along any axis (on CPU up to 2^19 long)"),
     "mean": CoveredOp(_BOTH, "mean over everything"),
     "mean.dim": CoveredOp(_BOTH, "mean over axes; hand-written RMSNorms, and F.rms_norm on CPU"),
+    "scaled_dot_product_attention": CoveredOp(_CUDA, "the engine's attention, with any mask; else the math path"),
     "_fused_rms_norm": CoveredOp(_CUDA, "F.rms_norm: torch's formula in float32 over mean.dim, rounded once"),
     "mm.dtype": CoveredOp(_CUDA, "mm with out_dtype=torch.float32"),
     "addmm.dtype": CoveredOp(_CUDA, "likewise; the bias is added in float32"),

@@ -9,7 +9,7 @@ same kinds before (`kind`) repeats its whole launch (`Launch.again`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -21,6 +21,7 @@ INTERPRETED: bool = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernel
 # Launches that one wrapper remembers: one for each operand shape and number of rows, 30 kB each with its tensor maps.
 MAX_REMEMBERED = 1 << 12
 Again = Callable[..., None]
+Repeated = TypeVar("Repeated")
 _variants: dict[tuple, _Variant] = {}
 
 
@@ -104,7 +105,7 @@ def kind(x: Tensor | None) -> tuple | None:
     return None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.get_device())
 
 
-def remember(memory: dict[tuple, Again], key: tuple, again: Again) -> None:
+def remember(memory: dict[tuple, Repeated], key: tuple, again: Repeated) -> None:
     """Puts a launch into a wrapper's memory, which is emptied when it is full."""
     if len(memory) >= MAX_REMEMBERED:
         memory.clear()

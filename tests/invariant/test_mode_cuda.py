@@ -124,10 +124,13 @@ def test_fused_attention_is_refused() -> None:
         for leaf in leaves:
             with pytest.raises(ConfigError, match="math path"):
                 leaf()
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(ConfigError, match="flash"):
-            F.scaled_dot_product_attention(q, q, q)
-        with CoverageAudit():
-            F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # attention is the mode's own kernel, whatever is asked for
+            chosen = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+            with pytest.raises(ConfigError, match="flash"):  # what that kernel does not cover
+                F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+        with CoverageAudit() as audit:
+            assert_bitwise_equal(F.scaled_dot_product_attention(q, q, q, is_causal=True), chosen)
+        assert audit.met["scaled_dot_product_attention"] == 1
     leaves[0]()
 
 

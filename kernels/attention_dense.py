@@ -1,0 +1,143 @@
+"""`native` attention over whole tensors: torch's scaled_dot_product_attention, with any mask.
+
+    B batch, Hq/Hkv heads, G = Hq / Hkv, L query rows, S keys, D head_dim.
+
+The arithmetic is that of `attention`, with key j at position j: chunks of CHUNK keys, blocks of BLOCK, the same
+rounding points. A number that is added to a score (a float mask) is added to d, divided by the scale, before the scale
+comes in: `d + mask * (1 / scale)` in float32; so a mask of 0 and -inf gives the bytes of a boolean one, and of
+`is_causal`. A row that sees no key gives 0.
+
+A row's bits depend on its own numbers, on the keys that it sees and on their positions; keys after the last one that it
+sees change nothing. There is one schedule for a dtype and head_dim, so the number of rows chooses none.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from evalengine.kernels.attention import BLOCK, CHUNK, LOG2_E, PRECISION
+from evalengine.kernels.attention_parts import merge, normalized, online_softmax
+from evalengine.kernels.device_math import after_previous_kernel
+from evalengine.kernels.launching.launch import Again, kind, launch, remember
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NO_MASK, BOOLEAN, ADDED = 0, 1, 2
+_again: dict[tuple, Again] = {}
+
+
+@triton.jit
+def _dense_kernel(
+    q_ptr, k_ptr, v_ptr, mask_ptr, o_ptr, rows, keys, scale, mask_scale,
+    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    mask_batch, mask_head, mask_row, mask_key, o_batch, o_head, o_row,
+    G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK_N: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (query head, tile, batch): M query rows over all keys; of causal rows, the tiles of most keys first."""
+    after_previous_kernel()
+    head, tile, b = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row, column, key = tile * M + tl.arange(0, M), tl.arange(0, DP), tl.arange(0, BLOCK_N)
+    wide_row = row.to(tl.int64)
+    real = (row < rows)[:, None] & (column < D)[None, :]
+    q_at = q_ptr + b * q_batch + head.to(tl.int64) * q_head + wide_row[:, None] * q_row + column[None, :]
+    q = tl.load(q_at, mask=real, other=0.0)
+    k_ptr += b * k_batch + (head // G).to(tl.int64) * k_head
+    v_ptr += b * v_batch + (head // G).to(tl.int64) * v_head
+    KV: tl.constexpr = q_ptr.dtype.element_ty
+    ones = tl.full((BLOCK_N, 16), 1.0, KV)
+    m = tl.full((M,), float("-inf"), tl.float32)
+    l = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, DP), tl.float32)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, (tile + 1) * M)
+    for start in tl.range(0, end, CHUNK_N):
+        m_c = tl.full((M,), float("-inf"), tl.float32)
+        l_c = tl.zeros((M, 16), tl.float32)
+        acc_c = tl.zeros((M, DP), tl.float32)
+        for n in tl.range(start, tl.minimum(start + CHUNK_N, end), BLOCK_N):
+            position = n + key
+            at = position.to(tl.int64)
+            inside = position < keys
+            k_at = k_ptr + at[None, :] * k_row + column[:, None]
+            k = tl.load(k_at, mask=inside[None, :] & (column < D)[:, None], other=0.0)
+            v_at = v_ptr + at[:, None] * v_row + column[None, :]
+            v = tl.load(v_at, mask=inside[:, None] & (column < D)[None, :], other=0.0)
+            d = tl.dot(q, k, input_precision=PRECISION)
+            visible = inside[None, :] & (row < rows)[:, None]
+            if CAUSAL:
+                visible = visible & (position[None, :] <= row[:, None])
+            if MASK:
+                mask_at = b * mask_batch + head.to(tl.int64) * mask_head + wide_row[:, None] * mask_row
+                mask = tl.load(mask_ptr + mask_at + at[None, :] * mask_key, mask=visible, other=0)
+                if MASK == 1:
+                    visible = visible & (mask != 0)
+                else:
+                    d += mask.to(tl.float32) * mask_scale
+            d = tl.where(visible, d, float("-inf"))
+            m_c, l_c, acc_c = online_softmax(d, v, scale, m_c, l_c, acc_c, ones, PRECISION)
+        m, l, acc = merge(m, l, acc, m_c, tl.max(l_c, 1), acc_c)
+    o = tl.where((l == 0.0)[:, None], 0.0, normalized(acc, l)).to(KV)
+    o_at = o_ptr + b * o_batch + head.to(tl.int64) * o_head + wide_row[:, None] * o_row + column[None, :]
+    tl.store(o_at, o, mask=real)
+
+
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """q [B, Hq, L, D], k and v [B, Hkv, S, D] -> [B, Hq, L, D], which lies in memory as [B, L, Hq, D].
+
+    bf16, fp16 or fp32, all three alike; any strides. mask: boolean (true where a row sees a key) or float (added to the
+    scaled scores), broadcastable to [B, Hq, L, S]. is_causal: row i sees keys 0 ... i. scale: of the scores, positive,
+    head_dim^-0.5 by default.
+    """
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
+    key = (kind(q), kind(k), kind(v), kind(mask), None if mask is None else mask.dtype, is_causal, scale)
+    if again := _again.get(key):
+        again(q, k, v, out) if mask is None else again(q, k, v, out, mask)
+        return out
+    batch, heads, rows, head_dim = q.shape
+    keys = k.shape[2]
+    assert q.dtype == k.dtype == v.dtype and q.dtype in DTYPES and k.shape == v.shape and heads % k.shape[1] == 0
+    if out.numel() == 0:
+        return out
+    if keys == 0:
+        return out.zero_()
+    used = [x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v)]
+    q_used, k_used, v_used = used
+    seen = None if mask is None else mask.expand(batch, heads, rows, keys)
+    form = NO_MASK if seen is None else BOOLEAN if seen.dtype == torch.bool else ADDED
+    factor = head_dim**-0.5 if scale is None else scale
+    strides = [stride for x in (q_used, k_used, v_used) for stride in x.stride()[:3]]
+    mask_strides = [0] * 4 if seen is None else [*seen.stride()]
+    tile, warps, stages = _schedule(q.dtype, head_dim)
+    padded = max(16, triton.next_power_of_2(head_dim))
+    launched = launch(
+        _dense_kernel,
+        (heads, -(-rows // tile), batch),
+        (q_used, k_used, v_used, q_used if seen is None else seen, out, rows, keys, factor * LOG2_E, 1 / factor,
+         *strides, *mask_strides, *out.stride()[:3]),
+        (heads // k.shape[1], head_dim, padded, CHUNK, BLOCK, tile, is_causal, form, PRECISION),
+        warps, stages,
+    )  # fmt: skip
+    as_given = all(given is one for given, one in zip((q, k, v), used, strict=True))
+    if launched and as_given:
+        remember(_again, key, launched.again(0, 1, 2, 4, *([] if mask is None else [3])))
+    return out
+
+
+def _schedule(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int]:
+    """(rows of a tile, warps, stages). Float32 runs on FMA units, where registers bound the tile; wide heads must leave
+    room in 99 KiB of shared memory (sm_86, sm_89)."""
+    if dtype == torch.float32:
+        return 16, 4, 1
+    return (64, 4, 2) if head_dim <= 128 else (32, 4, 1)
