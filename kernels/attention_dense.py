@@ -29,6 +29,13 @@ _again: dict[tuple, Again] = {}
 
 
 @triton.jit
+def _mask_block(mask_at, position, keys, mask_key, real):
+    """The mask [M, N] of rows whose masks begin at mask_at [M] and of the keys at `position` [N]; 0 past the ends."""
+    seen = real[:, None] & (position < keys)[None, :]
+    return tl.load(mask_at[:, None] + position.to(tl.int64)[None, :] * mask_key, mask=seen, other=0)
+
+
+@triton.jit
 def _dense_kernel(
     q_ptr, k_ptr, v_ptr, mask_ptr, o_ptr, rows, keys, scale, mask_scale,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
@@ -54,6 +61,9 @@ def _dense_kernel(
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, (tile + 1) * M)
+    if MASK:
+        mask_at = mask_ptr + b * mask_batch + head.to(tl.int64) * mask_head + wide_row * mask_row
+        mask = _mask_block(mask_at, key, keys, mask_key, row < rows)
     for start in tl.range(0, end, CHUNK_N):
         m_c = tl.full((M,), float("-inf"), tl.float32)
         l_c = tl.zeros((M, 16), tl.float32)
@@ -71,12 +81,12 @@ def _dense_kernel(
             if CAUSAL:
                 visible = visible & (position[None, :] <= row[:, None])
             if MASK:
-                mask_at = b * mask_batch + head.to(tl.int64) * mask_head + wide_row[:, None] * mask_row
-                mask = tl.load(mask_ptr + mask_at + at[None, :] * mask_key, mask=visible, other=0)
                 if MASK == 1:
                     visible = visible & (mask != 0)
                 else:
                     d += mask.to(tl.float32) * mask_scale
+                # A block's mask is loaded a step ahead: its single bytes cannot be in the loop's pipeline.
+                mask = _mask_block(mask_at, position + BLOCK_N, keys, mask_key, row < rows)
             d = tl.where(visible, d, float("-inf"))
             m_c, l_c, acc_c = online_softmax(d, v, scale, m_c, l_c, acc_c, ones, PRECISION)
         m, l, acc = merge(m, l, acc, m_c, tl.max(l_c, 1), acc_c)
@@ -115,7 +125,10 @@ def dense_attention(
     used = [x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v)]
     q_used, k_used, v_used = used
     seen = None if mask is None else mask.expand(batch, heads, rows, keys)
-    form = NO_MASK if seen is None else BOOLEAN if seen.dtype == torch.bool else ADDED
+    form = NO_MASK
+    if seen is not None:
+        form = BOOLEAN if seen.dtype == torch.bool else ADDED
+        seen = seen.view(torch.uint8) if form == BOOLEAN else seen
     factor = head_dim**-0.5 if scale is None else scale
     strides = [stride for x in (q_used, k_used, v_used) for stride in x.stride()[:3]]
     mask_strides = [0] * 4 if seen is None else [*seen.stride()]
