@@ -8,7 +8,7 @@ comes in: `d + mask * (1 / scale)` in float32; so a mask of 0 and -inf gives the
 `is_causal`. A row that sees no key gives 0.
 
 A row's bits depend on its own numbers, on the keys that it sees and on their positions; keys after the last one that it
-sees change nothing. There is one schedule for a dtype and head_dim, so the number of rows chooses none.
+sees change nothing. The tile is chosen by dtype and head_dim alone, so the number of rows chooses no other instruction.
 """
 
 from __future__ import annotations
@@ -36,63 +36,84 @@ def _mask_block(mask_at, position, keys, mask_key, real):
 
 
 @triton.jit
+def _chunk(
+    q, k_ptr, v_ptr, mask_at, row, rows, keys, start, end, scale, mask_scale, k_row, v_row, mask_key,
+    D: tl.constexpr, DP: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr, CAUSAL: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Reduces the keys of [start, end) from a fresh state: m, l [M], acc [M, DP]."""
+    column, key = tl.arange(0, DP), tl.arange(0, BLOCK_N)
+    ones = tl.full((BLOCK_N, 16), 1.0, q.dtype)
+    m = tl.full((M,), float("-inf"), tl.float32)
+    l = tl.zeros((M, 16), tl.float32)
+    acc = tl.zeros((M, DP), tl.float32)
+    if MASK:
+        mask = _mask_block(mask_at, start + key, keys, mask_key, row < rows)
+    for n in tl.range(start, end, BLOCK_N):
+        position = n + key
+        at = position.to(tl.int64)
+        inside = position < keys
+        k_at = k_ptr + at[None, :] * k_row + column[:, None]
+        k = tl.load(k_at, mask=inside[None, :] & (column < D)[:, None], other=0.0)
+        v_at = v_ptr + at[:, None] * v_row + column[None, :]
+        v = tl.load(v_at, mask=inside[:, None] & (column < D)[None, :], other=0.0)
+        d = tl.dot(q, k, input_precision=PRECISION)
+        visible = inside[None, :] & (row < rows)[:, None]
+        if CAUSAL:
+            visible = visible & (position[None, :] <= row[:, None])
+        if MASK:
+            if MASK == 1:
+                visible = visible & (mask != 0)
+            else:
+                d += mask.to(tl.float32) * mask_scale
+            # A block's mask is loaded a step ahead: its single bytes cannot be in the loop's pipeline.
+            mask = _mask_block(mask_at, position + BLOCK_N, keys, mask_key, row < rows)
+        d = tl.where(visible, d, float("-inf"))
+        m, l, acc = online_softmax(d, v, scale, m, l, acc, ones, PRECISION)
+    return m, tl.max(l, 1), acc
+
+
+@triton.jit
 def _dense_kernel(
     q_ptr, k_ptr, v_ptr, mask_ptr, o_ptr, rows, keys, scale, mask_scale,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, mask_key, o_batch, o_head, o_row,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK_N: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (query head, tile, batch): M query rows over all keys; of causal rows, the tiles of most keys first."""
+    """Program (query head, tile, batch): M query rows over all keys; of causal rows, the tiles of most keys first.
+
+    SPLIT: there are several chunks; merging a single one into the fresh state would change nothing, and cost registers.
+    """
     after_previous_kernel()
     head, tile, b = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row, column, key = tile * M + tl.arange(0, M), tl.arange(0, DP), tl.arange(0, BLOCK_N)
-    wide_row = row.to(tl.int64)
+    row, column = tile * M + tl.arange(0, M), tl.arange(0, DP)
+    wide_row, wide_head = row.to(tl.int64), head.to(tl.int64)
     real = (row < rows)[:, None] & (column < D)[None, :]
-    q_at = q_ptr + b * q_batch + head.to(tl.int64) * q_head + wide_row[:, None] * q_row + column[None, :]
-    q = tl.load(q_at, mask=real, other=0.0)
-    k_ptr += b * k_batch + (head // G).to(tl.int64) * k_head
-    v_ptr += b * v_batch + (head // G).to(tl.int64) * v_head
-    KV: tl.constexpr = q_ptr.dtype.element_ty
-    ones = tl.full((BLOCK_N, 16), 1.0, KV)
-    m = tl.full((M,), float("-inf"), tl.float32)
-    l = tl.zeros((M,), tl.float32)
-    acc = tl.zeros((M, DP), tl.float32)
+    q = tl.load(q_ptr + b * q_batch + wide_head * q_head + wide_row[:, None] * q_row + column[None, :], real, 0.0)
+    k_ptr += b * k_batch + wide_head // G * k_head
+    v_ptr += b * v_batch + wide_head // G * v_head
+    mask_at = mask_ptr + b * mask_batch + wide_head * mask_head + wide_row * mask_row
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, (tile + 1) * M)
-    if MASK:
-        mask_at = mask_ptr + b * mask_batch + head.to(tl.int64) * mask_head + wide_row * mask_row
-        mask = _mask_block(mask_at, key, keys, mask_key, row < rows)
-    for start in tl.range(0, end, CHUNK_N):
-        m_c = tl.full((M,), float("-inf"), tl.float32)
-        l_c = tl.zeros((M, 16), tl.float32)
-        acc_c = tl.zeros((M, DP), tl.float32)
-        for n in tl.range(start, tl.minimum(start + CHUNK_N, end), BLOCK_N):
-            position = n + key
-            at = position.to(tl.int64)
-            inside = position < keys
-            k_at = k_ptr + at[None, :] * k_row + column[:, None]
-            k = tl.load(k_at, mask=inside[None, :] & (column < D)[:, None], other=0.0)
-            v_at = v_ptr + at[:, None] * v_row + column[None, :]
-            v = tl.load(v_at, mask=inside[:, None] & (column < D)[None, :], other=0.0)
-            d = tl.dot(q, k, input_precision=PRECISION)
-            visible = inside[None, :] & (row < rows)[:, None]
-            if CAUSAL:
-                visible = visible & (position[None, :] <= row[:, None])
-            if MASK:
-                if MASK == 1:
-                    visible = visible & (mask != 0)
-                else:
-                    d += mask.to(tl.float32) * mask_scale
-                # A block's mask is loaded a step ahead: its single bytes cannot be in the loop's pipeline.
-                mask = _mask_block(mask_at, position + BLOCK_N, keys, mask_key, row < rows)
-            d = tl.where(visible, d, float("-inf"))
-            m_c, l_c, acc_c = online_softmax(d, v, scale, m_c, l_c, acc_c, ones, PRECISION)
-        m, l, acc = merge(m, l, acc, m_c, tl.max(l_c, 1), acc_c)
-    o = tl.where((l == 0.0)[:, None], 0.0, normalized(acc, l)).to(KV)
-    o_at = o_ptr + b * o_batch + head.to(tl.int64) * o_head + wide_row[:, None] * o_row + column[None, :]
-    tl.store(o_at, o, mask=real)
+    if SPLIT:
+        m = tl.full((M,), float("-inf"), tl.float32)
+        l = tl.zeros((M,), tl.float32)
+        acc = tl.zeros((M, DP), tl.float32)
+        for start in tl.range(0, end, CHUNK_N):
+            m_c, l_c, acc_c = _chunk(
+                q, k_ptr, v_ptr, mask_at, row, rows, keys, start, tl.minimum(start + CHUNK_N, end), scale, mask_scale,
+                k_row, v_row, mask_key, D, DP, BLOCK_N, M, CAUSAL, MASK, PRECISION,
+            )  # fmt: skip
+            m, l, acc = merge(m, l, acc, m_c, l_c, acc_c)
+    else:
+        m, l, acc = _chunk(
+            q, k_ptr, v_ptr, mask_at, row, rows, keys, 0, end, scale, mask_scale,
+            k_row, v_row, mask_key, D, DP, BLOCK_N, M, CAUSAL, MASK, PRECISION,
+        )  # fmt: skip
+    o = tl.where((l == 0.0)[:, None], 0.0, normalized(acc, l)).to(q.dtype)
+    tl.store(o_ptr + b * o_batch + wide_head * o_head + wide_row[:, None] * o_row + column[None, :], o, mask=real)
 
 
 def dense_attention(
@@ -132,14 +153,15 @@ def dense_attention(
     factor = head_dim**-0.5 if scale is None else scale
     strides = [stride for x in (q_used, k_used, v_used) for stride in x.stride()[:3]]
     mask_strides = [0] * 4 if seen is None else [*seen.stride()]
-    tile, warps, stages = _schedule(q.dtype, head_dim)
+    split = keys > CHUNK
+    tile, warps, stages = _schedule(q.dtype, head_dim, split)
     padded = max(16, triton.next_power_of_2(head_dim))
     launched = launch(
         _dense_kernel,
         (heads, -(-rows // tile), batch),
         (q_used, k_used, v_used, q_used if seen is None else seen, out, rows, keys, factor * LOG2_E, 1 / factor,
          *strides, *mask_strides, *out.stride()[:3]),
-        (heads // k.shape[1], head_dim, padded, CHUNK, BLOCK, tile, is_causal, form, PRECISION),
+        (heads // k.shape[1], head_dim, padded, CHUNK, BLOCK, tile, is_causal, form, PRECISION, split),
         warps, stages,
     )  # fmt: skip
     as_given = all(given is one for given, one in zip((q, k, v), used, strict=True))
@@ -148,9 +170,11 @@ def dense_attention(
     return out
 
 
-def _schedule(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int]:
+def _schedule(dtype: torch.dtype, head_dim: int, split: bool) -> tuple[int, int, int]:
     """(rows of a tile, warps, stages). Float32 runs on FMA units, where registers bound the tile; wide heads must leave
-    room in 99 KiB of shared memory (sm_86, sm_89)."""
+    room in 99 KiB of shared memory (sm_86, sm_89). Four warps have no registers for two states of 128 columns."""
     if dtype == torch.float32:
         return 16, 4, 1
-    return (64, 4, 2) if head_dim <= 128 else (32, 4, 1)
+    if head_dim > 128:
+        return 32, 4, 1
+    return 64, 8 if split and head_dim > 64 else 4, 2

@@ -157,7 +157,7 @@ class Repeat:
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launches on the current stream of the kernel's device. Raises RuntimeError if the driver refuses."""
-        if torch.cuda.current_device() != self._device:
+        if torch._C._cuda_getDevice() != self._device:
             with torch.cuda.device(self._device):
                 return self(*tensors)
         if not getattr(_thread, "has_context", False):

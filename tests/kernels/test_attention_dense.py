@@ -75,7 +75,12 @@ def test_every_form_of_one_mask_has_the_same_bytes(
         assert count_differing(dense_attention(q, k, v), causal)
 
 
-@pytest.mark.parametrize(("dtype", "batch", "heads", "kv_heads", "rows", "keys", "dim"), [*SMALL[:2], *LARGE[:1]])
+ACROSS_CHUNKS = pytest.param(torch.bfloat16, 2, 4, 2, 1100, 1100, 128, marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "heads", "kv_heads", "rows", "keys", "dim"), [*SMALL[:2], LARGE[0], ACROSS_CHUNKS]
+)
 def test_a_row_depends_on_what_it_sees_alone(
     dtype: torch.dtype, batch: int, heads: int, kv_heads: int, rows: int, keys: int, dim: int
 ) -> None:
@@ -96,10 +101,16 @@ def test_a_row_depends_on_what_it_sees_alone(
 
 
 @pytest.mark.parametrize(
-    ("length", "dtype"), [(70, torch.float32), pytest.param(2500, torch.bfloat16, marks=pytest.mark.gpu)]
+    ("length", "dim", "dtype"),
+    [
+        (70, 64, torch.float32),
+        pytest.param(2500, 128, torch.bfloat16, marks=pytest.mark.gpu),
+        pytest.param(1000, 64, torch.float16, marks=pytest.mark.gpu),
+        pytest.param(1100, 256, torch.bfloat16, marks=pytest.mark.gpu),
+    ],
 )
-def test_it_is_the_engine_s_attention(length: int, dtype: torch.dtype) -> None:
-    batch = PagedBatch.random([(length, length)], 4, 2, 64, 64, dtype)
+def test_it_is_the_engine_s_attention(length: int, dim: int, dtype: torch.dtype) -> None:
+    batch = PagedBatch.random([(length, length)], 4, 2, dim, 64, dtype)
     pages = torch.tensor(batch.pages[0], device=DEVICE)
     k, v = (x[pages].flatten(0, 1)[:length].transpose(0, 1)[None] for x in (batch.k_cache, batch.v_cache))
     out = dense_attention(batch.q.transpose(0, 1)[None], k, v, is_causal=True)
