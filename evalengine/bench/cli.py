@@ -65,6 +65,10 @@ def _lines(name: str, models: Sequence[str], collected: Report) -> Iterator[Line
         from evalengine.bench import rows
 
         return rows.measure(compare_graphs, device)
+    if name == "transformers":
+        from evalengine.bench import transformers_model
+
+        return transformers_model.measure(device, {model: {} for model in models})
     from evalengine.bench import forward
     from evalengine.bench.models import published_spec
 

@@ -35,7 +35,8 @@ def _bench(
     words: Annotated[list[str] | None, Argument(metavar="[NAME ...]", show_default=False, help=f"{', '.join(BENCHES)} "
                      "or all (default: all)")] = None,
     output: Output = REFERENCE,
-    models: Annotated[str, Option(metavar="NAME,...", help="of forward: which models' shapes")] = ",".join(MODELS),
+    models: Annotated[str, Option(metavar="NAME,...", help="of forward and transformers: which models' "
+                     "shapes")] = ",".join(MODELS),
 ) -> Namespace:  # fmt: skip
     """Measures the kernels and whole forward steps on this machine's GPU, each beside its comparison in the same run.
     Writes the lines to a folder as JSON and as a Markdown table."""
@@ -161,6 +162,7 @@ BENCH = Command("bench", _bench, "evalengine.bench.cli:main", f"""\
   attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
   rows        norms, means, softmaxes, SiLU, RoPE, KV writes and sampling beside a copy of the same bytes
   forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native beside fast
+  transformers  the same models' bodies in transformers, in the batch-invariant mode, beside themselves out of it
 
 Commands of their own, which `all` does not include (each has its --help):
   throughput  whole runs of the engine, both modes, beside the least time possible

@@ -63,7 +63,7 @@ ARROWS: dict[str, set[str]] = {
     "receipts": {"harness", "engine", "models", "records", "report", "compose", "config", "command", "errors"}
     | {"contract"},
     "bench": {"cache", "compose", "harness", "certify", "engine", "models", "layers", "kernels", "records", "report"}
-    | {"verification", "config", "command", "errors", "garbage", "plain_files"},
+    | {"invariant", "verification", "config", "command", "errors", "garbage", "plain_files"},
     "lm_eval_model": {"cache", "harness", "engine", "records", "compose_node", "arguments", "errors"}
     | {"contract", "config", "config_engine", "config_run"},
     "assets": set(),
