@@ -53,10 +53,11 @@ def notes(measured: Measured, others: Sequence[Others]) -> Iterator[str]:
     """The lines below the table."""
     if others and len(table_rows(measured.rows, others)[0]) == len(HEADINGS):
         yield "compared with nothing: the other file has no run of these presets, workloads and numbers of requests"
-    copy, flops = (measured.ceilings[name] / 1e12 for name in ("copy_bytes_per_s", "matmul_flops_per_s"))
+    names = ("copy_bytes_per_s", "matmul_flops_per_s", "lasting_flops_per_s")
+    copy, flops, lasting = (measured.ceilings[name] / 1e12 for name in names)
     yield (
         "of the floor's: the least time possible over ours (invariant / fast), by ceilings measured in this run: "
-        f"copies of {copy:.3g} TB/s, products of {flops:.3g} TFLOP/s"
+        f"copies of {copy:.3g} TB/s, products of {flops:.3g} TFLOP/s ({lasting:.3g} where they last for seconds)"
     )
     yield from (f"{preset}: {how}" for preset, how in measured.arrangement.items())
     shares = {(r["preset"], r["workload"], r["mode"]): r["gpu_busy_share"] for r in measured.rows}

@@ -58,13 +58,20 @@ def test_floor_of_a_hand_worked_example() -> None:
     work = Work(prompt_tokens=10, pairs=55, prompt_rows=2, decode_steps=3, kv_tokens_read=40)
     flops = 2 * 1208 * 10 + 4 * 2 * 4 * 2 * 55 + 2 * 800 * 2
     moved = 3 * (1208 + 800) * 2 + 40 * 32
-    seconds = floor_seconds(work, TINY, 2, Ceilings(copy_bytes_per_s=1000.0, matmul_flops_per_s=100.0))
+    seconds = floor_seconds(work, TINY, 2, Ceilings(1000.0, 100.0, 50.0))
     assert seconds == pytest.approx(flops / 100 + moved / 1000, rel=1e-12)
 
 
 def test_ceilings_are_measured() -> None:
     ceilings = measure_ceilings(torch.device("cpu"), torch.bfloat16)
-    assert ceilings.copy_bytes_per_s > 1e6 and ceilings.matmul_flops_per_s > 1e6
+    assert ceilings.copy_bytes_per_s > 1e6 and ceilings.matmul_flops_per_s == ceilings.lasting_flops_per_s > 1e6
+
+
+@pytest.mark.gpu
+def test_what_lasts_is_no_quicker_than_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalengine.bench.floor.LASTING_SECONDS", 0.2)
+    ceilings = measure_ceilings(torch.device("cuda"), torch.bfloat16)
+    assert 0.3 < ceilings.lasting_flops_per_s / ceilings.matmul_flops_per_s < 1.1
 
 
 def test_busy_share_is_a_union_over_the_time_after_the_head() -> None:

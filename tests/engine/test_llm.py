@@ -195,3 +195,22 @@ def test_requests_join_those_that_run(make_llm: Callable[..., LLM]) -> None:
         assert output.token_ids == expected.token_ids and output.logprobs.tobytes() == expected.logprobs.tobytes()
     with pytest.raises(ConfigError, match="token ids must lie in"):
         list(make_llm().run(requests[:1], more=lambda: [GenerateRequest(9, [10**6])]))
+
+
+def test_decodes_stand_before_prompts_and_the_longest_first(make_llm):
+    """The order in which kernels get the sequences of a step; results go to whom they belong to all the same."""
+    llm = make_llm(batch_invariant=True, numerics="exact", max_num_batched_tokens=40)
+    steps: list[list[tuple[int, int]]] = []
+    llm.runner.on_batch = lambda schedule: steps.append([(c.end - c.start, c.end) for c in schedule.chunks])
+    prompts = [list(range(3, 3 + length)) for length in (5, 21, 2, 33, 13, 17)]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    together = llm.generate(prompts, params)
+    llm.runner.on_batch = None
+    for step in steps:
+        decodes = [end for count, end in step if count == 1]
+        assert decodes == sorted(decodes, reverse=True)
+        assert [count > 1 for count, _ in step] == sorted(count > 1 for count, _ in step)
+    assert any(step[0][0] == 1 < step[-1][0] for step in steps), "no step mixes them"
+    for prompt, out in zip(prompts, together, strict=True):
+        (alone,) = llm.generate([prompt], params)
+        assert alone.token_ids == out.token_ids and alone.logprobs.tobytes() == out.logprobs.tobytes()

@@ -49,10 +49,29 @@ def test_schedules_and_tensor_descriptors(schedule: AttentionSchedule) -> None:
 
 
 def test_more_than_a_chunk() -> None:
-    """Two chunks are merged in registers (prefill) and by the second kernel (decode), beside a one-chunk sequence."""
+    """Two chunks are merged in registers (prefill) and by the last program (decode), beside a one-chunk sequence."""
     batch = PagedBatch.random([(1, CHUNK + 3), (1, 5), (2, CHUNK + BLOCK + 1)], 2, 1, 16, 64, torch.float32)
     for by_block in (0, 1 << 30):
         assert_close(batch, AttentionSchedule(16, 4, 1, by_block=by_block))
+
+
+@pytest.mark.parametrize("by_block", [0, 1 << 30])
+def test_arrivals_are_counted_anew_in_every_layer(by_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of a step share the count of chunks that have come, so each launch leaves it at 0."""
+    counts: list[torch.Tensor] = []
+    real = attention._Call._arrivals
+
+    def arrivals(self: attention._Call, programs: int, chunks: int) -> torch.Tensor:
+        counts.append(real(self, programs, chunks))
+        return counts[-1]
+
+    monkeypatch.setattr(attention._Call, "_arrivals", arrivals)
+    batch = PagedBatch.random([(1, CHUNK + 3), (1, 5), (1, 2 * CHUNK + 1)], 2, 1, 16, 64, torch.float32)
+    schedule = AttentionSchedule(16, 4, 1, by_block=by_block)
+    first = batch.run(schedule)
+    for _ in range(2):
+        assert_bitwise_equal(batch.run(schedule), first)
+    assert counts and all(len(count) and not count.any() for count in counts)
 
 
 @pytest.mark.parametrize("by_block", [0, 1 << 30])
