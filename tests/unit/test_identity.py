@@ -16,7 +16,6 @@ from evalengine.engine.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.tokenizer import plain_tokenizer
 from evalengine.harness.identity import model_identity, plain_spec
 from evalengine.lm_eval_model.arguments import read_arguments
-from evalengine.lm_eval_model.recorder import Recorder
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import ModelSpec, RopeSpec
 
@@ -92,6 +91,8 @@ ENGINE_PART = {name: name for name in ("weights", "model_spec", "tokenizer", "ch
 
 def test_what_decides_the_scored_part_under_lm_eval_counts() -> None:
     """Two settings of lm-eval's model that are none of the engine's change what is scored of equal tokens."""
+    pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")
+    from evalengine.lm_eval_model.recorder import Recorder
 
     def identity(**own: Any) -> dict[str, Any]:
         recorder = Recorder.__new__(Recorder)
