@@ -64,13 +64,19 @@ def meet(memories_ptr, flags, counts_ptr, turn, flag, RANK: tl.constexpr, SIZE: 
     thread, after a barrier; releasing and acquiring at the system's scope then order the pushes of all threads before
     the flag, and what they load afterwards behind it. Such loads must go by the L2 cache (".cg"), into which the other
     GPUs' writes come: the L1 cache is not kept coherent with it.
+
+    A rank whose model was ended has flags that end every wait (`PeerMemory.abort`). A third rank that still pushes must
+    not set them back, so it raises them only; of two ranks, the other one is the one that is gone.
     """
     tl.debug_barrier()
     tl.store(counts_ptr + 1 + flag, turn)
     for rank in tl.static_range(SIZE):
         if rank != RANK:
             theirs = (tl.load(memories_ptr + rank) + flags).to(tl.pointer_type(tl.int64))
-            tl.atomic_xchg(theirs + flag * SIZE + RANK, turn, sem="release", scope="sys")
+            if SIZE > 2:
+                tl.atomic_max(theirs + flag * SIZE + RANK, turn, sem="release", scope="sys")
+            else:
+                tl.atomic_xchg(theirs + flag * SIZE + RANK, turn, sem="release", scope="sys")
     own = (tl.load(memories_ptr + RANK) + flags).to(tl.pointer_type(tl.int64)) + flag * SIZE
     for rank in tl.static_range(SIZE):
         if rank != RANK:

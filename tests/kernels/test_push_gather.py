@@ -90,6 +90,15 @@ def test_every_slot_has_all_columns_side_by_side(rows: int, columns: int, progra
     assert (ranks.flags[:, used:].diagonal(dim1=0, dim2=2) == 0).all(), "a rank needs no flag of its own"
 
 
+def test_flags_that_end_all_waits_are_not_set_back() -> None:
+    """Of three ranks one is lost and one is ended: what the third still pushes leaves the ended one's flags alone."""
+    ranks = Ranks(3)
+    ranks.flags[0] = LATER
+    ranks.do_not_wait(1)
+    push_gather(torch.arange(6, device=DEVICE).view(2, 3), ranks.peers(1, 1))
+    assert (ranks.flags[0] == LATER).all() and ranks.flags[2, 0, 1] == 1
+
+
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (3, 7), (2, 513), (5, 131), (1, 2048)]
 
