@@ -3,12 +3,15 @@
     B batch, Hq/Hkv heads, G = Hq / Hkv, L query rows, S keys, D head_dim.
 
 The arithmetic is that of `attention`, with key j at position j: chunks of CHUNK keys, blocks of BLOCK, the same
-rounding points. A number that is added to a score (a float mask) is added to d, divided by the scale, before the scale
-comes in: `d + mask * (1 / scale)` in float32; so a mask of 0 and -inf gives the bytes of a boolean one, and of
-`is_causal`. A row that sees no key gives 0.
+rounding points. A number that is added to a score (a float mask) is added to d, divided by the softmax's scale s:
+`d + max(mask * (1 / s), -2^120)` in float32, or -inf where the mask is. So a mask of 0 and -inf, or of 0 and the
+dtype's least number, gives the bytes of a boolean one, and of `is_causal`. A row that sees no key, or whose scores are
+all -inf, gives 0; one whose keys all have bfloat16's or float32's least number gives their values' mean, as in torch.
 
-A row's bits depend on its own numbers, on the keys that it sees and on their positions; keys after the last one that it
-sees change nothing. The tile is chosen by dtype and head_dim alone, so the number of rows chooses no other instruction.
+A row's bits depend on its own numbers, on the keys that it sees and on their positions; keys after the last one that
+it sees change nothing. The tile is chosen by dtype and head_dim alone, so the number of rows chooses no other
+instruction. That four and eight warps (`_schedule`) give one result is held by a test on a GPU, not compared before the
+first use.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from evalengine.kernels.launching.launch import Again, kind, launch, remember
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NO_MASK, BOOLEAN, ADDED = 0, 1, 2
+LEAST = tl.constexpr(-(2.0**120))  # of what is added to d: it hides whatever d is, and times a scale it stays finite
+SCALES = (2.0**-64, 2.0**7)  # softmax scales whose inverse, and whose product with LEAST, are float32 numbers
 _again: dict[tuple, Again] = {}
 
 
@@ -65,7 +70,9 @@ def _chunk(
             if MASK == 1:
                 visible = visible & (mask != 0)
             else:
-                d += mask.to(tl.float32) * mask_scale
+                added = mask.to(tl.float32) * mask_scale
+                hidden = mask == float("-inf")
+                d += tl.where(hidden, float("-inf"), tl.where(added < LEAST, LEAST, added))
             # A block's mask is loaded a step ahead: its single bytes cannot be in the loop's pipeline.
             mask = _mask_block(mask_at, position + BLOCK_N, keys, mask_key, row < rows)
         d = tl.where(visible, d, float("-inf"))
@@ -75,18 +82,20 @@ def _chunk(
 
 @triton.jit
 def _dense_kernel(
-    q_ptr, k_ptr, v_ptr, mask_ptr, o_ptr, rows, keys, scale, mask_scale,
+    q_ptr, k_ptr, v_ptr, mask_ptr, o_ptr, heads, tiles, rows, keys, scale, mask_scale,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_row, mask_key, o_batch, o_head, o_row,
     G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK_N: tl.constexpr, BLOCK_N: tl.constexpr, M: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (query head, tile, batch): M query rows over all keys; of causal rows, the tiles of most keys first.
+    """M query rows over all keys. Programs are numbered by query head, then tile (of causal rows those of most keys
+    first), then batch: all in one number, since only the first of a grid's three may exceed 65,535.
 
     SPLIT: there are several chunks; merging a single one into the fresh state would change nothing, and cost registers.
     """
     after_previous_kernel()
-    head, tile, b = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, tile = tl.program_id(0) % heads, tiles - 1 - tl.program_id(0) // heads % tiles
+    b = (tl.program_id(0) // heads // tiles).to(tl.int64)
     row, column = tile * M + tl.arange(0, M), tl.arange(0, DP)
     wide_row, wide_head = row.to(tl.int64), head.to(tl.int64)
     real = (row < rows)[:, None] & (column < D)[None, :]
@@ -128,13 +137,13 @@ def dense_attention(
     """q [B, Hq, L, D], k and v [B, Hkv, S, D] -> [B, Hq, L, D], which lies in memory as [B, L, Hq, D].
 
     bf16, fp16 or fp32, all three alike; any strides. mask: boolean (true where a row sees a key) or float (added to the
-    scaled scores), broadcastable to [B, Hq, L, S]. is_causal: row i sees keys 0 ... i. scale: of the scores, positive,
-    head_dim^-0.5 by default.
+    scaled scores), broadcastable to [B, Hq, L, S]. is_causal: row i sees keys 0 ... i. scale: of the scores, within
+    SCALES, head_dim^-0.5 by default.
     """
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
     key = (kind(q), kind(k), kind(v), kind(mask), None if mask is None else mask.dtype, is_causal, scale)
     if again := _again.get(key):
-        again(q, k, v, out) if mask is None else again(q, k, v, out, mask)
+        again(q, k, v, out, q if mask is None else mask)
         return out
     batch, heads, rows, head_dim = q.shape
     keys = k.shape[2]
@@ -156,17 +165,18 @@ def dense_attention(
     split = keys > CHUNK
     tile, warps, stages = _schedule(q.dtype, head_dim, split)
     padded = max(16, triton.next_power_of_2(head_dim))
+    tiles = -(-rows // tile)
     launched = launch(
         _dense_kernel,
-        (heads, -(-rows // tile), batch),
-        (q_used, k_used, v_used, q_used if seen is None else seen, out, rows, keys, factor * LOG2_E, 1 / factor,
-         *strides, *mask_strides, *out.stride()[:3]),
+        (heads * tiles * batch, 1, 1),
+        (q_used, k_used, v_used, q_used if seen is None else seen, out, heads, tiles, rows, keys, factor * LOG2_E,
+         1 / factor, *strides, *mask_strides, *out.stride()[:3]),
         (heads // k.shape[1], head_dim, padded, CHUNK, BLOCK, tile, is_causal, form, PRECISION, split),
         warps, stages,
     )  # fmt: skip
     as_given = all(given is one for given, one in zip((q, k, v), used, strict=True))
-    if launched and as_given:
-        remember(_again, key, launched.again(0, 1, 2, 4, *([] if mask is None else [3])))
+    if launched and as_given:  # Every tensor varies, the one in the mask's place too: others would be kept alive.
+        remember(_again, key, launched.again(0, 1, 2, 4, 3))
     return out
 
 

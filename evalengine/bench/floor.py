@@ -95,17 +95,19 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     copied = LARGE_COPY_BYTES if cuda else CPU_COPY_BYTES
     timer = compare_gpu_seconds if cuda else _quickest
     copy = quickest_copy(timer(copies_of(copied, device)))
-    flops_per_s = lasting = 0.0
+    products: dict[tuple[int, int, int], Callable[[], Any]] = {}
     for m, k, n in GPU_PRODUCTS if cuda else (CPU_PRODUCT,):
         product_dtype = dtype if cuda else torch.float32  # A CPU may lack bf16 products and convert.
         a, b = (torch.randn(shape, device=device).to(product_dtype) for shape in ((m, k), (k, n)))
-        product: dict[str, Callable[[], Any]] = {"product": partial(torch.mm, a, b)}
-        burst = 2 * m * k * n / timer(product)["product"]
-        flops_per_s = max(flops_per_s, burst)
-        lasting = max(lasting, 2 * m * k * n / _lasting_seconds(product["product"]) if cuda else burst)
-        del a, b, product
+        products[m, k, n] = partial(torch.mm, a, b)
+        del a, b
+    bursts = [2 * m * k * n / timer({"product": run})["product"] for (m, k, n), run in products.items()]
+    lasting = bursts  # what lasts comes after all bursts, which a hot GPU would not reach
+    if cuda:
+        lasting = [2 * m * k * n / _lasting_seconds(run) for (m, k, n), run in products.items()]
+    products.clear()
     free_memory()
-    return Ceilings(copied / copy, flops_per_s, lasting)
+    return Ceilings(copied / copy, max(bursts), max(lasting))
 
 
 def _lasting_seconds(function: Callable[[], Any]) -> float:

@@ -135,9 +135,13 @@ def _cells(case: Key, modes: Mapping[str, Sequence[Row]], columns: Sequence[Othe
 
 
 def _digests(rows: Sequence[Row]) -> Iterator[str]:
-    rounds = max((row["round"] for row in rows), default=0) + 1
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["workload"]] = max(counts.get(row["workload"], 0), row["round"] + 1)
+    rounds = max(counts.values(), default=0)
     if differing := differing_digests(rows):
         for preset, workload in differing:
             yield f"{preset}, {workload}: the invariant mode gave DIFFERENT bytes in {rounds} rounds"
     elif rounds > 1:
-        yield f"the invariant mode gave the same bytes in all {rounds} rounds of every workload"
+        several = ", ".join(f"{count} of {workload}" for workload, count in counts.items() if count > 1)
+        yield f"the invariant mode gave the same bytes in all rounds ({several})"

@@ -57,12 +57,9 @@ def _compare(
     body = _model(device, {**SHAPES[name.lower()], **changes}, attention, sizes)
     lines: list[Line] = []
     with torch.inference_mode():
-        for case, call in _cases(body, sizes, device).items():
+        for case, (call, target) in _cases(body, sizes, device).items():
             _check(call)
             inside, outside = _seconds(call, device)
-            target = (
-                LAUNCH_TARGET if "1 x 1 " in case else BATCH_TARGET if sizes.rows > 1 and "1 x " not in case else None
-            )
             lines.append(Timing(
                 f"transformers, {attention}, in the mode", f"{name}, {sizes.num_layers} layers, {case}", inside,
                 "the mode off", outside, "time", target if attention == "sdpa" else None,
@@ -82,7 +79,8 @@ def _model(device: torch.device, config: Mapping[str, Any], attention: str, size
     return model.to(sizes.dtype).eval()
 
 
-def _cases(body: Any, sizes: Sizes, device: torch.device) -> dict[str, Callable[[], Tensor]]:
+def _cases(body: Any, sizes: Sizes, device: torch.device) -> dict[str, tuple[Callable[[], Tensor], float | None]]:
+    """Batch -> its forward pass, and what SDPA may take in the mode."""
     rows, tokens = sizes.rows, sizes.tokens
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, body.config.vocab_size, (rows, tokens), generator=generator).to(device)
@@ -94,10 +92,10 @@ def _cases(body: Any, sizes: Sizes, device: torch.device) -> dict[str, Callable[
         return result
 
     return {
-        f"{rows} x {tokens} tokens": partial(hidden, ids),
-        f"{rows} x {tokens} tokens, padded": partial(hidden, ids, mask),
-        f"1 x {tokens} tokens": partial(hidden, ids[:1]),
-        "1 x 1 token": partial(hidden, ids[:1, :1]),
+        f"{rows} x {tokens} tokens": (partial(hidden, ids), BATCH_TARGET),
+        f"{rows} x {tokens} tokens, padded": (partial(hidden, ids, mask), BATCH_TARGET),
+        f"1 x {tokens} tokens": (partial(hidden, ids[:1]), None),
+        "1 x 1 token": (partial(hidden, ids[:1, :1]), LAUNCH_TARGET),
     }
 
 

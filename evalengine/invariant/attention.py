@@ -2,22 +2,22 @@
 
 torch has no kernel of this op: it picks a fused one, or its math path, by shape, mask and device. While the mode is on,
 CUDA has one (`kernels.attention_dense`), for the operands that it covers; others take the math path. Which of the two
-depends on nothing that a batch changes: dtypes, head_dim, dropout and scale.
+depends on nothing that a batch changes: dtypes, head_dim, numbers of heads, dropout and scale.
 
 The kernel gives no gradients. Where they are wanted, the result is still the kernel's, and the backward pass computes
-the math path again, with torch's own gradients.
+the math path again, with torch's own gradients. Forward-mode derivatives and torch.func's transforms take that path.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from evalengine.invariant.overrides import COVERED_DTYPES, aten
-from evalengine.kernels.attention_dense import dense_attention
+from evalengine.kernels.attention_dense import SCALES, dense_attention
 from evalengine.kernels.limits import HEAD_DIMS
 
 _op = aten.scaled_dot_product_attention.default
@@ -34,27 +34,38 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The device's kernel: torch's arguments, [..., H, L, D] and so on."""
-    if not _fits(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    """The device's kernel: torch's arguments, q [..., L, D], k and v [..., S, D]."""
+    four = _in_four_dimensions(q, k, v, attn_mask, enable_gqa)
+    if four is None or not _fits(*four, dropout_p, is_causal, scale, enable_gqa):
         return by_math(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if q.ndim == 4:
-        return dense_attention(q, k, v, attn_mask, is_causal=is_causal, scale=scale)
-    return dense_attention(q[None], k[None], v[None], attn_mask, is_causal=is_causal, scale=scale)[0]
+    batch = max(map(len, four[:3]))  # some may have the size 1
+    queries, keys, values = (x.expand(batch, -1, -1, -1) for x in four[:3])
+    out = dense_attention(queries, keys, values, four[3], is_causal=is_causal, scale=scale)
+    return out if q.ndim == 4 else out.squeeze(_new_dimension(enable_gqa))
 
 
-def attend_with_gradients(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Tensor:
+def attend_with_gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """The kernel above autograd. Operands that no kernel covers take the math path here, which has its gradients."""
-    names = ("attn_mask", "dropout_p", "is_causal")
-    chosen = dict(zip(names, (None, 0.0, False), strict=True)) | dict(zip(names, args, strict=False)) | options
-    scale, enable_gqa = chosen.get("scale"), chosen.get("enable_gqa", False)
-    mask, dropout_p, is_causal = (chosen[name] for name in names)
-    if not _fits(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa):
-        return by_math(q, k, v, *args, **options)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask)):
-        result: Tensor = _Attention.apply(q, k, v, mask, is_causal, scale, enable_gqa)
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    four = _in_four_dimensions(q, k, v, attn_mask, enable_gqa)
+    fits = four is not None and _fits(*four, dropout_p, is_causal, scale, enable_gqa)
+    if not fits or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return by_math(q, k, v, attn_mask, dropout_p, is_causal, **options)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, attn_mask)):
+        result: Tensor = _Attention.apply(q, k, v, attn_mask, is_causal, scale, enable_gqa)
         return result
     with torch._C._AutoDispatchBelowAutograd():  # through the dispatcher, so that `CoverageAudit` sees the op
-        return _op(q, k, v, *args, **options)
+        return _op(q, k, v, attn_mask, dropout_p, is_causal, **options)
 
 
 def by_math(*args: Any, **options: Any) -> Tensor:
@@ -63,30 +74,54 @@ def by_math(*args: Any, **options: Any) -> Tensor:
     return result
 
 
+def _new_dimension(enable_gqa: bool) -> int:
+    """The dimension that three-dimensional operands lack: their first one is the heads if these are grouped, else the
+    batch."""
+    return 0 if enable_gqa else 1
+
+
+def _in_four_dimensions(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
+    """Views [B, H, ...] of the operands; None for what the kernel does not take in any case."""
+    if any(x.is_nested or x.ndim not in (3, 4) or x.ndim != q.ndim for x in (q, k, v)):
+        return None
+    if mask is not None and (mask.is_nested or mask.ndim > q.ndim):
+        return None
+    if q.ndim == 4:
+        return q, k, v, mask
+    at = _new_dimension(enable_gqa)
+    return (
+        q.unsqueeze(at),
+        k.unsqueeze(at),
+        v.unsqueeze(at),
+        mask if mask is None or mask.ndim < 3 else mask.unsqueeze(at),
+    )
+
+
 def _fits(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None,
     enable_gqa: bool,
 ) -> bool:  # fmt: skip
-    """Whether the kernel covers the operands; torch raises the errors of those that fit nowhere."""
-    if q.is_nested or k.is_nested or v.is_nested or q.ndim not in (3, 4) or not q.ndim == k.ndim == v.ndim:
+    """Whether the kernel covers operands of four dimensions; torch raises the errors of those that fit nowhere."""
+    tensors, (smallest, largest) = (q, k, v), HEAD_DIMS
+    if any(x.dtype != q.dtype or x.device != q.device or x.shape[3] != q.shape[3] or 0 in x.shape for x in tensors):
         return False
-    smallest, largest = HEAD_DIMS
-    alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device and k.shape == v.shape
-    if not alike or q.dtype not in COVERED_DTYPES or q.shape[-1] != k.shape[-1] or 0 in q.shape or 0 in k.shape:
+    if q.dtype not in COVERED_DTYPES or not smallest <= q.shape[3] <= largest or k.shape[1:] != v.shape[1:]:
         return False
-    heads, kv_heads = q.shape[-3], k.shape[-3]
-    if q.shape[:-3] != k.shape[:-3] or (heads % kv_heads if enable_gqa else heads != kv_heads):
+    if q.shape[1] % k.shape[1] if enable_gqa else q.shape[1] != k.shape[1]:
         return False
-    if not smallest <= q.shape[-1] <= largest or dropout_p or (scale is not None and not 0 < scale < math.inf):
+    if dropout_p or (scale is not None and not SCALES[0] <= scale <= SCALES[1]):
+        return False
+    batch = max(map(len, tensors))
+    if any(len(x) not in (1, batch) for x in tensors):
         return False
     if mask is None:
         return True
-    places = (*q.shape[:-1], k.shape[-2])
-    broadcasts = mask.ndim <= len(places) and all(
-        size in (1, whole) for size, whole in zip(mask.shape[::-1], places[::-1], strict=False)
-    )
+    whole = (batch, *q.shape[1:3], k.shape[2])[4 - mask.ndim :]
+    broadcasts = all(size in (1, full) for size, full in zip(mask.shape, whole, strict=True))
     kinds = (torch.bool, torch.float32, q.dtype)
-    return not is_causal and broadcasts and mask.dtype in kinds and mask.device == q.device and not mask.is_nested
+    return not is_causal and broadcasts and mask.dtype in kinds and mask.device == q.device
 
 
 class _Attention(torch.autograd.Function):
@@ -106,11 +141,18 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         is_causal, scale, enable_gqa = ctx.options
-        wanted = ctx.needs_input_grad[:4]
-        saved = zip(ctx.saved_tensors, wanted, strict=True)
-        tensors = [None if x is None else x.detach().requires_grad_(w) for x, w in saved]
+        wanted, again = (
+            ctx.needs_input_grad[:4],
+            torch.is_grad_enabled(),
+        )  # again: of these gradients, others are wanted
         with torch.enable_grad():
+            tensors = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
+            if not again:
+                tensors = [None if x is None else x.detach() for x in tensors]
+                for x, of_x in zip(tensors, wanted, strict=True):
+                    if x is not None and of_x:
+                        x.requires_grad_()
             out = by_math(*tensors, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-        leaves = [x for x in tensors if x is not None and x.requires_grad]
-        found = iter(torch.autograd.grad(out, leaves, gradients))
-        return (*(next(found) if w else None for w in wanted), None, None, None)
+        leaves = [x for x, of_x in zip(tensors, wanted, strict=True) if x is not None and of_x]
+        found = iter(torch.autograd.grad(out, leaves, gradients, create_graph=again))
+        return (*(next(found) if of_x else None for of_x in wanted), None, None, None)

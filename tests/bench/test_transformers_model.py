@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +13,7 @@ from torch import Tensor
 from evalengine.bench import transformers_model
 from evalengine.bench.report import Failure, Timing
 from evalengine.bench.transformers_model import Sizes, measure
-from evalengine.invariant import is_batch_invariant_mode, set_batch_invariant_mode
+from evalengine.invariant import is_batch_invariant_mode
 from tests.invariant.cuda_operands import DEVICE
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
@@ -40,15 +44,13 @@ def test_every_case_is_timed_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_time_for_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     real = transformers_model._cases
 
-    def wrong(*args: object) -> dict[str, object]:
-        def call(case: object) -> Tensor:
-            out: Tensor = case()  # type: ignore[operator]
-            return out * 2 if is_batch_invariant_mode() else out
+    def wrong(*args: Any) -> dict[str, Any]:
+        def call(case: Callable[[], Tensor]) -> Tensor:
+            return case() * 2 if is_batch_invariant_mode() else case()
 
-        return {name: (lambda case=case: call(case)) for name, case in real(*args).items()}  # type: ignore[arg-type]
+        return {name: (partial(call, case), target) for name, (case, target) in real(*args).items()}
 
     monkeypatch.setattr(transformers_model, "_cases", wrong)
     lines = list(measure(torch.device(DEVICE), {"Qwen3-0.6B": SMALL}, SIZES))
     assert len(lines) == 2 and all(isinstance(line, Failure) and "differ by" in line.reason for line in lines)
-    with set_batch_invariant_mode(False):
-        assert not is_batch_invariant_mode()
+    assert not is_batch_invariant_mode()

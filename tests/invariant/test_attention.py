@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.library import Library
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from evalengine.invariant import CoverageAudit
+from evalengine.invariant import CoverageAudit, attention
 from evalengine.invariant.attention import attend, attend_with_gradients
 from evalengine.kernels.attention_dense import dense_attention
 from tests.bitwise import assert_bitwise_equal
@@ -94,24 +97,102 @@ def test_gradients_are_torch_s_own(call: str, request: pytest.FixtureRequest) ->
     torch.testing.assert_close(of_q, stock[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_what_the_kernel_does_not_cover_is_torch_s(guard: type, request: pytest.FixtureRequest) -> None:
-    """Values of another width, float64, narrow heads, five dimensions, a scale below 0: torch's own result."""
+def penalty(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The gradient, by q, of the squared norm of attention's gradients by q, k and v: some hundreds."""
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    first = torch.autograd.grad((out * out).sum(), (q, k, v), create_graph=True)
+    (second,) = torch.autograd.grad(sum((g * g).sum() for g in first), q)
+    return second
+
+
+def test_gradients_of_gradients(request: pytest.FixtureRequest) -> None:
+    """Also where one tensor is query, key and value at once."""
+    with sdpa_kernel(SDPBackend.MATH):
+        separate = [x.requires_grad_() for x in operands()]
+        same = [separate[0]] * 3
+        stock = [penalty(*separate), penalty(*same)]
+        request.getfixturevalue("registered")
+        for tensors, expected in zip((separate, same), stock, strict=True):
+            torch.testing.assert_close(penalty(*tensors), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_forward_derivatives_and_transforms_are_torch_s(request: pytest.FixtureRequest) -> None:
     q, k, v = operands()
-    cases = [
-        ((q, k, randn(2, 4, 9, 24)), {}),
-        ((q.double(), k.double(), v.double()), {}),
-        ((q[..., :8], k[..., :8], v[..., :8]), {}),
-        ((q[None], k[None], v[None]), {}),
-        ((q, k, v), {"scale": -0.5}),
-        ((q, k[:1], v[:1]), {}),
-        ((q, k[:, :, :0], v[:, :, :0]), {}),
-    ]
-    stock = [F.scaled_dot_product_attention(*tensors, **options) for tensors, options in cases]
-    request.getfixturevalue("registered")
-    with guard():
-        for (tensors, options), expected in zip(cases, stock, strict=True):
-            torch.testing.assert_close(F.scaled_dot_product_attention(*tensors, **options), expected, equal_nan=True)
+    tangent = randn(*q.shape, seed=9)
+
+    def attend_q(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, k, v)
+
+    def all_of_them() -> list[Tensor]:
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(attend_q(forward_ad.make_dual(q, tangent))).tangent
+        assert dual is not None
+        return [
+            dual,
+            torch.func.jvp(attend_q, (q,), (tangent,))[1],
+            torch.func.grad(lambda x: attend_q(x).sum())(q),
+            torch.func.vmap(lambda x: F.scaled_dot_product_attention(x[None], k[:1], v[:1]))(q),
+        ]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        stock = all_of_them()
+        request.getfixturevalue("registered")
+        for ours, theirs in zip(all_of_them(), stock, strict=True):
+            assert theirs.abs().max() > 0.01
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_batch_of_one_beside_a_batch() -> None:
+    """Queries, keys or masks that a whole batch shares: a row has the bits that it has in a batch of one."""
+    q, k, v = operands()
+    for shared in ((q[:1], k, v), (q, k[:1], v[:1])):
+        whole = F.scaled_dot_product_attention(*shared)
+        for row in range(2):
+            alone = F.scaled_dot_product_attention(*(x[row : row + 1] if len(x) > 1 else x for x in shared))
+            assert_bitwise_equal(whole[row : row + 1], alone)
+    three = [x[:, 0] for x in (q, k, v)]  # the first dimension is the batch here
+    whole = F.scaled_dot_product_attention(three[0], three[1][:1], three[2][:1], attn_mask=MASK[:, 0])
+    assert_bitwise_equal(whole[1:], F.scaled_dot_product_attention(q[1, :1], k[0, :1], v[0, :1], attn_mask=MASK[1]))
+
+
+COVERED = operands()
+NOT_COVERED: dict[str, tuple[Callable[[], tuple[Tensor, ...]], dict[str, Any]]] = {
+    "values of another width": (lambda: (COVERED[0], COVERED[1], randn(2, 4, 9, 24)), {}),
+    "float64": (lambda: tuple(x.double() for x in COVERED), {}),
+    "narrow heads": (lambda: tuple(x[..., :8] for x in COVERED), {}),
+    "five dimensions": (lambda: tuple(x[None] for x in COVERED), {}),
+    "a scale below 0": (lambda: tuple(COVERED), {"scale": -0.5}),
+    "a tiny scale": (lambda: tuple(COVERED), {"scale": 1e-40}),
+    "dropout": (lambda: tuple(COVERED), {"dropout_p": 1.0}),
+    "no keys": (lambda: (COVERED[0], COVERED[1][:, :, :0], COVERED[2][:, :, :0]), {}),
+    "a causal mask besides": (lambda: tuple(COVERED), {"attn_mask": MASK, "is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("case", NOT_COVERED)
+def test_what_the_kernel_does_not_cover_is_torch_s(
+    case: str, guard: type, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results, and its errors."""
+    make, options = NOT_COVERED[case]
+    monkeypatch.setattr(attention, "dense_attention", lambda *args, **options: pytest.fail("the kernel was called"))
+
+    def outcome() -> Tensor | str:
+        try:
+            return F.scaled_dot_product_attention(*make(), **options)
+        except RuntimeError as error:
+            return str(error)
+
+    with guard(), sdpa_kernel(SDPBackend.MATH):
+        stock = outcome()
+        request.getfixturevalue("registered")
+        ours = outcome()
+    if isinstance(stock, str):
+        assert ours == stock
+    else:
+        torch.testing.assert_close(ours, stock, equal_nan=True)
 
 
 @pytest.mark.usefixtures("registered")

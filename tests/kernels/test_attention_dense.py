@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import reference
+from evalengine.kernels import attention_dense, reference
 from evalengine.kernels.attention import CHUNK
 from evalengine.kernels.attention_dense import dense_attention
 from tests.bitwise import assert_bitwise_equal, count_differing
@@ -115,6 +118,41 @@ def test_it_is_the_engine_s_attention(length: int, dim: int, dtype: torch.dtype)
     k, v = (x[pages].flatten(0, 1)[:length].transpose(0, 1)[None] for x in (batch.k_cache, batch.v_cache))
     out = dense_attention(batch.q.transpose(0, 1)[None], k, v, is_causal=True)
     assert_bitwise_equal(out[0].transpose(0, 1), batch.run())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_row_that_is_masked_by_the_least_number(dtype: torch.dtype) -> None:
+    """All of its keys count alike, as in torch; rows that see one key beside such numbers see that one only."""
+    q, k, v = operands(torch.float16 if dtype == torch.float16 else torch.float32, 1, 2, 1, 3, 70, 16)
+    mask = torch.full((3, 70), torch.finfo(dtype).min, dtype=dtype, device=DEVICE)
+    mask[1, 5] = 0
+    mask[2] = -torch.inf
+    out = dense_attention(q, k, v, mask.float())
+    if dtype != torch.float16:  # -65,504 leaves scores their differences
+        torch.testing.assert_close(out[0, :, 0], v.mean(2).expand(1, 2, -1)[0])
+    assert_bitwise_equal(out[0, :, 1], v[0, :, 5].expand(2, -1))
+    assert not out[0, :, 2].any()
+
+
+def test_a_remembered_launch_keeps_no_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shape that is met is remembered; a tensor kept with each would fill the memory."""
+    kept: list[tuple[int, ...]] = []
+
+    class Launched:
+        def __init__(self, args: tuple[Any, ...]) -> None:
+            self.args = args
+
+        def again(self, *varying: int) -> Callable[..., None]:
+            kept.extend(x.shape for i, x in enumerate(self.args) if isinstance(x, Tensor) and i not in varying)
+            return lambda *tensors: None
+
+    monkeypatch.setattr(attention_dense, "_again", {})
+    monkeypatch.setattr(attention_dense, "launch", lambda kernel, grid, args, *rest: Launched(args))
+    q, k, v = operands(torch.float32, 2, 2, 2, 3, 3, 16)
+    for mask in (None, torch.ones(3, 3, dtype=torch.bool, device=DEVICE)):
+        dense_attention(q, k, v, mask)
+        dense_attention(q, k, v, mask)
+    assert len(attention_dense._again) == 2 and not kept
 
 
 def test_nothing_to_do() -> None:
