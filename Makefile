@@ -30,7 +30,7 @@ fuzz:
 
 # What passed goes, with GPU, versions and commit, to a file that can be committed as results/reference/gpu-tests-<gpu>.json.
 test-gpu:
-	$(PYTEST) -m gpu --results results/gpu-tests.json
+	$(PYTEST) -m gpu --durations 25 --durations-min 2 --results results/gpu-tests.json
 
 # NVIDIA's compute-sanitizer over the kernels, on a machine with CUDA and its tools.
 sanitize:

@@ -91,12 +91,9 @@ def _in_four_dimensions(
     if q.ndim == 4:
         return q, k, v, mask
     at = _new_dimension(enable_gqa)
-    return (
-        q.unsqueeze(at),
-        k.unsqueeze(at),
-        v.unsqueeze(at),
-        mask if mask is None or mask.ndim < 3 else mask.unsqueeze(at),
-    )
+    if mask is not None and mask.ndim == 3:
+        mask = mask.unsqueeze(at)
+    return q.unsqueeze(at), k.unsqueeze(at), v.unsqueeze(at), mask
 
 
 def _fits(
@@ -141,10 +138,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         is_causal, scale, enable_gqa = ctx.options
-        wanted, again = (
-            ctx.needs_input_grad[:4],
-            torch.is_grad_enabled(),
-        )  # again: of these gradients, others are wanted
+        wanted = ctx.needs_input_grad[:4]
+        again = torch.is_grad_enabled()  # whether gradients of these gradients are wanted
         with torch.enable_grad():
             tensors = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
             if not again:
