@@ -19,23 +19,10 @@ import triton
 import triton.language as tl
 
 from evalengine.kernels.attention_parts import merge, normalized, reduce_chunk, slots
-from evalengine.kernels.device_math import after_previous_kernel
+from evalengine.kernels.device_math import after_previous_kernel, is_last_to_arrive
 
 # These tables are made for each step; a new width or alignment must not cause another compilation.
 TABLES = ("block_table", "seqlens_k")
-
-
-@triton.jit
-def _is_last(arrived_ptr, count):
-    """Whether all of `count` programs but this one have come here before; then what they stored can be read.
-
-    The number of arrivals is 0 again for the next launch.
-    """
-    tl.debug_barrier()  # every thread has stored its part before one of them says so
-    last = tl.atomic_add(arrived_ptr, 1, sem="acq_rel") == count - 1
-    if last:
-        tl.store(arrived_ptr, 0)
-    return last
 
 
 @triton.jit
@@ -49,17 +36,14 @@ def _finish(
     chunk has its result at once (merging it into the fresh state would change nothing: a = 0, b = 1). o_ptr is the
     place of the group's first head.
     """
-    if SPLIT:
-        if chunks > 1:
-            r = tl.arange(0, M)
-            state = (first + chunk) * G + r
-            tl.store(m_ptr + state, m, mask=r < G)
-            tl.store(l_ptr + state, l, mask=r < G)
-            tl.store(acc_ptr + state[:, None] * DP + column[None, :], acc, mask=(r < G)[:, None])
-            if _is_last(arrived_ptr, chunks):
-                _merge_chunks(o_ptr, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh, G, D, DP)
-        else:
-            _store(acc, l, o_ptr, column, stride_oh, G, D)
+    if SPLIT and chunks > 1:
+        r = tl.arange(0, M)
+        state = (first + chunk) * G + r
+        tl.store(m_ptr + state, m, mask=r < G)
+        tl.store(l_ptr + state, l, mask=r < G)
+        tl.store(acc_ptr + state[:, None] * DP + column[None, :], acc, mask=(r < G)[:, None])
+        if is_last_to_arrive(arrived_ptr, chunks, "gpu"):
+            _merge_chunks(o_ptr, m_ptr, l_ptr, acc_ptr, first, chunks, column, stride_oh, G, D, DP)
     else:
         _store(acc, l, o_ptr, column, stride_oh, G, D)
 

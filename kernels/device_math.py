@@ -14,6 +14,20 @@ from triton.language.target_info import cuda_capability_geq
 
 from evalengine.kernels.launching.launch import INTERPRETED
 
+
+@triton.jit
+def is_last_to_arrive(arrived_ptr, count, SCOPE: tl.constexpr):
+    """Whether all of `count` programs but this one have come here before; then what they stored can be read.
+
+    The number of arrivals is 0 again for the next launch. SCOPE: "gpu", or "sys" if other GPUs are told of it.
+    """
+    tl.debug_barrier()  # every thread has stored its part before one of them says so
+    last = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope=SCOPE) == count - 1
+    if last:
+        tl.store(arrived_ptr, 0)
+    return last
+
+
 # Whether our Gluon kernels can run: they need Triton 3.6, and the interpreter knows no Gluon.
 GLUON: bool = not INTERPRETED and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
 

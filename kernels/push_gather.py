@@ -105,14 +105,10 @@ def _push_kernel(
     target = row * width + RANK * row_words + column
     for rank in tl.static_range(SIZE):
         tl.store(slot_of(memories_ptr, slot, rank, tl.int64) + target, value, mask)
-    if FEW:
+    if FEW:  # noqa: SIM114  # an `or` could count arrivals in this case, too, in which there are none
         meet(memories_ptr, flags, counts_ptr, turn, flag, RANK, SIZE)
-    else:
-        tl.debug_barrier()
-        arrived = tl.atomic_add(counts_ptr, 1, sem="acq_rel", scope="sys")
-        if arrived == tl.num_programs(0) - 1:
-            tl.store(counts_ptr, 0)
-            meet(memories_ptr, flags, counts_ptr, turn, flag, RANK, SIZE)
+    elif device_math.is_last_to_arrive(counts_ptr, tl.num_programs(0), "sys"):
+        meet(memories_ptr, flags, counts_ptr, turn, flag, RANK, SIZE)
 
 
 def push_gather(source: Tensor, peers: Peers) -> None:
