@@ -141,7 +141,7 @@ def dense_attention(
     SCALES, head_dim^-0.5 by default.
     """
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
-    key = (kind(q), kind(k), kind(v), kind(mask), None if mask is None else mask.dtype, is_causal, scale)
+    key = (kind(q), kind(k), kind(v), kind(mask), is_causal, scale)
     if again := _again.get(key):
         again(q, k, v, out, q if mask is None else mask)
         return out

@@ -68,7 +68,7 @@ def _lines(name: str, models: Sequence[str], collected: Report) -> Iterator[Line
     if name == "transformers":
         from evalengine.bench import transformers_model
 
-        return transformers_model.measure(device, {model: {} for model in models})
+        return transformers_model.measure(device, models)
     from evalengine.bench import forward
     from evalengine.bench.models import published_spec
 

@@ -138,10 +138,8 @@ def _digests(rows: Sequence[Row]) -> Iterator[str]:
     counts: dict[str, int] = {}
     for row in rows:
         counts[row["workload"]] = max(counts.get(row["workload"], 0), row["round"] + 1)
-    rounds = max(counts.values(), default=0)
     if differing := differing_digests(rows):
         for preset, workload in differing:
-            yield f"{preset}, {workload}: the invariant mode gave DIFFERENT bytes in {rounds} rounds"
-    elif rounds > 1:
-        several = ", ".join(f"{count} of {workload}" for workload, count in counts.items() if count > 1)
+            yield f"{preset}, {workload}: the invariant mode gave DIFFERENT bytes in {counts[workload]} rounds"
+    elif several := ", ".join(f"{count} of {workload}" for workload, count in counts.items() if count > 1):
         yield f"the invariant mode gave the same bytes in all rounds ({several})"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -36,25 +36,20 @@ class Sizes:
     padding: int = 33
     num_layers: int = 8
     dtype: torch.dtype = torch.bfloat16
+    config: Mapping[str, Any] = field(default_factory=dict)  # fields of the models' published configs to change
 
 
-def measure(
-    device: torch.device, models: Mapping[str, Mapping[str, Any]], sizes: Sizes | None = None
-) -> Iterator[Line]:
-    """Yields a line for each model (name -> a change of its published config), kind of attention and batch."""
-    for model, changes in models.items():
+def measure(device: torch.device, models: Sequence[str], sizes: Sizes | None = None) -> Iterator[Line]:
+    """Yields a line for each model, kind of attention and batch."""
+    sizes = sizes or Sizes()
+    for model in models:
         for attention in ("sdpa", "eager"):
-            yield from guarded(
-                f"transformers, {attention}", model, partial(_compare, device, model, changes, attention, sizes)
-            )
+            yield from guarded(f"transformers, {attention}", model, partial(_compare, device, model, attention, sizes))
             free_memory()
 
 
-def _compare(
-    device: torch.device, name: str, changes: Mapping[str, Any], attention: str, sizes: Sizes | None
-) -> list[Line]:
-    sizes = sizes or Sizes()
-    body = _model(device, {**SHAPES[name.lower()], **changes}, attention, sizes)
+def _compare(device: torch.device, name: str, attention: str, sizes: Sizes) -> list[Line]:
+    body = _model(device, name, attention, sizes)
     lines: list[Line] = []
     with torch.inference_mode():
         for case, (call, target) in _cases(body, sizes, device).items():
@@ -67,15 +62,15 @@ def _compare(
     return lines
 
 
-def _model(device: torch.device, config: Mapping[str, Any], attention: str, sizes: Sizes) -> Any:
+def _model(device: torch.device, name: str, attention: str, sizes: Sizes) -> Any:
     """The body of a Qwen3 model of transformers with random weights."""
     from transformers import Qwen3Config, Qwen3Model
 
-    fields = {**config, "num_hidden_layers": sizes.num_layers, "attn_implementation": attention}
-    fields = {key: value for key, value in fields.items() if key not in ("architectures", "model_type", "torch_dtype")}
+    fields = {**SHAPES[name.lower()], **sizes.config, "num_hidden_layers": sizes.num_layers}
+    config = Qwen3Config.from_dict({**fields, "attn_implementation": attention})
     torch.manual_seed(0)
     with torch.device(device):
-        model: Any = Qwen3Model(Qwen3Config(**fields))
+        model: Any = Qwen3Model(config)
     return model.to(sizes.dtype).eval()
 
 

@@ -35,12 +35,13 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """The device's kernel: torch's arguments, q [..., L, D], k and v [..., S, D]."""
-    four = _in_four_dimensions(q, k, v, attn_mask, enable_gqa)
-    if four is None or not _fits(*four, dropout_p, is_causal, scale, enable_gqa):
+    covered = _covered(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if covered is None:
         return by_math(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    batch = max(map(len, four[:3]))  # some may have the size 1
-    queries, keys, values = (x.expand(batch, -1, -1, -1) for x in four[:3])
-    out = dense_attention(queries, keys, values, four[3], is_causal=is_causal, scale=scale)
+    *tensors, mask = covered
+    batch = max(map(len, tensors))  # some may have the size 1
+    queries, keys, values = (x.expand(batch, -1, -1, -1) for x in tensors)
+    out = dense_attention(queries, keys, values, mask, is_causal=is_causal, scale=scale)
     return out if q.ndim == 4 else out.squeeze(_new_dimension(enable_gqa))
 
 
@@ -57,9 +58,8 @@ def attend_with_gradients(
 ) -> Tensor:
     """The kernel above autograd. Operands that no kernel covers take the math path here, which has its gradients."""
     options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    four = _in_four_dimensions(q, k, v, attn_mask, enable_gqa)
-    fits = four is not None and _fits(*four, dropout_p, is_causal, scale, enable_gqa)
-    if not fits or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    transformed = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    if transformed or _covered(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa) is None:
         return by_math(q, k, v, attn_mask, dropout_p, is_causal, **options)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, attn_mask)):
         result: Tensor = _Attention.apply(q, k, v, attn_mask, is_causal, scale, enable_gqa)
@@ -80,27 +80,25 @@ def _new_dimension(enable_gqa: bool) -> int:
     return 0 if enable_gqa else 1
 
 
-def _in_four_dimensions(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """Views [B, H, ...] of the operands; None for what the kernel does not take in any case."""
+def _covered(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:  # fmt: skip
+    """Views of four dimensions of operands that the kernel covers; None for others, whose errors torch raises."""
     if any(x.is_nested or x.ndim not in (3, 4) or x.ndim != q.ndim for x in (q, k, v)):
         return None
     if mask is not None and (mask.is_nested or mask.ndim > q.ndim):
         return None
-    if q.ndim == 4:
-        return q, k, v, mask
-    at = _new_dimension(enable_gqa)
-    if mask is not None and mask.ndim == 3:
-        mask = mask.unsqueeze(at)
-    return q.unsqueeze(at), k.unsqueeze(at), v.unsqueeze(at), mask
+    if q.ndim == 3:
+        at = _new_dimension(enable_gqa)
+        q, k, v = q.unsqueeze(at), k.unsqueeze(at), v.unsqueeze(at)
+        mask = mask.unsqueeze(at) if mask is not None and mask.ndim == 3 else mask
+    fits = _fits(q, k, v, dropout_p, scale, enable_gqa) and (mask is None or _masks(mask, is_causal, q, k, v))
+    return (q, k, v, mask) if fits else None
 
 
-def _fits(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None,
-    enable_gqa: bool,
-) -> bool:  # fmt: skip
-    """Whether the kernel covers operands of four dimensions; torch raises the errors of those that fit nowhere."""
+def _fits(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, scale: float | None, enable_gqa: bool) -> bool:
+    """Whether the kernel covers q, k and v [B, H, ...]."""
     tensors, (smallest, largest) = (q, k, v), HEAD_DIMS
     if any(x.dtype != q.dtype or x.device != q.device or x.shape[3] != q.shape[3] or 0 in x.shape for x in tensors):
         return False
@@ -110,12 +108,12 @@ def _fits(
         return False
     if dropout_p or (scale is not None and not SCALES[0] <= scale <= SCALES[1]):
         return False
-    batch = max(map(len, tensors))
-    if any(len(x) not in (1, batch) for x in tensors):
-        return False
-    if mask is None:
-        return True
-    whole = (batch, *q.shape[1:3], k.shape[2])[4 - mask.ndim :]
+    return len({*map(len, tensors)} - {1}) <= 1
+
+
+def _masks(mask: Tensor, is_causal: bool, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernel covers the mask of q, k and v [B, H, ...]."""
+    whole = (max(map(len, (q, k, v))), *q.shape[1:3], k.shape[2])[4 - mask.ndim :]
     broadcasts = all(size in (1, full) for size, full in zip(mask.shape, whole, strict=True))
     kinds = (torch.bool, torch.float32, q.dtype)
     return not is_causal and broadcasts and mask.dtype in kinds and mask.device == q.device

@@ -18,7 +18,7 @@ from tests.invariant.cuda_operands import DEVICE
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
          "vocab_size": 61}  # fmt: skip
-SIZES = Sizes(rows=3, tokens=7, padding=2, num_layers=2, dtype=torch.float32)
+SIZES = Sizes(rows=3, tokens=7, padding=2, num_layers=2, dtype=torch.float32, config=SMALL)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_every_case_is_timed_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         transformers_model, "_wait", lambda device: (sides.append(is_batch_invariant_mode()), real(device))
     )
-    lines = list(measure(torch.device(DEVICE), {"Qwen3-0.6B": SMALL}, SIZES))
+    lines = list(measure(torch.device(DEVICE), ["Qwen3-0.6B"], SIZES))
     timings = [line for line in lines if isinstance(line, Timing)]
     assert len(lines) == len(timings) == 8 and all(line.seconds > 0 < line.beside_seconds for line in timings)
     assert [line.target for line in timings] == [1.15, 1.15, None, 1.3, None, None, None, None]
@@ -51,6 +51,6 @@ def test_no_time_for_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: (partial(call, case), target) for name, (case, target) in real(*args).items()}
 
     monkeypatch.setattr(transformers_model, "_cases", wrong)
-    lines = list(measure(torch.device(DEVICE), {"Qwen3-0.6B": SMALL}, SIZES))
+    lines = list(measure(torch.device(DEVICE), ["Qwen3-0.6B"], SIZES))
     assert len(lines) == 2 and all(isinstance(line, Failure) and "differ by" in line.reason for line in lines)
     assert not is_batch_invariant_mode()
