@@ -148,6 +148,9 @@ class LmEvalConfig:
     name: str | None = None  # the chosen name and its task, as mmlu_stem/mmlu_anatomy; task=lm_eval/NAME fills it
 
 
+ITEM_MARK = "#"  # stands between the name of a set of items and an item's, in the names of clusters
+
+
 @dataclass(frozen=True)
 class TaskConfig:
     """One task. A null field takes the task's own value (conf/task/<name>.yaml).
@@ -165,6 +168,7 @@ class TaskConfig:
     num_fewshot: int | None = None
     description: str | None = None
     cluster: str | None = None  # the column that names what rows share (a passage, a video); statistics count these
+    items: str | None = None  # the name of a set of items that other tasks ask, too, as a translation: row n is item n
     repeats: int | None = None  # samples a document, at a temperature above 0
     gen_prefix: str | None = None  # the start of the assistant's answer: a text, or a template if the task takes them
     pass_at: list[int] | None = None  # the j of each pass@j that is reported; pass@repeats always is

@@ -136,8 +136,7 @@ class Task(ABC):
             self.config.dataset, self.config.split, data_dir=self._data_dir, read_text=self.read_text
         )
         self.docs = documents_of(self._rows, self.columns, self.shapes, self.document)
-        if self.config.cluster is not None:
-            self.clusters = cluster_names(self._rows, self.config.cluster, f"tasks.{self.name}.cluster")
+        self.clusters = cluster_names(self._rows, self.config, self.name)
         if self.num_fewshot == 0:
             return
         self._exemplar_rows = self._load_exemplars()
@@ -239,6 +238,7 @@ class Task(ABC):
             "rows": len(evaluated),
             "sha256": content_hash(evaluated),
             "cluster": self.config.cluster,
+            "items": self.config.items,
             "clusters": None if self.clusters is None else len(set(self.clusters[:limit])),
             "fewshot_source": exemplars.source if exemplars else None,
             "fewshot_rows": len(exemplars.rows) if exemplars else 0,

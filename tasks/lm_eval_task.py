@@ -69,9 +69,7 @@ class LmEvalTask(Task):
         self._rows = self._rows_of(local, evaluated_split(self._settings), self.docs)
         if self.num_fewshot and (pool := exemplar_split(self._settings)) is not None:
             self._exemplar_rows = self._rows_of(local, pool, [])
-        if self.config.cluster is not None:
-            named = Rows(self.docs, self._rows.source)
-            self.clusters = cluster_names(named, self.config.cluster, f"tasks.{self.name}.cluster")
+        self.clusters = cluster_names(Rows(self.docs, self._rows.source), self.config, self.name)
 
     def _check_rows(self) -> None:
         """lm-eval has made the documents, and makes their texts when it is asked for the requests."""

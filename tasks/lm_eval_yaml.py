@@ -23,7 +23,7 @@ from evalengine.tasks.scores import metric_problems
 
 TEXTS = ("doc_to_text", "doc_to_target", "doc_to_choice")
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
-OWN = ("cls", "cluster", "fewshot_file")  # settings of this package that lm-eval has no name for
+OWN = ("cls", "cluster", "items", "fewshot_file")  # settings of this package that lm-eval has no name for
 # lm-eval's keys that change neither prompts nor scores.
 WITHOUT_EFFECT = ("task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query")
 KNOWN = {

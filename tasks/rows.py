@@ -12,6 +12,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+from evalengine.config import ITEM_MARK, TaskConfig
 from evalengine.errors import ConfigError, first_of
 
 Row = dict[str, Any]
@@ -21,6 +22,7 @@ MAX_BITS = 13_000  # about 3,900 digits; Python writes integers of at most 4,300
 # Types of `datasets` columns that JSON has no values for; hashes and files hold their text.
 WRITTEN_AS_TEXT = (date, time, timedelta, Decimal, bytes)
 SHOWN = 10  # problems listed; more would say the same
+LONGEST_NAME = 80  # characters of a cluster's name; a passage is named by its hash
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,25 @@ def check_rows(rows: Rows, *, thorough: bool = False) -> Rows:
     return rows
 
 
-def cluster_names(rows: Rows, column: str, setting: str) -> list[str]:
-    """The value of `column` in each row, as text: rows of one name are related (questions about one passage, say).
+def cluster_names(rows: Rows, task: TaskConfig, name: str) -> list[str] | None:
+    """What relates each row to others: the value of the column `task.cluster` (questions about one passage, say; a long
+    one by its hash), or its number within the set `task.items`. None where the task has neither.
 
     Raises ConfigError that names the setting and each row where it is missing, null, or neither text nor number.
     """
+    prefix = "" if task.items is None else task.items + ITEM_MARK
+    if task.cluster is not None:
+        return [prefix + value for value in _values(rows, task.cluster, f"tasks.{name}.cluster")]
+    return None if task.items is None else [f"{prefix}{number}" for number in range(len(rows.rows))]
+
+
+def _values(rows: Rows, column: str, setting: str) -> list[str]:
     names, problems = [], []
     for number, row in enumerate(rows.rows):
         value = row.get(column)
         if isinstance(value, str | int | float) and not isinstance(value, bool):
-            names.append(str(value))
+            text = str(value)
+            names.append(text if len(text) <= LONGEST_NAME else hashlib.sha256(text.encode()).hexdigest()[:16])
             continue
         what = "no" if value is None else f"{json.dumps(value, default=str)[:40]}, neither text nor number, as its"
         problems.append(f"{setting}={column}: {rows.place(number)} has {what} {column!r}")

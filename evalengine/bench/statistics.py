@@ -7,11 +7,11 @@ coverage of the intervals, and power. Beside the claims stand the figures of met
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
+from evalengine.bench.figures import Figure, shares
 from evalengine.bench.statistics_cases import (
     ALPHA,
     bonett_price_bound,
@@ -22,56 +22,24 @@ from evalengine.bench.statistics_cases import (
     related_flips,
     unequal_groups,
 )
+from evalengine.bench.statistics_rare import failing, jittering, planned, rare, uneven, uneven_margins
 from evalengine.report.stats.detectable_loss import binary_loss
-from evalengine.report.stats.intervals import bonett_price, clustered_stderr, t_interval
-from evalengine.report.stats.loss_bound import loss_bound, stratum
+from evalengine.report.stats.intervals import bonett_price, cluster_degrees, clustered_stderr, t_interval
+from evalengine.report.stats.loss_bound import Losses, joined, loss_bound, stratum
 from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.paired import holm, mcnemar
 from evalengine.report.stats.permutation import sign_flip
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval
 
-Draw = Callable[[np.random.Generator], tuple[bool, ...]]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """How often something happened. `at_least` and `at_most` are the claim; both None: shown for comparison."""
-
-    group: str
-    what: str
-    case: str
-    share: float
-    draws: int | None  # simulated outcomes; None: all outcomes are counted
-    at_least: float | None = None
-    at_most: float | None = None
-
-    @property
-    def error(self) -> float:
-        """Three standard errors of the share."""
-        return 0.0 if self.draws is None else 3 * math.sqrt(max(self.share * (1 - self.share), 1e-4) / self.draws)
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the claim holds within three standard errors; None without a claim."""
-        if self.at_least is None and self.at_most is None:
-            return None
-        low = -math.inf if self.at_least is None else self.at_least
-        high = math.inf if self.at_most is None else self.at_most
-        return low - self.error <= self.share <= high + self.error
-
 
 def figures(draws: int, seed: int) -> Iterator[Figure]:
     """Yields all figures in the report's order, simulated with `draws` each. Every group has a generator of its own."""
-    parts = (_tests, _margins, _related_margins, _averages, _perplexities, _coverage, _power)
+    parts = (
+        *(_tests, _margins, _related_margins, _averages, _perplexities, _coverage, _power),
+        *(jittering, failing, planned, uneven, uneven_margins, rare),
+    )
     for number, part in enumerate(parts):
         yield from part(np.random.default_rng([seed, number]), draws)
-
-
-def _shares(rng: np.random.Generator, draws: int, draw: Draw) -> list[float]:
-    total = np.zeros(len(draw(np.random.default_rng(0))))
-    for _ in range(draws):
-        total += draw(rng)
-    return [float(share) for share in total / draws]
 
 
 def _tests(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
@@ -81,7 +49,7 @@ def _tests(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         drawn = flips(rng, 400, 0.05, 0.05)
         return (mcnemar(int((drawn < 0).sum()), int((drawn > 0).sum()))[0] <= ALPHA, sign_flip(drawn)[0] <= ALPHA)
 
-    for what, share in zip(("exact McNemar", "permutation test"), _shares(rng, draws, unrelated), strict=True):
+    for what, share in zip(("exact McNemar", "permutation test"), shares(rng, draws, unrelated), strict=True):
         yield Figure(group, what, "400 documents, 10 % flips", share, draws, at_most=ALPHA)
     for size in (2, 5, 10):
 
@@ -90,7 +58,7 @@ def _tests(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
             wins, losses = (size * int(np.count_nonzero(sums == sign)) for sign in (-size, size))
             return (sign_flip(sums)[0] <= ALPHA, mcnemar(wins, losses)[0] <= ALPHA)
 
-        with_clusters, without = _shares(rng, draws, related)
+        with_clusters, without = shares(rng, draws, related)
         case = f"100 groups of {size} that flip together, 10 % of them"
         yield Figure(group, "permutation test over clusters", case, with_clusters, draws, at_most=ALPHA)
         yield Figure(group, "exact McNemar, clusters not known", case, without, draws)
@@ -100,7 +68,7 @@ def _tests(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         p = [mcnemar(int(wins), int(losses))[1] for wins, losses, _ in counts]
         return (min(holm(p)) <= ALPHA, min(p) <= ALPHA)
 
-    for what, share in zip(("p after Holm", "raw p"), _shares(rng, draws, family), strict=True):
+    for what, share in zip(("p after Holm", "raw p"), shares(rng, draws, family), strict=True):
         limit = ALPHA if "Holm" in what else None
         yield Figure(group, f"any of 20 metrics by its {what}", "one-sided, as the gate", share, draws, at_most=limit)
 
@@ -132,7 +100,7 @@ def _related_margins(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         touched, flip, losses = (f"{part * 100:g} %" for part in (hit, share, lost))
         case = f"{groups} clusters, {touched} touched, {flip} of those flip, {losses} of it losses"
         names = ("the gate's bound", "the gate's bound, clusters not known", "t over clusters, no correction")
-        for name, figure in zip(names, _shares(rng, draws, draw), strict=True):
+        for name, figure in zip(names, shares(rng, draws, draw), strict=True):
             yield Figure(group, name, case, figure, draws, at_most=ALPHA if name == names[0] else None)
 
 
@@ -144,10 +112,29 @@ def _averages(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         strata = [stratum(task, np.arange(100), 1 / 57) for task in losses]
         return (loss_bound(strata, 1.0, ALPHA).bound <= 0.01,)
 
-    (wrong,) = _shares(rng, draws, lambda rng: draw(rng, 0.01))
+    (wrong,) = shares(rng, draws, lambda rng: draw(rng, 0.01))
     yield Figure(group, "false passes of a margin of 1 point", "8 % flips besides", wrong, draws, at_most=ALPHA)
-    (right,) = _shares(rng, draws, lambda rng: draw(rng, 0.0))
+    (right,) = shares(rng, draws, lambda rng: draw(rng, 0.0))
     yield Figure(group, "passes of no loss", "8 % flips besides", right, draws, at_least=0.7)
+    yield from _translations(rng, draws)
+
+
+def _translations(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group = "Averages over translations: the macro mean of 11 languages, each of the same 250 items"
+    for shared in (0.3, 0.6):
+
+        def draw(rng: np.random.Generator, shared: float = shared) -> tuple[bool, ...]:
+            common = flips(rng, 250, 0.05, 0.03)
+            losses = [np.where(rng.random(250) < shared, common, flips(rng, 250, 0.05, 0.03)) for _ in range(11)]
+            items, apart = ([f"{name}#{item}" for item in range(250)] for name in ("all", "own"))
+            alike = joined([Losses(task, items, 1 / 11) for task in losses])
+            alone = joined([Losses(task, [f"{n} {i}" for i in apart], 1 / 11) for n, task in enumerate(losses)])
+            return tuple(loss_bound(strata, 1.0, ALPHA).bound <= 0.02 for strata in (alike, alone))
+
+        wrong, unknown = shares(rng, draws, draw)
+        case = f"2 points, 8 % flips, {shared * 100:g} % of them shared"
+        yield Figure(group, "the gate's bound", case, wrong, draws, at_most=ALPHA)
+        yield Figure(group, "the gate's bound, items taken as unrelated", case, unknown, draws)
 
 
 def _perplexities(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
@@ -164,11 +151,11 @@ def _perplexities(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         return bound <= math.log(1.01), sign_flip(worse.parts)[1] <= ALPHA, low <= math.exp(3.0) <= high
 
     case = "pages differ by 1.5 %"
-    wrong, _, covered = _shares(rng, draws, lambda rng: draw(rng, math.log(1.01)))
+    wrong, _, covered = shares(rng, draws, lambda rng: draw(rng, math.log(1.01)))
     yield Figure(group, "false passes of a margin of 1 %", f"1 % worse, {case}", wrong, draws, at_most=ALPHA)
-    _, alarms, _ = _shares(rng, draws, lambda rng: draw(rng, 0.0))
+    _, alarms, _ = shares(rng, draws, lambda rng: draw(rng, 0.0))
     yield Figure(group, "false alarms of the one-sided test", f"no difference, {case}", alarms, draws, at_most=ALPHA)
-    _, power, _ = _shares(rng, draws, lambda rng: draw(rng, math.log(1.009)))
+    _, power, _ = shares(rng, draws, lambda rng: draw(rng, math.log(1.009)))
     yield Figure(group, "losses found by the test", f"0.9 % worse, {case}", power, draws, at_least=0.9)
     case = "pages between 2.4 and 3.6 nats a word"
     yield Figure(group, "coverage of one run's 95 % interval", case, covered, draws, 0.91, 0.97)
@@ -182,7 +169,7 @@ def _coverage(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         low, high = bonett_price(int((drawn < 0).sum()), int((drawn > 0).sum()), 400, 0.95)
         return (low <= -0.03 <= high,)
 
-    (share,) = _shares(rng, draws, paired_shares)
+    (share,) = shares(rng, draws, paired_shares)
     yield Figure(group, "difference of two runs (Bonett and Price)", "400 documents, 9 % flips", share, draws, 0.94)
 
     def clustered(rng: np.random.Generator) -> tuple[bool, ...]:
@@ -191,11 +178,12 @@ def _coverage(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         covered = []
         for clusters in (codes, np.arange(len(codes))):
             stderr = clustered_stderr(drawn, clusters)
-            low, high = t_interval(float(drawn.mean()), stderr, int(clusters.max()) + 1, 0.95)
+            degrees = cluster_degrees(np.bincount(clusters).astype(np.float64))
+            low, high = t_interval(float(drawn.mean()), stderr, degrees, 0.95)
             covered.append(low <= 0.09 <= high)
         return tuple(covered)
 
-    known, unknown = _shares(rng, draws, clustered)
+    known, unknown = shares(rng, draws, clustered)
     case = "100 clusters of 1 to 9, 30 % touched"
     yield Figure(group, "difference of two runs, clustered t", case, known, draws, 0.92)
     yield Figure(group, "difference of two runs, clusters not known", case, unknown, draws)
@@ -207,7 +195,7 @@ def _coverage(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
         intervals = [mean_interval(scores, clusters=clusters) for clusters in (names, None)]
         return tuple(bounds is not None and bounds[0] <= 0.7 <= bounds[1] for bounds in intervals)
 
-    known, unknown = _shares(rng, draws, single)
+    known, unknown = shares(rng, draws, single)
     yield Figure(group, "one run's accuracy, Wilson over clusters", "100 clusters of 5 alike", known, draws, 0.93)
     yield Figure(group, "one run's accuracy, clusters not known", "100 clusters of 5 alike", unknown, draws)
 
@@ -226,7 +214,7 @@ def _power(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
                 lost, won = rng.binomial(right, loss_share), rng.binomial(count - right, win_share)
                 return (mcnemar(int(won), int(lost))[1] <= ALPHA,)
 
-            (share,) = _shares(rng, draws, found)
+            (share,) = shares(rng, draws, found)
             case = f"{claimed * 100:.2f} points, by {rate * 100:g} % flips of {count}, among {flipping * 100:g} %"
             limits = (0.78, 0.84) if flipping == rate else (None, None)
             yield Figure(group, "losses found that the test `can detect`", case, share, draws, *limits)

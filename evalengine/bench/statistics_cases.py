@@ -37,9 +37,7 @@ def passing(bound: Bound, count: int, margin: float, loss: float, win: float) ->
 def gate_bound(losses: int, wins: int, count: int) -> float:
     """The gate's bound for 0/1 scores of unrelated documents: `loss_bound` by the counts alone."""
     mean, variance = (losses - wins) / count, (losses + wins) / count - ((losses - wins) / count) ** 2
-    quantile = float(_t_quantile(count - 1))
-    shift = (float(stats.norm.isf(ALPHA)) ** 2 + 2) / 3
-    return LossBound(mean, (variance / (count - 1)) ** 0.5, 1 / count, shift, quantile, count).bound
+    return LossBound(mean, (variance / (count - 1)) ** 0.5, 1 / count, count - 1.0, ALPHA, count).bound
 
 
 def bonett_price_bound(losses: int, wins: int, count: int) -> float:

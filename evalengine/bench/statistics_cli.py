@@ -11,7 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from evalengine.bench.statistics import Figure, figures
+from evalengine.bench.figures import Figure
+from evalengine.bench.statistics import figures
 from evalengine.command import Namespace
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version

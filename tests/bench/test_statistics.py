@@ -12,7 +12,8 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.bench import statistics, statistics_cli
-from evalengine.bench.statistics import Figure, figures
+from evalengine.bench.figures import Figure
+from evalengine.bench.statistics import figures
 from evalengine.bench.statistics_cases import bonett_price_bound, gate_bound, passing
 from evalengine.report.stats import permutation
 from evalengine.report.stats.loss_bound import loss_bound, stratum

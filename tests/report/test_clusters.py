@@ -22,13 +22,16 @@ from evalengine.report.gate.policies import Limits
 from evalengine.report.read.baseline import load_baseline, to_text
 from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.stats import permutation
-from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.clusters import across_tasks, cautions, cluster_names
 from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.paired import mcnemar, paired
 from evalengine.report.stats.permutation import sign_flip
 from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import available_tasks, load_task
+from evalengine.tasks.rows import Rows
+from evalengine.tasks.rows import cluster_names as relations
+from tests.parity.shipped_rows import rows_of
 from tests.report.gate_runs import METRIC, make_run
 from tests.run_double import bind_again, generated, write_run
 
@@ -78,9 +81,10 @@ def test_a_row_without_a_cluster_is_refused_with_its_place(
 
 def test_clusters_change_no_identity_and_no_sample_without_them() -> None:
     extra = dict.fromkeys(("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "dtype"), "x")
-    runs = [Config(tasks={"sums": TaskConfig(cluster=cluster)}) for cluster in (None, "passage")]
+    settings = ({}, {"cluster": "passage"}, {"items": "all"})
+    runs = [Config(tasks={"sums": TaskConfig(**own)}) for own in settings]
     identities = [run_identity(config, {**extra, "numerics": "exact"}) for config in runs]
-    assert identities[0] == identities[1] and "cluster" not in identities[0]["tasks"]["sums"]
+    assert identities[0] == identities[1] == identities[2] and "cluster" not in identities[0]["tasks"]["sums"]
     sample = Sample(0, {}, "t", [], [], [], "none", {}, "", "", "")
     assert "doc_cluster" not in sample_row(sample)
     assert sample_row(replace(sample, cluster="p0")) == {**sample_row(sample), "doc_cluster": "p0"}
@@ -90,7 +94,40 @@ def test_shipped_tasks_name_columns_that_their_rows_have() -> None:
     """The tasks' settings are read from their outlines, which are what Hydra composes (unit/test_task_outline.py)."""
     outlined = [outline(name).tasks for name in available_tasks()]
     named = {name: task.cluster for tasks in outlined for name, task in tasks.items()}
-    assert {name: column for name, column in named.items() if column} == {"hellaswag": "source_id"}
+    assert {name: column for name, column in named.items() if column} == {
+        "hellaswag": "source_id", "boolq": "passage", "drop": "passage",
+    }  # fmt: skip
+    assert all(isinstance(rows_of(name)[0]["passage"], str) for name in ("boolq", "drop"))
+    items = {name: task.items for tasks in outlined for name, task in tasks.items() if task.items}
+    assert {name.partition("_")[0] for name in items} == {"mgsm", "gsm8k", "humaneval"} == {*items.values()}
+    assert len([name for name in items if items[name] == "mgsm"]) == 33, "eleven languages, three forms"
+
+
+def test_clusters_of_a_set_are_shared_by_the_tasks_that_name_it_and_no_others() -> None:
+    rows = Rows([{"passage": "A" * 500, "n": 1}, {"passage": "B", "n": 2}], "here")
+    assert relations(rows, TaskConfig(), "t") is None
+    assert relations(rows, TaskConfig(cluster="n"), "t") == ["1", "2"]
+    passages = relations(rows, TaskConfig(cluster="passage"), "t")
+    assert passages is not None and len(passages[0]) == 16 and passages[1] == "B", "a long one by its hash"
+    assert relations(rows, TaskConfig(items="all"), "t") == ["all#0", "all#1"]
+    assert relations(rows, TaskConfig(items="all", cluster="n"), "t") == ["all#1", "all#2"]
+    assert across_tasks("de", ["all#0", "all#1"]) == across_tasks("en", ["all#0", "all#1"])
+    assert across_tasks("de", ["0", "1"]) == ["de 0", "de 1"] and across_tasks("de", ["C#", "1"])[0] == "de C#"
+
+
+def test_few_clusters_and_few_successes_are_said() -> None:
+    """Intervals of few effective clusters, or of few shares above 0, cover less than they say (`bench statistics`)."""
+    even, uneven = [str(i // 4) for i in range(100)], ["large"] * 60 + [str(i) for i in range(40)]
+    scores = [float(i % 3 == 0) for i in range(100)]
+    assert cautions(scores, None) == cautions(scores, even) == []
+    (said,) = cautions(scores, uneven)
+    assert "41 clusters as uneven as 2.1 equal ones are few" in said
+    (rare,) = cautions([0.5, 0.25] + [0.0] * 98, None)
+    assert rare.startswith("as few as 1.8 documents make the score") and cautions([0.5] * 40 + [0.2] * 60, None) == []
+    a, b = make_run({"sums": scores}), make_run({"sums": [1.0, *scores[1:]]}, total=-1.6)
+    names = {"sums": dict(enumerate(uneven))}
+    evidence = of_documents(KEY, replace(a, clusters=names), b, Limits(margin=2.0), True, 1)
+    assert "100 documents in 41 clusters (41 clusters as uneven as 2.1 equal ones" in evidence.what
 
 
 def clustered_folder(path: Path) -> Path:

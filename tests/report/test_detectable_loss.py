@@ -94,7 +94,7 @@ def test_other_scores_end_at_what_there_is_to_lose() -> None:
     a = [0.1] * 6 + [0.0] * 194
     b = [0.0] * 6 + [0.9] * 4 + [0.0] * 190
     assert detectable(a, b).loss == pytest.approx(0.6 / 200)
-    assert mean_effect(paired(a, b).stderr, 0.1, 200, 0.05, 0.8, sides=1) > 0.6 / 200
+    assert mean_effect(paired(a, b).stderr, 0.1, 200, 199.0, 0.05, 0.8, sides=1) > 0.6 / 200
 
 
 def test_scores_without_bounds_may_lose_any_amount() -> None:

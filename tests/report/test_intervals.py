@@ -20,9 +20,10 @@ from tests.report.paired_counts import binary, exact_mcnemar
 
 
 def test_clustered_stderr_by_hand() -> None:
-    # d = 1, 3 | 2 | -2, 0, 2 with mean 1: cluster residuals 2, 1, -3; sqrt(3 / 2 * (4 + 1 + 9)) / 6
+    # d = 1, 3 | 2 | -2, 0, 2 with mean 1: cluster residuals 2, 1, -3 of 2, 1 and 3 in 6
     d, codes = np.array([1.0, 3, 2, -2, 0, 2]), np.array([0, 0, 1, 2, 2, 2])
-    assert intervals.clustered_stderr(d, codes) == pytest.approx(math.sqrt(21) / 6, rel=1e-14)
+    by_hand = math.sqrt(4 / (4 / 6) + 1 / (5 / 6) + 9 / (3 / 6)) / 6
+    assert intervals.clustered_stderr(d, codes) == pytest.approx(by_hand, rel=1e-14)
     assert intervals.clustered_stderr(d, np.arange(6)) == pytest.approx(np.std(d, ddof=1) / math.sqrt(6), rel=1e-14)
     assert math.isnan(intervals.clustered_stderr(d, np.zeros(6, dtype=np.intp)))
 

@@ -8,6 +8,7 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.report.stats.paired import PairedResult, compare_many, holm, paired
+from evalengine.report.stats.family import family_p, one_test
+from evalengine.report.stats.paired import PairedResult, holm, paired
 from evalengine.report.stats.permutation import sign_flip
+from tests.report.model_runs import model
 from tests.report.paired_counts import binary, exact_mcnemar
 
 
@@ -171,10 +174,17 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-def test_compare_many_names_each() -> None:
-    results = {("gsm8k", "exact_match"): paired(*binary(0, 8, 40)), ("copa", "acc"): paired(*binary(3, 3, 40))}
-    assert compare_many(results) == {("gsm8k", "exact_match"): 4 / 256, ("copa", "acc"): 1.0}
-    assert compare_many(results, one_sided=True)[("gsm8k", "exact_match")] == 2 / 256
+def test_metrics_of_the_same_numbers_are_one_test() -> None:
+    """A task with repeats reports exact_match and avg@8, which are equal for every document."""
+    runs = [model("a", {"sums": [1.0, 0.5, 0.0]}), model("b", {"sums": [0.5, 0.5, 0.0]})]
+    acc = ("sums", "acc", "none")
+    again, other = ("sums", "avg@8", "none"), ("sums", "maj@8", "none")
+    rows = [{**run.scores, again: run.scores[acc], other: {**run.scores[acc], 1: 1.0}} for run in runs]
+    runs = [replace(run, scores=own) for run, own in zip(runs, rows, strict=True)]
+    same = one_test([acc, again, other, ("sums", "f1", "none")], runs)
+    assert same[again] == same[acc] == acc and same[other] == other and same["sums", "f1", "none"][1] == "f1"
+    assert family_p({acc: 0.01, again: 0.01, other: 0.03}, same) == {acc: 0.02, again: 0.02, other: 0.03}
+    assert family_p({again: 0.01, other: 0.03}, same) == {again: 0.02, other: 0.03}, "the first one is not tested"
 
 
 # --- properties ------------------------------------------------------------------------------------------------------

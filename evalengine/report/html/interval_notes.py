@@ -1,4 +1,4 @@
-"""Why a metric has no interval, in terms of what the metric is."""
+"""Why a metric has no interval, or one that may be too narrow, in terms of what the metric is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import ScoreKey
 from evalengine.report.read.run_data import RunData
+from evalengine.report.stats.metric_interval import interval_cautions
 
 
 def interval_note(data: RunData, has_interval_by_key: Mapping[ScoreKey, bool], about: str) -> str:
@@ -20,6 +21,8 @@ def interval_note(data: RunData, has_interval_by_key: Mapping[ScoreKey, bool], a
         if not has_interval:
             reasons.setdefault(_why(data, key), []).append(key)
     parts = [about] if any(has_interval_by_key.values()) else []
+    for key in [key for key, has_interval in has_interval_by_key.items() if has_interval]:
+        parts += [f"{next(_named([key], data))}: {why}." for why in interval_cautions(data.run, key)]
     parts += [f"No interval for {', '.join(_named(keys, data))}: {why}." for why, keys in reasons.items()]
     return " ".join(parts)
 

@@ -61,8 +61,8 @@ def metrics_section(page: Page, data: RunData) -> None:
     filled = [place for place in range(len(head)) if any(row[place] != "" for row in rows)]
     rows, head = [[row[place] for place in filled] for row in rows], [head[place] for place in filled]
     right = [place for place, name in enumerate(head) if name in ("Value", "Stderr", "Documents", "n-shot")]
-    about = ("Intervals are over documents, or clusters of related ones: Wilson's for 0/1 scores, Student's t for "
-             "others; of perplexities by way of the nats by word or byte. Stderr is lm-eval's.")  # fmt: skip
+    about = ("Intervals are over documents, or clusters of related ones: Wilson's for scores in [0, 1], Student's t "
+             "for others; of perplexities by way of the nats by word or byte. Stderr is lm-eval's.")  # fmt: skip
     note = interval_note(data, {key: metric_interval(data.run, key) is not None for key in data.run.results}, about)
     page.section("metrics", "Metrics", table(head, rows, numbers=right), note=note)
 

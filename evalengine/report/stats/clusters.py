@@ -8,8 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from evalengine.config import ITEM_MARK
 from evalengine.errors import ConfigError
 from evalengine.report.read.run import Run
+
+FEW = 20  # as many equal clusters: with fewer, intervals of 0/1 scores covered .91 to .93 in place of .95
+RARE = 10  # as many whole successes (or failures): with fewer, intervals of a mean of shares covered .89 to .93
+
+
+def across_tasks(task: str, names: Sequence[str]) -> list[str]:
+    """The clusters of a task's documents where documents of other tasks stand beside them: its own, but for those of a
+    set of items that several tasks ask (`TaskConfig.items`), whose names begin with the set's."""
+    sets = {name.partition(ITEM_MARK)[0] if ITEM_MARK in name else None for name in names}
+    return list(names) if len(sets) == 1 and None not in sets else [f"{task} {name}" for name in names]
+
+
+def cautions(scores: Sequence[float], clusters: Sequence[str] | None) -> list[str]:
+    """Why the interval of the mean of a task's scores may cover less than it says: too few clusters, or too few shares
+    above 0 or below 1 (`bench statistics` has the figures). Empty where nothing speaks against it."""
+    from evalengine.report.stats.intervals import cluster_degrees  # importing SciPy takes most of a second
+    from evalengine.report.stats.paired import cluster_codes
+
+    values = np.asarray(scores, dtype=np.float64)
+    if len(values) < 2:
+        return []
+    sizes = np.bincount(cluster_codes(clusters, len(values)))
+    said = [few_clusters(len(values), len(sizes), cluster_degrees(sizes.astype(np.float64)) + 1)]
+    if values.min() >= 0 and values.max() <= 1 and not np.isin(values, (0, 1)).all():
+        rarer = min((float(x.sum()) ** 2 / float((x * x).sum()) for x in (values, 1 - values) if x.any()), default=0.0)
+        if rarer < RARE:
+            said.append(f"as few as {rarer:.1f} documents make the score, so that its interval may be too narrow")
+    return [text for text in said if text]
+
+
+def few_clusters(documents: int, clusters: int, effective: float) -> str:
+    """A caution where clusters say as little as a few of equal size would; "" for unrelated documents, or enough."""
+    if clusters == documents or effective >= FEW:
+        return ""
+    as_few = f" as uneven as {effective:.1f} equal ones" if effective < 0.95 * clusters else ""
+    return f"{clusters} clusters{as_few} are few; intervals and bounds may be too narrow"
 
 
 def cluster_names(a: Run, b: Run, task: str, documents: Sequence[int]) -> list[str] | None:

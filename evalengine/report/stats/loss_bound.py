@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from evalengine.report.stats.intervals import Floats, cluster_sums
+from evalengine.report.stats.intervals import Floats, cluster_degrees, cluster_sums, residual_variance
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,25 @@ class Stratum:
 @dataclass(frozen=True)
 class LossBound:
     """The mean loss is at most `bound`, with confidence 1 - alpha: the loss that was seen, a shift for skewness and for
-    flips that were not seen, and the margin of error."""
+    flips that were not seen, and the margin of error. `p_above` is the same bound from below."""
 
     loss: float  # the observed mean loss
-    stderr: float  # CR1, of the observed mean; NaN for one cluster
-    unit: float  # the part of the loss that one more cluster would make
-    shift: float  # what skewness and unseen flips add, in units; NaN for one cluster
-    quantile: float  # the margin of error, in standard errors
+    stderr: float  # CR2, of the observed mean; NaN for one cluster
+    unit: float  # the part of the loss that one more cluster would make; NaN for one cluster
+    degrees: float  # of freedom, of the standard error; NaN for one cluster
+    alpha: float  # the error that `bound` may have, at most 0.5
     groups: int  # how many clusters there are
     most: float = math.inf  # the most that can be lost: 1 for a share
+
+    @property
+    def shift(self) -> float:
+        """What skewness and unseen flips add, in units."""
+        return _shift(self.alpha)
+
+    @property
+    def quantile(self) -> float:
+        """The margin of error, in standard errors."""
+        return -float(scipy.special.stdtrit(self.degrees, self.alpha))
 
     @property
     def error(self) -> float:
@@ -50,15 +61,56 @@ class LossBound:
         bound = self.loss + self.shift * self.unit + self.error
         return self.most if math.isnan(bound) else min(self.most, bound)
 
-    def times_the_documents(self, margin: float) -> float:
-        """How many times as many documents would bring the bound to `margin`, if they showed the same; inf: none."""
-        room, shift = margin - self.loss, self.shift * self.unit
-        if not (room > 0 and math.isfinite(self.error)):
+    def p_above(self, margin: float) -> float:
+        """How likely a loss of `margin` or less shows so large a loss: the least alpha at which the bound from below,
+        loss - shift unit - error, lies above `margin`; 1 where none does."""
+        if not replace(self, alpha=0.5).below > margin:
+            return 1.0
+        tiny = 1e-12
+        if replace(self, alpha=tiny).below > margin:
+            return tiny
+        return float(scipy.optimize.brentq(lambda p: replace(self, alpha=p).below - margin, tiny, 0.5, xtol=1e-13))
+
+    @property
+    def below(self) -> float:
+        """What the mean loss is at least, with confidence 1 - alpha; NaN for one cluster."""
+        return self.loss - self.shift * self.unit - self.quantile * math.hypot(self.stderr, self.unit)
+
+    def times_the_documents(self, margin: float, power: float) -> float:
+        """How many times as many documents bring the bound to `margin` with probability `power`, if there is no loss
+        and they spread as these do; below 1 where these would do, inf where none would."""
+        if not (margin > 0 and math.isfinite(self.error)):
             return math.inf
-        # loss + shift x + q sqrt(V x + unit^2 x^2) = margin, for x = 1 / times: a x^2 + b x = room^2
-        a = (self.quantile * self.unit) ** 2 - shift**2
-        b = (self.quantile * self.stderr) ** 2 + 2 * room * shift
-        return (b + math.sqrt(b * b + 4 * a * room**2)) / (2 * room**2)
+        z = float(scipy.special.ndtri(power))
+
+        def beyond(x: float) -> float:
+            """How far the bound of 1 / x times the documents lies above the margin, at most, with that probability."""
+            error = self.quantile * math.sqrt(x * self.stderr**2 + (x * self.unit) ** 2)
+            return x * self.shift * self.unit + error + z * math.sqrt(x) * self.stderr - margin
+
+        most = 1.0
+        while beyond(most) <= 0:
+            if most > 1e12:
+                return 0.0
+            most *= 4
+        return 1 / float(scipy.optimize.brentq(beyond, 0.0, most, rtol=1e-12))
+
+
+def documents_for(margin: float, flips: float, alpha: float, power: float) -> int:
+    """The fewest unrelated documents with 0/1 scores whose bound lies within `margin` with probability `power`, if
+    there is no loss and a share `flips` of the answers changes, as many for the better as for the worse."""
+
+    def times(count: int) -> float:
+        bound = LossBound(0.0, math.sqrt(flips / count), 1 / count, max(1.0, count - 1.0), alpha, count)
+        return bound.times_the_documents(margin, power)
+
+    low, high = 1, 2
+    while times(high) > 1:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if times(middle) > 1 else (low, middle)
+    return high
 
 
 def stratum(losses: Floats, codes: NDArray[np.intp], weight: float = 1.0) -> Stratum:
@@ -70,16 +122,44 @@ def stratum(losses: Floats, codes: NDArray[np.intp], weight: float = 1.0) -> Str
     return Stratum(weight * sums / count, weight * (sums - sizes * mean) / count, weight * sizes / count)
 
 
+class Losses(NamedTuple):
+    """A task's documents as part of a mean over tasks."""
+
+    losses: Floats  # [n]
+    clusters: Sequence[str]  # [n] names, which tasks share where they ask the same items: translations, say
+    weight: float  # the task's in the mean
+
+
+def joined(tasks: Sequence[Losses]) -> list[Stratum]:
+    """The strata of a mean over fixed tasks: one for each task, and one for all that share clusters, in which a
+    cluster's part is the sum of its parts of the tasks. Taken as independent, eleven translations among which 30 % of
+    the flips are shared passed a margin falsely in 9 % of cases, and in 23 % at 60 %."""
+    layers: list[dict[str, Floats]] = []  # cluster -> (part, residual, share)
+    for task in tasks:
+        names, codes = np.unique(np.asarray(task.clusters), return_inverse=True)
+        own = stratum(task.losses, codes, task.weight)
+        layer = dict(zip(names.tolist(), np.stack((own.parts, own.residuals, own.shares), 1), strict=True))
+        apart = []
+        for other in layers:
+            if other.keys().isdisjoint(layer):
+                apart.append(other)
+                continue
+            layer = {name: layer.get(name, 0.0) + other.get(name, 0.0) for name in {**other, **layer}}
+        layers = [*apart, layer]
+    return [Stratum(*np.stack(list(layer.values()), 1)) for layer in layers]
+
+
 def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: float = math.inf) -> LossBound:
     """The one-sided upper bound of the mean loss at confidence 1 - `alpha`, no more than `most`; `scale` is the size of
     one score.
 
         loss + t (z^2 + 2) / 3 + q sqrt(V + t^2)
 
-    V is the clusters' variance (`intervals.clustered_stderr`'s CR1, summed over strata whose tasks are fixed), q
-    Student's quantile (Satterthwaite 1946's degrees of freedom over strata) and z the normal one. t = sum |x|^3 /
-    sum x^2 over the clusters' parts x is the largest skewness (third moment over variance) that differences of these
-    sizes can have: all of them losses. It enters
+    V is the clusters' variance (`intervals.clustered_stderr`'s CR2, summed over strata whose tasks are fixed), q
+    Student's quantile (`intervals.cluster_degrees`, by Satterthwaite 1946 over strata) and z the normal one. t = sum
+    |x|^3 / sum x^2 over the clusters' parts x is the largest skewness (third moment over variance) that differences of
+    these sizes can have: all of them losses. It is no less than if a cluster lost all of its `scale`: among scores in
+    [0, 1] that jitter, a rare total loss that was not seen made up to 37 % of the passes false. It enters
     - as t (2 z^2 + 1) / 6, the Edgeworth correction of a studentised mean's bound (Johnson 1978, "Modified t Tests and
       Confidence Intervals for Asymmetrical Populations", Journal of the American Statistical Association 73(363); Hall
       1992, "On the Removal of Skewness by Transformation", Journal of the Royal Statistical Society B 54(1)), plus
@@ -94,33 +174,31 @@ def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: floa
     parts = np.concatenate([layer.parts for layer in strata])
     loss = math.fsum(parts)
     if any(len(layer.parts) < 2 for layer in strata):
-        return LossBound(loss, math.nan, math.nan, math.nan, math.nan, groups, most)
-    variances = [_variance(layer) for layer in strata]
+        return LossBound(loss, math.nan, math.nan, math.nan, alpha, groups, most)
+    variances = [residual_variance(layer.residuals, layer.shares) for layer in strata]
     variance = math.fsum(variances)
     unit = _unit(parts, np.concatenate([layer.shares for layer in strata]), scale)
-    quantile = -float(scipy.special.stdtrit(_freedom(strata, variances), alpha))
-    shift = (float(scipy.special.ndtri(alpha)) ** 2 + 2) / 3
-    return LossBound(loss, math.sqrt(variance), unit, shift, quantile, groups, most)
+    return LossBound(loss, math.sqrt(variance), unit, _freedom(strata, variances), alpha, groups, most)
 
 
-def _variance(layer: Stratum) -> float:
-    groups = len(layer.parts)
-    return math.fsum(layer.residuals**2) * groups / (groups - 1)
+def _shift(alpha: float) -> float:
+    return (float(scipy.special.ndtri(alpha)) ** 2 + 2) / 3
 
 
 def _freedom(strata: Sequence[Stratum], variances: Sequence[float]) -> float:
-    """Satterthwaite's degrees of freedom; those of all clusters where nothing differs."""
-    spread = math.fsum(v**2 / (len(layer.parts) - 1) for v, layer in zip(variances, strata, strict=True))
-    if spread == 0:
-        return float(sum(len(layer.parts) - 1 for layer in strata))
-    return math.fsum(variances) ** 2 / spread
+    """Satterthwaite's degrees of freedom over strata of so many each; their sum where nothing differs."""
+    degrees = [cluster_degrees(layer.shares) for layer in strata]
+    if not any(variances):
+        return math.fsum(degrees)
+    return math.fsum(variances) ** 2 / math.fsum(v**2 / own for v, own in zip(variances, degrees, strict=True))
 
 
 def _unit(parts: Floats, shares: Floats, scale: float) -> float:
     """The size of one cluster's part of the loss: a mean over clusters that differ, in which larger ones count for
-    more; where none differs, over clusters that lose everything."""
+    more, and no less than over clusters that lose everything: what was not seen may be larger than what was."""
+    everything = scale * math.fsum(shares**2) / math.fsum(shares)
     sizes = np.abs(parts[parts != 0])
     if len(sizes) == 0:
-        return scale * math.fsum(shares**2) / math.fsum(shares)
+        return everything
     largest = float(sizes.max())  # so that no power of a tiny size is 0
-    return largest * math.fsum((sizes / largest) ** 3) / math.fsum((sizes / largest) ** 2)
+    return max(everything, largest * math.fsum((sizes / largest) ** 3) / math.fsum((sizes / largest) ** 2))

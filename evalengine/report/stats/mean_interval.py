@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 
 CONFIDENCE = 0.95
 
@@ -31,41 +31,45 @@ def _wilson(share: float, count: float, quantile: float) -> tuple[float, float]:
 def mean_interval(
     scores: Sequence[float], confidence: float = CONFIDENCE, clusters: Sequence[str] | None = None
 ) -> tuple[float, float] | None:
-    """The interval of the mean of documents' scores: Wilson's for 0/1 scores, else Student's t. `clusters` names each
-    document's group, where documents are related.
+    """The interval of the mean of documents' scores: Wilson's for scores in [0, 1], else Student's t. `clusters` names
+    each document's group, where documents are related.
 
-    None where the scores cannot tell: fewer than two, one that is not finite, or (not 0/1) all of them equal.
+    Shares that are not 0/1 (F1, pass@1 over several samples), and clusters, take Wilson's interval with as many
+    documents as would have their standard error, mean (1 - mean) / stderr^2, and Student's quantile for the normal one
+    (Korn & Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated
+    from Survey Data", Survey Methodology 24(2)): Student's own covers .84 to .91 where few of them are above 0.
+
+    None where the scores cannot tell: fewer than two, one that is not finite, one cluster, or (not 0/1) all of them
+    equal.
     """
     if len(scores) < 2 or not all(map(math.isfinite, scores)):
         return None
-    if clusters is not None and len(set(clusters)) < len(scores):
-        return _clustered(scores, confidence, clusters)
-    if set(scores) <= {0.0, 1.0}:
+    related = clusters is not None and len(set(clusters)) < len(scores)
+    if set(scores) <= {0.0, 1.0} and not related:
         return wilson(int(sum(scores)), len(scores), confidence)
-    if len(set(scores)) == 1:
-        return None
+    return _by_stderr(scores, confidence, clusters if related else None)
+
+
+def _by_stderr(
+    scores: Sequence[float], confidence: float, clusters: Sequence[str] | None
+) -> tuple[float, float] | None:
     # Importing SciPy takes most of a second, which not every run's report needs.
-    from evalengine.report.stats.intervals import t_interval
-
-    return t_interval(fmean(scores), stdev(scores) / math.sqrt(len(scores)), len(scores), confidence)
-
-
-def _clustered(scores: Sequence[float], confidence: float, clusters: Sequence[str]) -> tuple[float, float] | None:
-    """Student's t over clusters; for 0/1 scores Wilson's with as many documents as would have the clustered error
-    (Korn & Graubard 1998, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated
-    from Survey Data", Survey Methodology 24(2)), with Student's quantile for the normal one. None for one cluster.
-    """
     import numpy as np
 
-    from evalengine.report.stats.intervals import clustered_stderr, t_interval
+    from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
     from evalengine.report.stats.paired import cluster_codes
 
     codes = cluster_codes(clusters, len(scores))
-    groups = int(codes.max()) + 1
-    if groups < 2:
+    degrees = cluster_degrees(np.bincount(codes).astype(np.float64))
+    if not degrees > 0:
         return None
     mean, stderr = fmean(scores), clustered_stderr(np.asarray(scores, dtype=np.float64), codes)
-    if not set(scores) <= {0.0, 1.0}:
-        return t_interval(mean, stderr, groups, confidence) if stderr else None
-    independent = min(float(len(scores)), mean * (1 - mean) / stderr**2) if stderr else float(groups)
-    return _wilson(mean, independent, t_interval(0.0, 1.0, groups, confidence)[1])
+    answers = set(scores) <= {0.0, 1.0}
+    if stderr == 0 and not answers:
+        return None
+    if min(scores) < 0 or max(scores) > 1:
+        return t_interval(mean, stderr, degrees, confidence)
+    independent = mean * (1 - mean) / stderr**2 if stderr else degrees + 1
+    if answers:
+        independent = min(float(len(scores)), independent)
+    return _wilson(mean, independent, t_interval(0.0, 1.0, degrees, confidence)[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.clusters import cautions, cluster_names
 from evalengine.report.stats.mean_interval import mean_interval
 
 
@@ -19,6 +19,12 @@ def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:
     if not math.isclose(math.fsum(values) / len(values), value, rel_tol=1e-6, abs_tol=1e-6):
         return None
     return mean_interval(values, clusters=cluster_names(run, run, key[0], list(scores)))
+
+
+def interval_cautions(run: Run, key: ScoreKey) -> list[str]:
+    """Why a metric's interval may be too narrow (`clusters.cautions`)."""
+    scores = run.scores.get(key)
+    return cautions(list(scores.values()), cluster_names(run, run, key[0], list(scores))) if scores else []
 
 
 def _of_ratio(run: Run, key: ScoreKey) -> tuple[float, float] | None:

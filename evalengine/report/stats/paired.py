@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -21,6 +21,7 @@ from evalengine.report.stats.detectable_loss import detectable_loss
 from evalengine.report.stats.intervals import (
     Floats,
     bonett_price,
+    cluster_degrees,
     cluster_sums,
     clustered_stderr,
     no_spread_interval,
@@ -30,7 +31,6 @@ from evalengine.report.stats.permutation import EXACT, resamples, sign_flip
 from evalengine.report.stats.power import binary_effect, check_levels, mean_effect
 
 Test = Literal["mcnemar-exact", "permutation"]
-Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class PairedResult:
     minimum_detectable_loss: float  # one-sided test, given what a has to lose (`detectable_loss`); > 0, inf: none
     undetectable: str  # why no loss can be detected; "" where one can
     clusters: int  # independent groups of items; n without clusters
+    effective_clusters: float  # groups of equal size that would tell as much: degrees of freedom and one; NaN for one
 
     def to_json(self) -> dict[str, Any]:
         """Fields by name; None for what is not finite, which JSON cannot hold."""
@@ -102,6 +103,7 @@ def paired(
         ci_high=inferred.interval[1], p_value=inferred.p_values[0], test=inferred.test,
         p_one_sided=inferred.p_values[1], minimum_detectable_effect=inferred.effect,
         minimum_detectable_loss=least.loss, undetectable=least.why, clusters=int(codes.max()) + 1,
+        effective_clusters=cluster_degrees(np.bincount(codes).astype(np.float64)) + 1,
     )  # fmt: skip
 
 
@@ -136,10 +138,11 @@ def _infer_mean(
 ) -> _Inferred:
     """Scores of any size, or of related items; `scale` is the size of the metric's scores."""
     mean, groups = _mean(difference), int(codes.max()) + 1
+    degrees = cluster_degrees(np.bincount(codes).astype(np.float64))
     if stderr == 0:
         interval = no_spread_interval(mean, scale, groups, confidence)
     else:
-        interval = t_interval(mean, stderr, groups, confidence)
+        interval = t_interval(mean, stderr, degrees, confidence)
     sums = cluster_sums(difference, codes)
     p_values = sign_flip(-sums if higher_is_better else sums, seed)
     sizes = np.abs(sums[sums != 0])
@@ -147,7 +150,7 @@ def _infer_mean(
     drawn = resamples(groups)
     both, loss = (
         math.inf if groups > EXACT and sides / (drawn + 1) > levels[0]  # no drawn p-value is that small
-        else mean_effect(stderr, typical, groups, *levels, sides)
+        else mean_effect(stderr, typical, groups, degrees, *levels, sides)
         for sides in (2, 1)
     )  # fmt: skip
     return _Inferred("permutation", interval, p_values, both, loss)
@@ -175,12 +178,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = running
     return adjusted
-
-
-def compare_many(results: Mapping[Name, PairedResult], one_sided: bool = False) -> dict[Name, float]:
-    """Each metric's p-value (`p_one_sided` if asked), corrected by `holm` for the number of metrics looked at."""
-    values = [result.p_one_sided if one_sided else result.p_value for result in results.values()]
-    return dict(zip(results, holm(values), strict=True))
 
 
 def _scores(name: str, values: ArrayLike) -> Floats:

@@ -2,7 +2,7 @@
 
 The ratio is theta = -sum L / sum W: L a document's log-likelihood, W its words or bytes. A perplexity is exp(theta),
 bits are theta / ln 2. Standard errors are those of a ratio estimator, by the delta method over clusters (Cochran 1977,
-"Sampling Techniques", 6.3 and 9A; with the factor G / (G - 1) of `intervals.clustered_stderr`).
+"Sampling Techniques", 6.3 and 9A; corrected as `intervals.clustered_stderr` is, with a cluster's weight as its size).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.intervals import Floats, cluster_sums, t_interval
+from evalengine.report.stats.intervals import Floats, cluster_degrees, cluster_sums, residual_variance, t_interval
 from evalengine.report.stats.loss_bound import Stratum
 
 Kind = Literal["perplexity", "bits"]
@@ -56,19 +56,23 @@ def value_of(nats: float, kind: Kind) -> float:
 def ratio_stderr(totals: Floats, weights: Floats, codes: NDArray[np.intp]) -> float:
     """Standard error of -sum totals / sum weights (nats), with clusters `codes` [n] in 0..G-1; NaN for one cluster.
 
-    sqrt(G / (G - 1) sum_g e_g^2) / sum W with e_g = sum_{i in g} (-L_i - theta W_i).
+    sqrt(sum_g e_g^2 / (1 - W_g / sum W)) / sum W with e_g = sum_{i in g} (-L_i - theta W_i).
     """
-    groups, weight = int(codes.max()) + 1, math.fsum(weights)
-    if groups < 2:
+    weight = math.fsum(weights)
+    if int(codes.max()) < 1:
         return math.nan
     residuals = cluster_sums(-totals + weights * exact_sum(totals) / weight, codes)
-    return math.sqrt(math.fsum(residuals**2) * groups / (groups - 1)) / weight
+    return math.sqrt(residual_variance(residuals, _sizes(weights, codes))) / weight
+
+
+def _sizes(weights: Floats, codes: NDArray[np.intp]) -> Floats:
+    return np.bincount(codes, weights=weights).astype(np.float64)
 
 
 def ratio_interval(ratio: Ratio, codes: NDArray[np.intp], confidence: float = 0.95) -> tuple[float, float, float]:
     """(standard error, low, high) of the metric: Student's interval of theta, then the metric at its ends."""
     stderr = ratio_stderr(ratio.totals, ratio.weights, codes)
-    low, high = t_interval(ratio.nats, stderr, int(codes.max()) + 1, confidence)
+    low, high = t_interval(ratio.nats, stderr, cluster_degrees(_sizes(ratio.weights, codes)), confidence)
     slope = ratio.value if ratio.kind == "perplexity" else 1 / math.log(2)
     return slope * stderr, value_of(low, ratio.kind), value_of(high, ratio.kind)
 
@@ -102,7 +106,7 @@ def loss_stratum(old: Ratio, new: Ratio, codes: NDArray[np.intp]) -> Stratum:
     """Each cluster's part of theta's rise from `old` to `new`, a ratio over the same weights."""
     losses, weight = old.totals - new.totals, math.fsum(old.weights)
     sums = cluster_sums(losses, codes)
-    sizes = np.bincount(codes, weights=old.weights).astype(np.float64)
+    sizes = _sizes(old.weights, codes)
     return Stratum(sums / weight, (sums - sizes * math.fsum(losses) / weight) / weight, sizes / weight)
 
 

@@ -45,10 +45,12 @@ def binary_effect(count: int, discordance: float, alpha: float, power: float, si
     return float(scipy.optimize.brentq(missing, min(1e-9, 0.01 / count), 1.0, xtol=1e-12, rtol=1e-9))
 
 
-def mean_effect(stderr: float, typical: float, clusters: int, alpha: float, power: float, sides: int = 2) -> float:
+def mean_effect(
+    stderr: float, typical: float, clusters: int, degrees: float, alpha: float, power: float, sides: int = 2
+) -> float:
     """Smallest mean difference (metric's units) that the test over `clusters` clusters finds with `power`.
 
-    (t_alpha + t_power) * stderr with clusters - 1 degrees of freedom: Miller 2024 (arXiv:2411.00640), power analysis,
+    (t_alpha + t_power) * stderr with so many `degrees` of freedom: Miller 2024 (arXiv:2411.00640), power analysis,
     with t for its z. The error observed says little where few clusters differ, so the effect is at least that of
     differences of the `typical` size (units of the mean; > 0) in just as many clusters as can be significant:
     `typical` times `binary_effect` without discordance. inf: no difference can be significant with so few clusters.
@@ -56,7 +58,7 @@ def mean_effect(stderr: float, typical: float, clusters: int, alpha: float, powe
     least = binary_effect(clusters, 0.0, alpha, power, sides)
     if math.isinf(least):
         return math.inf
-    quantiles = float(scipy.stats.t.isf(alpha / sides, clusters - 1) + scipy.stats.t.isf(1 - power, clusters - 1))
+    quantiles = float(scipy.stats.t.isf(alpha / sides, degrees) + scipy.stats.t.isf(1 - power, degrees))
     return max(quantiles * stderr, typical * least)
 
 

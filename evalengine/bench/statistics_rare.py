@@ -1,0 +1,156 @@
+"""Figures of `bench statistics` on what is rare or uneven: losses that were not seen, clusters of unlike sizes, scores
+that few documents have, and verdicts of a gate where the loss lies on either side of the margin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalengine.bench.figures import Figure, shares
+from evalengine.bench.statistics_cases import ALPHA, bounds_of, flips, gate_bound, passing, related_flips
+from evalengine.report.stats.clusters import FEW, RARE
+from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
+from evalengine.report.stats.loss_bound import documents_for, loss_bound, stratum
+from evalengine.report.stats.mean_interval import mean_interval
+
+Floats = NDArray[np.float64]
+Sizes = Callable[[np.random.Generator, int], NDArray[np.int64]]
+
+
+def jittering(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group = "False passes of a margin by scores in [0, 1] that jitter, with a rare total loss"
+    for count, margin in ((200, 0.01), (200, 0.02), (1319, 0.005)):
+        for jitter in (0.0, 0.02, 0.1):
+
+            def draw(
+                rng: np.random.Generator, count: int = count, margin: float = margin, jitter: float = jitter
+            ) -> tuple[bool, ...]:
+                losses = rng.uniform(-jitter, jitter, count)
+                losses[rng.random(count) < margin] = 1.0
+                return (loss_bound([stratum(losses, np.arange(count))], 1.0, ALPHA).bound <= margin,)
+
+            (wrong,) = shares(rng, draws, draw)
+            case = f"{count} documents, {margin * 100:g} points, jitter of {jitter:g}"
+            yield Figure(group, "the gate's bound", case, wrong, draws, at_most=ALPHA)
+
+
+def failing(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group, count, margin = "Failures of a gate with a margin of 2 points", 1319, 0.02
+    for loss, limits in ((0.0, (None, ALPHA)), (0.01, (None, ALPHA)), (0.015, (None, ALPHA)), (0.02, (None, ALPHA)),
+                         (0.04, (0.7, None))):  # fmt: skip
+
+        def draw(rng: np.random.Generator, loss: float = loss) -> tuple[bool, ...]:
+            bound = loss_bound([stratum(flips(rng, count, 0.015 + loss, 0.015), np.arange(count))], 1.0, ALPHA)
+            return (bound.p_above(margin) <= ALPHA,)
+
+        (failed,) = shares(rng, draws, draw)
+        case = f"{count} documents, a true loss of {loss * 100:g} points, 3 % flips besides"
+        yield Figure(group, "a loss beyond the margin is shown", case, failed, draws, *limits)
+
+
+def planned(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group = "Passes of as many documents as are said to be needed, without a loss"
+    for margin, flipping in ((0.01, 0.0), (0.01, 0.005), (0.01, 0.02), (0.01, 0.1), (0.02, 0.05)):
+        count = documents_for(margin, flipping, ALPHA, 0.8)
+        share = passing(gate_bound, count, margin, flipping / 2, flipping / 2)
+        case = f"{count:,} documents, {margin * 100:g} points, {flipping * 100:g} % flips"
+        yield Figure(group, "the gate passes", case, share, None, 0.77, 0.85 if flipping else None)
+
+
+def ten_large(rng: np.random.Generator, groups: int) -> NDArray[np.int64]:
+    """Clusters of 1 to 9 documents, a tenth of them 20 times as large."""
+    sizes = rng.integers(1, 10, groups)
+    sizes[: groups // 10] *= 20
+    return sizes
+
+
+def pareto(rng: np.random.Generator, groups: int) -> NDArray[np.int64]:
+    """Clusters whose sizes have a Pareto tail of 1.2, as passages' questions and authors' texts have."""
+    return np.minimum(1 + rng.pareto(1.2, groups), 2000).astype(np.int64)
+
+
+def uneven(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group = f"Coverage of 95 % intervals over uneven clusters (a caution stands below {FEW} effective ones)"
+    for sizes_of, groups, words in ((ten_large, 100, "a tenth 20 times as large"), (pareto, 100, "Pareto sizes"),
+                                    (ten_large, 1000, "a tenth 20 times as large")):  # fmt: skip
+        for alike in (0.3, 1.0):
+            yield from _covered(rng, draws, group, sizes_of, groups, alike, words)
+
+
+def _covered(
+    rng: np.random.Generator, draws: int, group: str, sizes_of: Sizes, groups: int, alike: float, words: str
+) -> Iterator[Figure]:
+    effective: list[float] = []
+
+    def draw(rng: np.random.Generator) -> tuple[bool, ...]:
+        sizes = sizes_of(rng, groups)
+        codes = np.repeat(np.arange(groups), sizes)
+        scores, other = (_answers(rng, codes, alike) for _ in range(2))
+        degrees = cluster_degrees(sizes.astype(np.float64))
+        effective.append(degrees + 1)
+        one = mean_interval(scores.tolist(), clusters=[str(code) for code in codes])
+        difference, stderr = other - scores, clustered_stderr(other - scores, codes)
+        two, plain = (t_interval(float(difference.mean()), stderr, by, 0.95) for by in (degrees, groups - 1.0))
+        return one is not None and one[0] <= 0.7 <= one[1], two[0] <= 0 <= two[1], plain[0] <= 0 <= plain[1]
+
+    one, two, plain = shares(rng, draws, draw)
+    few = sum(count < FEW for count in effective) > len(effective) / 2
+    case = f"{groups} clusters, {words}, {alike * 100:g} % alike, {np.mean(effective):.0f} effective"
+    least = 0.90 if few else 0.93
+    yield Figure(group, "one run's accuracy", case, one, draws, least)
+    yield Figure(group, "difference of two runs", case, two, draws, least)
+    yield Figure(group, "difference of two runs, with clusters - 1 degrees of freedom", case, plain, draws)
+
+
+def uneven_margins(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group = "False passes of a margin over uneven clusters: the true loss is the margin"
+    for sizes_of, groups, words in ((ten_large, 100, "a tenth 20 times as large"), (pareto, 1000, "Pareto sizes")):
+        for hit, share, lost in ((0.1, 1.0, 1.0), (0.3, 0.5, 0.8)):
+
+            def draw(
+                rng: np.random.Generator, sizes_of: Sizes = sizes_of, groups: int = groups,
+                spread: tuple[float, float, float] = (hit, share, lost),
+            ) -> tuple[bool, ...]:  # fmt: skip
+                codes = np.repeat(np.arange(groups), sizes_of(rng, groups))
+                bounds = bounds_of(related_flips(rng, codes, *spread), codes)
+                return tuple(bound <= spread[0] * spread[1] * (2 * spread[2] - 1) for bound in bounds)
+
+            ours, _, plain = shares(rng, draws, draw)
+            case = f"{groups} clusters, {words}, {hit * 100:g} % touched, {lost * 100:g} % of it losses"
+            yield Figure(group, "the gate's bound", case, ours, draws, at_most=ALPHA)
+            yield Figure(group, "t over clusters, no correction", case, plain, draws)
+
+
+def _answers(rng: np.random.Generator, codes: NDArray[np.intp], alike: float) -> Floats:
+    """Seven of ten right; a share `alike` of the documents has its cluster's answer."""
+    of_clusters = (rng.random(int(codes.max()) + 1) < 0.7)[codes]
+    return np.where(rng.random(len(codes)) < alike, of_clusters, rng.random(len(codes)) < 0.7).astype(np.float64)
+
+
+def rare(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group = f"Coverage of 95 % intervals of pass@1 (a caution stands below {RARE} effective successes)"
+    kinds: tuple[tuple[str, Callable[[np.random.Generator, int], Floats]], ...] = (
+        ("2 % of the documents solved half of the time", lambda rng, n: np.where(rng.random(n) < 0.02, 0.5, 0.0)),
+        ("rates from a beta distribution of mean 0.03", lambda rng, n: rng.beta(0.05, 1.5, n)),
+        ("rates from a beta distribution of mean 0.5", lambda rng, n: rng.beta(0.5, 0.5, n)),
+    )
+    truths = (0.01, 0.05 / 1.55, 0.5)
+    for (words, rates), truth in zip(kinds, truths, strict=True):
+        for count, samples in ((164, 10), (500, 4)):
+
+            def draw(
+                rng: np.random.Generator, rates: Callable[[np.random.Generator, int], Floats] = rates,
+                count: int = count, samples: int = samples, truth: float = truth,
+            ) -> tuple[bool, ...]:  # fmt: skip
+                scores = rng.binomial(samples, rates(rng, count)) / samples
+                bounds = mean_interval(scores.tolist())
+                stderr = float(scores.std(ddof=1)) / count**0.5
+                low, high = t_interval(float(scores.mean()), stderr, count - 1.0, 0.95)
+                return bounds is None or bounds[0] <= truth <= bounds[1], low <= truth <= high
+
+            ours, plain = shares(rng, draws, draw)
+            case = f"{count} documents, {samples} samples, {words}"
+            yield Figure(group, "Wilson's by the standard error", case, ours, draws, 0.92)
+            yield Figure(group, "Student's t", case, plain, draws)
