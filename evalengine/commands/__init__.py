@@ -11,6 +11,7 @@ MODULES = {  # sub-command -> the module whose `main(argv)` answers it
     "cache": "evalengine.commands.cache",
     "prove": "evalengine.commands.prove",
     "check": "evalengine.commands.check",
+    "plan": "evalengine.commands.plan",
     "tasks": "evalengine.commands.tasks",
     "lm_eval": "evalengine.lm_eval_model.cli",
 }

@@ -28,10 +28,13 @@ def item(task: str, doc: int, output: str = "same", total: float | None = -1.5) 
     return Item(task, doc, 0, 0, "generate_until", leaf, prompt, ids, None, None, total, None, 0)
 
 
-def make_run(scores: Mapping[str, Sequence[float]], items: Sequence[Item] = (), **identity: Any) -> Run:
-    """A baseline. scores: task -> the documents' scores; `items` replace the made-up items of the same request."""
+def make_run(
+    scores: Mapping[str, Sequence[float]], items: Sequence[Item] = (), total: float = -1.5, **identity: Any
+) -> Run:
+    """A baseline. scores: task -> the documents' scores; `items` replace the made-up items of the same request, whose
+    logprobs sum to `total`: runs of other totals have no equal bits."""
     by_key: dict[Key, Item] = {}
-    for entry in (*(item(task, doc) for task in scores for doc in range(len(scores[task]))), *items):
+    for entry in (*(item(task, doc, total=total) for task in scores for doc in range(len(scores[task]))), *items):
         by_key[entry.key] = entry
     leaves = {task: [bytes.fromhex(by_key[key].leaf) for key in sorted(by_key) if key[0] == task] for task in scores}
     return Run(

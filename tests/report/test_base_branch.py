@@ -172,6 +172,35 @@ def test_the_gate_makes_each_run_in_a_new_folder(
     assert not Path(commands[2][-1].removeprefix("output_dir=")).exists(), "gone, unless kept"
 
 
+def test_a_first_run_can_be_left_as_the_baseline_to_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(words: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        write_run(Path(words[-1].removeprefix("output_dir=")) / "made", [generated(doc) for doc in range(6)])
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(made_run.subprocess, "run", command)
+    file, left = tmp_path / "baseline.json", tmp_path / "kept" / "baseline.json"
+    words = ["gate", str(file), "--keep", str(tmp_path / "kept"), "--bootstrap", str(left)]
+    assert main([*words, "--", "limit=6"]) == 2, "nothing was judged"
+    assert f"written as one to {left}: if it is good, commit it as {file}" in capsys.readouterr().err
+    file.write_bytes(left.read_bytes())
+    left.unlink()
+    assert main([*words, "--", "limit=6"]) == 0 and not left.exists(), "there is a baseline now"
+    assert main(["gate", str(file), str(tmp_path), "--bootstrap", str(left)]) == 2
+    assert "--bootstrap is for a run that the gate makes" in capsys.readouterr().err
+
+
+def test_a_gated_run_says_before_it_what_its_margins_need(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(made_run.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, 1))
+    assert main(["gate", str(runs[0]), "--policy", "accuracy", "--", "limit=6"]) == 2
+    said = capsys.readouterr().err
+    assert "sums: 6 documents; a margin of 2 points needs 162 where no answer flips, 476 where 2 % do" in said
+    assert main(["gate", str(runs[0]), "--", "limit=6"]) == 2 and "needs" not in capsys.readouterr().err, "bitwise"
+
+
 def test_a_run_that_fails_is_in_the_reports(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ def report(*checks: Check, verdict: str = "fail", problems: tuple[str, ...] = ()
 
 def hostile_checks() -> list[Check]:
     """One check per status, with hostile text in every field."""
-    statuses = ("fail", "pass", "skip", "excused", "blind")
+    statuses = ("fail", "pass", "skip", "excused", "undecided")
     return [Check("tokens", HOSTILE, HOSTILE, status, HOSTILE, (HOSTILE,), HOSTILE) for status in statuses]  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ def test_a_summary_stays_below_githubs_limit() -> None:
 def test_json_holds_every_check() -> None:
     loaded = json.loads(to_json(report(*hostile_checks())))
     assert loaded["verdict"] == "fail" and loaded["exit_code"] == 1
-    assert [check["status"] for check in loaded["checks"]] == ["fail", "pass", "skip", "excused", "blind"]
+    assert [check["status"] for check in loaded["checks"]] == ["fail", "pass", "skip", "excused", "undecided"]
     assert loaded["checks"][0]["message"] == HOSTILE and to_json(report()).isascii()
 
 

@@ -42,9 +42,12 @@ def test_half_a_point_on_the_average_is_seen_where_no_task_alone_can() -> None:
     assert check.status == "pass", check.message
     assert "0.5000 -> 0.5000 (+0.00 points), 60 better, 60 worse of 4000 documents of 20 tasks" in check.message
     single = evaluate(parse_policy({"accuracy": {"margin": 0.8}}, "test").rule, a, b)
-    assert {task_check.status for task_check in single} == {"blind"}
-    worse = average(*answers(lost=5, won=3), margin=0.5)
-    assert worse.status == "fail" and "(-1.00 points)" in worse.message and "the loss is no noise" in worse.message
+    assert {task_check.status for task_check in single} == {"undecided"}
+    worse = average(*answers(lost=9, won=3), margin=0.5)
+    assert worse.status == "fail" and "(-3.00 points)" in worse.message
+    assert "a loss above the limit is shown" in worse.message and "limit 0.5" in worse.message
+    between = average(*answers(lost=5, won=3), margin=0.5)
+    assert between.status == "undecided" and between.message.startswith("a loss is shown (p = ")
 
 
 def test_a_macro_mean_counts_tasks_and_a_micro_mean_documents() -> None:
@@ -58,7 +61,7 @@ def test_a_macro_mean_counts_tasks_and_a_micro_mean_documents() -> None:
 def test_an_averages_p_is_one_of_holms_family() -> None:
     a, b = answers(lost=3, won=3)
     check = average(a, b, {"skip": False, "margin": 2.0}, margin=1.0)
-    assert "after Holm over 21 metrics" in check.message and "raw (permutation test)" in check.message
+    assert "after Holm over 21 metrics" in check.message and "(permutation test), of a loss" in check.message
 
 
 def test_related_documents_widen_the_limit_of_an_average() -> None:
@@ -68,14 +71,26 @@ def test_related_documents_widen_the_limit_of_an_average() -> None:
     groups = {task: {doc: str(doc // 2) for doc in range(100)} for task in TASKS}
     alone, grouped = average(a, b, margin=0.5), average(replace(a, clusters=groups), b, margin=0.5)
     assert "2000 documents of 20 tasks" in alone.message and "2000 documents in 1000 clusters" in grouped.message
-    limits = [float(check.detects.split("more than ")[1].split()[0]) for check in (alone, grouped)]
+    limits = [float(check.detects.split("losses above ")[1].split()[0]) for check in (alone, grouped)]
     assert limits[1] > limits[0] > 2.0
+
+
+def test_translations_of_one_item_count_once() -> None:
+    """Twenty tasks that lose the same ten items are no more evidence than one of them."""
+    old = {task: [1.0] * 100 for task in TASKS}
+    a, b = make_run(old), make_run({task: [0.0] * 4 + [1.0] * 96 for task in TASKS})
+    shared = {task: {doc: f"problems#{doc}" for doc in range(100)} for task in TASKS}
+    own = {task: {doc: f"{task}#{doc}" for doc in range(100)} for task in TASKS}
+    apart, alike, alone = (average(replace(a, clusters=names), b, margin=2.0) for names in (own, shared, {}))
+    assert apart.detects == alone.detects and "2000 documents in 100 clusters" in alike.message
+    one = evaluate(parse_policy({"accuracy": {"margin": 2.0}}, "test").rule, a, b)[0]
+    assert alike.detects == one.detects != alone.detects
 
 
 def test_the_tasks_limits_hold_for_an_average_without_its_own() -> None:
     a, b = answers(lost=3, won=3)
     assert average(a, b, {"margin": 0.8}).status == "pass"
-    assert average(a, b, {"margin": 0.8}, margin=0.1).status == "blind"
+    assert average(a, b, {"margin": 0.8}, margin=0.1).status == "undecided"
     assert average(*answers(lost=4, won=3), {"margin": 9.0}, max_regression=0.4).status == "fail"
 
 

@@ -77,6 +77,7 @@ ARROWS: dict[str, set[str]] = {
     | {"records", "report"},
     "task_list": {"command", "compose", "task_files", "task_outline", "tasks", "harness", "config", "errors"}
     | {"shipped"},
+    "plan": {"command", "errors", "report", "shipped", "task_outline"},
     "__main__": {"command", "commands", "garbage"},
 }
 # wing of `report` -> the other wings that it may import

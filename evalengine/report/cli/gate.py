@@ -8,6 +8,7 @@ names (the policy's `inconclusive` makes that 0 or 1). The reports that were ask
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -16,13 +17,15 @@ from rich.text import Text
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.report.gate.ci import junit, workflow_commands, write
-from evalengine.report.gate.gate import could_not_judge, gate, problems_of, unready
+from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
 from evalengine.report.gate.made_run import made_run
 from evalengine.report.gate.markdown import markdown
 from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.report import STYLES, Report, headline, to_json
 from evalengine.report.gate.terminal import report_lines
+from evalengine.report.read.baseline import write_baseline
+from evalengine.report.read.load import load_run
 
 
 def main(arguments: Namespace) -> int:
@@ -39,16 +42,32 @@ def _report(arguments: Namespace) -> Report:
     policy_and_base = (arguments.policy, arguments.base)
     if arguments.run is not None:
         return gate(arguments.baseline, arguments.run, *policy_and_base)
-    if (problem := unready(arguments.baseline, *policy_and_base)) is not None:  # before minutes are spent on a run
+    problem = unready(arguments.baseline, *policy_and_base)  # before minutes are spent on a run
+    first = problem is not None and problem.trouble == NO_BASELINE and arguments.bootstrap is not None
+    if problem is not None and not first:
         return problem
+    for line in [] if first else needs(arguments.baseline, *policy_and_base):
+        print(f"evalengine: {plain(line)}", file=sys.stderr)
     try:
         with made_run(arguments.settings, arguments.keep) as folder:
+            if problem is not None:
+                return _bootstrapped(problem, folder, arguments)
             return gate(arguments.baseline, folder, *policy_and_base)
     except ConfigError:
         raise
     except EvalEngineError as error:
         policy = load_policy(arguments.policy)
         return could_not_judge(policy, arguments.baseline, "none", "the run failed", problems_of(error))
+
+
+def _bootstrapped(report: Report, folder: Path, arguments: Namespace) -> Report:
+    """The report of a first run: it is judged by nothing, and is left as a baseline to commit."""
+    write_baseline(load_run(folder), arguments.bootstrap, force=True)
+    problem = (
+        f"{arguments.baseline}: there is no such baseline yet; this run is written as one to {arguments.bootstrap}: if "
+        f"it is good, commit it as {arguments.baseline}"
+    )
+    return replace(report, problems=(problem,), run=str(folder))
 
 
 def _deliver(report: Report, arguments: Namespace) -> None:

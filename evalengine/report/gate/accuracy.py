@@ -11,10 +11,10 @@ from evalengine.report.compare.flips import answer_of
 from evalengine.report.gate.averages import average_keys
 from evalengine.report.gate.checks import DECIDED, SHOWN, Check
 from evalengine.report.gate.evidence import Evidence, of_average, of_documents, of_ratio
-from evalengine.report.gate.judging import judged, without_spread
+from evalengine.report.gate.judging import judged, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Limits
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.paired import holm
+from evalengine.report.stats.family import family_p, one_test
 from evalengine.report.stats.perplexity import ratios
 
 
@@ -40,9 +40,9 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
         checks.append(Check("accuracy", f"average {name}", "", "fail", "; ".join(why[:SHOWN])))
     tested = {key: limits[key] for key in unskipped if key not in whole and not broken.get(key)}
     checks += _tested(rule, a, b, tested, averages)
-    blind = {key[0] for key in unskipped} - {check.task for check in checks if check.status in DECIDED}
-    if blind or not checks:
-        untested = ", ".join(sorted(blind)) or str(a.source)
+    untested_tasks = {key[0] for key in unskipped} - {check.task for check in checks if check.status in DECIDED}
+    if untested_tasks or not checks:
+        untested = ", ".join(sorted(untested_tasks)) or str(a.source)
         cure = "set margin_percent or max_regression_percent, or skip: true for the task"
         raise ConfigError(f"{untested}: no metric could be tested; {cure}")
     return sorted(checks, key=lambda check: (check.task, check.name))
@@ -52,21 +52,38 @@ def _tested(
     rule: AccuracyRule, a: Run, b: Run, limits: Mapping[ScoreKey, Limits], averages: Mapping[str, Sequence[ScoreKey]]
 ) -> Iterator[Check]:
     """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction."""
-    family = [own.alpha for own in limits.values()] + [rule.averages[name].limits.alpha for name in averages]
-    count = sum(alpha is not None for alpha in family)
-    gathered: list[tuple[Evidence, Limits, tuple[str, ...]]] = []
+    same: dict[ScoreKey | str, ScoreKey] = {
+        key: first if limits[first] == limits[key] else key for key, first in one_test(limits, (a, b)).items()
+    }
+    tested: list[ScoreKey | str] = [key for key, own in limits.items() if own.alpha is not None]
+    tested += [name for name in averages if rule.averages[name].limits.alpha is not None]
+    count = len({same.get(metric, metric) for metric in tested})
+    gathered: dict[ScoreKey | str, tuple[Evidence, Limits, tuple[str, ...], bool]] = {}
     for key, own in limits.items():
         higher = _higher(key, a, own)
         evidence = (of_documents if key in a.scores else of_ratio)(key, a, b, own, higher, count)
-        gathered.append((evidence, own, tuple(_lost(key, a, b, 1 if higher else -1))))
+        gathered[key] = evidence, own, tuple(_lost(key, a, b, 1 if higher else -1)), _same_bits(key, a, b)
     for name, keys in averages.items():
         average = rule.averages[name]
         directions = {key: _higher(key, a, average.limits) for key in keys}
-        gathered.append((of_average(name, average, keys, a, b, directions, count), average.limits, ()))
-    adjusted = iter(holm([evidence.p for evidence, own, _ in gathered if own.alpha is not None]))
-    for evidence, own, lost in gathered:
-        check = judged(evidence, own, None if own.alpha is None else next(adjusted), count)
-        yield replace(check, details=lost) if check.status in ("fail", "blind") else check
+        evidence = of_average(name, average, keys, a, b, directions, count)
+        gathered[name] = evidence, average.limits, (), all(_same_bits(key, a, b) for key in keys)
+    p_values = family_p({metric: tested_p(*gathered[metric][:2]) for metric in tested}, same)
+    for metric, (evidence, own, lost, equal) in gathered.items():
+        if equal:  # it counts in Holm's family like the others
+            why = f"equal bits, so nothing changed on these documents: {evidence.change}"
+            yield Check("accuracy", evidence.task, evidence.name, "pass", why, (), "any changed token or logprob bit")
+            continue
+        check = judged(evidence, own, p_values.get(metric), count)
+        yield replace(check, details=lost) if check.status in ("fail", "undecided") else check
+
+
+def _same_bits(key: ScoreKey, a: Run, b: Run) -> bool:
+    """Whether every answer behind a metric is equal in tokens and logprobs, and so are its values."""
+    digests = [(run.task_digests.get(key[0]), run.digest) for run in (a, b)]
+    same = any(one is not None and one == other for one, other in zip(*digests, strict=True))
+    values = [run.scores.get(key, run.weighted.get(key)) for run in (a, b)]
+    return same and values[0] == values[1]
 
 
 def _all_skipped(keys: Iterable[ScoreKey]) -> str:

@@ -10,9 +10,9 @@ from evalengine.errors import first_of
 from evalengine.report.read.run import Key
 
 SHOWN = 5  # requests or documents named in a check's details
-# blind: could not see the loss that the policy names. excused: failed or blind, but another rule of an any_of decides
-Status = Literal["pass", "fail", "blind", "skip", "excused"]
-DECIDED: tuple[Status, ...] = ("pass", "fail", "blind")  # the statuses of what was judged
+# undecided: could not see the loss that the policy names. excused: not passed, but another rule of an any_of decides
+Status = Literal["pass", "fail", "undecided", "skip", "excused"]
+DECIDED: tuple[Status, ...] = ("pass", "fail", "undecided")  # the statuses of what was judged
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.report import Report
 
 ANNOTATIONS = 10  # GitHub shows ten errors and ten warnings a step, and drops the rest
-# How a blind check is reported, by the policy's `inconclusive`, so that it looks as bad as the job will end.
-BLIND_TAG = {"fail": "failure", "report": "error", "pass": "skipped"}
-BLIND_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}
+# How a undecided check is reported, by the policy's `inconclusive`, so that it looks as bad as the job will end.
+UNDECIDED_TAG = {"fail": "failure", "report": "error", "pass": "skipped"}
+UNDECIDED_COMMAND = {"fail": "error", "report": "warning", "pass": "notice"}
 
 
 def junit(report: Report) -> str:
@@ -50,7 +50,8 @@ def workflow_commands(report: Report) -> Iterator[str]:
         yield f"::warning title={_property(f'gate {report.policy}')}::{_data(warning)}"
     errors = [(report.trouble, problem) for problem in report.problems]
     yield from _commands("error", report, errors + [_of_check(check) for check in report.failures])
-    yield from _commands(BLIND_COMMAND[report.inconclusive], report, [_of_check(check) for check in report.blind])
+    kind = UNDECIDED_COMMAND[report.inconclusive]
+    yield from _commands(kind, report, [_of_check(check) for check in report.undecided])
 
 
 def write(path: Path, text: str, append: bool = False) -> None:
@@ -64,13 +65,13 @@ def _commands(kind: str, report: Report, messages: list[tuple[str, str]]) -> Ite
     for title, message in messages if len(messages) <= ANNOTATIONS else messages[: ANNOTATIONS - 1]:
         yield f"::{kind} title={_property(f'gate {report.policy}: {title}')}::{_data(message)}"
     if len(messages) > ANNOTATIONS:
-        more = f"and {len(messages) - ANNOTATIONS + 1} more {'failed' if kind == 'error' else 'blind'} checks"
+        more = f"and {len(messages) - ANNOTATIONS + 1} more {'failed' if kind == 'error' else 'undecided'} checks"
         yield f"::{kind} title={_property(f'gate {report.policy}')}::{more}"
 
 
 def _of_check(check: Check) -> tuple[str, str]:
-    blind = "blind: " if check.status == "blind" else ""
-    return f"{blind}{check.label}", " ".join((check.message, *check.details))
+    undecided = "undecided: " if check.status == "undecided" else ""
+    return f"{undecided}{check.label}", " ".join((check.message, *check.details))
 
 
 def _case(report: Report, check: Check) -> ElementTree.Element:
@@ -79,9 +80,9 @@ def _case(report: Report, check: Check) -> ElementTree.Element:
     body = "\n".join(plain(text) for text in (check.message, *check.details, check.detects) if text)
     if check.status == "fail":
         ElementTree.SubElement(case, "failure", message=plain(check.message), type=check.rule).text = body
-    elif check.status == "blind":
-        tag = BLIND_TAG[report.inconclusive]
-        ElementTree.SubElement(case, tag, message=f"blind: {plain(check.message)}", type="blind").text = body
+    elif check.status == "undecided":
+        tag = UNDECIDED_TAG[report.inconclusive]
+        ElementTree.SubElement(case, tag, message=f"undecided: {plain(check.message)}", type="undecided").text = body
     elif check.status in ("skip", "excused"):
         why = "" if check.status == "skip" else "another rule of any_of decides: "
         ElementTree.SubElement(case, "skipped", message=plain(f"{why}{check.message}"))

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evalengine.report.compare.flips import changed_answers
 from evalengine.report.gate.policies import Average, Limits
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.clusters import across_tasks, cluster_names, few_clusters
 from evalengine.report.stats.detectable_loss import Detectable, binary_loss
 from evalengine.report.stats.intervals import Floats
-from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
+from evalengine.report.stats.loss_bound import LossBound, Losses, joined, loss_bound, stratum
 from evalengine.report.stats.paired import cluster_codes, paired, score_scale
 from evalengine.report.stats.permutation import sign_flip
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratios
@@ -48,7 +49,9 @@ class Evidence:
     test: str  # the name of p's test
     bound: LossBound
     least: Detectable  # the least loss that the test can detect, at alpha over all metrics
+    count: int  # documents
     what: str  # what is counted: "200 documents in 31 clusters"
+    all_asked: bool  # whether these are all documents that the tasks have
     assuming: str = ""  # the assumption under which the least detectable loss holds
 
 
@@ -65,14 +68,17 @@ def of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, me
     sign = 1 if higher else -1
     scale, most = (1.0, 1.0) if _shares(x, y) else (score_scale(x, y), math.inf)
     bound = loss_bound([stratum(sign * (x - y), codes)], scale, min(alpha, 0.5), most)
-    what = _counted(result.n, result.clusters)
-    change = f"{_moved(result.mean_a, result.mean_b)}, {result.wins} better, {result.losses} worse of {what}"
+    what = _counted(result.n, result.clusters, result.effective_clusters)
+    changed = changed_answers(a, b, key, zip(documents, documents, strict=True))
+    churn = "" if changed is None else f", {changed} answers changed"
+    change = f"{_moved(result.mean_a, result.mean_b)}, {result.wins} better, {result.losses} worse of {what}{churn}"
     test = {"mcnemar-exact": "exact McNemar", "permutation": "permutation test"}[result.test]
     flips = (result.wins + result.losses) / result.n if result.test == "mcnemar-exact" else None
     assuming = _assuming(x if higher else 1 - x, flips, level, limits.power)
     return Evidence(
-        key[0], f"{key[1]},{key[2]}", POINTS, change, result.p_one_sided, test, bound, least, what, assuming
-    )
+        key[0], f"{key[1]},{key[2]}", POINTS, change, result.p_one_sided, test, bound, least, result.n, what,
+        asks_all(b), assuming,
+    )  # fmt: skip
 
 
 def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
@@ -90,13 +96,18 @@ def of_ratio(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metric
     bound = loss_bound([worse], 0.0, min(alpha, 0.5))
     unit = percent_of(old)
     change = 100 * (new.value - old.value) / abs(old.value)
-    what = _counted(len(documents), len(worse.parts))
+    what = _counted(len(documents), len(worse.parts), bound.degrees + 1)
     return Evidence(
         key[0], f"{key[1]},{key[2]}", unit, f"{old.value:.6g} -> {new.value:.6g} ({change + 0.0:+.2f} %) over {what}",
         sign_flip(worse.parts)[1], "permutation test", bound,
-        of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), what,
+        of_parts(worse.parts, bound, alpha / max(metrics, 1), limits.power), len(documents), what, asks_all(b),
         "at the spread of differences seen here",
     )  # fmt: skip
+
+
+def asks_all(run: Run) -> bool:
+    """Whether a run asked every document of its tasks."""
+    return "limit" in run.identity and run.identity["limit"] is None
 
 
 def percent_of(old: Ratio) -> Unit:
@@ -117,32 +128,35 @@ def of_average(
     name: str, average: Average, keys: Sequence[ScoreKey], a: Run, b: Run, directions: Mapping[ScoreKey, bool],
     metrics: int,
 ) -> Evidence:  # fmt: skip
-    """The evidence on a mean over tasks, which are fixed: only documents, or clusters of them, are a random sample.
+    """The evidence on a mean over tasks, which are fixed: only documents, or clusters of them, are a random sample. An
+    item that several tasks ask (`TaskConfig.items`) is one cluster.
 
     Its test flips the signs of the clusters' parts of the mean, exact as for one task (`permutation.sign_flip`).
     """
     sizes = [len(a.scores[key]) for key in keys]
     weights = [1 / len(keys) if average.mean == "macro" else size / sum(sizes) for size in sizes]
-    strata, old, new, wins, losses, most = [], 0.0, 0.0, 0, 0, 1.0
+    tasks, old, new, wins, losses, most = [], 0.0, 0.0, 0, 0, 1.0
     for key, weight in zip(keys, weights, strict=True):
         documents = sorted(a.scores[key])
         x, y = (_column(run.scores[key], documents) for run in (a, b))
         lost = x - y if directions[key] else y - x
-        codes = cluster_codes(cluster_names(a, b, key[0], documents), len(x))
-        strata.append(stratum(lost, codes, weight))
+        names = cluster_names(a, b, key[0], documents) or [str(doc) for doc in documents]
+        tasks.append(Losses(lost, across_tasks(key[0], names), weight))
         most = most if _shares(x, y) else math.inf
         old, new = old + weight * math.fsum(x) / len(x), new + weight * math.fsum(y) / len(y)
         wins, losses = wins + int(np.count_nonzero(lost < 0)), losses + int(np.count_nonzero(lost > 0))
     limits = average.limits
     alpha = 0.05 if limits.alpha is None else limits.alpha
+    strata = joined(tasks)
     bound = loss_bound(strata, 1.0, min(alpha, 0.5), most)
     parts = np.concatenate([layer.parts for layer in strata])
-    what = f"{_counted(sum(sizes), len(parts))} of {len(keys)} tasks"
+    what = f"{_counted(sum(sizes), len(parts), bound.degrees + 1)} of {len(keys)} tasks"
     level = alpha / max(metrics, 1)
     return Evidence(
         f"average {name}", f"{average.metric}, {average.mean} mean", POINTS,
         f"{_moved(old, new)}, {wins} better, {losses} worse of {what}", sign_flip(parts)[1], "permutation test", bound,
-        of_parts(parts, bound, level, limits.power), what, "at the spread of differences seen here",
+        of_parts(parts, bound, level, limits.power), sum(sizes), what, asks_all(b),
+        "at the spread of differences seen here",
     )  # fmt: skip
 
 
@@ -152,7 +166,7 @@ def of_parts(parts: Floats, bound: LossBound, level: float, power: float) -> Det
         return Detectable(math.inf, "one document, or cluster, has no spread")
     sizes = np.abs(parts[parts != 0])
     typical = (float(np.mean(sizes)) if len(sizes) else 1 / bound.groups) * bound.groups
-    loss = mean_effect(bound.stderr, typical, bound.groups, level, power, sides=1)
+    loss = mean_effect(bound.stderr, typical, bound.groups, bound.degrees, level, power, sides=1)
     few = f"the smallest p that {bound.groups} clusters can have is above alpha"
     return Detectable(loss, "" if math.isfinite(loss) else few)
 
@@ -174,8 +188,10 @@ def _shares(x: Floats, y: Floats) -> bool:
     return bool(min(x.min(), y.min()) >= 0 and max(x.max(), y.max()) <= 1)
 
 
-def _counted(documents: int, clusters: int) -> str:
-    return f"{documents} documents" + (f" in {clusters} clusters" if clusters < documents else "")
+def _counted(documents: int, clusters: int, effective: float) -> str:
+    few = few_clusters(documents, clusters, effective)
+    related = f" in {clusters} clusters" if clusters < documents else ""
+    return f"{documents} documents{related}{f' ({few})' if few else ''}"
 
 
 def _moved(old: float, new: float) -> str:

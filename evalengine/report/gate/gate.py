@@ -9,17 +9,18 @@ from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.base_branch import NoBaseline, load_from_base
 from evalengine.report.gate.checks import DECIDED
-from evalengine.report.gate.policies import AllOf, Policy
+from evalengine.report.gate.policies import AccuracyRule, AllOf, Policy, Rule
 from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.report import Report, Verdict
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run import UNBOUND, Run
+from evalengine.report.stats.loss_bound import documents_for
 
 SHOWN_PROBLEMS = 20
 NO_BASELINE = "no baseline yet"
 BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read", "the run cannot be read"
-VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "blind": "inconclusive"}
+VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "undecided": "inconclusive"}
 
 
 def gate(baseline: str | Path, run: str | Path, policy: str = "bitwise", base: str | None = None) -> Report:
@@ -57,6 +58,30 @@ def unready(baseline: str | Path, policy: str, base: str | None = None) -> Repor
     except EvalEngineError as error:
         missing = _missing(baseline, None, base) if trouble == BAD_BASELINE else None
         return could_not_judge(chosen, baseline, "not made", *(missing or (trouble, problems_of(error))))
+
+
+def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[str]:
+    """What the policy's margins ask of the baseline's tasks, before a run is made: a sentence for each task whose
+    scores are shares, with the documents that it has and that it needs."""
+    rules, said = _accuracy_rules(load_policy(policy).rule), {}
+    run = _baseline(baseline, base)[0]
+    for key, scores in run.scores.items():
+        shares = all(0 <= value <= 1 for value in scores.values())
+        for limits in [rule.of(*key) for rule in rules] if shares else []:
+            if not limits.skip and limits.margin and limits.alpha is not None and key[0] not in said:
+                levels = (limits.alpha, limits.power)
+                few, many = (documents_for(limits.margin / 100, flips, *levels) for flips in (0, 0.02))
+                said[key[0]] = (
+                    f"{key[0]}: {len(scores):,} documents; a margin of {limits.margin:g} points needs {few:,} where no "
+                    f"answer flips, {many:,} where 2 % do, for a pass with probability {limits.power:g}"
+                )
+    return list(said.values())
+
+
+def _accuracy_rules(rule: Rule) -> list[AccuracyRule]:
+    if isinstance(rule, AccuracyRule):
+        return [rule]
+    return [inner for part in getattr(rule, "rules", ()) for inner in _accuracy_rules(part)]
 
 
 def problems_of(error: EvalEngineError) -> list[str]:

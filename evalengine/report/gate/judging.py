@@ -1,18 +1,19 @@
-"""From a metric's evidence to its check: passed, failed, or blind, with the reason and what could have been seen.
+"""From a metric's evidence to its check: passed, failed, or undecided, with the reason and what could have been seen.
 
 With a margin (non-inferiority; Piaggio et al. 2012, "Reporting of Noninferiority and Equivalence Randomized Trials",
 JAMA 308(24)):
-    pass   the bound of the loss lies within the margin
-    fail   it does not, and there is a loss: p, after Holm's correction, is at most alpha
-    blind  it does not, and no loss is shown either: more documents would tell
+    pass       the bound of the loss from above lies within the margin
+    fail       its bound from below lies beyond the margin: p, after Holm's correction, is at most alpha
+    undecided  the margin lies between the two: more documents would tell
 Every pass alone has an error of at most alpha; no correction for the number of metrics is needed, since all must pass
 (Berger 1982, "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24(4)).
 
 Without a margin:
-    fail   there is a loss
-    blind  none is shown, and none of the size that the policy names (or none at all) could have been
-    pass   otherwise
-A loss that is larger than max_regression fails with a margin and without.
+    fail       there is a loss
+    undecided  none is shown, and none of the size that the policy names (or none at all) could have been
+    pass       otherwise
+A loss that is larger than max_regression fails with a margin and without. Answers that are equal in every bit pass
+(`accuracy`).
 """
 
 from __future__ import annotations
@@ -27,35 +28,47 @@ from evalengine.report.read.run import Run, ScoreKey
 ROUNDING = 1e-9  # tolerance of points and percents
 
 
+def margin_of(evidence: Evidence, limits: Limits) -> float | None:
+    """The margin in the unit that the metric is shown in."""
+    return limits.margin if evidence.unit is POINTS else limits.margin_percent
+
+
+def tested_p(evidence: Evidence, limits: Limits) -> float:
+    """The p-value that a failure rests on: of a loss beyond the margin, or of any loss where there is no margin."""
+    margin = margin_of(evidence, limits)
+    return evidence.p if margin is None else evidence.bound.p_above(evidence.unit.metric(margin))
+
+
 def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) -> Check:
-    """The check that the evidence gives. p: after Holm's correction over `metrics`; None without a test."""
-    points = evidence.unit is POINTS
-    margin = limits.margin if points else limits.margin_percent
-    allowed = limits.max_regression if points else limits.max_regression_percent
+    """The check that the evidence gives. p: `tested_p` after Holm's correction over `metrics`; None without a test."""
+    margin = margin_of(evidence, limits)
+    allowed = limits.max_regression if evidence.unit is POINTS else limits.max_regression_percent
     loss = evidence.unit.shown(evidence.bound.loss)
     message = evidence.change
-    failures, blind, passed, detects = [], "", "", "no test (alpha: null)"
+    failures, undecided, passed, detects = [], "", "", "no test (alpha: null)"
     if p is not None:
         assert limits.alpha is not None
-        message += f"; {_p_values(evidence, p, metrics)}"
-        lost = f"the loss is no noise: p is {p:.3g}{_after(metrics)}, alpha {limits.alpha:g}"
+        message += f"; {_p_values(evidence, p, metrics, margin)}"
         if margin is None:
-            failures += [lost] if p <= limits.alpha else []
+            if p <= limits.alpha:
+                failures.append(f"a loss is shown (p = {p:.2g}{_after(metrics)}): {_in_unit(loss, evidence)}")
             detects = _detects(evidence, limits)
-            blind = _blind_test(evidence, limits, allowed, detects)
+            undecided = _undecided_test(evidence, limits, allowed, detects)
         else:
-            detects = _rules_out(evidence, limits.alpha)
+            detects = _excluded(evidence, limits.alpha)
             within = evidence.unit.shown(evidence.bound.bound) <= margin + ROUNDING
-            passed = "a loss, and within the margin: " if within and p <= limits.alpha else ""
-            blind = "" if within else _blind_margin(evidence, margin, limits.alpha)
-            if not within and p <= limits.alpha:
-                failures.append(f"{lost}; {blind}")
+            passed = "a loss, and within the limit: " if within and evidence.p <= limits.alpha else ""
+            if p <= limits.alpha:
+                shown = f"a loss above the limit is shown (p = {p:.2g}{_after(metrics)})"
+                failures.append(f"{shown}: {_in_unit(loss, evidence)}, limit {margin:g}")
+            elif not within:
+                undecided = _undecided_margin(evidence, margin, limits)
     if allowed is not None and not loss <= allowed + ROUNDING:
         failures.append(f"{_in_unit(loss, evidence)} lost, {allowed:g} allowed")
-    if blind and limits.require_power and not failures:
-        failures.append(f"the gate is blind: {blind}; run more documents, or set require_power: false for the task")
-    status: Status = "fail" if failures else "blind" if blind else "pass"
-    reason = {"fail": "; ".join(failures) + ": ", "blind": f"{blind}: ", "pass": passed}[status]
+    if undecided and limits.require_power and not failures:
+        failures.append(f"undecided: {undecided}; require_power: false for the task lets this be")
+    status: Status = "fail" if failures else "undecided" if undecided else "pass"
+    reason = {"fail": "; ".join(failures) + ": ", "undecided": f"{undecided}: ", "pass": passed}[status]
     return Check("accuracy", evidence.task, evidence.name, status, f"{reason}{message}", (), detects)
 
 
@@ -78,20 +91,21 @@ def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) 
     if margin is None or old == new:
         return Check(*names, "pass", message, (), detects)
     why = "one value without a spread cannot show that a loss lies within the margin; set margin_percent: null and"
-    return Check(*names, "blind", f"{why} max_regression_percent to hold the value alone: {message}", (), detects)
+    return Check(*names, "undecided", f"{why} max_regression_percent to hold the value alone: {message}", (), detects)
 
 
-def _p_values(evidence: Evidence, p: float, metrics: int) -> str:
-    if metrics <= 1:
-        return f"one-sided p {evidence.p:.3g} ({evidence.test}; one metric, so no correction)"
-    return f"one-sided p {evidence.p:.3g} raw ({evidence.test}), {p:.3g} after Holm over {metrics} metrics"
+def _p_values(evidence: Evidence, p: float, metrics: int, margin: float | None) -> str:
+    raw = f"one-sided p of no loss {evidence.p:.3g} ({evidence.test})"
+    if margin is not None:
+        return f"{raw}, of a loss within the limit {p:.3g}{_after(metrics)}"
+    return raw + (f", {p:.3g}{_after(metrics)}" if metrics > 1 else "; one metric, so no correction")
 
 
 def _after(metrics: int) -> str:
     return f" after Holm over {metrics} metrics" if metrics > 1 else ""
 
 
-def _blind_test(evidence: Evidence, limits: Limits, allowed: float | None, detects: str) -> str:
+def _undecided_test(evidence: Evidence, limits: Limits, allowed: float | None, detects: str) -> str:
     """Why the test could not see the loss that the policy names; "" if it could."""
     if not math.isfinite(evidence.least.loss):
         return detects
@@ -100,27 +114,36 @@ def _blind_test(evidence: Evidence, limits: Limits, allowed: float | None, detec
     return f"the policy asks for losses of {allowed:g} {evidence.unit.name}, and {detects}"
 
 
-def _blind_margin(evidence: Evidence, margin: float, alpha: float) -> str:
-    """Why the bound does not lie within the margin, and how many more documents might bring it there."""
+def _undecided_margin(evidence: Evidence, margin: float, limits: Limits) -> str:
+    """Why the bound does not lie within the margin, and what would tell."""
     bound = evidence.bound
     if not math.isfinite(bound.error):
-        return f"no loss can be ruled out: {evidence.what} say nothing about others"
-    times = bound.times_the_documents(evidence.unit.metric(margin))
-    cure = f"; {_times(times)} as many documents would tell" if math.isfinite(times) else ""
+        return f"no loss can be excluded: {evidence.what} say nothing about others"
+    assert limits.alpha is not None
+    shown = f"a loss is shown (p = {evidence.p:.2g}), and one" if evidence.p <= limits.alpha else "a loss"
     worst = _in_unit(evidence.unit.shown(bound.bound), evidence)
-    return f"the loss may be {worst}, {margin:g} allowed (confidence {1 - alpha:g}{cure})"
+    return f"{shown} up to {worst} is not excluded (limit {margin:g}); {_cure(evidence, margin, limits.power)}"
 
 
-def _times(times: float) -> str:
-    return f"{times:.1f} times" if times < 10 else f"{times:.0f} times"
+def _cure(evidence: Evidence, margin: float, power: float) -> str:
+    """What would tell: more documents, as far as the set has them, or else another question."""
+    times = evidence.bound.times_the_documents(evidence.unit.metric(margin), power)
+    if times <= 1:
+        lost = _in_unit(evidence.unit.shown(evidence.bound.loss), evidence)
+        return f"{evidence.count} documents are enough where there is no loss, but these show one of {lost}"
+    count = math.ceil(times * evidence.count) if math.isfinite(times) else None
+    need = f"about {count:,} documents would tell with probability {power:g}, if there is no loss" if count else ""
+    if not evidence.all_asked:
+        return need or "no number of documents would tell"
+    instead = "the set has no more than these: a wider margin, repeats or another task would tell"
+    return f"{need}, and {instead}" if need else instead
 
 
-def _rules_out(evidence: Evidence, alpha: float) -> str:
+def _excluded(evidence: Evidence, alpha: float) -> str:
     if not math.isfinite(evidence.bound.error) or evidence.bound.bound == evidence.bound.most:
-        return f"{evidence.what} rule out no loss"
+        return f"{evidence.what} exclude no loss"
     worst = _in_unit(max(0.0, evidence.unit.shown(evidence.bound.bound)), evidence)
-    assumed = ", whatever flips" if evidence.unit is POINTS else ""
-    return f"{evidence.what} rule out losses of more than {worst} (confidence {1 - alpha:g}{assumed})"
+    return f"excluded at {100 * (1 - alpha):g} %: losses above {worst}"
 
 
 def _detects(evidence: Evidence, limits: Limits) -> str:

@@ -10,13 +10,13 @@ from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.report import SIGNS, Report, headline
 
 SUMMARY_LENGTH = 250_000  # characters, 4 bytes each at most: GitHub refuses summaries above 1 MiB
-MARKS: dict[Status, str] = {"fail": "❌ fail", "blind": "🟡 blind", "excused": "➖ excused", "skip": "➖ skip",
+MARKS: dict[Status, str] = {"fail": "❌ fail", "undecided": "🟡 undecided", "excused": "➖ excused", "skip": "➖ skip",
                             "pass": "✅ pass"}  # fmt: skip
 ORDER = tuple(MARKS)  # checks that need a reader come first
 
 
 def markdown(report: Report) -> str:
-    """Headline, warnings, problems, a table of checks (what failed or was blind first), then what each saw."""
+    """Headline, warnings, problems, a table of checks (what failed or was undecided first), then what each saw."""
     sign = SIGNS[report.verdict]
     lines = [f"### {sign} {escaped(headline(report))}", ""]
     lines += [f"**⚠️ {escaped(warning)}**\n" for warning in report.warnings]

@@ -43,7 +43,7 @@ class Limits:
     margin_percent: float | None = None  # percent of the baseline; the margin for perplexities
     max_regression: float | None = None  # points; a larger observed loss fails, whatever its p; null: no limit
     max_regression_percent: float | None = None  # percent of the baseline, for metrics without a value per document
-    require_power: bool = False  # a blind check fails, whatever the policy's `inconclusive` says
+    require_power: bool = False  # a undecided check fails, whatever the policy's `inconclusive` says
     power: float = 0.8  # the probability of detection that the minimum detectable loss stands for
     higher_is_better: bool | None = None  # for metrics whose results do not say it
     skip: bool = False  # leave this task or metric out; the report says so

@@ -48,12 +48,12 @@ class Report:
         return [check for check in self.checks if check.status == "fail"]
 
     @property
-    def blind(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "blind"]
+    def undecided(self) -> list[Check]:
+        return [check for check in self.checks if check.status == "undecided"]
 
 
 def headline(report: Report) -> str:
-    """The report on one line: `gate accuracy: INCONCLUSIVE (2 passed, 4 blind)`."""
+    """The report on one line: `gate accuracy: INCONCLUSIVE (2 passed, 4 undecided)`."""
     return f"gate {plain(report.policy)}: {report.verdict.upper()} ({_counts(report)})"
 
 
@@ -66,8 +66,8 @@ def _counts(report: Report) -> str:
     if report.verdict == "error":
         return plain(report.trouble)
     counts = Counter(check.status for check in report.checks)
-    words = {"fail": "failed", "pass": "passed", "blind": "blind"}
-    order = ("pass", "blind") if report.verdict == "inconclusive" else ("fail", "pass", "blind")
+    words = {"fail": "failed", "pass": "passed", "undecided": "undecided"}
+    order = ("pass", "undecided") if report.verdict == "inconclusive" else ("fail", "pass", "undecided")
     parts = [f"{counts[status]} {words[status]}" for status in order if counts[status]]  # type: ignore[index]
     judged = sum(counts[status] for status in DECIDED)
     if report.verdict == "pass":

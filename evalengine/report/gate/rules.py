@@ -21,7 +21,7 @@ from evalengine.report.read.run import Item, Run
 
 
 def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
-    """The checks of `rule`: it does not hold if one has the status "fail", and is undecided if one is "blind"."""
+    """The checks of `rule`: it does not hold if one has the status "fail", and is undecided if one is "undecided"."""
     if isinstance(rule, DigestRule):
         return [*_digest(a, b), *_rescored("digest", a, b)]
     if isinstance(rule, TokensRule):
@@ -35,25 +35,25 @@ def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
 
 def _any_of(branches: Sequence[Sequence[Check]]) -> list[Check]:
     """The branches' checks, by the logic of true, false and unknown (Kleene's): a branch that holds excuses what failed
-    or was blind in the others; if none holds, an undecided branch excuses those that fail, and stays blind itself."""
+    or was undecided in the others; if none holds, an undecided branch excuses those that fail, and stays as it is."""
     standings = [standing(branch) for branch in branches]
-    best = next((status for status in ("pass", "blind") if status in standings), "fail")
+    best = next((status for status in ("pass", "undecided") if status in standings), "fail")
     checks = []
     for branch, own in zip(branches, standings, strict=True):
         excused = own != best and best != "fail"
         checks += [
-            replace(check, status="excused") if excused and check.status in ("fail", "blind") else check
+            replace(check, status="excused") if excused and check.status in ("fail", "undecided") else check
             for check in branch
         ]
     return checks
 
 
-def standing(checks: Sequence[Check]) -> Literal["pass", "fail", "blind"]:
+def standing(checks: Sequence[Check]) -> Literal["pass", "fail", "undecided"]:
     """The status of checks together. It is "fail" where nothing was tested, so that this excuses no other branch."""
     statuses = {check.status for check in checks}
     if "fail" in statuses or not statuses & set(DECIDED):
         return "fail"
-    return "blind" if "blind" in statuses else "pass"
+    return "undecided" if "undecided" in statuses else "pass"
 
 
 def level(policy: Policy, a: Run, b: Run) -> Run:

@@ -9,18 +9,18 @@ from rich.text import Text
 from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.report import STYLES, Report
 
-CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "blind": STYLES["inconclusive"]}
+CHECK_STYLES = {"pass": "green", "fail": STYLES["fail"], "undecided": STYLES["inconclusive"]}
 
 
 def report_lines(report: Report) -> Iterator[Text]:
     """A line per check, its details below. No line begins with text from outside, which GitHub might obey."""
     for check in report.checks:
-        status = Text(f"{check.status.upper():<8}", style=CHECK_STYLES.get(check.status, "dim"))
+        status = Text(f"{check.status.upper():<10}", style=CHECK_STYLES.get(check.status, "dim"))
         yield status + Text(f"{plain(check.label)}: {plain(check.message)}", style="default")
         for detail in check.details:
-            yield Text(f"        - {plain(detail)}")
+            yield Text(f"          - {plain(detail)}")
         if check.detects:
-            yield Text(f"        can detect: {plain(check.detects)}", style="dim")
+            yield Text(f"          can detect: {plain(check.detects)}", style="dim")
     for note in report.notes:
         yield Text(f"differs, as the policy allows: {plain(note)}")
     if report.verdict == "fail" and report.checks:

@@ -16,7 +16,7 @@ from evalengine.errors import ConfigError
 from evalengine.records.evidence import AGAIN, SHA256, file_sha256, is_bound
 from evalengine.records.folder import DIGEST
 from evalengine.records.lm_eval_file import read_results, results_files
-from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest import MANIFEST, not_run
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_file import load_manifest
 from evalengine.records.sealed import sha256_of
@@ -59,6 +59,7 @@ class Entry:
     problem: str = ""  # what is wrong with a damaged run
     baseline: str = ""  # name of the baseline's file
     verdict: str = ""  # what sets the run apart from the baseline
+    pace: float | None = None  # seconds a document; None where other tasks, a cache or an earlier run had a part in it
 
 
 def entries(root: Path) -> list[Entry]:
@@ -124,7 +125,13 @@ def _tasks(folder: Path, manifest: Manifest, results: Mapping[str, Any], base_ru
             digest=digest,
             baseline=baseline,
             verdict=verdict,
+            pace=_pace(manifest) if len(results["results"]) == 1 else None,
         )
+
+
+def _pace(manifest: Manifest) -> float | None:
+    counts, seconds = manifest.counts, manifest.timings.run_seconds
+    return seconds / counts.documents if counts.documents and seconds > 0 and not not_run(counts) else None
 
 
 def against(
@@ -140,13 +147,21 @@ def against(
     moved = _moved(task, metrics, one)
     if digest and digest == one.task_digests.get(task):
         return one.source.name, f"{moved}: the same bits, scored otherwise" if moved else "same bits"
-    if any(identity.get(part) != one.identity.get(part) for part in ("limit", "datasets")):
+    if _rows(identity, task) != _rows(one.identity, task):
         return one.source.name, "other documents"
+    same = moved or "equal totals"
     if identity.get("weights") != one.identity.get("weights"):
-        return one.source.name, f"{moved or 'the same scores'}, another model"
+        return one.source.name, f"{same}, another model"
     if identity.get("prompts") != one.identity.get("prompts"):
-        return one.source.name, f"{moved or 'the same scores'}, other prompts"
-    return one.source.name, moved or "other bits, the same scores"
+        return one.source.name, f"{same}, other prompts"
+    return one.source.name, moved or "other bits, equal totals"
+
+
+def _rows(identity: Mapping[str, Any], task: str) -> tuple[Any, Any]:
+    """What says which documents were asked: exemplars are part of the prompts."""
+    datasets = identity.get("datasets")
+    own = datasets.get(task) if isinstance(datasets, Mapping) else None
+    return identity.get("limit"), own.get("sha256") if isinstance(own, Mapping) else own
 
 
 def _moved(task: str, metrics: Sequence[Metric], baseline: Run) -> str:
