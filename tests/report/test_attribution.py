@@ -16,6 +16,7 @@ from evalengine.report.read.identities import thing
 from evalengine.report.read.run import Run
 from tests.report.compared_runs import BASE, BIT, IDENTITY, TASK, TOKEN, run
 
+SHORTER = {**BASE, 0: (BASE[0][0][:2], BASE[0][1][:2])}  # the answer to document 0 ends a token earlier
 LONGER = {TASK: {**IDENTITY["tasks"][TASK], "generation": {"max_gen_toks": 16, "temperature": 0.0}}}
 
 
@@ -31,11 +32,6 @@ def blamed(a: Run, b: Run) -> tuple[dict[str, int], list[str]]:
     ("changed", "cause", "values"),
     [
         ({"weights": "e" * 64}, "weights", "weights is aaaaaaaaaaaa... in A and eeeeeeeeeeee... in B"),
-        (
-            {"tasks": LONGER},
-            "generation setting max_gen_toks",
-            "tasks.sums.generation.max_gen_toks is 8 in A and 16 in B",
-        ),
         ({"dtype": "float32"}, "dtype", 'dtype is "bfloat16" in A and "float32" in B'),
         ({"numerics": "native"}, "numerics level", 'numerics is "exact" in A and "native" in B'),
         ({"numerics": "fast", "attention_backend": "sdpa"}, "numerics level", 'numerics is "exact" in A and "fast" in'),
@@ -55,6 +51,32 @@ def test_the_thing_and_both_values_are_named(changed: dict[str, Any], cause: str
     causes, (line,) = blamed(run(BASE), run(TOKEN, **changed))
     assert causes == {cause: 1}
     assert line.startswith(f"Cause: {cause} (1): ") and values in line
+
+
+def test_a_setting_that_ends_answers_is_to_blame_for_their_ends_alone() -> None:
+    """All 84 of 84 differences were once blamed on max_gen_toks, though each of them came from the schedule."""
+    longer = "generation setting max_gen_toks"
+    causes, (line,) = blamed(run(SHORTER), run(BASE, tasks=LONGER))
+    assert causes == {longer: 1} and "tasks.sums.generation.max_gen_toks is 8 in A and 16 in B" in line
+    assert blamed(run(BASE), run(TOKEN, tasks=LONGER))[0] == {"unknown": 1}, "the last token of three is another one"
+    assert blamed(run(BASE), run(BIT, tasks=LONGER, weights="e" * 64))[0] == {"weights": 1}
+    bare = as_lm_eval(run(TOKEN, tasks=LONGER), tasks=LONGER)
+    assert longer in next(iter(blamed(as_lm_eval(run(BASE), tasks=IDENTITY["tasks"]), bare)[0])), "no tokens to tell by"
+
+
+def test_a_schedule_is_named_beside_a_setting_where_fast_numerics_depend_on_it() -> None:
+    engine: dict[str, Any] = {"engine": {"max_num_seqs": 64}}
+    a, b = around(BASE, "fast"), around(TOKEN, "fast", **engine)
+    cut = replace(b, identity={**b.identity, "tasks": LONGER})
+    assert blamed(a, cut)[0] == {"schedule max_num_seqs": 1}, "the end of answers has nothing to do with it"
+    causes, (line,) = blamed(a, replace(b, identity={**b.identity, "dtype": "float32"}))
+    assert causes == {"dtype or schedule max_num_seqs": 1} and "either alone can do this" in line
+    shorter = around(SHORTER, "fast", **engine)
+    causes, _ = blamed(a, replace(shorter, identity={**shorter.identity, "tasks": LONGER}))
+    assert causes == {"generation setting max_gen_toks": 1}
+    exact = around(TOKEN, "exact", **engine)
+    other = replace(exact, identity={**exact.identity, "dtype": "float32"})
+    assert blamed(around(BASE, "exact"), other)[0] == {"dtype": 1}
 
 
 def test_a_seed_is_to_blame_where_tokens_are_drawn() -> None:
@@ -147,7 +169,7 @@ def test_another_score_for_equal_outputs_is_the_scorers_or_its_versions() -> Non
 
 
 def test_the_page_says_the_cause_too() -> None:
-    page = comparison_page(compare(run(BASE), run(TOKEN, tasks=LONGER))).render()
+    page = comparison_page(compare(run(SHORTER), run(BASE, tasks=LONGER))).render()
     assert "generation setting max_gen_toks" in page
     assert "The settings differ (tasks.sums.generation.max_gen_toks is 8 in A and 16 in B)" in page
 

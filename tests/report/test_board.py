@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.history import history_picture, is_history
 from evalengine.report.leaderboard.means import Part, group
 from evalengine.report.leaderboard.models import are_models, labels, steps
-from evalengine.report.leaderboard.sheets import signed
+from evalengine.report.leaderboard.page import leaderboard_page
+from evalengine.report.leaderboard.sheets import leads, rank, signed, verdict
 from evalengine.report.read.run import Run
 from evalengine.report.stats.mean_interval import wilson
 from evalengine.report.stats.paired import holm, paired
@@ -97,6 +99,34 @@ def test_ranks_that_chance_leaves_open_are_ranges() -> None:
     assert [score and score.rank for score in worse.scores] == [2, 1], "of what is to be low, the lowest is first"
     (unknown,) = board([model("a", {"t": GOOD}, better=None), model("b", {"t": near}, better=None)]).contests
     assert [score and score.rank for score in unknown.scores] == [None, None] and not unknown.tests
+
+
+def test_models_that_no_test_parts_are_tied_and_none_is_the_best() -> None:
+    """Seven models of nearly one score: the highest of them is no leader."""
+    rng = np.random.default_rng(0)
+    tied = board([model(f"m{n}", {"sums": [*rng.choice([0.0, 1.0], 100)]}) for n in range(7)])
+    (contest,) = tied.contests
+    assert contest.leader is None and len(contest.first) == 7 and not any(map(partial(leads, contest), contest.scores))
+    assert {rank(score) for score in contest.scores} == {"tied, 1 to 7"}
+    assert verdict(tied).endswith("no best on sums acc: 7 models are tied") and "best:" not in verdict(tied)
+    page = leaderboard_page(tied).render()
+    assert "All models are tied" in page and "tied with 6 more" in page
+    ahead = board([model("good", {"sums": [1.0] * 60}), model("poor", {"sums": [0.0] * 60})])
+    assert ahead.contests[0].leader == 0 and leads(ahead.contests[0], ahead.contests[0].scores[0])
+    assert verdict(ahead).endswith("best on sums acc: good (100.0 %)")
+
+
+def test_wrong_answers_that_all_changed_are_counted() -> None:
+    """150 of 200 answers, wrong in both, are others: equal scores hide it."""
+    values = {"sums": [1.0] * 50 + [0.0] * 150}
+    answers = [{("sums", "none"): {n: f"{n}{word if n >= 50 else ''}" for n in range(200)}} for word in ("x", "y")]
+    changed = board([replace(model(name, values), answers=own) for name, own in zip("ab", answers, strict=True)])
+    (test,) = changed.contests[0].tests
+    assert (test.changed, test.result.wins, test.result.losses) == (150, 0, 0)
+    assert "150 of 200 answers changed" in verdict(changed)
+    same = board([replace(model(name, values), answers=answers[0]) for name in "ab"])
+    assert "0 of 200 answers changed" in verdict(same)
+    assert "answers changed" not in verdict(board([model(name, values) for name in "ab"])), "no run holds any"
 
 
 def test_documents_are_paired_by_their_hashes_in_any_order() -> None:

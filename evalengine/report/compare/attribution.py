@@ -1,8 +1,10 @@
 """What the differences between two runs come from: the thing that differs, with both values, not a class of things.
 
 A request is blamed on what differs and can change it: its document or prompt if those differ, and every setting that
-differs, of its own task. Several are joined by "or": nothing in the records tells them apart. Where no setting differs,
-what surrounds the runs is left (code, libraries, hardware; under fast numerics the schedule too), and else "unknown".
+differs, of its own task. A setting that only ends an answer (`ENDS`) is to blame where an answer ends earlier with
+equal bits before that, and nowhere else. Where both runs' numerics are fast, a schedule that differs can do alone what
+a setting does, and is named beside it. Several are joined by "or": nothing in the records tells them apart. Where no
+setting differs, what surrounds the runs is left (code, libraries, hardware), and else "unknown".
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ SAID = {
     SCORER: "the same outputs were scored in another way",
     "unknown": "nothing that the runs recorded differs",
 }
+ENDS = ("generation setting max_gen_toks", "generation setting until")  # they change no token before an answer's end
+EITHER = "either alone can do this; a run of B's settings under A's schedule would tell them apart"
 NO_OUTPUTS = "a run holds no outputs, so that nothing says whether they changed or how they were scored"
 
 
@@ -48,7 +52,7 @@ class Attribution:
         """
         blamed = [*self._asked(x, y)]
         if computed:
-            settings = self._settings(x.task, x.kind == "generate_until")
+            settings = [*self._able(x, y, self._settings(x.task, x.kind == "generate_until"))]
             blamed += settings or ([] if blamed else self._surroundings)
         return self._named(blamed)
 
@@ -104,15 +108,51 @@ class Attribution:
             self._setting_blames[task, generated] = named
         return self._setting_blames[task, generated]
 
+    def _able(self, x: Item, y: Item, settings: list[Blame]) -> Iterator[Blame]:
+        """Which of the settings can have changed this request, and the schedule where it can have."""
+        ends = [blame for blame in settings if blame[0] in ENDS]
+        same = _same_before_the_end(x, y)
+        if ends and same:
+            yield from ends
+            return
+        able = settings if same is None else [blame for blame in settings if blame not in ends]
+        yield from able
+        if settings and self._schedule:
+            yield from self._schedule
+            if able:
+                yield self._schedule[0][0], EITHER
+
+    @cached_property
+    def _fast(self) -> bool:
+        """Whether both runs' bits depend on the schedule."""
+        return all((run.manifest.numerics or run.identity.get("numerics")) == "fast" for run in (self.a, self.b))
+
+    @cached_property
+    def _schedule(self) -> list[Blame]:
+        """How the schedules differ, where that can change a bit."""
+        found = surroundings(self.a, self.b) if self._fast else ()
+        return [(_place(path), text) for path, text in found if path[0] == "engine"]
+
     @cached_property
     def _surroundings(self) -> list[Blame]:
         """What to blame where no setting differs. The schedule changes no bit unless both runs' numerics are fast."""
         if lacking := unrecorded_weights(self.a, self.b):
             return [("unknown", f"nothing that both runs recorded differs, but {lacking}")]
-        fast = [(run.manifest.numerics or run.identity.get("numerics")) == "fast" for run in (self.a, self.b)]
-        differences = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or all(fast)]
-        name = "batches" if all(fast) else "unknown"
+        differences = [(path, text) for path, text in surroundings(self.a, self.b) if path[0] != "engine" or self._fast]
+        name = "batches" if self._fast else "unknown"
         return [(_place(path), text) for path, text in differences] or [(name, SAID[name])]
+
+
+def _same_before_the_end(x: Item, y: Item) -> bool | None:
+    """Whether tokens and logprobs are equal up to where the shorter output ends; None where that is not known."""
+    if x.output_ids is None or y.output_ids is None:
+        return None
+    count = min(len(x.output_ids), len(y.output_ids))
+    if x.output_ids[:count] != y.output_ids[:count]:
+        return False
+    if x.logprobs is None or y.logprobs is None:
+        return None
+    return x.logprobs[:count].tobytes() == y.logprobs[:count].tobytes()
 
 
 def surroundings(a: Run, b: Run) -> Iterator[tuple[tuple[str, ...], str]]:

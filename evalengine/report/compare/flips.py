@@ -124,6 +124,14 @@ def _of_choices(a: Run, b: Run, key: ScoreKey, causes: Mapping[tuple[str, int], 
             )
 
 
+def changed_answers(a: Run, b: Run, key: ScoreKey, documents: Iterable[tuple[int, int]]) -> int | None:
+    """How many documents (their numbers in A and in B) have another answer under a metric, right or wrong; None where a
+    run does not hold its answers."""
+    pairs = [(answer_of(a, key, x), answer_of(b, key, y)) for x, y in documents]
+    known = [(old, new) for old, new in pairs if old is not None and new is not None]
+    return sum(old != new for old, new in known) if known else None
+
+
 def _scored(run: Run, key: ScoreKey) -> set[int]:
     return set(run.scores.get(key, {}))
 

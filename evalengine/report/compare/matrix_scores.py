@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.paired import compare_many
 
 ALPHA = 0.05  # significance level of a change in a metric, after Holm's correction
 MINUS = "\u2212"
@@ -65,5 +64,4 @@ def setting_changes(names: Sequence[str], a: Sequence[str], b: Sequence[str]) ->
 
 def moved(c: Comparison) -> bool:
     """Whether a metric changed by more than chance explains, as the paired tests over all metrics together say."""
-    tests = {metric.key: metric.paired for metric in c.metrics if metric.paired is not None}
-    return any(p < ALPHA for p in compare_many(tests).values())
+    return any(metric.p_holm is not None and metric.p_holm < ALPHA for metric in c.metrics)

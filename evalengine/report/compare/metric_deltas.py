@@ -19,7 +19,8 @@ from evalengine.report.numbers import exact_sum, same_number
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Key, Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
-from evalengine.report.stats.paired import PairedResult, compare_many, paired
+from evalengine.report.stats.family import family_p, one_test
+from evalengine.report.stats.paired import PairedResult, paired
 
 K = TypeVar("K", bound=Hashable)
 Values = tuple[float | None, float | None]
@@ -61,7 +62,8 @@ def metric_deltas(a: Run, b: Run) -> list[MetricDelta]:
     log-likelihoods behind them."""
     keys = sorted(a.results.keys() | b.results.keys())
     deltas = [*(delta for key in keys for delta in _metrics(a, b, key)), *_rolling(a, b)]
-    adjusted = compare_many({m.key: m.paired for m in deltas if m.paired is not None})
+    p_values = {m.key: m.paired.p_value for m in deltas if m.paired is not None}
+    adjusted = family_p(p_values, one_test(p_values, (a, b)))
     return [replace(m, p_holm=adjusted.get(m.key)) for m in deltas]
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import shown
+from evalengine.report.stats.clusters import few_clusters
 from evalengine.report.stats.paired import PairedResult
 from evalengine.report.terminal.tables import add, house_table
 
@@ -89,6 +90,8 @@ def pairing_notes(metrics: Sequence[MetricDelta]) -> Iterator[str]:
         elif metric.paired is not None and metric.paired.clusters < metric.paired.n:
             sample = f"{metric.paired.n} documents in {metric.paired.clusters} clusters of related ones"
             yield f"{name}: {sample}; interval, p and MDE take each cluster as one."
+            if few := few_clusters(metric.paired.n, metric.paired.clusters, metric.paired.effective_clusters):
+                yield f"{name}: {few}."
         if metric.left_out:
             measure = "score" if metric.unit == "document" else "log-likelihood of the same tokens in both"
             yield f"{name}: {metric.left_out} {metric.unit}s without a finite {measure} are left out of the statistics."

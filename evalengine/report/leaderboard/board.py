@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+from evalengine.report.compare.flips import changed_answers
 from evalengine.report.leaderboard.pairing import Shared, related
 from evalengine.report.numbers import exact_sum
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.stats.family import one_test
 from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.metric_interval import metric_interval
 from evalengine.report.stats.paired import PairedResult, paired
@@ -38,6 +40,7 @@ class PairTest:
     result: PairedResult
     p_adjusted: float = math.nan  # Holm, over all tests of the comparison
     nats: bool = False  # the difference is of log-likelihoods, not of the metric
+    changed: int | None = None  # documents with another answer, right or wrong; None where that is not known
 
     @property
     def significant(self) -> bool:
@@ -62,6 +65,16 @@ class Contest:
         shown = "" if filter_name in ("none", "") else f" {filter_name}"
         return f"{task} {metric}{shown}" + (f" ({self.mean} mean)" if self.mean else "")
 
+    @property
+    def first(self) -> list[int]:
+        """The places of the models that no test shows to be behind another; empty where nothing is tested."""
+        return [n for n, score in enumerate(self.scores) if score is not None and score.ranks and score.ranks[0] == 1]
+
+    @property
+    def leader(self) -> int | None:
+        """The place of the model that tests show to be ahead of every other."""
+        return next((n for n, s in enumerate(self.scores) if s is not None and s.ranks == (1, 1)), None)
+
     def wins(self, test: PairTest) -> bool | None:
         """Whether b is better by a test; None where no direction is known or the two are equal."""
         if test.result.difference == 0 or (self.higher_is_better is None and not test.nats):
@@ -70,22 +83,32 @@ class Contest:
 
 
 def contests(runs: Sequence[Run], shared: Shared, leave_out: Collection[ScoreKey] = ()) -> Iterator[Contest]:
-    """A contest for each of a task's metrics, in the first run's order, except those in `leave_out`."""
+    """A contest for each of a task's metrics, in the first run's order, except those in `leave_out` and those with the
+    same numbers as one before (`one_test`)."""
     reported = (key for place in shared.runs for key in runs[place].results if key[0] == shared.task)
-    keys = dict.fromkeys(key for key in reported if key not in leave_out)
+    distinct = one_test(dict.fromkeys(reported), [runs[place] for place in shared.runs])
+    keys = [key for key, first in distinct.items() if key not in leave_out and key == first]
     rolling = any(item.kind == ROLLING for key, item in runs[shared.runs[0]].items.items() if key[0] == shared.task)
     tested, clusters = False, related(runs, shared)
     for key in keys:
         columns = {place: values for place in shared.runs if (values := values_of(runs[place], key, shared, place))}
         better = next((runs[p].higher_is_better[key] for p in shared.runs if key in runs[p].higher_is_better), None)
         if columns:
-            yield contest(key, better, columns, len(runs), alike=bool(shared.rows), clusters=clusters)
+            entry = contest(key, better, columns, len(runs), alike=bool(shared.rows), clusters=clusters)
+            yield replace(entry, tests=[_with_churn(test, runs, shared, key) for test in entry.tests])
             continue
         scores = [_reported(run, key) for run in runs]
         tests = _likelihood_tests(runs, shared, clusters) if rolling and not tested else []
         tested = tested or bool(tests)  # the other perplexities are made of the same log-likelihoods
         scores = ranked(scores, better if shared.rows and shared.whole else None)
         yield Contest(key, better, False, max(shared.totals), scores, tests)
+
+
+def _with_churn(test: PairTest, runs: Sequence[Run], shared: Shared, key: ScoreKey) -> PairTest:
+    """The test, with how many answers differ between its two models: two that are wrong may be unlike."""
+    a, b = test.a - 1, test.b - 1
+    documents = zip(shared.documents(a), shared.documents(b), strict=True)
+    return replace(test, changed=changed_answers(runs[a], runs[b], key, documents))
 
 
 def contest(

@@ -76,7 +76,7 @@ def markdown_table(sheet: Sheet) -> str:
 
 def _sheets(board: Board) -> Iterator[Sheet]:
     sheet = matrix_sheet(board, board.tested)
-    note = "In brackets: 95 % interval." + (" Bold: the best value." if sheet.best else "")
+    note = "In brackets: 95 % interval." + (" Bold: ahead of every other by a significant test." if sheet.best else "")
     yield Sheet(sheet.title, sheet.head, sheet.rows, sheet.words, sheet.best, note)
     if board.family:
         yield _ranks(board)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from evalengine.report.leaderboard.board import Contest, Score, contest, pair_tests, ranked
 from evalengine.report.read.run import ScoreKey
+from evalengine.report.stats.clusters import across_tasks
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,14 @@ def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score
 
 def _clusters(parts: Sequence[Part]) -> list[str] | None:
     """The clusters of all parts' documents, one part after the other; None where none are related. A cluster stays
-    within its task, but not within its subject."""
+    within its task (`across_tasks`), but not within its subject."""
     if all(part.clusters is None for part in parts):
         return None
     clusters = []
     for place, part in enumerate(parts):
         count = len(next(iter(part.columns.values())))
         names = part.clusters or [f"{place} {number}" for number in range(count)]
-        clusters += [f"{part.key[0]} {name}" for name in names]
+        clusters += across_tasks(part.key[0], names)
     return clusters
 
 

@@ -17,6 +17,7 @@ FORMAT, VERSION = "evalengine.models", 1  # the version rises when a name below 
 COLUMNS = (
     *("row", "group", "task", "metric", "filter", "mean", "model", "against", "value", "ci_low", "ci_high", "rank"),
     *("rank_best", "rank_worst", "documents", "wins", "losses", "ties", "p", "p_holm"),
+    "answers_changed",
 )
 
 
@@ -101,6 +102,7 @@ def _csv_test(board: Board, contest: Contest, test: PairTest) -> dict[str, Any]:
         "ties": p.ties,
         "p": p.p_value,
         "p_holm": test.p_adjusted,
+        "answers_changed": "" if test.changed is None else test.changed,
         **({"metric": f"{contest.key[1]} (nats a document)"} if test.nats else {}),
     }
 
@@ -134,6 +136,7 @@ def _contest_json(board: Board, contest: Contest) -> dict[str, Any]:
                 "p_holm": test.p_adjusted,
                 "significant": test.significant,
                 "nats": test.nats,
+                "answers_changed": test.changed,
                 **test.result.to_json(),
             }
             for test in contest.tests

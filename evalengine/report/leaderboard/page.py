@@ -48,25 +48,22 @@ def _title(board: Board) -> str:
 
 def _word(board: Board) -> str:
     """The headline: what is surely better, if anything is."""
-    sure = [contest for contest in board.tested if _surely_first(contest)]
+    sure = [contest for contest in board.tested if contest.leader is not None]
     if sure:
-        return f"Best: {sheets.leader(board, sure[0])}" + (f", and {len(sure) - 1} more" if len(sure) > 1 else "")
+        said = sheets.leader(board, sure[0])
+        return said[0].upper() + said[1:] + (f", and {len(sure) - 1} more" if len(sure) > 1 else "")
     if not board.family:
         return "No pair of models could be tested"
-    return "Some differences are significant" if board.significant else "No difference is significant"
-
-
-def _surely_first(contest: Contest) -> bool:
-    """Whether one model significantly beats every other."""
-    return any(score is not None and score.ranks == (1, 1) for score in contest.scores)
+    return "Some differences are significant" if board.significant else "All models are tied"
 
 
 def _figures(board: Board) -> Iterator[tuple[str, Child, Child]]:
     for contest in board.tested[:TILES]:
-        first = [n for n, score in enumerate(contest.scores) if score is not None and score.rank == 1]
-        if first:
-            names = " and ".join(board.names[n] for n in first[:2]) + (", ..." if len(first) > 2 else "")
-            yield contest.name, sheets.value_with_unit(contest, contest.scores[first[0]]), names
+        top = next((n for n, score in enumerate(contest.scores) if score is not None and score.rank == 1), None)
+        if top is not None:
+            tied = len(contest.first) - (top in contest.first)
+            names = board.names[top] + (f", tied with {tied} more" if tied and contest.leader is None else "")
+            yield contest.name, sheets.value_with_unit(contest, contest.scores[top]), names
     yield "Models", f"{len(board.runs)}", None
     yield "Significant differences", f"{board.significant:,}", f"of {board.family:,} tests, at {sheets.PERCENT}"
 
@@ -127,12 +124,12 @@ def _tests(board: Board) -> Iterator[Markup]:
         ends = [abs(e) for t in contest.tests for e in (t.result.ci_low, t.result.ci_high) if math.isfinite(e)]
         reach = max(ends, default=0.0) or 1.0
         yield tag("h3", f"{sheets.titled(contest)}{'; differences in points' if contest.share else ''}")
-        head = ("B against A", "B − A", "p", "p (Holm)", "95 % interval", "", "Won / lost / equal")
-        yield table(head, [_test(board, contest, test, reach) for test in contest.tests], numbers=(1, 2, 3, 4, 6))
+        head = ("B against A", "B − A", "p", "p (Holm)", "95 % interval", "", "Won / lost / equal", "Answers changed")
+        yield table(head, [_test(board, contest, test, reach) for test in contest.tests], numbers=(1, 2, 3, 4, 6, 7))
 
 
 def _test(board: Board, contest: Contest, test: PairTest, reach: float) -> Sequence[Markup | str | None]:
-    _, _, difference, bounds, counts, p, adjusted, _ = sheets.test_row(board, contest, test)
+    _, _, difference, bounds, counts, p, adjusted, _, changed = sheets.test_row(board, contest, test)
     against = tag("span", f"against {board.names[test.a - 1]}", class_="under name")
     pair = join(tag("span", board.names[test.b - 1], class_="name"), against)
     result, drawn = test.result, None
@@ -140,7 +137,7 @@ def _test(board: Board, contest: Contest, test: PairTest, reach: float) -> Seque
         drawn = interval(result.difference, result.ci_low, result.ci_high, (-reach, reach), rule=0)
     holm = tag("strong", adjusted) if test.significant else adjusted
     unit = " nat" if test.nats else ""
-    return [pair, f"{difference}{unit}", p, holm, bounds, drawn, counts]
+    return [pair, f"{difference}{unit}", p, holm, bounds, drawn, counts, changed]
 
 
 def _models(board: Board) -> Iterator[tuple[str, Child]]:

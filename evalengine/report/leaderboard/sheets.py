@@ -13,6 +13,7 @@ from evalengine.report.read.provenance import provenance
 
 WIDE = 6  # metrics side by side; with more, models are the columns
 MINUS = "\u2212"
+LEADERS = 3  # metrics whose first place the verdict says
 LARGE = 10_000  # from here on six significant digits say enough
 PERCENT = f"{ALPHA * 100:g} %"
 
@@ -78,6 +79,7 @@ def group_sheet(board: Board, group: Group) -> Sheet:
 def tests_sheet(board: Board) -> Sheet:
     """A row for each test, in the order of metrics and pairs."""
     head = ["Metric", "B against A", "B − A", "95 % interval", "Won / lost / equal", "p", "p (Holm)", "Documents"]
+    head.append("Answers changed")
     rows = [test_row(board, contest, test) for contest in board.tested for test in contest.tests]
     return Sheet("Paired tests", head, rows, (0, 1), note=tests_note(board))
 
@@ -85,7 +87,7 @@ def tests_sheet(board: Board) -> Sheet:
 def ranks_note(board: Board) -> str:
     if not board.family:
         return ""
-    return f"Rank: by value, and behind it the ranks that the tests significant at {PERCENT} leave open."
+    return f"Rank: what the tests significant at {PERCENT} show; models whose ranks they leave open are tied."
 
 
 def tests_note(board: Board) -> str:
@@ -101,17 +103,34 @@ def verdict(board: Board) -> str:
     if not board.family:
         return "no pair of models could be tested"
     counts = f"{board.significant} of {board.family} differences significant at {PERCENT} (Holm)"
-    leaders = dict.fromkeys(leader(board, contest) for contest in board.tested if leader(board, contest))
-    return f"{counts}; best: {'; '.join(filter(None, list(leaders)[:3]))}" if leaders else counts
+    counts += churn(board)
+    first = [leader(board, contest) or tie(contest) for contest in board.tested]
+    shown = list(dict.fromkeys(filter(None, first)))
+    more = f"; and {len(shown) - LEADERS} more" if len(shown) > LEADERS else ""
+    return f"{counts}; {'; '.join(shown[:LEADERS])}{more}" if shown else counts
+
+
+def churn(board: Board) -> str:
+    """How many answers differ, which equal scores hide: `; 150 of 200 answers changed`; "" where that is not known."""
+    known = [(t.changed, t.result.n) for entry in board.tested for t in entry.tests if t.changed is not None]
+    if not known:
+        return ""
+    changed, count = max(known)
+    between = "" if len(known) == 1 else " between two models"
+    return f"; {'up to ' if between else ''}{changed:,} of {count:,} answers changed{between}"
 
 
 def leader(board: Board, contest: Contest) -> str:
-    """The best model of a metric: `tuned on sums exact_match (77.0 %)`; "" where several or none are best."""
-    first = [n for n, score in enumerate(contest.scores) if score is not None and score.rank == 1]
-    if len(first) != 1:
+    """The model that is surely ahead: `best on sums exact_match: tuned (77.0 %)`; "" where there is none."""
+    if contest.leader is None:
         return ""
-    score = contest.scores[first[0]]
-    return f"{board.names[first[0]]} on {contest.name} ({value_with_unit(contest, score)})"
+    score = contest.scores[contest.leader]
+    return f"best on {contest.name}: {board.names[contest.leader]} ({value_with_unit(contest, score)})"
+
+
+def tie(contest: Contest) -> str:
+    """Who may all be first: `no best on sums exact_match: 7 models are tied`; "" where nothing was tested."""
+    return f"no best on {contest.name}: {len(contest.first)} models are tied" if len(contest.first) > 1 else ""
 
 
 def titled(contest: Contest) -> str:
@@ -151,11 +170,11 @@ def between(contest: Contest, bounds: tuple[float, float] | None, sign: bool = F
 
 
 def rank(score: Score | None) -> str:
-    """A rank: `2`, or `2 (1 to 3)` where the tests leave other ranks open."""
+    """A rank: `2`, or `tied, 1 to 3` where the tests leave other ranks open; by value where nothing was tested."""
     if score is None or score.rank is None:
         return ""
     low, high = score.ranks or (score.rank, score.rank)
-    return f"{score.rank}" if low == high == score.rank else f"{score.rank} ({low} to {high})"
+    return f"{low}" if low == high else f"tied, {low} to {high}"
 
 
 def matrix_cell(contest: Contest, score: Score | None) -> str:
@@ -165,9 +184,8 @@ def matrix_cell(contest: Contest, score: Score | None) -> str:
 
 
 def leads(contest: Contest, score: Score | None) -> bool:
-    """Whether this is the best value of several."""
-    others = (s.rank for s in contest.scores if s is not None)
-    return score is not None and score.rank == 1 and any(other not in (None, 1) for other in others)
+    """Whether this model is surely ahead of all others."""
+    return score is not None and score.ranks == (1, 1) and len(contest.scores) > 1
 
 
 def _long(board: Board, contest: Contest) -> Iterator[list[str]]:
@@ -194,6 +212,7 @@ def test_row(board: Board, contest: Contest, test: PairTest) -> list[str]:
         p_value(p.p_value),
         p_value(test.p_adjusted),
         f"{p.n:,}",
+        "" if test.changed is None else f"{test.changed:,}",
     ]
 
 
