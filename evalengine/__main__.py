@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from importlib import import_module
 from evalengine.command import exit_code, quiet_threads
 from evalengine.commands import MODULES
 from evalengine.garbage import few_collections
+from evalengine.plain_text import printable, warn
 
 COMPLETION = ("--install-completion", "--show-completion")
 
@@ -26,16 +28,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
+    if logging.lastResort is not None:  # it prints the warnings of a program that sets up no logging of its own
+        logging.lastResort.setFormatter(_Printable())
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         return exit_code(lambda: _command(words))
     except KeyboardInterrupt as interrupt:
         hints = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
-        print(f"Interrupted{''.join(hints)}.", file=sys.stderr)
+        warn(f"Interrupted{''.join(hints)}.", "")
         return 1
     except BrokenPipeError:  # the reader of standard output has ended (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+class _Printable(logging.Formatter):
+    """Our own warnings on one line each, whatever file they quote; another library's as it is."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = super().formatMessage(record)
+        return printable(text) if record.name.startswith("evalengine") else text
 
 
 def _command(words: list[str]) -> int:

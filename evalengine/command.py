@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
-import traceback
 from collections.abc import Callable
 from types import SimpleNamespace as Namespace
 
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.plain_text import warn, warn_of_bug
 
 __all__ = ["PROGRAM", "Namespace", "exit_code", "fail", "quiet_threads"]
 
@@ -50,9 +49,9 @@ def exit_code(work: Callable[[], int]) -> int:
             return fail(EvalEngineError(f"the disk is full ({where}); {cure}"))
         if isinstance(error, FileNotFoundError) and _folder_is_gone():
             return fail(ConfigError("the working directory no longer exists: change to one that does (cd)"))
-        traceback.print_exc()
+        warn_of_bug()
     except Exception:
-        traceback.print_exc()
+        warn_of_bug()
     return 1
 
 
@@ -65,12 +64,10 @@ def _folder_is_gone() -> bool:
 
 def fail(error: EvalEngineError) -> int:
     """Prints what is wrong to standard error; returns the error's exit code."""
-    several = isinstance(error, ConfigError) and len(error.problems) > 1
-    text = f"evalengine: several problems\n{error}" if several else f"evalengine: {error}"
-    print("\n".join(map(_printable, text.split("\n"))), file=sys.stderr)
+    if isinstance(error, ConfigError) and len(error.problems) > 1:
+        lines = ["several problems", *error.lines]
+    else:
+        lines = error.lines
+    for number, line in enumerate(lines):
+        warn(line, "" if number else "evalengine: ")
     return error.exit_code
-
-
-def _printable(line: str) -> str:
-    """The line with unprintable characters escaped: a file's or argument's text can hold commands of a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)

@@ -8,22 +8,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from evalengine.plain_text import printable
+
 
 class EvalEngineError(Exception):
-    """A run that failed for a reason outside the program: a damaged file, a full disk, a lost device."""
+    """A run that failed for a reason outside the program: a damaged file, a full disk, a lost device.
+
+    Takes the lines of its message. Each may quote a file or another program, so what is not visible in it is escaped, a
+    newline too: nothing that is quoted can look like a line of ours.
+    """
 
     exit_code = 1
 
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*lines)
+        self.lines = list(map(printable, lines))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
 
 class ConfigError(EvalEngineError, ValueError):
-    """Settings or arguments that cannot be honoured; takes one message or all of them, listed at once."""
+    """Settings or arguments that cannot be honoured; takes one message or all of them, listed at once.
+
+    further: lines that belong below a single message.
+    """
 
     exit_code = 2
 
-    def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
-        single = len(self.problems) == 1
-        super().__init__(self.problems[0] if single else "\n".join(f"  - {p}" for p in self.problems))
+    def __init__(self, problems: str | Sequence[str], *further: str) -> None:
+        self.problems = [printable(p) for p in ([problems] if isinstance(problems, str) else problems)]
+        listed = self.problems if len(self.problems) == 1 else [f"  - {p}" for p in self.problems]
+        super().__init__(*listed, *further)
+        self.args = (problems, *further)  # what pickle makes the error from again
 
 
 def first_of(lines: Sequence[str], most: int, what: str = "more") -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from evalengine.compose import Job
 from evalengine.config import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
 from evalengine.harness.time_left import duration
+from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_file import glance_at_manifest
@@ -48,13 +48,13 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
     for number, (job, place) in enumerate(zip(jobs, places, strict=True), 1):
         left = [other for other in range(number, len(jobs) + 1) if other not in finished]
         status = ": kept, it is finished" if number in finished else _time_left(jobs, took, left)
-        print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{status}", file=sys.stderr, flush=True)
+        warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{status}", "")
         if number not in finished:
             begin = time.monotonic()
             codes.append(exit_code(partial(run, replace(job.config, output_dir=str(place)))))
             took |= {number: time.monotonic() - begin} if codes[-1] == 0 else {}
     if failed := sum(code != 0 for code in codes):
-        print(f"evalengine: {failed} of {len(jobs)} runs failed; the same command runs those again", file=sys.stderr)
+        warn(f"{failed} of {len(jobs)} runs failed; the same command runs those again")
         return max(codes)
     return _report(name, folder, jobs, places)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from evalengine.beside import Beside, cores
 from evalengine.command import Namespace, exit_code
 from evalengine.contract import CONTRACT_VERSION
+from evalengine.plain_text import say, warn
 from evalengine.version import __version__
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ MANY_TASKS = 20  # tasks and groups that take half a second to compose; importin
 def main(arguments: Namespace) -> int:
     """Runs what the settings describe; returns the exit code."""
     if arguments.version:
-        print(f"evalengine {__version__} (contract {CONTRACT_VERSION})", flush=True)
+        say(f"evalengine {__version__} (contract {CONTRACT_VERSION})")
         return 0
     from evalengine.compose import compose_jobs, experiment_name
     from evalengine.config import to_yaml
@@ -65,11 +66,11 @@ def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
     digests: list[str] = []
     for number, job in enumerate(jobs, 1):
         if len(jobs) > 1:
-            print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", file=sys.stderr, flush=True)
+            warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", "")
         run = partial(_run, job.config, words, digests)
         codes.append(exit_code(run))  # a failure becomes a code, and the sweep goes on
     if len(digests) > 1:
-        print(f"{len(digests)} runs, {len(set(digests))} digest{'s' * (len(set(digests)) > 1)}")
+        say(f"{len(digests)} runs, {len(set(digests))} digest{'s' * (len(set(digests)) > 1)}")
     return max(codes)
 
 

@@ -9,7 +9,6 @@ submitit directly. `submitit_local` runs the jobs as processes of this machine, 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,6 +17,7 @@ from evalengine.api.perform import perform
 from evalengine.command import exit_code
 from evalengine.compose import Job
 from evalengine.errors import ConfigError
+from evalengine.plain_text import say, warn
 
 EXECUTORS = {"LocalLauncher": "local", "SlurmLauncher": "slurm"}  # the plugin's classes -> submitit's names
 EXECUTOR_SETTINGS = ("max_num_timeout",)  # settings of submitit's executor, not of each job
@@ -36,7 +36,7 @@ class RunJob:
         return exit_code(self._perform)
 
     def _perform(self) -> int:
-        print(perform(self.job.config, self.command), flush=True)
+        say(perform(self.job.config, self.command))
         return 0
 
     def checkpoint(self) -> Any:
@@ -63,7 +63,7 @@ def submit(jobs: Sequence[Job], command: Sequence[str]) -> int:
     with executor.batch():
         submitted = [executor.submit(RunJob(job, command)) for job in jobs]
     for job, sent in zip(jobs, submitted, strict=True):
-        print(f"job {sent.job_id}: {' '.join(job.overrides)}; log {sent.paths.stderr}", file=sys.stderr, flush=True)
+        warn(f"job {sent.job_id}: {' '.join(job.overrides)}; log {sent.paths.stderr}", "")
     codes = [_result(sent) for sent in submitted]
     return max(codes)
 
@@ -96,5 +96,5 @@ def _result(sent: Any) -> int:
     try:
         return int(sent.result())
     except Exception as error:  # submitit raises for jobs that were cancelled, killed or never started
-        print(f"evalengine: job {sent.job_id}: {str(error).splitlines()[-1]}; log {sent.paths.stderr}", file=sys.stderr)
+        warn(f"job {sent.job_id}: {str(error).splitlines()[-1]}; log {sent.paths.stderr}")
         return 1

@@ -53,7 +53,7 @@ def read_yaml(path: Path, *, tags: bool = False) -> Any:
     """The file's value, None for an empty one. tags: unknown tags become `Tagged` values.
 
     Raises OSError, or ValueError if the file is no YAML, is no regular file, grows beyond `MAX_YAML_NODES` through its
-    aliases, or holds an unknown tag without `tags`.
+    aliases, holds half of a surrogate pair, or an unknown tag without `tags`.
     """
     import yaml
 
@@ -135,6 +135,8 @@ def _expanded_size(root: Any) -> int:
                 raise ValueError(f"the key {twice[:60]!r} stands twice in one mapping, line {node.start_mark.line + 1}")
         elif isinstance(node, yaml.SequenceNode):
             children = node.value
+        elif any("\ud800" <= char <= "\udfff" for char in node.value):
+            raise ValueError(f"line {node.start_mark.line + 1} holds half of a surrogate pair, which is no character")
         sizes[id(node)] = 1 + sum(size(child, depth + 1) for child in children)
         unfinished.discard(id(node))
         return sizes[id(node)]

@@ -17,6 +17,7 @@ from evalengine.command import Namespace
 from evalengine.compose import compose_jobs
 from evalengine.config import Config, TaskConfig, leaves
 from evalengine.errors import ConfigError
+from evalengine.plain_text import printable
 from evalengine.shipped import available
 from evalengine.task_files import offered
 from evalengine.task_outline import outline
@@ -76,7 +77,7 @@ def task_table(configs: Sequence[Config], folded: bool = False) -> Table:
     for config in configs:
         for depth, name, members in _in_order(config):
             if depth == 0 or not folded:
-                table.add_row(*map(Text, _cells(config, depth, name, members)))
+                table.add_row(*(Text(printable(cell)) for cell in _cells(config, depth, name, members)))
     return table
 
 
@@ -169,7 +170,7 @@ def shown_documents(config: Config, count: int) -> Iterator[Text]:
 
 def _document(task: Task, doc_id: int, instances: list[Instance]) -> Iterator[Text]:
     doc = task.docs[doc_id]
-    yield Text(f"{task.name}, document {doc_id} of {len(task.docs)}\n", style="bold")
+    yield Text(f"{printable(task.name)}, document {doc_id} of {len(task.docs)}\n", style="bold")
     yield from _part("row", json.dumps(doc, ensure_ascii=False, default=str))
     shown: str | None = None
     for instance in instances:
@@ -186,7 +187,7 @@ def _part(name: str, content: str) -> Iterator[Text]:
     """A name, and below it the content line by line, each line behind a bar so that its white space shows."""
     yield Text(f"  {name}\n", style="dim")
     for line in content.split("\n"):
-        yield Text(f"  | {''.join(c if c.isprintable() else ascii(c)[1:-1] for c in line)}\n")
+        yield Text(f"  | {printable(line)}\n")
 
 
 def _plain(target: Any) -> str:

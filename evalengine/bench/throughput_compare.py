@@ -17,6 +17,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError, first_of
 from evalengine.plain_files import read_json
+from evalengine.plain_text import printable
 
 OURS = "evalengine"
 MOST_LISTED = 5
@@ -71,7 +72,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[Others]:
     wall_seconds: defaultdict[str, defaultdict[tuple[Key, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         ours = row["engine"] == OURS
-        label = f"{OURS}, earlier" if ours else f"{row['engine']}, {row['mode']}"
+        label = f"{OURS}, earlier" if ours else printable(f"{row['engine']}, {row['mode']}")
         for mode in (row["mode"],) if ours else ("invariant", "fast"):
             wall_seconds[label][case_of(row), mode].append(row["wall_s"])
     return [

@@ -15,6 +15,7 @@ from rich.text import Text
 from evalengine.cache.store import Store
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.plain_text import printable, say
 
 WIDTH = 120
 
@@ -28,7 +29,7 @@ def main(arguments: Namespace) -> int:
         try:
             if limits:
                 before = int(time.time()) - limits["older-than"] if "older-than" in limits else None
-                print(f"{store.prune(before, limits.get('size')):,} answers deleted")
+                say(f"{store.prune(before, limits.get('size')):,} answers deleted")
             _show(store.models(), store.size())
         except sqlite3.Error as error:
             raise EvalEngineError(f"{store.path}: {error}; delete it if it is damaged") from error
@@ -42,14 +43,15 @@ def _show(models: Sequence[Mapping[str, Any]], size: int) -> None:
     for model in models:
         facts = model["facts"]
         level = " ".join(str(facts[key]) for key in ("numerics", "dtype", "gpu_architecture") if key in facts)
-        cells = (model["name"], facts["weights"][:12], level, str(facts["contract_version"]))
+        cells = [model["name"], str(facts.get("weights", "?"))[:12], level, str(facts.get("contract_version", "?"))]
         written = " to ".join(dict.fromkeys(_day(when) for when in (model["first"], model["last"]) if when is not None))
-        table.add_row(*map(Text, (*cells, f"{model['entries']:,}", f"{model['bytes']:,}", written)))
+        cells += [f"{model['entries']:,}", f"{model['bytes']:,}", written]
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     console = Console(soft_wrap=True)
     if not console.is_terminal:
         console.width = max(WIDTH, console.measure(table).maximum)
     console.print(table)
-    print(f"{sum(model['entries'] for model in models):,} answers, {size:,} bytes on disk")
+    say(f"{sum(model['entries'] for model in models):,} answers, {size:,} bytes on disk")
 
 
 def _day(seconds: int) -> str:

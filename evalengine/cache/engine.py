@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import DoubtedAnswersError, EvalEngineError, listed
 from evalengine.models.spec import ModelSpec
+from evalengine.plain_text import warn
 
 BATCH, SECONDS = 512, 5.0  # computed answers are written in batches: of this many, or after this many seconds
 MAX_LISTED = 5
@@ -79,7 +79,7 @@ class CachedEngine:
         self._looked_up: dict[int, tuple[Request, bytes, RequestOutput | None]] = {}  # id -> request, key, answer
         self._corrupt: set[bytes] = set()
         if store.read_only:
-            _say(f"cache={store.path.parent}: this folder cannot be written; answers are read, and none is kept")
+            warn(f"cache={store.path.parent}: this folder cannot be written; answers are read, and none is kept")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -101,7 +101,7 @@ class CachedEngine:
         if corrupt := set(lookup.corrupt) - self._corrupt:
             self._corrupt |= corrupt
             names = [self._name(request) for request, key in new if key in corrupt]
-            _say(f"{self.store.path}: damaged entries, whose requests are computed again: "
+            warn(f"{self.store.path}: damaged entries, whose requests are computed again: "
                  f"{listed(names, MAX_LISTED, '; ')}")  # fmt: skip
         answers = [self._looked_up[request.request_id][2] for request in requests]
         return None in answers or bool(self._audit and answers)
@@ -206,8 +206,4 @@ class CachedEngine:
     def _fail(self, error: sqlite3.Error) -> None:
         self.counts.failed = str(error)
         cure = "free space, or delete that file if it is damaged"
-        _say(f"{self.store.path}: {error}; the run goes on without the cache ({cure})")
-
-
-def _say(words: str) -> None:
-    print(f"evalengine: {words}", file=sys.stderr)
+        warn(f"{self.store.path}: {error}; the run goes on without the cache ({cure})")

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 from evalengine.errors import ConfigError
+from evalengine.plain_files import parse_json
 
 FILE = "answers.sqlite"
 APPLICATION_ID, VERSION = 0x65766C61, 1  # "evla" in ASCII; the version of the tables below
@@ -142,7 +143,8 @@ class Store:
             self._connection.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in keys])
 
     def models(self) -> list[dict[str, Any]]:
-        """Each model's name, facts, entries, their bytes, and when the first and last were written (UNIX seconds)."""
+        """Each model's name, facts (none if damaged), entries, their bytes, and when the first and last were written
+        (UNIX seconds)."""
         size = "+".join(f"coalesce(length(a.{name}), 0)" for name in ("key", "sha256", *_CONTENT.split(", ")))
         query = (
             f"SELECT m.name, m.facts, count(a.key), coalesce(sum({size}), 0), min(a.written), max(a.written) "
@@ -150,7 +152,7 @@ class Store:
         )
         names = ("name", "facts", "entries", "bytes", "first", "last")
         rows = [dict(zip(names, row, strict=True)) for row in self._connection.execute(query)]
-        return [{**row, "name": row["name"].decode(), "facts": json.loads(row["facts"])} for row in rows]
+        return [{**row, "name": _text(row["name"]), "facts": _facts(row["facts"])} for row in rows]
 
     def size(self) -> int:
         """Bytes that the cache takes on disk."""
@@ -271,6 +273,19 @@ def _checked(connection: sqlite3.Connection, path: Path) -> None:
 def _refused(error: sqlite3.Error) -> bool:
     """Whether the file or its folder cannot be written, or opened at all."""
     return any(words in str(error) for words in ("readonly", "unable to open"))
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else "?"
+
+
+def _facts(value: Any) -> dict[str, Any]:
+    """What computed a model's answers. It is only shown, so damage to it costs no answer."""
+    try:
+        facts = parse_json(_text(value))
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _content(entry: Entry) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from evalengine.command import Namespace
+from evalengine.plain_text import printable, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +60,7 @@ def _kernels(arguments: Namespace) -> int:
     checkpoint = open_checkpoint(config.model, arguments.layers)
     verdict = kernels_verdict(checkpoint.spec, _resolved(config, checkpoint), not arguments.no_cache)
     for line in kernels_summary(verdict):
-        print(line)
+        say(line)
     return 1 if failures(verdict) or list(dropped_schedules(verdict)) else 0
 
 
@@ -79,4 +80,4 @@ def _print(table: Table, lines: Iterable[str]) -> None:
         console.width = max(console.width, WIDTH)
     console.print(table)
     for line in lines:
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)

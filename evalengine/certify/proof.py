@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -26,6 +25,7 @@ from evalengine.engine.settings import possible_ranks
 from evalengine.engine.stats import EngineStats
 from evalengine.layers.attention_backends import possible_backends
 from evalengine.layers.fast import FastOps
+from evalengine.plain_text import warn
 from evalengine.tasks.base import Task
 
 MOST_CPU_RANKS = 4  # Each rank is a process, which imports and loads for seconds.
@@ -257,4 +257,4 @@ def _merged(tallies: Iterable[Tally]) -> Tally:
 
 
 def _say(line: str) -> None:
-    print(f"verify: {line}", file=sys.stderr, flush=True)
+    warn(line, "verify: ")

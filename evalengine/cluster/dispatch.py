@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from evalengine.cluster.leases import lease_size, most_in_hand
 from evalengine.cluster.pool import Event, Pool
 from evalengine.cluster.replica import Orders, ReplicaFacts, Report
-from evalengine.cluster.roster import Roster, say
+from evalengine.cluster.roster import Roster
 from evalengine.cluster.work import Work
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.plain_text import warn
 
 POLL_SECONDS = 0.25
 SAY_SECONDS = 30.0  # between two messages that the run waits
@@ -43,7 +44,7 @@ class Dispatch:
             for event in self._pool.poll(POLL_SECONDS):
                 yield from self._handle(event)
             for note in self._work.told():
-                say(note)
+                warn(note)
             if on_step is not None:
                 on_step(self._roster.watched(self._work.holders))
             yield from self._without_help()
@@ -103,7 +104,7 @@ class Dispatch:
             lost = self._work.leave(name)
             self._roster.members[name].book(holder)
             if lost:
-                say(f"the {lost} requests that it had in hand are asked again")
+                warn(f"the {lost} requests that it had in hand are asked again")
 
     def _join(self, name: str, facts: ReplicaFacts) -> None:
         """Lets a replica take part, unless its KV pool is too small for some request of the run."""
@@ -132,11 +133,11 @@ class Dispatch:
             return
         if not work.holders and now - self._last_message > SAY_SECONDS:
             self._last_message = now
-            say(f"no replica is there; {self._pool.coming} are being placed or read weights")
+            warn(f"no replica is there; {self._pool.coming} are being placed or read weights")
         if not self._pool.coming or (work.holders and now - self._idle_since > WAIT_SECONDS):
             before, standing = work.unaudited, work.give_up()
             if work.unaudited > before:
-                say(f"{work.unaudited - before} requests that were to be audited are not: no second replica is there")
+                warn(f"{work.unaudited - before} requests that were to be audited are not: no second replica is there")
             yield from standing
             if not standing and not work.done and not work.can_go_on:
                 reasons = [member.lost for member in self._roster.members.values() if member.lost]

@@ -16,7 +16,7 @@ from evalengine.cluster.audit import sample
 from evalengine.cluster.dispatch import POLL_SECONDS, Dispatch
 from evalengine.cluster.pool import Pool
 from evalengine.cluster.replica import ReplicaFacts, ReplicaSpec
-from evalengine.cluster.roster import Roster, say
+from evalengine.cluster.roster import Roster
 from evalengine.cluster.session import ray_session
 from evalengine.cluster.settings import Share, cluster_share, local_replicas, local_share
 from evalengine.cluster.work import Work
@@ -29,6 +29,7 @@ from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits, check_requests
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.plain_text import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,7 +117,7 @@ class RayEngines:
                 raise EvalEngineError(f"no replica could be loaded: {reasons}")
             if time.monotonic() - last_message > SAY_SECONDS:
                 last_message = time.monotonic()
-                say(f"no replica is there yet; {self._pool.coming} are being placed or read weights")
+                warn(f"no replica is there yet; {self._pool.coming} are being placed or read weights")
         for why, _ in problems:  # settings that only some machines refuse
             self.roster.refuse(why)
 

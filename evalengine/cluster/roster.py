@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from evalengine.cluster.pool import Event
 from evalengine.cluster.replica import ReplicaFacts
 from evalengine.cluster.work import Holder
 from evalengine.engine.stats import EngineStats, FleetStats
+from evalengine.plain_text import warn
 
 
 @dataclass
@@ -58,13 +58,15 @@ class Roster:
             else:
                 member.lost = why
             where = "a replica that was loading" if member is None else member.facts.where
-            say(f"{where} is lost: {why}" + "".join(f"\n  | {line}" for line in log.splitlines()))
+            warn(f"{where} is lost: {why}")
+            for line in log.splitlines():
+                warn(line, "  | ")
 
     def refuse(self, why: str) -> None:
         """Notes that a replica is refused, and says a new reason on standard error."""
         if why not in self.refused:
             self.refused.append(why)
-            say(f"a replica is refused: {why}")
+            warn(f"a replica is refused: {why}")
 
     @property
     def stats(self) -> EngineStats:
@@ -100,8 +102,3 @@ class Roster:
             "audited": self.audited,
             "unaudited": self.unaudited,
         }
-
-
-def say(text: str) -> None:
-    """Prints a message of the program on standard error."""
-    print(f"evalengine: {text}", file=sys.stderr, flush=True)

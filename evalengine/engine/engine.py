@@ -259,8 +259,9 @@ class Engine(LoadedModel):
         is_full = isinstance(error, torch.OutOfMemoryError)
         if is_full and (schedule.num_tokens == 1 or self._ranks.size > 1):
             advice = EvalEngineError(
-                f"{error}\nThat was a step of {schedule.num_tokens} tokens: lower engine.max_num_batched_tokens, "
-                "engine.kv_cache_memory_fraction or engine.num_kv_blocks; the same command then goes on"
+                *str(error).split("\n"),
+                f"That was a step of {schedule.num_tokens} tokens: lower engine.max_num_batched_tokens, "
+                "engine.kv_cache_memory_fraction or engine.num_kv_blocks; the same command then goes on",
             )
             advice.__cause__, error = error, advice
         if self._ranks.size > 1:

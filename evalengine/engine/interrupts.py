@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+from evalengine.plain_text import warn
 
 
 class Interrupts:
@@ -45,4 +46,4 @@ class Interrupts:
             self.restore()
             raise KeyboardInterrupt
         self.asked = True
-        print("evalengine: finishing the step that runs; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+        warn("finishing the step that runs; Ctrl-C again ends at once")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
 from evalengine.explain.table import as_json, report
 from evalengine.explain.trace import Trace
 from evalengine.explain.weights import differing_weights
+from evalengine.plain_text import say, warn
 from evalengine.records.schema import RecordKey
 from evalengine.report.compare.compare import compare
 from evalengine.report.compare.item_differences import differing_leaves
@@ -71,7 +71,7 @@ class _Source:
             raise ConfigError(f"explain: {path}: lm-eval ran it, so its command is lm-eval's; run the task itself "
                               "(python -m evalengine task=...), and give that run's folder")  # fmt: skip
         if run.unbound:
-            print(f"evalengine: {path}: {UNBOUND}", file=sys.stderr)
+            warn(f"{path}: {UNBOUND}")
         return cls(path, run, None)
 
     def prompt_sha256(self, key: RecordKey) -> str:
@@ -146,7 +146,7 @@ def _write(source: _Source, key: RecordKey, arguments: Namespace) -> int:
         raise ConfigError(f"explain: --values {beyond[0]}: the item was fed tokens 0 to {len(trace.fed_ids) - 1}")
     size = write_trace(arguments.write, trace, tokens)
     gave = {True: "the bytes of the run's record", False: "OTHER bytes than the run's record", None: "no record"}
-    print(
+    say(
         f"{arguments.write}: {item_name(key)}, {len(trace.ops)} ops at {len(trace.fed_ids)} tokens, "
         f"{size / 1000:.1f} kB; it gave {gave[trace.reproduced]}"
     )

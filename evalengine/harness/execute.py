@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -19,6 +18,7 @@ from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
 from evalengine.harness.time_left import Work
+from evalengine.plain_text import warn
 from evalengine.records.folder import RunFolder
 from evalengine.records.schema import RecordKey, ids_sha256
 
@@ -44,7 +44,7 @@ def execute(
         todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
         if journal.finished and progress:
             done = f"{len(journal.finished)} of {len(plan.requests)} requests are kept from the interrupted run"
-            print(f"evalengine: resuming {folder.path}: {done}", file=sys.stderr)
+            warn(f"resuming {folder.path}: {done}")
         if journal.finished and llm.settings.numerics == "fast":
             _warn_of_mixing(len(journal.finished), len(plan.requests))
         failed = []
@@ -68,7 +68,7 @@ def execute(
                     keep(_entry(item, output))
                 bar.finished(max(0, limits[output.request_id] - len(output.token_ids)))
         if failed:
-            raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED)]))
+            raise EvalEngineError(f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED))
         return journal.finished, {item.key for item in todo.values()}
 
 
@@ -121,11 +121,10 @@ def _work(todo: Iterable[HarnessRequest], limits: Mapping[int, int]) -> Work:
 
 
 def _warn_of_mixing(done: int, requests: int) -> None:
-    print(
-        f"evalengine: {done} of {requests} requests are kept from the interrupted run, and under numerics=fast bits "
+    warn(
+        f"{done} of {requests} requests are kept from the interrupted run, and under numerics=fast bits "
         "depend on the batch: this run will not be repeatable. resume=never runs all of them again; "
-        "batch_invariant=true makes a resumed run equal an unbroken one",
-        file=sys.stderr,
+        "batch_invariant=true makes a resumed run equal an unbroken one"
     )
 
 

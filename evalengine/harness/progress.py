@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable
 from types import TracebackType
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from evalengine.engine.stats import EngineStats, FleetStats
 from evalengine.harness.time_left import TimeLeft, Work
+from evalengine.plain_text import warn
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,7 +91,7 @@ class RunProgress(_Shown):
         if self._enabled and not self._console.is_terminal and now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             line = f"{self._label}: {self._done}/{self._total} requests, {rate} tokens/s{', ' * bool(left)}{left}"
-            print(line, file=sys.stderr, flush=True)
+            warn(line, "")
 
 
 class ProgramProgress(_Shown):
@@ -121,4 +121,4 @@ class ProgramProgress(_Shown):
         now = time.monotonic()
         if self._enabled and not self._console.is_terminal and now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            print(f"{self._label}: {self._done}/{self._total} programs run", file=sys.stderr, flush=True)
+            warn(f"{self._label}: {self._done}/{self._total} programs run", "")

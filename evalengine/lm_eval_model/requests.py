@@ -89,7 +89,7 @@ def check_outputs(asked: Sequence[Asked], outputs: Sequence[RequestOutput]) -> N
     """Raises EvalEngineError that names the first few of the requests that failed."""
     failed = [f"{a.named}: {output.error}" for a, output in zip(asked, outputs, strict=True) if output.error]
     if failed:
-        raise EvalEngineError("\n".join([f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED)]))
+        raise EvalEngineError(f"{len(failed)} requests failed:", *first_of(failed, MAX_LISTED))
 
 
 def warnings_of(asked: Sequence[Asked], max_length: int) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import reprlib
 
+from evalengine.plain_text import printable
+
 
 def is_integer(value: object, least: int = 0, largest: int = 1 << 62) -> bool:
     """Whether a value is an integer in range; a boolean is not."""
@@ -30,5 +32,5 @@ def plain(name: str) -> str:
 def one_line(error: BaseException) -> str:
     """Another library's error for a message: one line, shortened, unprintable characters escaped."""
     text = " ".join(str(error).split())
-    escaped = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:300])
+    escaped = printable(text[:300])
     return escaped if len(text) <= 300 else f"{escaped}..."

@@ -9,6 +9,7 @@ from typing import Any
 
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
+from evalengine.plain_text import say
 
 
 def main(arguments: Namespace) -> int:
@@ -41,13 +42,13 @@ def _check_receipt(arguments: Namespace) -> int:
     if difference := parted(receipt, model, arguments.device, arguments.source):
         return _differs(f"{name}: {difference}")
     record = receipt.record
-    print(
+    say(
         f"{name}: {len(record.prompt_ids)} tokens in, {len(record.output_ids)} out, computed again in "
         f"{receipt.computed_by['numerics']} {receipt.computed_by['dtype']}: every bit agrees"
     )
-    print(_asked(receipt.asked))
-    print(f"digest: {receipt.digest} (leaf {receipt.index}, by {len(receipt.path)} hashes)")
-    print("verdict: AGREES")
+    say(_asked(receipt.asked))
+    say(f"digest: {receipt.digest} (leaf {receipt.index}, by {len(receipt.path)} hashes)")
+    say("verdict: AGREES")
     return 0
 
 
@@ -67,16 +68,16 @@ def _check_run(arguments: Namespace) -> int:
     run = load_run(arguments.source)
     checked, differences = differing(run, arguments.sample, arguments.seed, arguments.places)
     for line in differences:
-        print(line)
+        say(line)
     if differences:
         return _differs(f"{len(differences)} of {checked} items of {run.name}, drawn by seed {arguments.seed}, differ")
-    print(f"{checked} of {len(run.items)} items of {run.name}, drawn by seed {arguments.seed}: every bit agrees")
-    print(f"digest: {run.digest}")
-    print("verdict: AGREES")
+    say(f"{checked} of {len(run.items)} items of {run.name}, drawn by seed {arguments.seed}: every bit agrees")
+    say(f"digest: {run.digest}")
+    say("verdict: AGREES")
     return 0
 
 
 def _differs(why: str) -> int:
-    print(why)
-    print("verdict: DIFFERS")
+    say(why)
+    say("verdict: DIFFERS")
     return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evalengine.engine.request import GenerateRequest
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, listed
 from evalengine.receipts.of_run import planned
 from evalengine.receipts.receipt import COMPUTED_BY, Receipt, plain_params
 from evalengine.records.digest import merkle_path
@@ -44,6 +44,8 @@ def provable(run: Run, command: str) -> None:
     if run.kind != "run" or run.records is not None:
         what = "lm-eval ran it, so its requests are lm-eval's" if run.records is not None else f"it is a {run.kind}"
         raise ConfigError(f"{command}: {run.source}: {what}; give the folder of a run of evalengine's own")
+    if lacking := [name for name in COMPUTED_BY if name not in run.identity and name != "gpu_architecture"]:
+        raise ConfigError(f"{command}: {run.source}: its manifest does not say {listed(lacking, 3)}; run it again")
     if run.identity["numerics"] == "fast":
         raise ConfigError(
             f"{command}: {run.name} ran in fast numerics, whose bits depend on the batch: no item of it can be "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError
+from evalengine.plain_text import say
 
 
 def main(arguments: Namespace) -> int:
@@ -17,9 +18,9 @@ def main(arguments: Namespace) -> int:
     receipt = prove(load_run(arguments.run), arguments.item, arguments.places)
     size = write_receipt(arguments.output, receipt)
     record = receipt.record
-    print(
+    say(
         f"{arguments.output}: {'/'.join(map(str, receipt.key))}, {len(record.prompt_ids)} tokens in and "
         f"{len(record.output_ids)} out, {size / 1000:.1f} kB; leaf {receipt.index} of {receipt.count}"
     )
-    print(f"digest: {receipt.digest}")
+    say(f"digest: {receipt.digest}")
     return 0

@@ -20,12 +20,12 @@ from evalengine.records.digest import leaf_hash, root_of_path
 from evalengine.records.folder import write_text_file
 from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256
 from evalengine.records.sealed import SealedFormat
-from evalengine.records.shapes import Each, anything, count, number, sha256, text, truth, wrong
+from evalengine.records.shapes import Each, anything, count, sha256, text, truth, utf8_text, wrong
 
 FORMAT = SealedFormat("evalengine-receipt", 1, "receipt", "evalengine prove RUN --item ITEM -o FILE")
 CURE = "ask for it again: evalengine prove RUN --item ITEM -o FILE"
 COMPUTED_BY = ("contract_version", "weights", "model_spec", "tokenizer", "numerics", "dtype", "gpu_architecture")
-_ITEM = {"task": text, "doc_id": count, "request_index": count, "repeat": count}
+_ITEM = {"task": utf8_text, "doc_id": count, "request_index": count, "repeat": count}
 _SHAPE = {
     "item": _ITEM,
     "prompt_ids": [count],
@@ -38,7 +38,7 @@ _SHAPE = {
     "digest": sha256,
     "leaf": {"index": count, "count": count, "path": [sha256]},
     "computed_by": {
-        "contract_version": number,
+        "contract_version": count,
         "weights": sha256,
         "model_spec": Each(anything),
         "tokenizer": Each(anything),

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from evalengine.errors import ConfigError, EvalEngineError, readable
+from evalengine.plain_text import warn
 from evalengine.records.differences import differences
 from evalengine.records.manifest import identity_sha256
 from evalengine.records.manifest_file import read_identity
@@ -249,12 +249,11 @@ def _unfinished(root: Path, run_id: str, identity: Mapping[str, Any], made_with:
             if stored != {"run_id": run_id, **identity}:
                 continue
             if others := other_versions(begun_with, made_with):
-                print(f"evalengine: {path} was begun with {others}: it is left alone", file=sys.stderr)
+                warn(f"{path} was begun with {others}: it is left alone")
             else:
                 yield path
         except ValueError as error:
-            print(f"evalengine: {path / IDENTITY} is damaged ({error}): what that run finished is left alone",
-                  file=sys.stderr)  # fmt: skip
+            warn(f"{path / IDENTITY} is damaged ({error}): what that run finished is left alone")
     newborn = {LOCK, f".{IDENTITY}.partial"}
     for path in sorted(root.glob(f"*-{run_id}")):
         if path.is_dir() and path not in paths and {entry.name for entry in path.iterdir()} <= newborn:

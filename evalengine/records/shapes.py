@@ -27,6 +27,11 @@ def text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def utf8_text(value: Any) -> bool:
+    """text without lone surrogates"""
+    return isinstance(value, str) and value.encode("utf-8", "ignore").decode() == value
+
+
 def ascii_text(value: Any) -> bool:
     """ASCII text"""
     return isinstance(value, str) and value.isascii()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# package -> the packages of evalengine that it may import, besides itself
+# package -> the packages of evalengine that it may import, besides itself and `plain_text`, by which all print
 ARROWS: dict[str, set[str]] = {
+    "plain_text": set(),
     "errors": set(),
     "plain_files": set(),
     "hub": set(),
@@ -53,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "report": {"records", "beside", "estimators", "command", "config", "config_run", "errors", "plain_files"}
     | {"version"},
     "cluster": {"contract", "engine", "models", "records", "config", "errors"},
-    "cache": {"engine", "models", "records", "command", "errors"},
+    "cache": {"engine", "models", "records", "command", "errors", "plain_files"},
     "harness": {"cache", "cluster", "engine", "models", "tasks", "programs", "records"}
     | {"beside", "garbage", "config", "errors", "plain_files", "version"},
     "certify": {"harness", "engine", "models", "layers", "kernels", "verification", "tasks", "records"}
@@ -148,12 +149,32 @@ def test_every_arrow_is_allowed() -> None:
     wrong = []
     for file in sources():
         package = package_of(file)
-        allowed = ARROWS[package] | {package}
+        allowed = ARROWS[package] | {package, "plain_text"}
         for name in imports(file):
             top, _, rest = name.partition(".")
             if top == "evalengine" and rest and rest.split(".")[0] not in allowed:
                 wrong.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_lines_are_printed_in_one_place() -> None:
+    """`print` writes what a file holds as it is: `say` and `warn` escape it. Left are whole JSON and YAML, GitHub's
+    commands, a worker's pipe, and the benchmark's own numbers."""
+    raw = {"plain_text", "bench", "assets", "programs"}
+    calls = {
+        f"{module_of(file).removeprefix('evalengine.')}: {ast.unparse(node.args[0])}"
+        for file in sources()
+        if package_of(file) not in raw and file.is_relative_to(ROOT / "evalengine")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    }
+    assert calls == {
+        "jobs: '---\\n'.join((to_yaml(job.config) for job in jobs))",
+        "engine.template_worker: json.dumps(reply)",
+        "report.cli.gate: command",
+        "report.cli.gate: to_json(report)",
+        "certify.busy: 'busy'",
+    }
 
 
 def test_every_wing_of_the_report_imports_those_below_it() -> None:

@@ -43,7 +43,7 @@ class _Children:
     connections: list[Connection]
     folder: Path
     replies: list[queue.SimpleQueue] = field(default_factory=list)
-    reason: str | None = None  # why the ranks are gone
+    reason: str = ""  # why the ranks are gone
     failed: threading.Event = field(default_factory=threading.Event)
     tp: TensorParallel | None = None
 
@@ -149,7 +149,7 @@ class Ranks:
     def check(self) -> None:
         """Raises if a rank is lost."""
         if self.size > 1 and self._children.failed.is_set():
-            raise EvalEngineError(self._children.reason)
+            raise EvalEngineError(*self._children.reason.split("\n"))
 
     def lost(self, error: BaseException) -> EvalEngineError:
         """The error to raise after one that leaves the ranks out of step: the reason of a rank that died, if one did.
@@ -157,7 +157,7 @@ class Ranks:
         assert self.size > 1
         self._children.failed.wait(SECONDS_TO_END if isinstance(error, Exception) else 0)
         self._children.fail(f"rank 0 failed, and with it the ranks of this LLM: {type(error).__name__}: {error}")
-        return EvalEngineError(self._children.reason)
+        return EvalEngineError(*self._children.reason.split("\n"))
 
     def close(self) -> None:
         """Ends the other ranks. Idempotent."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from evalengine.command import Namespace
+from evalengine.plain_text import say, warn
 from evalengine.report.html.index_page import leave_index
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
@@ -17,9 +17,9 @@ def main(arguments: Namespace) -> int:
     """Runs `baseline` with its arguments; returns the exit code."""
     file, run = Path(arguments.output), load_run(arguments.run)
     if run.unbound:
-        print(f"evalengine: {run.source}: {UNBOUND}", file=sys.stderr)
+        warn(f"{run.source}: {UNBOUND}")
     size = write_baseline(run, file, arguments.force)
     if (root_of(run.source) / INDEX).exists():
         leave_index(root_of(run.source))  # it says of every run whether it equals the latest baseline
-    print(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
+    say(f"{file}: {len(run.items)} items, {size / 1000:.1f} kB, digest {run.digest or 'none (lm-eval)'}")
     return 0

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.plain_text import printable, warn
 from evalengine.report.gate.ci import junit, workflow_commands, write
 from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, needs, problems_of, unready
 from evalengine.report.gate.made_run import made_run
@@ -77,11 +78,11 @@ def _deliver(report: Report, arguments: Namespace) -> None:
     for line in report_lines(report):
         console.print(line)
     for problem in report.problems:
-        print(f"evalengine: {plain(problem)}", file=sys.stderr)
+        warn(plain(problem))
     if arguments.annotations:
         for command in workflow_commands(report):
             print(command, file=out)
-    console.print(Text(headline(report), style=STYLES[report.verdict]))
+    console.print(Text(printable(headline(report)), style=STYLES[report.verdict]))
     if arguments.junit:
         write(arguments.junit, junit(report))
     if arguments.summary:

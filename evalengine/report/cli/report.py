@@ -8,6 +8,7 @@ from pathlib import Path
 
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
+from evalengine.plain_text import say
 from evalengine.report.read.places import holds_runs
 
 
@@ -25,7 +26,7 @@ def main(arguments: Namespace) -> int:
         from evalengine.report.html.index_page import write_index
 
         path, count = write_index(Path(runs[0]), target)
-        print(f"{path}: {count} run{'' if count == 1 else 's'}")
+        say(f"{path}: {count} run{'' if count == 1 else 's'}")
         return 0
     if len(runs) == 1:
         from evalengine.report.html.run_page import write_run_report
@@ -34,7 +35,7 @@ def main(arguments: Namespace) -> int:
     else:
         path = target or Path("comparison.html")
         size = _write_comparison(runs, path, arguments.allow)
-    print(f"{path}: {size / 1e6:.1f} MB")
+    say(f"{path}: {size / 1e6:.1f} MB")
     return 0
 
 
@@ -57,7 +58,7 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
         path = Path(arguments.model_index)
         _check(path)
         count = write_model_index(runs[0], path)
-        print(f"{path}: {count} result{'' if count == 1 else 's'}")
+        say(f"{path}: {count} result{'' if count == 1 else 's'}")
         return 0
     from evalengine.report.export.results_table import TABLES, results_sheet
 
@@ -68,7 +69,7 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
     from evalengine.records.folder import write_text_file
 
     write_text_file(target, text)
-    print(target)
+    say(target)
     return 0
 
 
@@ -80,7 +81,7 @@ def _log(names: Sequence[str], tracker: str) -> int:
     if problems := list(tracker_problems("report: --log-to", tracker)):
         raise ConfigError(problems)
     for name in names:
-        print(f"{name}: {log_run(name, tracker)}")
+        say(f"{name}: {log_run(name, tracker)}")
     return 0
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
 from evalengine.report.compare.flips import CHANGES, score_unchanged, tally
 from evalengine.report.numbers import shown
 from evalengine.report.read.items import item_name
-from evalengine.report.terminal.tables import add, house_table, printable
+from evalengine.report.terminal.tables import add, house_table
 
 ROWS = 10  # most rows of a table; --json holds the rest
 TIES = {True: "possible", False: "no", None: ""}

@@ -19,12 +19,12 @@ def compared(a: Run, b: Run, allow: bool) -> Comparison:
     """
     why = incomparable(a, b)
     if not a.items.keys() & b.items.keys():
-        raise ConfigError(_refusal(a, b, why, "They have no request in common."))
+        raise _refusal(a, b, why, "They have no request in common.")
     if why and not allow:
-        raise ConfigError(_refusal(a, b, why, "--allow compares them on the requests that they share."))
+        raise _refusal(a, b, why, "--allow compares them on the requests that they share.")
     return replace(compare(a, b), tensors=differing_weights(a, b))
 
 
-def _refusal(a: Run, b: Run, why: Sequence[str], cure: str) -> str:
-    reasons = "".join(f"\n  - {line}" for line in why)
-    return f"compare: {a.source} (A) and {b.source} (B) are not comparable{':' if why else '.'}{reasons}\n{cure}"
+def _refusal(a: Run, b: Run, why: Sequence[str], cure: str) -> ConfigError:
+    what = f"compare: {a.source} (A) and {b.source} (B) are not comparable{':' if why else '.'}"
+    return ConfigError(what, *(f"  - {line}" for line in why), cure)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from evalengine.errors import EvalEngineError
+from evalengine.plain_text import warn
 from evalengine.records.folder import DIGEST
 from evalengine.records.manifest import MANIFEST
 from evalengine.report.leaderboard.models import labels
@@ -31,10 +31,10 @@ LONGEST = 500  # characters of a parameter's value in MLflow
 def leave_log(folder: Path, tracker: str) -> None:
     """Logs a run that has just finished. A failure is only printed, since the run is whole without its entry."""
     try:
-        print(f"evalengine: {log_run(folder, tracker)}", file=sys.stderr)
+        warn(log_run(folder, tracker))
     except EvalEngineError as error:
         cure = f"the run is whole; try again: python -m evalengine report {folder} --log-to {tracker}"
-        print(f"evalengine: {error}; {cure}", file=sys.stderr)
+        warn(f"{error}; {cure}")
 
 
 def log_run(path: str | Path, tracker: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from evalengine.plain_text import json_lines
 from evalengine.report.gate.checks import DECIDED, Check
 from evalengine.report.gate.plain_text import plain
 from evalengine.report.gate.policies import INCONCLUSIVE, Inconclusive
@@ -59,7 +59,7 @@ def headline(report: Report) -> str:
 
 def to_json(report: Report) -> str:
     """The report as JSON, ASCII only. Keys: the fields of `Report` and of `Check`, and `exit_code`."""
-    return json.dumps({**asdict(report), "exit_code": report.exit_code}, indent=2, allow_nan=False) + "\n"
+    return json_lines({**asdict(report), "exit_code": report.exit_code})
 
 
 def _counts(report: Report) -> str:

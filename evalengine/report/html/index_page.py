@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from evalengine.errors import EvalEngineError
+from evalengine.plain_text import warn, warn_of_bug
 from evalengine.records.evidence import PAGE
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, grid, tiles
@@ -73,9 +72,9 @@ def leave_index(root: Path) -> None:
     except EvalEngineError as error:
         why = str(error)
     except Exception:
-        traceback.print_exc()
+        warn_of_bug()
         why = "a bug in the list of runs, shown above"
-    print(f"evalengine: no new {INDEX} ({why}); try again: python -m evalengine report {root}", file=sys.stderr)
+    warn(f"no new {INDEX} ({why}); try again: python -m evalengine report {root}")
 
 
 def index_page(root: Path, listed: Sequence[Entry], beside: Path) -> Page:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from pathlib import Path
 
 from evalengine.errors import EvalEngineError
+from evalengine.plain_text import warn, warn_of_bug
 
 
 def leave_list(folder: Path) -> None:
@@ -27,7 +26,7 @@ def leave_report(folder: Path) -> None:
     except EvalEngineError as error:
         why = str(error)
     except Exception:
-        traceback.print_exc()
+        warn_of_bug()
         why = "a bug in the report, shown above"
     cure = f"the run is whole; try again: python -m evalengine report {folder}"
-    print(f"evalengine: no report.html ({why}); {cure}", file=sys.stderr)
+    warn(f"no report.html ({why}); {cure}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from evalengine.plain_text import printable
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import (
     MINUS,
@@ -52,7 +53,7 @@ def latex(board: Board) -> str:
     parts = ["% needs \\usepackage{booktabs}; made by evalengine compare"]
     parts += [latex_table(sheet) for sheet in _sheets(board)]
     models = (f"model {' · '.join(cell for cell in row if cell)}" for row in models_sheet(board).rows)
-    comments = [f"% {' '.join(line.split())}" for line in (*models, *board.notes)]
+    comments = [f"% {printable(' '.join(line.split()))}" for line in (*models, *board.notes)]
     return "\n\n".join([*parts, "\n".join(comments)]) + "\n"
 
 
@@ -100,8 +101,8 @@ def _markdown_rows(sheet: Sheet) -> Iterator[str]:
 
 def _escaped(text: str) -> str:
     """A text from outside as Markdown that shows it as it is."""
-    text = " ".join(text.split())
-    return "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in text if char.isprintable())
+    text = printable(" ".join(text.split()))
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#&~" else char for char in text)
 
 
 def _tex_cells(sheet: Sheet, place: int, row: Sequence[str]) -> Iterator[str]:
@@ -111,4 +112,4 @@ def _tex_cells(sheet: Sheet, place: int, row: Sequence[str]) -> Iterator[str]:
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(char, char) for char in " ".join(text.split()) if char.isprintable())
+    return "".join(_TEX.get(char, char) for char in printable(" ".join(text.split())))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from evalengine.plain_text import printable
 from evalengine.report.compare.as_json import run_json
 from evalengine.report.leaderboard.board import Contest, PairTest
 from evalengine.report.leaderboard.compose import Board
@@ -62,8 +63,9 @@ def board_json(board: Board) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """A name for a spreadsheet, which would take a text that begins like a formula for one."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    """A name for a spreadsheet, which would take a text that begins like a formula for one, and for a terminal."""
+    text = printable(text)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
 def _scores(board: Board, contest: Contest, row: str) -> Iterator[dict[str, Any]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.table import Table
-from rich.text import Text
 
 from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import Sheet, group_sheet, models_sheet, scores_sheet, tests_sheet, verdict
-from evalengine.report.terminal.tables import add, bullets, house_table, printable
+from evalengine.report.terminal.tables import add, bullets, house_table
 
 
 def board_lines(comparison: Board) -> Iterator[Table | str]:
@@ -30,9 +29,7 @@ def board_lines(comparison: Board) -> Iterator[Table | str]:
 
 
 def _table(sheet: Sheet) -> Table:
-    table = house_table([""] * len(sheet.head), left=sheet.words)
-    for column, name in zip(table.columns, sheet.head, strict=True):
-        column.header = Text(printable(name))  # a model's name is no markup
+    table = house_table(sheet.head, left=sheet.words)
     for row in sheet.rows:
         add(table, row)
     return table

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evalengine.plain_text import printable
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.terminal.printing import WIDTH
-from evalengine.report.terminal.tables import printable
 
 Line = Table | str  # a part of a command's output: a table, or one line
 

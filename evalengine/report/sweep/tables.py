@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evalengine.plain_text import printable
 from evalengine.report.compare.compare import MetricDelta
 from evalengine.report.compare.distance import Distance
 from evalengine.report.compare.matrix import matrix_table, run_notes
 from evalengine.report.numbers import shown
 from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.terminal.printing import WIDTH
-from evalengine.report.terminal.tables import add, house_table, printable
+from evalengine.report.terminal.tables import add, house_table
 
 
 def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
@@ -34,8 +35,8 @@ def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
         console.print(Text("Noise floor: fast against invariant, the same settings otherwise"))
         console.print(floor_table(sweep))
     for file in files:
-        console.print(Text(str(file)))
-    console.print(Text(f"verdict: {verdict(sweep)}"))
+        console.print(Text(printable(str(file))))
+    console.print(Text(printable(f"verdict: {verdict(sweep)}")))
 
 
 def cells_table(sweep: Sweep) -> Table:

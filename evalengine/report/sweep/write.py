@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from evalengine.plain_text import json_lines
 from evalengine.records.folder import write_failed, write_whole
 from evalengine.records.sealed import content_sha256
 from evalengine.report.compare.as_json import run_json
@@ -36,7 +37,7 @@ def write_picture_and_list(name: str, folder: Path, drawn: str, content: dict[st
     content = {**content, "picture_sha256": hashlib.sha256(drawn.encode()).hexdigest()}
     # The hash is of the content as a reader of the file gets it.
     content["sha256"] = content_sha256(json.loads(json.dumps(content, allow_nan=False)))
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json_lines(content)
     texts = {folder / f"{name}.svg": drawn, folder / f"{name}.json": text}
     for file, text in texts.items():
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evalengine.errors import ConfigError
-from evalengine.report.terminal.tables import printable
+from evalengine.plain_text import json_lines, printable
 
 WIDTH = 240  # columns where there is no terminal: a cell that is cut cannot be searched
 
@@ -23,8 +22,7 @@ def print_findings(command: str, lines: Iterable[Table | str], content: dict[str
 
     The file is written first, lest a closed terminal cost it. Raises `ConfigError` if it cannot be written.
     """
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    text = text.encode("utf-8", "backslashreplace").decode()  # lone surrogates become JSON's own escapes
+    text = json_lines(content)
     if target == "-":
         sys.stdout.write(text)
         return

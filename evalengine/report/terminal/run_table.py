@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evalengine.plain_text import printable
 from evalengine.records.evidence import open_run
 from evalengine.records.lm_eval import THINKING_TRUNCATED
 from evalengine.records.lm_eval_file import read_results, results_files
@@ -20,6 +21,7 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import outcome_words, shown
 from evalengine.report.read.groups import in_groups
+from evalengine.report.terminal.tables import add
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # as in lm-eval
 NARROWEST, WIDEST = 100, 1000  # columns: a pipe has no width, and a table that is cut cannot be searched
@@ -35,8 +37,8 @@ def print_report(folder: Path) -> str:
         console.width = max(NARROWEST, console.measure(table, options=console.options.update(width=WIDEST)).maximum)
     console.print(table)
     for line in summary_lines(manifest):
-        console.print(Text(line))
-    console.print(Text(f"{folder}"))
+        console.print(Text(printable(line)))
+    console.print(Text(printable(f"{folder}")))
     console.print(Text(f"digest: {digest}"))
     return digest
 
@@ -57,16 +59,16 @@ def results_table(results: Mapping[str, Any]) -> Table:
         name = str(values.get("alias", task)) if depth or task in (results.get("group_subtasks") or {}) else task
         label = [f"{'  ' * depth}{name}", str(results["versions"].get(task, "N/A"))]
         if not any(_metrics(values)):  # a tag is a heading over its tasks
-            table.add_row(Text(label[0]))
+            add(table, label[:1])
         better = results["higher_is_better"].get(task, {})
         for metric, filter_name, value, stderr in _metrics(values):
             arrow = {True: "↑", False: "↓"}.get(better.get(metric), "")
             shots = str(results["n-shot"].get(task, ""))
             cells = [*label, filter_name, shots, metric, arrow, _number(value), "±" if stderr is not None else ""]
-            table.add_row(*(Text(cell) for cell in cells), Text("" if stderr is None else _number(stderr)))
+            add(table, [*cells, "" if stderr is None else _number(stderr)])
             label = ["", ""]
         if (cut := values.get(THINKING_TRUNCATED)) is not None:
-            table.add_row(*map(Text, [*label, "", "", THINKING_TRUNCATED, "↓", str(cut), "", ""]))
+            add(table, [*label, "", "", THINKING_TRUNCATED, "↓", str(cut), "", ""])
     return table
 
 

@@ -8,23 +8,22 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from evalengine.plain_text import printable
+
 
 def house_table(headings: Sequence[str], left: Sequence[int] = ()) -> Table:
-    """A table in the style of a run's results; columns in `left` hold words, the others numbers."""
+    """A table in the style of a run's results; columns in `left` hold words, the others numbers.
+
+    A heading may be a metric's or a setting's name: it is no markup and one line."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number in left else "right", no_wrap=True)
+        table.add_column(Text(printable(heading)), justify="left" if number in left else "right", no_wrap=True)
     return table
 
 
 def add(table: Table, cells: Sequence[str]) -> None:
     """Adds a row of plain text: nothing in it is markup, nor moves the cursor."""
     table.add_row(*(Text(printable(cell)) for cell in cells))
-
-
-def printable(text: str) -> str:
-    """Model output on one line of a terminal: characters that are not printable are written as their escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def bullets(title: str, lines: Sequence[str]) -> Iterator[str]:
