@@ -40,7 +40,8 @@ def main(arguments: Namespace) -> int:
 
 
 def _fill(settings: Sequence[str]) -> int:
-    """Makes up an answer to every request that the run will have; returns how many there are."""
+    """Makes up an answer to every request that the run will have, a generation's being one token that ends it; returns
+    how many there are."""
     import numpy as np
 
     from evalengine.cache.answers import entry_of
@@ -56,7 +57,7 @@ def _fill(settings: Sequence[str]) -> int:
         for item in plan.requests:
             request, number = item.request, item.request.request_id
             generates = isinstance(request, GenerateRequest)
-            ids = [0] if isinstance(request, GenerateRequest) else request.continuation_ids
+            ids = [llm.spec.eos_token_ids[0]] if isinstance(request, GenerateRequest) else request.continuation_ids
             logprobs = np.full(len(ids), -1 - number % 7 / 8, dtype=np.float32)
             answer = RequestOutput(number, [], ids, logprobs, "stop" if generates else "length")
             entries.append((cached.key(request), entry_of(request, answer)))

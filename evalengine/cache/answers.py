@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from evalengine.cache.store import Entry
+from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.records.schema import packed_ids
-
-ENDINGS = ("stop", "length")
 
 
 def entry_of(request: Request, output: RequestOutput) -> Entry:
@@ -27,33 +26,40 @@ def entry_of(request: Request, output: RequestOutput) -> Entry:
     return entry
 
 
-def answer_of(request: Request, entry: Entry) -> RequestOutput | None:
+def answer_of(request: Request, entry: Entry, expected: ExpectedAnswer) -> RequestOutput | None:
     """The answer that an entry keeps; None for an entry that cannot be this request's answer."""
-    generates = isinstance(request, GenerateRequest)
-    prompt = request.prompt_ids if isinstance(request, GenerateRequest) else request.context_ids
-    if isinstance(request, GenerateRequest):
-        ids = None if entry.token_ids is None else np.frombuffer(entry.token_ids, dtype="<i4").tolist()
-    else:
-        ids = request.continuation_ids
-    ending = entry.finish_reason.decode("ascii", "replace")
-    if ids is None or len(entry.logprobs) != 4 * len(ids) or ending not in ENDINGS:
+    scored = None if isinstance(request, GenerateRequest) else request.continuation_ids
+    if (scored is None) != (entry.token_ids is not None):
         return None
-    num_alternatives = request.params.logprobs if isinstance(request, GenerateRequest) else request.logprobs
-    if not len(entry.top_ids or b"") == len(entry.top_logprobs or b"") == 4 * len(ids) * num_alternatives:
+    try:
+        ids = np.frombuffer(entry.token_ids or b"", dtype="<i4").tolist() if scored is None else scored
+        logprobs = np.frombuffer(entry.logprobs, dtype="<f4").astype(np.float32)
+        text = entry.text.decode("utf-8", "surrogatepass")
+        top = _top(entry, len(ids))
+    except ValueError:  # half a number, no UTF-8, or no table
+        return None
+    ending = entry.finish_reason.decode("ascii", "replace")
+    if expected.problem(ids, logprobs, ending, text, entry.is_greedy, top) is not None:
         return None
     return RequestOutput(
         request_id=request.request_id,
-        prompt_ids=prompt,
+        prompt_ids=request.prompt_ids,
         token_ids=ids,
-        logprobs=np.frombuffer(entry.logprobs, dtype="<f4").astype(np.float32),
+        logprobs=logprobs,
         finish_reason="stop" if ending == "stop" else "length",
-        text=entry.text.decode("utf-8", "surrogatepass") if generates else "",
+        text=text,
         is_greedy=entry.is_greedy,
-        top_logprobs=_top(entry, len(ids), num_alternatives) if num_alternatives else None,
+        top_logprobs=None if top is None else [dict(zip(*row, strict=True)) for row in zip(*_lists(top), strict=True)],
     )
 
 
-def _top(entry: Entry, tokens: int, num_alternatives: int) -> list[dict[int, float]] | None:
-    ids = np.frombuffer(entry.top_ids or b"", dtype="<i4").reshape(tokens, num_alternatives).tolist()
-    values = np.frombuffer(entry.top_logprobs or b"", dtype="<f4").reshape(tokens, num_alternatives).tolist()
-    return [dict(zip(*alternatives, strict=True)) for alternatives in zip(ids, values, strict=True)]
+def _lists(top: Top) -> tuple[list[list[int]], list[list[float]]]:
+    return top[0].tolist(), top[1].tolist()
+
+
+def _top(entry: Entry, tokens: int) -> Top | None:
+    """The alternatives of each token. Raises ValueError if they make no table."""
+    if entry.top_ids is None or entry.top_logprobs is None:
+        return None
+    ids, values = np.frombuffer(entry.top_ids, dtype="<i4"), np.frombuffer(entry.top_logprobs, dtype="<f4")
+    return ids.reshape(tokens, -1), values.reshape(tokens, -1)

@@ -8,12 +8,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from evalengine.cache.answers import answer_of, entry_of
 from evalengine.cache.keys import Computer, Keys
 from evalengine.cache.store import Entry, Lookup, Store
 from evalengine.engine.difference import difference
+from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
@@ -37,6 +39,9 @@ class Answering(Protocol):
     @property
     def settings(self) -> Settings: ...
 
+    @property
+    def tokenizer(self) -> Any: ...
+
     def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]: ...
 
 
@@ -47,7 +52,7 @@ class Counts:
     hits: int = 0  # answers that were read from the cache
     misses: int = 0  # answers that the cache did not have, and that were computed
     audited: int = 0  # hits that were computed again and compared: equal, or the run has failed
-    corrupt: int = 0  # entries that failed their own hash, among the misses
+    corrupt: int = 0  # entries that failed their own hash or cannot be their request's answer, among the misses
     kept: int = 0  # answers that were written
     read_only: bool = False
     failed: str | None = None  # why the run went on without the cache, if it did
@@ -76,6 +81,9 @@ class CachedEngine:
         self._engine, self.store, self.computer = engine, store, computer
         self._audit, self._seed, self._name = audit, seed, name
         self._keys = Keys(computer, engine.spec, engine.settings.max_model_len)
+        self._expected = partial(
+            ExpectedAnswer.of, spec=engine.spec, max_model_len=engine.settings.max_model_len, tokenizer=engine.tokenizer
+        )
         self._looked_up: dict[int, tuple[Request, bytes, RequestOutput | None]] = {}  # id -> request, key, answer
         self._corrupt: set[bytes] = set()
         if store.read_only:
@@ -94,7 +102,7 @@ class CachedEngine:
         lookup = self._read([key for _, key in new])
         for request, key in new:
             entry = lookup.entries.get(key)
-            answer = None if entry is None else answer_of(request, entry)
+            answer = None if entry is None else answer_of(request, entry, self._expected(request))
             if entry is not None and answer is None:
                 lookup.corrupt.append(key)
             self._looked_up[request.request_id] = request, key, answer

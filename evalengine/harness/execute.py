@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from evalengine.cache.engine import CachedEngine
-from evalengine.engine.detokenizer import Detokenizer
+from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import DoubtedAnswersError, EvalEngineError, first_of
 from evalengine.harness.answering import Answering
-from evalengine.harness.journal import Asked, Journal, JournalEntry, Top
+from evalengine.harness.journal import Asked, Journal, JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress
 from evalengine.harness.requests import HarnessRequest
@@ -86,18 +86,8 @@ def _undoubted(
 
 
 def _asked(item: HarnessRequest, llm: Answering) -> Asked:
-    """The properties that any answer to the request must have; generated text follows from the tokens."""
-    request, prompt, vocabulary = item.request, ids_sha256(item.prompt_ids), llm.spec.vocab_size
-    if not isinstance(request, GenerateRequest):
-        return Asked(prompt, vocabulary, scored=list(request.continuation_ids))
-    params = request.params
-    return Asked(
-        prompt,
-        vocabulary,
-        room=_most_tokens(item, llm),
-        alternatives=params.logprobs,
-        said=lambda ids: Detokenizer(llm.tokenizer, params).text(ids),
-    )
+    answer = ExpectedAnswer.of(item.request, llm.spec, llm.settings.max_model_len, llm.tokenizer)
+    return Asked(ids_sha256(item.prompt_ids), answer)
 
 
 def _most_tokens(item: HarnessRequest, llm: Answering) -> int:

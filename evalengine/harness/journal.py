@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.errors import EvalEngineError
 from evalengine.plain_files import parse_json, read_bytes
 from evalengine.records.folder import write_whole
 from evalengine.records.schema import RecordKey
 from evalengine.records.shapes import count, sha256, text, truth, wrong
 
-Top = tuple[np.ndarray, np.ndarray]  # int32 token ids and float32 logprobs [tokens, n], best first
 CURE = "delete this file (its run starts again) or set resume=never"
 
 
@@ -46,52 +46,17 @@ class JournalEntry:
 
 @dataclass(frozen=True)
 class Asked:
-    """The properties that any answer to one request of the run must have."""
+    """One request of the run: the hash of its prompt, and the answers that it can have."""
 
     prompt_sha256: str
-    vocab_size: int
-    scored: list[int] | None = None  # the tokens to be scored; None: tokens are generated
-    room: int = 0  # how many tokens can be generated
-    alternatives: int = 0  # how many for each generated token
-    said: Callable[[list[int]], str] | None = None  # generated tokens -> their text, stop strings cut
+    answer: ExpectedAnswer
 
     def problem(self, entry: JournalEntry) -> str | None:
         """Why the entry cannot be this request's answer; None if it can."""
-        ids, logprobs = entry.output_ids, entry.logprobs
         if entry.prompt_sha256 != self.prompt_sha256:
             return "it answers another prompt"
-        if len(logprobs) != len(ids):
-            return f"it has {len(ids)} output ids and {len(logprobs)} logprobs"
-        if any(not 0 <= token < self.vocab_size for token in ids):
-            return f"its output ids are not all between 0 and {self.vocab_size - 1}"
-        # A request that met NaN or infinity failed and was not journaled; a token that was ruled out has -inf.
-        if np.isnan(logprobs).any() or (logprobs > _HIGHEST_LOGPROB).any():
-            return "its logprobs are no logarithms of probabilities"
-        if (problem := self._top_problem(entry)) is not None:
-            return problem
-        if self.scored is not None:
-            return None if (ids, entry.finish_reason, entry.text) == (self.scored, "length", "") else (
-                "it scores other tokens than the request's")  # fmt: skip
-        if not 1 <= len(ids) <= self.room:
-            return f"it has {len(ids)} output ids, where 1 to {self.room} are generated"
-        if entry.finish_reason != "stop" and (entry.finish_reason != "length" or len(ids) < self.room):
-            return "its finish reason is not that of its output"
-        return None if self.said is None or self.said(ids) == entry.text else "its text is not that of its output ids"
-
-    def _top_problem(self, entry: JournalEntry) -> str | None:
-        """Why the entry's alternatives cannot be this request's; None if they can."""
-        if entry.top is None:
-            return "it has no alternatives" if self.alternatives else None
-        ids, values = entry.top
-        if ids.shape != (len(entry.output_ids), self.alternatives) or values.shape != ids.shape:
-            return f"its alternatives are not {self.alternatives} a token"
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
-            return "its alternatives are no tokens of the model"
-        falls = bool((np.diff(values, axis=1) <= 0).all())
-        return None if falls and not np.isnan(values).any() else "the logprobs of its alternatives are not in order"
-
-
-_HIGHEST_LOGPROB = 1e-2  # rounding can lift the logarithm of a probability of 1 above 0, by less than this
+        said = (entry.finish_reason, entry.text, entry.is_greedy)
+        return self.answer.problem(entry.output_ids, entry.logprobs, *said, entry.top)
 
 
 class Journal:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from evalengine.cache import engine as cached_engine
-from evalengine.cache.store import FILE, Store
+from evalengine.cache.store import FILE, Entry, Store
 from evalengine.engine.llm import LLM
 from tests.e2e.cache_runs import ROWS, SETTINGS, counts, run
 from tests.e2e.command import Run, call, runs
@@ -38,20 +39,64 @@ def test_a_damaged_entry_is_named_computed_again_and_replaced(
     assert counts(second) == (ROWS, 0) and first.digest == second.digest == warm_cache[1].digest
 
 
-def forge(cache: Path, number: int) -> None:
-    """Changes one logprob in the entry `number`, and seals the entry again, so that it passes its own hash."""
+def forge(cache: Path, number: int, changed: Callable[[Entry], Entry]) -> None:
+    """Changes the entry `number`, and seals it again, so that it passes its own hash."""
     with Store.open(cache) as store:
-        rows = store._connection.execute("SELECT key FROM answers ORDER BY rowid").fetchall()
+        rows = store._connection.execute("SELECT key FROM answers ORDER BY key").fetchall()
         (key,) = rows[number]
-        entry = store.get([key]).entries[key]
-        logprobs = np.frombuffer(entry.logprobs, dtype="<f4").copy()
-        logprobs[2] = np.nextafter(logprobs[2], np.float32(-9))
         facts = store.models()[0]["facts"]
-        store.put(facts, [(key, type(entry)(**{**vars(entry), "logprobs": logprobs.tobytes()}))], replace=[key])
+        store.put(facts, [(key, changed(store.get([key]).entries[key]))], replace=[key])
+
+
+def another_logprob(entry: Entry) -> Entry:
+    logprobs = np.frombuffer(entry.logprobs, dtype="<f4").copy()
+    logprobs[2] = np.nextafter(logprobs[2], np.float32(-9))
+    return replace(entry, logprobs=logprobs.tobytes())
+
+
+def ids(*values: int) -> bytes:
+    return np.array(values, dtype="<i4").tobytes()
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, dtype="<f4").tobytes()
+
+
+IMPOSSIBLE: dict[str, Any] = {
+    "another text": {"text": b"1"},
+    "no UTF-8": {"text": b"\xff"},
+    "an id beyond the vocabulary": {"token_ids": ids(5, 6, 7, 10**9)},
+    "a negative id": {"token_ids": ids(5, 6, 7, -1)},
+    "half an id": {"token_ids": ids(5, 6, 7, 8)[:-2]},
+    "no ids": {"token_ids": None},
+    "NaN": {"logprobs": floats(-1, -1, -1, float("nan"))},
+    "a probability above 1": {"logprobs": floats(-1, -1, -1, 5)},
+    "half a logprob": {"logprobs": floats(-1, -1, -1, -1)[:-1]},
+    "no tokens": {"token_ids": b"", "logprobs": b"", "text": b""},
+    "too few tokens": {"token_ids": ids(5), "logprobs": floats(-1)},
+    "too many tokens": {"token_ids": ids(*[5] * 500), "logprobs": floats(*[-1] * 500)},
+    "an ending that did not come": {"finish_reason": b"stop"},
+    "an ending that there is not": {"finish_reason": b"\xff"},
+    "alternatives that nobody asked for": {"top_ids": ids(1, 2, 3, 4), "top_logprobs": floats(-1, -1, -1, -1)},
+}
+
+
+def test_an_answer_that_cannot_be_is_computed_again(
+    copied_cache: Path, tmp_path: Path, warm_cache: tuple[Path, Run]
+) -> None:
+    """Whoever can write a shared cache can seal what they write: the hash alone would let every one of these pass."""
+    names = [*IMPOSSIBLE]
+    for some in (names[start : start + ROWS] for start in range(0, len(names), ROWS)):
+        for number, name in enumerate(some):
+            forge(copied_cache, number, lambda entry, name=name: replace(entry, **IMPOSSIBLE[name]))  # type: ignore[misc]
+        forged = run(tmp_path / some[0], f"cache={copied_cache}")
+        assert counts(forged) == (ROWS - len(some), len(some)), some
+        assert forged.manifest["cache"]["corrupt"] == len(some)
+        assert forged.digest == warm_cache[1].digest and forged.results == warm_cache[1].results
 
 
 def test_an_audit_finds_a_forged_answer(copied_cache: Path, tmp_path: Path, warm_cache: tuple[Path, Run]) -> None:
-    forge(copied_cache, 1)
+    forge(copied_cache, 1, another_logprob)
     unseen = run(tmp_path / "unseen", f"cache={copied_cache}")
     assert counts(unseen) == (ROWS, 0) and unseen.digest != warm_cache[1].digest, "its own hash does not show it"
     done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, f"cache={copied_cache}", "cache.audit=1")

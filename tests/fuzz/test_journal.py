@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalengine.engine.expected import ExpectedAnswer
 from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import Asked, Journal, JournalEntry
 from evalengine.records.schema import RecordKey, ids_sha256
@@ -45,8 +46,8 @@ def answer(doc: int) -> JournalEntry:
 def asked(doc: int) -> Asked:
     """What the run's plan says of the document's request; every third one is scored."""
     if doc % 3 == 0:
-        return Asked(ids_sha256([doc]), VOCABULARY, scored=answer(doc).output_ids)
-    return Asked(ids_sha256([doc]), VOCABULARY, room=ROOM, said=text_of)
+        return Asked(ids_sha256([doc]), ExpectedAnswer(VOCABULARY, scored=answer(doc).output_ids))
+    return Asked(ids_sha256([doc]), ExpectedAnswer(VOCABULARY, room=ROOM, said=text_of))
 
 
 DOCS = 8
