@@ -87,11 +87,18 @@ class Task(ABC):
         if not self.config.split:
             problems.append("split: is not set")
         if self.num_fewshot and not self.takes_fewshot:
-            problems.append(f"num_fewshot={self.num_fewshot}: this task has no few-shot form, use 0")
-        elif self.num_fewshot and not (self.config.fewshot_split or self.config.fewshot_file):
             problems.append(
-                f"num_fewshot={self.num_fewshot}: no exemplars are given; set task.fewshot_file=FILE (.jsonl or "
-                f".yaml, rows with {', '.join(self.fewshot_columns or self.columns)}) or task.fewshot_split"
+                f"num_fewshot={self.num_fewshot}: this task has no few-shot form; set tasks.{self.name}.num_fewshot=0, "
+                "which holds for it alone"
+            )
+        elif self.num_fewshot and not (self.config.fewshot_split or self.config.fewshot_file):
+            columns = ", ".join(self.fewshot_columns or self.columns) or "the columns of the evaluated ones"
+            others = "" if self.fewshot_columns or not self.config.split else (
+                f"tasks.{self.name}.fewshot_split={self.config.split} for other evaluated rows, or "
+            )  # fmt: skip
+            problems.append(
+                f"num_fewshot={self.num_fewshot}: no exemplars are given; set {others}tasks.{self.name}.fewshot_file="
+                f"FILE (.jsonl or .yaml, rows with {columns}); or none, tasks.{self.name}.num_fewshot=0"
             )
         if self.output_type != "generate_until" and (self.config.repeats or self.config.pass_at):
             problems.append("repeats: is for tasks that generate text; this one scores given texts")

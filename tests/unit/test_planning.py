@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,3 +130,20 @@ def test_a_users_class_and_lm_evals_tasks_are_planned_where_they_are_scored(shar
     with llm:
         plan_and_load(config, [task], llm)
     assert shared == [os.getpid()] and not vars(LmEvalTask).get("forks")
+
+
+def test_exemplars_that_a_list_cannot_give_are_cured_task_by_task(tmp_path: Path) -> None:
+    """What each message tells to write makes the run; the word for all tasks stays."""
+    (tmp_path / "wikitext2").mkdir()
+    (tmp_path / "wikitext2" / "wiki.test.raw").write_text(" \n = A title = \n \n Some words .\n")
+    (tmp_path / "lambada_openai").mkdir()
+    rows = "".join(f'{{"text": "A passage of {number} words"}}\n' for number in range(5))
+    (tmp_path / "lambada_openai" / "test.jsonl").write_text(rows)
+    words = ["task=[arithmetic,wikitext,lambada_openai]", "task.num_fewshot=2", f"data_dir={tmp_path}"]
+    with pytest.raises(ConfigError) as refused:
+        prepared(*words)
+    cures = [re.findall(r"tasks\.\w+\.\w+=\w+", problem)[1:] for problem in refused.value.problems]
+    assert [len(found) for found in cures] == [1, 3] and "rows with the columns of the evaluated" in str(refused.value)
+    for cure in cures[1][::2]:
+        _, tasks, _ = prepared(*words, cures[0][0], cure)
+        assert [task.num_fewshot for task in tasks] == [2, 0, 0 if "num_fewshot" in cure else 2]
