@@ -7,17 +7,15 @@ always leaves `multirun.yaml`). This package uses Hydra's grammar, groups, searc
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, is_dataclass, make_dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field, make_dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_module
@@ -31,15 +29,15 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from evalengine.compose_files import check_files
 from evalengine.compose_globs import with_folders
 from evalengine.compose_node import complete_model, freeze, mutable, to_config
+from evalengine.compose_texts import read_texts
+from evalengine.compose_words import LAUNCHER, first_line, names_set, parse
 from evalengine.config import Config
 from evalengine.config_run import validate
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_yaml
-from evalengine.shipped import CONF
+from evalengine.shipped import CONF, available
 from evalengine.task_files import with_task_files
 
-LAUNCHER = "hydra/launcher"  # Hydra's own group; a launcher starts the runs of a sweep
-LAUNCHERS = ("submitit_slurm", "submitit_local")
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
 # Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
 NOT_UNDERSTOOD = (
@@ -67,8 +65,8 @@ def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
     Raises `ConfigError` for bad grammar, unknown settings, wrong types and settings that contradict each other.
     """
     sweeps = multirun or experiment_name(overrides) is not None
-    parsed = _parse(overrides, sweeps)
-    parsed = _parse(with_task_files(_parse(with_folders(parsed), sweeps), CONF, _literal), sweeps)
+    parsed = parse(overrides, sweeps)
+    parsed = parse(with_task_files(parse(with_folders(parsed), sweeps), CONF, _literal), sweeps)
     check_files(parsed, CONF)
     if experiment_name(overrides):
         if LAUNCHER in {override.key_or_group for override in parsed}:
@@ -88,7 +86,7 @@ def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
 
 def experiment_name(overrides: Sequence[str]) -> str | None:
     """X of `experiment=X`; None without one. Raises `ConfigError` for more than one, and for bad grammar."""
-    parsed = _parse([text for text in overrides if re.match(r"\+?experiment=", text)], multirun=True)
+    parsed = parse([text for text in overrides if re.match(r"\+?experiment=", text)], multirun=True)
     names = {override.get_value_string().strip() for override in parsed} - {"null"}
     several = any(o.is_sweep_override() or isinstance(o.value(), list | dict) for o in parsed)
     if len(names) > 1 or several:
@@ -101,7 +99,7 @@ def _experiment_sweep(parsed: list[Override]) -> list[Override]:
     named = {override.key_or_group for override in parsed}
     _, hydra = _composed([next(_texts(override)) for override in parsed])
     sweep = {str(name): str(values) for name, values in (hydra.sweeper.get("params") or {}).items()}
-    return _parse([f"{name}={values}" for name, values in sweep.items() if name not in named], multirun=True)
+    return parse([f"{name}={values}" for name, values in sweep.items() if name not in named], multirun=True)
 
 
 COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or kept
@@ -112,19 +110,19 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises `ConfigError` if the file is missing or no configuration, and as `compose_jobs` does.
     """
-    parsed = _parse(overrides, multirun=False)
+    parsed = parse(overrides, multirun=False)
     try:
         written = read_yaml(file) or {}
         if not isinstance(written, dict):
             raise ValueError("it holds no settings")
         merged = OmegaConf.merge(OmegaConf.structured(mutable(Config)), OmegaConf.create(_literal(written)))
     except (OSError, *NOT_UNDERSTOOD) as error:
-        raise ConfigError(f"{file}: missing, damaged or of another version ({_first_line(error)})") from error
+        raise ConfigError(f"{file}: missing, damaged or of another version ({first_line(error)})") from error
     for override in parsed:
         try:
             OmegaConf.update(merged, override.get_key_element(), override.value())
         except (OmegaConfBaseException, ValueError) as error:
-            raise ConfigError(f"{override.input_line}: {_first_line(error)}") from error
+            raise ConfigError(f"{override.input_line}: {first_line(error)}") from error
     try:
         data = OmegaConf.to_container(merged, resolve=True)
         assert isinstance(data, dict)
@@ -133,7 +131,7 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
     except ConfigError:
         raise
     except NOT_UNDERSTOOD as error:  # `${...}` for a number, null for a task
-        raise ConfigError(f"{file}: {_first_line(error)}") from error
+        raise ConfigError(f"{file}: {first_line(error)}") from error
     validate(config)
     return config
 
@@ -181,83 +179,15 @@ def _texts(override: Override) -> Iterator[str]:
         raise ConfigError(f"{override.input_line}: only lists, choice() and range() can be swept") from error
 
 
-def _parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
-    parser = OverridesParser.create()
-    parsed: list[Override] = []
-    problems: list[str] = []
-    for text in overrides:
-        try:
-            override = parser.parse_override(_in_full(text))
-        except ValueError:  # the number has more than Python's limit of 4,300 digits
-            problems.append(f"{text[:60]}...: a number of thousands of digits cannot be meant")
-            continue
-        except HydraException as error:
-            problems.append(f"{text}: {_first_line(error)} (quote a value that holds = , or brackets: key='value')")
-            continue
-        parsed.append(override)
-        problems.extend(_override_problems(override, multirun))
-    if problems:
-        raise ConfigError(problems)
-    return parsed
-
-
-def _in_full(text: str) -> str:
-    """The override with `cache=FOLDER` written as `cache.path=FOLDER`."""
-    return re.sub(r"^(\+*)cache=(?!\{)", r"\1cache.path=", text)
-
-
-def _override_problems(override: Override, multirun: bool) -> Iterator[str]:
-    key = override.key_or_group
-    if key == LAUNCHER:
-        yield from _launcher_problems(override, multirun)
-        return
-    if key.startswith("hydra."):
-        if key != "hydra.searchpath" and not key.startswith("hydra.launcher."):
-            yield f"{key}: Hydra's own settings have no effect here, except hydra.searchpath and hydra.launcher"
-        return
-    known = known_keys()
-    if not any(re.fullmatch(pattern, key) for pattern in known.values()):
-        names = [name for name in known if name.split(".")[-1] == key.split(".")[-1] and "<" not in name]
-        names = names or difflib.get_close_matches(key, known, 2, 0.7)
-        yield f"{key}: no such setting" + (f"; did you mean {' or '.join(names)}?" if names else "; see --help")
-    if override.is_sweep_override() and not multirun:
-        value = override.get_value_string()
-        yield f"{key}={value}: for one run a value add -m; for a list in one run write {key}=[{value}]"
-
-
-def _launcher_problems(override: Override, multirun: bool) -> Iterator[str]:
-    name = override.value()
-    if name not in LAUNCHERS:
-        yield f"{LAUNCHER}={name}: must be one of {', '.join(LAUNCHERS)}"
-    elif importlib.util.find_spec("submitit") is None or importlib.util.find_spec("hydra_plugins") is None:
-        yield f"{LAUNCHER}={name}: its plugin is not installed; pip install 'evalengine[slurm]'"
-    elif not multirun:
-        yield f"{LAUNCHER}={name}: launches the runs of a sweep; add -m"
-
-
-@lru_cache(None)
-def known_keys() -> dict[str, str]:
-    """Every setting's dotted name -> a pattern that matches it (`tasks.<name>.split` stands for any task)."""
-
-    def walk(kind: Any, prefix: str) -> Iterator[str]:
-        for name, hint in get_type_hints(kind).items():
-            yield prefix + name
-            if is_dataclass(hint):
-                yield from walk(hint, f"{prefix}{name}.")
-            elif get_origin(hint) is dict:
-                inner = f"{prefix}{name}.<name>"
-                yield inner
-                if is_dataclass(get_args(hint)[1]):
-                    yield from walk(get_args(hint)[1], inner + ".")
-
-    names = [*walk(Config, ""), "experiment"]  # its files set other settings, so it has no node
-    return {name: re.escape(name).replace("<name>", r"[^.]+") for name in names}
-
-
 def _compose(overrides: list[str]) -> tuple[Config, dict[str, Any] | None]:
     """The run, and the launcher's settings if one is named."""
-    keys = {OverridesParser.create().parse_override(text).key_or_group for text in overrides}
+    parsed = [OverridesParser.create().parse_override(text) for text in overrides]
+    keys = {override.key_or_group for override in parsed}
     data, hydra = _composed(overrides)
+    problems: list[str] = []
+    data = read_texts(data, {name for o in parsed for name in names_set(o.key_or_group, o.value())}, problems)
+    if problems:
+        raise ConfigError(problems)
     config = to_config(data, keys)
     if LAUNCHER not in keys:
         return config, None
@@ -304,25 +234,40 @@ def _values(node: DictConfig | ListConfig) -> dict[str, Any]:
 
 def _explain(error: Exception, overrides: list[str]) -> str:
     """Hydra's and OmegaConf's errors in one line that names the setting and, where one is near, the right name."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.partition("/")
-        near = difflib.get_close_matches(name, error.options, 2, 0.7)
-        near = near or [option for option in error.options if option.startswith(name)]
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        own = "; model.path=FOLDER, FILE.gguf or a Hub id takes any other" if group == "model" else ""
-        return f"{group}={name}: no such {group}; {hint}there are: {', '.join(error.options) or 'none'}{own}"
+        return _no_such_file(group, name, error.options)
     if isinstance(error, yaml.YAMLError):
         return " ".join(str(error).split())
-    message = _first_line(error)
+    message = first_line(error)
     if isinstance(error, InterpolationResolutionError) and error.full_key:
         return f"{error.full_key}: {message}"
     if named := re.match(r"Could not override 'tasks\.([^.']+)", message):
-        return f"tasks.{named[1]}: this task is not selected; add it with task={named[1]}"
+        others = [re.sub(r"[\[\]]", "", text[5:]) for text in overrides if text.startswith("task=")]
+        chosen = f"'task=[{','.join([*others, named[1]])}]'" if others else f"task={named[1]}"
+        return f"tasks.{named[1]}: this task is not selected; add it with {chosen}"
     if "must be a string or a list" in message:
         empty = [text for text in overrides if text.endswith("=null")]
         return f"{' '.join(empty)}: a group needs a name; see --help for those there are"
     message = message.removeprefix("Error merging override ")
-    return _plainly(f"{message}: {_first_line(error.__cause__)}" if error.__cause__ else message)
+    return _plainly(f"{message}: {first_line(error.__cause__)}" if error.__cause__ else message)
+
+
+def _no_such_file(group: str, name: str, options: Sequence[str] | None) -> str:
+    """options: the names that the group has, if Hydra says them."""
+    options, wanted = options or available(group), name.lower()
+    if group == "model":
+        wanted = wanted.rstrip("/").rpartition("/")[2]  # of a Hub id
+    near = [wanted] if wanted in options else difflib.get_close_matches(wanted, options, 2, 0.7)
+    near = near or [o for o in options if o.startswith(wanted)]
+    near = near or [o for o in options if difflib.get_close_matches(wanted, [o[: len(wanted) + 1]], 1, 0.8)]
+    near += [f"model.path={name}"] if group == "model" and "/" in name else []
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    own = {
+        "model": "; model.path=FOLDER, FILE.gguf or a Hub id takes any other",
+        "task": "; lm_eval/NAME: any of lm-eval's",
+    }
+    return f"{group}={name}: no such {group}; {hint}there are: {', '.join(options) or 'none'}{own.get(group, '')}"
 
 
 def _plainly(message: str) -> str:
@@ -330,8 +275,3 @@ def _plainly(message: str) -> str:
     message = re.sub(r"Value .* of type '\w+' could not be converted to Integer", "must be a whole number", message)
     message = re.sub(r"Value .* of type '\w+' could not be converted to Float", "must be a number", message)
     return re.sub(r"Value .* is not a valid bool( \(type .*\))?", "must be true or false", message)
-
-
-def _first_line(error: BaseException) -> str:
-    first, *rest = str(error).split("\n")
-    return f"{first} {rest[0]}" if rest and first.endswith(":") else first

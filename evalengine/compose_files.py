@@ -18,7 +18,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from evalengine.errors import ConfigError
 from evalengine.plain_files import read_yaml
 
-GROUPS = ("task", "model", "engine", "cluster", "experiment")
+ONE_OF = ("model", "engine", "cluster")  # groups of which a run has one: Hydra would mix the files of several
+GROUPS = ("task", *ONE_OF, "experiment")
 NEED_SETTINGS = {  # group -> what its files must hold
     "task": "a task's file names its class, dataset and prompts (docs/tasks.md)",
     "experiment": "an experiment's file names the settings that it sweeps (CONTRIBUTING.md, 'Adding an experiment')",
@@ -48,7 +49,7 @@ def check_files(parsed: Sequence[Override], conf: str) -> None:
             except (OSError, ValueError) as error:
                 problems.append(f"{group}={name}: {path}: {error}")
                 continue
-            chosen.extend(_defaults(content.get("defaults", []), group))
+            chosen.extend((place, n) for place, names in _chosen(content.get("defaults", []), group) for n in names)
     if problems:
         raise ConfigError(problems)
 
@@ -98,6 +99,9 @@ def _content(path: Path, group: str, name: str) -> dict[str, Any]:
         raise ValueError(f"{str(wrong[0])[:40]!r} is no name of a setting")
     if not _are_names(content.get("defaults", [])):
         raise ValueError("its defaults must be a list of names, each a text or a group with its names")
+    for place, names in _chosen(content.get("defaults", []), group):
+        if place in ONE_OF and len(names) > 1:
+            raise ValueError(f"its defaults choose {', '.join(names)} as {place}; a run has one {place}")
     package = package_of(path)
     if group == "task" and {*content} - {"defaults"} and not re.fullmatch(r"tasks\..+|_global_", package or ""):
         said = f"says '# @package {package}'" if package else "has no '# @package' line"
@@ -127,17 +131,16 @@ def package_of(path: Path) -> str | None:
     return None
 
 
-def _defaults(entries: list[Any], group: str) -> Iterator[tuple[str, str]]:
-    """(group, name) of the files that a defaults list names."""
+def _chosen(entries: list[Any], group: str) -> Iterator[tuple[str, list[str]]]:
+    """(group, names of its files) for each entry of a defaults list."""
     for entry in entries:
         for key, value in entry.items() if isinstance(entry, dict) else [(None, entry)]:
             if key is None:
                 place, _, name = str(value).rpartition("/")
-                yield _absolute(place, group), name.partition("@")[0]
+                yield _absolute(place, group), [name.partition("@")[0]]
                 continue
             place = re.sub(r"^((override|optional)\s+)+", "", str(key)).partition("@")[0].strip()
-            for name in _names(value):
-                yield _absolute(place, group), name
+            yield _absolute(place, group), _names(value)
 
 
 def _absolute(place: str, group: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from evalengine.arguments import shown
+from evalengine.compose_texts import escape_problems, is_text
 
 _BARE = re.compile(r"[A-Za-z][A-Za-z0-9_/-]*")  # texts that need no quotes, unless they are words of the grammar
 _WORDS = ("null", "true", "false", "inf", "nan")
@@ -55,6 +56,9 @@ def _text(value: Any, where: str, problems: list[str]) -> str | None:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str | os.PathLike):
+        if is_text(where):
+            cure = r'write "\n", neither "\\n" nor r"\n"; where the two are meant, double the backslash'
+            problems.extend(escape_problems(os.fspath(value), where, cure))
         return _quoted(os.fspath(value))
     if isinstance(value, Mapping):
         inner = {str(key): _text(item, f"{where}.{key}", problems) for key, item in value.items()}

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from evalengine.command import Namespace
 from evalengine.commands import MODULES
+from evalengine.commands.lm_eval_words import in_our_words
 from evalengine.commands.words import Command
 from evalengine.errors import ConfigError
 from evalengine.shipped import available
 
 COMMANDS = ("run", *MODULES)
-OPTIONS = ("multirun", "cfg", "version", "help", "install-completion", "show-completion")
 EPILOG = """\
-  task=gsm8k                    what to run; several in one run: task=[gsm8k,arc_easy]; a file of yours: ./my_task.yaml
+  task=gsm8k                    what to run; several: 'task=[gsm8k,arc_easy]'; a file of yours: ./my_task.yaml
 {tasks}
   model=tinymath                what to run it on; or model.path=<folder, Hub id or .gguf file>
 {models}
@@ -86,32 +87,31 @@ class _Run(Command):
     """A word of `run` that is no setting may be the name of a command, misspelt: that is said before all else."""
 
     def parse(self, argv: Sequence[str]) -> Any:
-        if hint := next(_settings_with_dashes(argv), None):
+        if argv and not argv[0].startswith(("-", "~")) and "=" not in argv[0] and argv[0] != "run":
+            raise ConfigError(_unknown_word(list(argv), 0))
+        if hint := in_our_words(argv):
             raise ConfigError(hint)
         words = _settings([word for word in argv if not word.startswith("-")])
-        if wrong := [word for word in words if "=" not in word and not word.startswith("~")]:
-            raise ConfigError(_unknown_word(wrong[0]))
+        if wrong := [place for place, word in enumerate(words) if "=" not in word and not word.startswith("~")]:
+            raise ConfigError(_unknown_word(words, wrong[0]))
         return super().parse(argv)
-
-
-def _settings_with_dashes(argv: Sequence[str]) -> Iterator[str]:
-    """Yields what to write in place of words such as `--limit 5`, the form of other command lines."""
-    for word, following in zip_longest(argv, argv[1:], fillvalue=""):
-        name, _, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name not in OPTIONS:
-            setting = name.replace("-", "_")
-            yield f"{word}: settings have no dashes; write {setting}={value or following or 'VALUE'}"
 
 
 def _settings(words: list[str]) -> list[str]:
     return words[1:] if words[:1] == ["run"] else words
 
 
-def _unknown_word(word: str) -> str:
+def _unknown_word(words: list[str], place: int) -> str:
+    """What is said of the word at `place`, which is no setting."""
+    word = words[place]
     for group in ("task", "model", "experiment"):
-        if word in available(group):
+        if word in available(group) and words[place - 1].count("[") <= words[place - 1].count("]"):
             return f"{word}: settings are written name=value; did you mean {group}={word}?"
     near = difflib.get_close_matches(word, COMMANDS, 1)
+    if place and not near:  # a shell parted `task=[a, b]`
+        rest = takewhile(lambda other: "=" not in other, words[place:])
+        whole = " ".join([words[place - 1], *rest])
+        return f"{word}: a shell parts words at spaces; in quotes they are one word: {shlex.quote(whole)}"
     hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
     return f"{word}: no such command; {hint}"
 

@@ -19,7 +19,9 @@ TINYMATH = ROOT / "evalengine" / "assets" / "tinymath"
 
 def refused(output_dir: Path, *arguments: str, code: int = 2) -> str:
     """The message of a command that must be refused."""
-    return message(call(f"output_dir={output_dir}", "limit=1", *arguments), output_dir, code)
+    given = {word.partition("=")[0] for word in arguments}
+    own = [word for word in (f"output_dir={output_dir}", "limit=1") if word.partition("=")[0] not in given]
+    return message(call(*own, *arguments), output_dir, code)
 
 
 def message(done: Outcome, output_dir: Path, code: int) -> str:

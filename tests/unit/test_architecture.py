@@ -20,7 +20,7 @@ ARROWS: dict[str, set[str]] = {
     "plain_files": set(),
     "hub": set(),
     "command": {"errors"},
-    "commands": {"bench", "shipped", "command", "errors"},
+    "commands": {"bench", "compose_words", "shipped", "command", "errors"},
     "shipped": set(),
     "arguments": {"errors"},
     "config": {"arguments", "errors"},
@@ -29,8 +29,10 @@ ARROWS: dict[str, set[str]] = {
     "config_tasks": {"config", "config_values"},
     "config_run": {"config", "config_engine", "config_tasks", "config_values", "arguments", "errors"},
     "compose_globs": {"errors"},
-    "compose": {"compose_files", "compose_globs", "compose_node", "task_files", "config", "errors", "plain_files"}
-    | {"config_run", "shipped"},
+    "compose": {"compose_files", "compose_globs", "compose_node", "compose_texts", "compose_words", "task_files"}
+    | {"config", "config_run", "shipped", "errors", "plain_files"},
+    "compose_texts": set(),
+    "compose_words": {"compose_files", "compose_texts", "config", "errors"},
     "compose_files": {"errors", "plain_files"},
     "compose_node": {"config", "errors"},
     "task_files": {"compose_files", "task_outline", "tasks", "config", "config_tasks", "errors", "plain_files"},
@@ -69,7 +71,8 @@ ARROWS: dict[str, set[str]] = {
     | {"contract", "config", "config_engine", "config_run"},
     "assets": set(),
     "__init__": {"contract", "api", "engine", "invariant", "report", "config", "errors", "version"},
-    "api": {"shipped", "arguments", "command", "compose", "config", "errors", "engine", "harness", "report"},
+    "api": {"shipped", "arguments", "command", "compose", "config", "errors", "engine", "harness", "report"}
+    | {"compose_texts"},
     "jobs": {"api", "beside", "command", "compose", "config", "contract", "errors", "experiment", "launch", "report"}
     | {"task_outline", "version"},
     "launch": {"api", "command", "compose", "errors"},
