@@ -33,7 +33,7 @@ def checkpoint_problems(jobs: Sequence[Job]) -> Iterator[str]:
     if steps is None and not others and _named_steps(jobs) is None:
         yield (
             f"model.path={','.join(paths)}: these names do not say different steps, as checkpoint-1000 or step_2000; "
-            "give them: steps=[1000,2000]"
+            "give them: 'steps=[1000,2000]'"
         )
 
 

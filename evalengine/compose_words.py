@@ -106,7 +106,8 @@ def _choice_problems(override: Override) -> Iterator[str]:
 
 
 def _swept(key: str, values: str) -> str:
-    return f"-m {shlex.quote(f'{key}={values}')}"
+    """A sweep's words, those of the command `run` wherever they are printed: verify and tasks have no -m."""
+    return f"run -m {shlex.quote(f'{key}={values}')}"
 
 
 def _either_way(key: str, values: str, text: bool) -> str:

@@ -51,7 +51,7 @@ def validate(config: Config) -> None:
 
 def _selection_problems(config: Config) -> Iterator[str]:
     if not config.tasks:
-        yield "task: no task is selected; name one or more, as in task=gsm8k or task=[gsm8k,arc_easy]"
+        yield "task: no task is selected; name one or more, as in task=gsm8k or 'task=[gsm8k,arc_easy]'"
 
 
 def run_problems(config: Config) -> Iterator[str]:

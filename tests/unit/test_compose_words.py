@@ -11,7 +11,9 @@ import pytest
 from evalengine.compose import Job, compose_jobs
 from evalengine.errors import ConfigError
 
-WRITE = re.compile(r"\bwrite (-m )?((?:'(?:[^']|'\"'\"')*'|[^\s;,')]|,(?=\S))+)")  # -m, and a word as a shell reads it
+WRITE = re.compile(
+    r"\bwrite (run -m )?((?:'(?:[^']|'\"'\"')*'|[^\s;,')]|,(?=\S))+)"
+)  # run -m, and a word as a shell reads it
 
 
 def refused(*words: str) -> str:
@@ -22,7 +24,7 @@ def refused(*words: str) -> str:
 
 
 def composed(*words: str) -> list[Job]:
-    return compose_jobs([word for word in words if word != "-m"], multirun="-m" in words)
+    return compose_jobs([word for word in words if word not in ("run", "-m")], multirun="-m" in words)
 
 
 def cures(message: str) -> list[list[str]]:
@@ -83,7 +85,7 @@ def test_a_text_is_quoted_for_the_user(words: list[str], described: str) -> None
 def test_no_group_of_one_takes_a_list(group: str, tmp_path: Path) -> None:
     """Hydra would mix the settings of both files; so would a list of files within a file."""
     assert f"{group}=[]: a run has one {group}; name one" in refused(f"{group}=[]")
-    assert f"a run has one {group}; for a run of each write -m {group}=a,b" in refused(f"{group}=[a,b]")
+    assert f"a run has one {group}; for a run of each write run -m {group}=a,b" in refused(f"{group}=[a,b]")
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "x.yaml").write_text(f"# @package _global_\ndefaults: [{{override /{group}: [a, b]}}]\n")
     message = refused("experiment=x", f"hydra.searchpath=['file://{tmp_path}']")
