@@ -19,6 +19,7 @@ from evalengine.config import Config, TaskConfig, leaves
 from evalengine.errors import ConfigError
 from evalengine.plain_text import printable
 from evalengine.shipped import available
+from evalengine.tables import print_table
 from evalengine.task_files import offered
 from evalengine.task_outline import outline
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from evalengine.tasks.base import Task
     from evalengine.tasks.instance import Instance
 
-WIDEST = 1000  # characters of a table's line
 MOST = 1000  # documents shown at most
 SHORT = 8  # hex digits of a commit that are shown
 
@@ -46,10 +46,7 @@ def main(arguments: Namespace) -> int:
     configs = list(_configs(names, settings))
     console = Console(file=sys.stdout, soft_wrap=True)
     if arguments.show is None:
-        table = task_table(configs, folded=not names)
-        if not console.is_terminal:  # a pipe has no width, and a cut table cannot be searched
-            console.width = console.measure(table, options=console.options.update(width=WIDEST)).maximum
-        console.print(table)
+        print_table(task_table(configs, folded=not names), console)
     else:
         for line in shown_documents(configs[0], arguments.show):
             console.print(line, end="")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from evalengine.bench.timed_engine import Plan, Preset, Row
 
 LEAST_MODEL_LEN = 4096  # tokens that the engine is set up for at least, if the model takes as many
-WIDTH = 180  # columns where there is no terminal, so that no line is broken
 PATH_OPTIONS = ("--files", "--output", "--compare")
 
 
@@ -127,10 +126,9 @@ def _print(measured: Measured, others: Sequence[Others], files: Sequence[Path]) 
     from rich.text import Text
 
     from evalengine.bench.throughput_report import notes, terminal_table
+    from evalengine.tables import print_table
 
     console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
-    console.print(terminal_table(measured, others))
+    print_table(terminal_table(measured, others), console)
     for line in (*notes(measured, others), *map(str, files)):
         console.print(Text(line), soft_wrap=True)

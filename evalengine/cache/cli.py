@@ -16,8 +16,7 @@ from evalengine.cache.store import Store
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import printable, say
-
-WIDTH = 120
+from evalengine.tables import print_table
 
 
 def main(arguments: Namespace) -> int:
@@ -48,9 +47,7 @@ def _show(models: Sequence[Mapping[str, Any]], size: int) -> None:
         cells += [f"{model['entries']:,}", f"{model['bytes']:,}", written]
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console = Console(soft_wrap=True)
-    if not console.is_terminal:
-        console.width = max(WIDTH, console.measure(table).maximum)
-    console.print(table)
+    print_table(table, console)
     say(f"{sum(model['entries'] for model in models):,} answers, {size:,} bytes on disk")
 
 

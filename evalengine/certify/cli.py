@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from evalengine.engine.loader import Checkpoint
     from evalengine.engine.settings import Settings
 
-WIDTH = 120  # columns where there is no terminal, so that no cell is cut and all can be searched
-
 
 def main(arguments: Namespace) -> int:
     """Runs `verify` with its words; returns the exit code."""
@@ -75,9 +73,9 @@ def _print(table: Table, lines: Iterable[str]) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from evalengine.tables import print_table
+
     console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
-    console.print(table)
+    print_table(table, console)
     for line in lines:
         console.print(Text(printable(line)), soft_wrap=True)

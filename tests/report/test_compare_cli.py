@@ -39,6 +39,20 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
     return known
 
 
+@pytest.mark.parametrize("words", [["base", "token"], ["base", "bit", "token"]])
+def test_80_columns_cut_no_name_and_no_value(
+    words: list[str], runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["compare", *words])
+    whole = capsys.readouterr().out
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "80", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    main(["compare", *words])
+    narrow = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert "…" not in narrow
+    assert {*re.findall(r"[\w.+-]*\d[\w.+-]*", whole)} <= {*re.findall(r"[\w.+-]*\d[\w.+-]*", narrow)}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "last"),
     [

@@ -22,6 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "command": {"errors"},
     "commands": {"bench", "compose_words", "shipped", "command", "errors"},
     "shipped": set(),
+    "tables": set(),
     "arguments": {"errors"},
     "config": {"arguments", "errors"},
     "config_values": {"arguments"},
@@ -53,19 +54,31 @@ ARROWS: dict[str, set[str]] = {
     "programs": {"errors"},
     "tasks": {"hub", "estimators", "programs", "line_worker", "config", "errors", "plain_files"},
     "records": {"beside", "contract", "config", "errors", "plain_files", "version"},
-    "report": {"records", "beside", "estimators", "command", "config", "config_run", "errors", "plain_files"}
+    "report": {"tables", "records", "beside", "estimators", "command", "config", "config_run", "errors", "plain_files"}
     | {"version"},
     "cluster": {"contract", "engine", "models", "records", "config", "errors"},
-    "cache": {"engine", "models", "records", "command", "errors", "plain_files"},
+    "cache": {"tables", "engine", "models", "records", "command", "errors", "plain_files"},
     "harness": {"cache", "cluster", "engine", "models", "tasks", "programs", "records"}
     | {"beside", "garbage", "config", "errors", "plain_files", "version"},
-    "certify": {"harness", "engine", "models", "layers", "kernels", "verification", "tasks", "records"}
+    "certify": {"tables", "harness", "engine", "models", "layers", "kernels", "verification", "tasks", "records"}
     | {"contract", "compose", "config", "command", "errors", "plain_files"},
     "explain": {"harness", "engine", "layers", "records", "report", "compose", "config", "command", "errors"}
     | {"plain_files"},
     "receipts": {"harness", "engine", "models", "records", "report", "compose", "config", "command", "errors"}
     | {"contract"},
-    "bench": {"cache", "compose", "harness", "certify", "engine", "models", "layers", "kernels", "records", "report"}
+    "bench": {
+        "tables",
+        "cache",
+        "compose",
+        "harness",
+        "certify",
+        "engine",
+        "models",
+        "layers",
+        "kernels",
+        "records",
+        "report",
+    }
     | {"invariant", "verification", "config", "command", "errors", "garbage", "plain_files"},
     "lm_eval_model": {"cache", "harness", "engine", "records", "compose_node", "arguments", "errors"}
     | {"contract", "config", "config_engine", "config_run"},
@@ -79,7 +92,7 @@ ARROWS: dict[str, set[str]] = {
     "checkpoints": {"compose", "report"},
     "experiment": {"checkpoints", "command", "compose", "config", "errors", "plain_files", "engine", "harness"}
     | {"records", "report"},
-    "task_list": {"command", "compose", "task_files", "task_outline", "tasks", "harness", "config", "errors"}
+    "task_list": {"tables", "command", "compose", "task_files", "task_outline", "tasks", "harness", "config", "errors"}
     | {"shipped"},
     "plan": {"command", "errors", "report", "shipped", "task_outline"},
     "__main__": {"command", "commands", "garbage"},

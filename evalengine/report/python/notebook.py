@@ -13,7 +13,7 @@ from rich.text import Text
 
 from evalengine.plain_text import printable
 from evalengine.report.html.markup import Markup, join, tag
-from evalengine.report.terminal.printing import WIDTH
+from evalengine.report.terminal.printing import print_lines
 
 Line = Table | str  # a part of a command's output: a table, or one line
 
@@ -34,10 +34,9 @@ class Shown(ABC):
 
 def as_text(lines: Iterable[Line]) -> str:
     """The lines as a terminal without colours shows them, without spaces at their ends."""
-    console = Console(file=io.StringIO(), soft_wrap=True, width=WIDTH, color_system=None)
+    console = Console(file=io.StringIO(), soft_wrap=True, color_system=None)
     with console.capture() as captured:
-        for line in lines:
-            console.print(Text(printable(line)) if isinstance(line, str) else line)
+        print_lines(lines, console)
     return "\n".join(line.rstrip() for line in captured.get().split("\n")).strip("\n")
 
 

@@ -16,24 +16,22 @@ from evalengine.report.compare.distance import Distance
 from evalengine.report.compare.matrix import matrix_table, run_notes
 from evalengine.report.numbers import shown
 from evalengine.report.sweep.sweep import Sweep
-from evalengine.report.terminal.printing import WIDTH
 from evalengine.report.terminal.tables import add, house_table
+from evalengine.tables import print_table
 
 
 def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
     """Prints everything to standard output."""
     console = Console(file=sys.stdout, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
-    console.print(cells_table(sweep))
-    console.print(matrix_table(sweep.matrix))
+    print_table(cells_table(sweep), console)
+    print_table(matrix_table(sweep.matrix), console)
     for (i, j), why in sorted(sweep.matrix.refused.items()):
         console.print(Text(printable(f"Runs {i} and {j} are not comparable: {'; '.join(why)}")))
     for note in run_notes(sweep.matrix.runs):
         console.print(Text(printable(note)))
     if sweep.floors:
         console.print(Text("Noise floor: fast against invariant, the same settings otherwise"))
-        console.print(floor_table(sweep))
+        print_table(floor_table(sweep), console)
     for file in files:
         console.print(Text(printable(str(file))))
     console.print(Text(printable(f"verdict: {verdict(sweep)}")))

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from evalengine.errors import ConfigError
 from evalengine.plain_text import json_lines, printable
-
-WIDTH = 240  # columns where there is no terminal: a cell that is cut cannot be searched
+from evalengine.tables import print_table
 
 
 def print_findings(command: str, lines: Iterable[Table | str], content: dict[str, Any], target: str | None) -> None:
@@ -34,10 +33,11 @@ def print_findings(command: str, lines: Iterable[Table | str], content: dict[str
     print_lines(lines)
 
 
-def print_lines(lines: Iterable[Table | str]) -> None:
-    """Prints tables and single lines to standard output."""
-    console = Console(file=sys.stdout, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+def print_lines(lines: Iterable[Table | str], console: Console | None = None) -> None:
+    """Prints tables and single lines, to standard output if no console is given."""
+    console = console or Console(file=sys.stdout, soft_wrap=True)
     for line in lines:
-        console.print(Text(printable(line)) if isinstance(line, str) else line)
+        if isinstance(line, str):
+            console.print(Text(printable(line)))
+        else:
+            print_table(line, console)

@@ -22,9 +22,9 @@ from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.terminal.tables import add
+from evalengine.tables import print_table
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # as in lm-eval
-NARROWEST, WIDEST = 100, 1000  # columns: a pipe has no width, and a table that is cut cannot be searched
 
 
 def print_report(folder: Path) -> str:
@@ -32,10 +32,7 @@ def print_report(folder: Path) -> str:
     unfinished or edited."""
     results, manifest, digest = read_run(folder)
     console = Console(file=sys.stdout, soft_wrap=True)
-    table = results_table(results)
-    if not console.is_terminal:
-        console.width = max(NARROWEST, console.measure(table, options=console.options.update(width=WIDEST)).maximum)
-    console.print(table)
+    print_table(results_table(results), console)
     for line in summary_lines(manifest):
         console.print(Text(printable(line)))
     console.print(Text(printable(f"{folder}")))

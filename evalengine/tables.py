@@ -1,0 +1,75 @@
+"""Prints tables of which nothing is lost: where a table is wider than a terminal, rich would cut its cells to "..."."""
+
+from __future__ import annotations
+
+import re
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+WIDEST = 10_000  # columns that are asked for to learn how wide a table is
+FOLDED = 8  # columns of words are folded to no less than this
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Prints the table whole. A pipe has no width, and is given as much as the table takes.
+
+    On a terminal that is too narrow, columns of words (those that are not justified right) are folded into several
+    lines; where that leaves too little room, each row is printed as lines of a heading and its cell.
+    """
+    whole = _width(table, console)
+    if whole <= console.width or not console.is_terminal:
+        console.width = max(console.width, whole)
+        console.print(table)
+    elif _fold(table, console):
+        console.print(table)
+    else:
+        _print_rows(table, console)
+
+
+def _width(table: Table, console: Console) -> int:
+    return console.measure(table, options=console.options.update(width=WIDEST)).maximum
+
+
+def _fold(table: Table, console: Console) -> bool:
+    """Gives the columns of words the room that the terminal leaves them, those that need little first; returns whether
+    it is enough. The first column holds names, which are searched for: its words stay whole."""
+    table.padding = (0, 1, 0, 0)
+    whole = [max(map(_length, (column.header, *column.cells))) for column in table.columns]
+    room = console.width - (_width(table, console) - sum(whole))
+    widths = [
+        width if column.justify == "right" else _longest_word(column) if place == 0 else min(width, FOLDED)
+        for place, (column, width) in enumerate(zip(table.columns, whole, strict=True))
+    ]
+    room -= sum(widths)
+    missing = sorted((width - widths[place], place) for place, width in enumerate(whole))
+    for number, (more, place) in enumerate(missing):
+        given = min(more, max(room, 0) // (len(missing) - number))
+        widths[place], room = widths[place] + given, room - given
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width, column.no_wrap, column.overflow = width, False, "fold"
+    return room >= 0
+
+
+def _longest_word(column: Column) -> int:
+    """The length of the longest word of a column, with the spaces before it that indent a name."""
+    texts = [str(cell) for cell in (column.header, *column.cells)]
+    return max(_length(word) for text in texts for word in re.findall(r"^ *\S*|\S+", text))
+
+
+def _print_rows(table: Table, console: Console) -> None:
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        lines = Table.grid(padding=(0, 3, 0, 0))
+        lines.add_column(no_wrap=True)
+        lines.add_column(overflow="fold")
+        for column, cell in zip(table.columns, row, strict=True):
+            if _length(cell):
+                lines.add_row(Text(f" {column.header}"), cell)
+        console.print(lines)
+        console.print()
+
+
+def _length(cell: object) -> int:
+    return cell_len(str(cell))

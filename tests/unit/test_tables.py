@@ -1,0 +1,86 @@
+"""Tables on terminals of any width: every cell is there, and numbers and names stay whole."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from evalengine.__main__ import main
+from evalengine.report.terminal.tables import add, house_table
+from evalengine.tables import print_table
+
+HEADINGS = ("Task", "Filter", "Metric", "A", "B", "95% interval", "Needs")
+ROWS = [
+    [
+        "  mmlu_high_school_biology (2 of 3)",
+        "strict-match",
+        "exact_match",
+        "0.6667",
+        "0.5000",
+        "[-0.1980, +0.1980]",
+        "",
+    ],
+    ["arithmetic", "none", "acc, acc_norm", "1,234.5", "", "none", "pip install evalengine[lm-eval]; 多言語の名前"],
+]
+
+
+def table() -> Table:
+    made = house_table(HEADINGS, left=(0, 1, 2, 6))
+    for row in ROWS:
+        add(made, row)
+    return made
+
+
+def printed(width: int, terminal: bool = True) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, soft_wrap=True)
+    with console.capture() as captured:
+        print_table(table(), console)
+    return captured.get()
+
+
+def letters(text: str) -> Counter[str]:
+    return Counter(re.sub(r"[\s─]", "", text))
+
+
+@pytest.mark.parametrize("width", [*range(47, 160, 7), 80, 120, 200])
+def test_nothing_is_cut(width: int) -> None:
+    text = printed(width)
+    cells = [cell for row in ROWS for cell in row]
+    assert "…" not in text and letters("".join(cells)) - letters(text) == Counter()
+    for whole in ("mmlu_high_school_biology", "0.6667", "1,234.5", "[-0.1980, +0.1980]"):
+        assert whole in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_three_layouts() -> None:
+    wide, folded, rows = printed(200), printed(110), printed(80)
+    assert len(wide.splitlines()) == 6 and "pip install evalengine[lm-eval]" in wide
+    assert folded.count("Task") == 1 and "pip install evalengine[lm-eval]" not in folded
+    assert rows.count("Task") == 2 and re.search(r"^ 95% interval +\[-0.1980, \+0.1980\]", rows, re.M)
+
+
+def test_a_pipe_gets_the_whole_width() -> None:
+    assert printed(40, terminal=False) == printed(200, terminal=False).replace("\r", "")
+
+
+def test_rich_alone_would_cut() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with console.capture() as captured:
+        console.print(table())
+    assert "…" in captured.get()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_list_of_tasks(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal, as `FORCE_COLOR` makes rich believe."""
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["tasks"]) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert "…" not in text
+    assert all(name in text for name in ("gpqa_extended_zeroshot", "humaneval_64_instruct", "14,042", "633f5ee8"))
