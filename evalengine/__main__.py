@@ -1,53 +1,44 @@
 """The command line: `python -m evalengine [run] [setting=value ...]`, and commands with arguments of their own.
 
-Exit codes: 0 done, 1 failed (for `compare` and `gate`: the runs differ), 2 bad usage or configuration. Standard output
-holds the result and nothing else (a run's last line is `digest: <64 hex>`); progress and errors go to standard error.
-Only the command that was named is imported, so that each answers at once.
+Exit codes: 0 done, 1 failed (for `compare` and `gate`: the runs differ), 2 bad usage or configuration, 130 ended by
+Ctrl-C, 143 by SIGTERM. Standard output holds the result and nothing else (a run's last line is `digest: <64 hex>`);
+progress and errors go to standard error. Only the command that was named is imported, so that each answers at once;
+and nothing at all before signals are watched.
 """
 
 from __future__ import annotations
 
 import gc
 import io
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from evalengine.command import exit_code, quiet_threads
-from evalengine.commands import MODULES
-from evalengine.garbage import few_collections
-from evalengine.plain_text import printable, warn
+from evalengine.endings import ended, say, watch_signals
 
 COMPLETION = ("--install-completion", "--show-completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line (default: the process's own) and returns its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
-    if logging.lastResort is not None:  # it prints the warnings of a program that sets up no logging of its own
-        logging.lastResort.setFormatter(_Printable())
-    words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return exit_code(lambda: _command(words))
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
+        from evalengine.command import exit_code
+        from evalengine.plain_text import format_warnings
+
+        format_warnings()
+        words = sys.argv[1:] if argv is None else list(argv)
+        code = exit_code(lambda: _command(words))
+        print(end="", flush=True)  # here, where a reader that has ended is known
+        return code
     except KeyboardInterrupt as interrupt:
-        hints = [f": finished requests are kept in {folder}; the same command resumes" for folder in interrupt.args]
-        warn(f"Interrupted{''.join(hints)}.", "")
-        return 1
+        return say(interrupt)
     except BrokenPipeError:  # the reader of standard output has ended (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-
-
-class _Printable(logging.Formatter):
-    """Our own warnings on one line each, whatever file they quote; another library's as it is."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        text = super().formatMessage(record)
-        return printable(text) if record.name.startswith("evalengine") else text
 
 
 def _command(words: list[str]) -> int:
@@ -56,7 +47,8 @@ def _command(words: list[str]) -> int:
         from evalengine.commands.completion import complete
 
         return complete(words)
-    quiet_threads()
+    from evalengine.commands import MODULES
+
     code: int
     if words and words[0] in MODULES:
         code = import_module(MODULES[words[0]]).main(words[1:])
@@ -67,8 +59,12 @@ def _command(words: list[str]) -> int:
 
 def program() -> int:
     """The installed command and `python -m evalengine`: `main`, in a process that ends with it."""
+    watch_signals()
+    from evalengine.garbage import few_collections
+
     with few_collections():
         code = main()
+    code = ended(code)
     gc.freeze()  # At its end, Python would look for cycles once more: a second, for a run of 14,042 documents.
     return code
 

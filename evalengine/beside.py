@@ -129,6 +129,7 @@ def cores() -> int:
 def _work(work: Callable[[], Any], sender: Connection, parent: int) -> None:
     gc.freeze()  # Collections then pass over what was inherited, whose memory they would copy by touching it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler would raise here
     # If the parent is killed, the same command may take up its folder at once: nobody else may be writing there.
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:

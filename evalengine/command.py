@@ -13,19 +13,9 @@ from types import SimpleNamespace as Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import warn, warn_of_bug
 
-__all__ = ["PROGRAM", "Namespace", "exit_code", "fail", "quiet_threads"]
+__all__ = ["PROGRAM", "Namespace", "exit_code", "fail"]
 
 PROGRAM = "python -m evalengine"
-
-
-def quiet_threads() -> None:
-    """Makes waiting OpenMP threads sleep soon: threads that spin starve each other on a busy machine.
-
-    20 rows of the default run on two cores that other programs use take 73 s with libgomp's own spinning and 6.6 s with
-    this; 200 rows on idle cores take 12 and 16 s.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # libgomp reads it when torch is imported
 
 
 def exit_code(work: Callable[[], int]) -> int:

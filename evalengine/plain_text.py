@@ -8,6 +8,7 @@ above, and a bidirectional mark shows another text than is there.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import traceback
 from typing import Any
@@ -23,6 +24,20 @@ def printable(text: str) -> str:
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     text = text.replace("##[", "# #[")
     return text.replace("::", ":\\x3a", 1) if text.lstrip().startswith("::") else text
+
+
+def format_warnings() -> None:
+    """Has the warnings of a program that sets up no logging of its own printed by `_Printable`."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Printable())
+
+
+class _Printable(logging.Formatter):
+    """Our own warnings on one line each, whatever file they quote; another library's as it is."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = super().formatMessage(record)
+        return printable(text) if record.name.startswith("evalengine") else text
 
 
 def say(line: object) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalengine.command import quiet_threads
 from evalengine.config import Config
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 def preload() -> None:
     """Imports what `perform` imports otherwise, torch and transformers among it: two seconds."""
-    quiet_threads()
     import evalengine.harness.runner
     import evalengine.report.html.leave  # noqa: F401
 
@@ -27,7 +25,6 @@ def perform(config: Config, command: Sequence[str] | None = None, llm: LLM | Non
 
     Raises `ConfigError` and `EvalEngineError` as `harness.runner.run` does.
     """
-    quiet_threads()
     from evalengine.harness.runner import run
     from evalengine.report.html.leave import leave_list, leave_report
 

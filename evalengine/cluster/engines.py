@@ -181,10 +181,10 @@ class RayEngines:
         dispatch = Dispatch(self._pool, self.roster, work, batch, self._runs, self.config.max_num_seqs)
         interrupts = self._stack.enter_context(Interrupts())
         try:
-            yield from dispatch.answers(on_step, lambda: interrupts.asked)
+            yield from dispatch.answers(on_step, lambda: bool(interrupts.asked))
             if not work.done:
                 yield from dispatch.last_answers()
-                raise KeyboardInterrupt
+                interrupts.after_a_step()
         finally:
             interrupts.restore()
             dispatch.book()

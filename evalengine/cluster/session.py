@@ -11,8 +11,10 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +44,8 @@ def ray_session(address: str | None, cpus: int) -> Iterator[Path | None]:
         with _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
             _knock(address)
             try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                with _own_sigterm():
+                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 why = str(error).split("\n")[0]
                 raise ConfigError(f"cluster.address={address}: no Ray cluster answers there ({why})") from error
@@ -53,14 +56,15 @@ def ray_session(address: str | None, cpus: int) -> Iterator[Path | None]:
     else:
         with _folder() as folder, _environment(OURS):
             try:
-                ray.init(
-                    num_cpus=cpus,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    object_store_memory=STORE_BYTES,
-                    _temp_dir=str(folder),
-                )
+                with _own_sigterm():
+                    ray.init(
+                        num_cpus=cpus,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        object_store_memory=STORE_BYTES,
+                        _temp_dir=str(folder),
+                    )
             except (RuntimeError, OSError, ValueError) as error:
                 why = str(error).split("\n")[0]
                 raise EvalEngineError(f"cluster=ray: Ray did not start here ({why})") from error
@@ -68,6 +72,17 @@ def ray_session(address: str | None, cpus: int) -> Iterator[Path | None]:
                 yield folder / "session_latest" / "logs"
             finally:
                 ray.shutdown()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps a handler of SIGTERM that this program has: Ray puts one in its place that exits with code 15."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _knock(address: str) -> None:

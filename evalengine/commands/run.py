@@ -55,7 +55,8 @@ Commands of their own:
 
 A RUN is a run's folder; or `latest` (the newest in results/), FOLDER:latest, or SWEEP:3 (run 3 of an experiment).
 
-Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration, 3 gate: inconclusive."""
+Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration, 3 gate: inconclusive,
+130 ended by Ctrl-C, 143 by SIGTERM (the same command resumes)."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from typer import BadParameter, Typer, TyperException
+from typer import BadParameter, Exit, Typer, TyperException
 from typer.core import TyperCommand
 from typer.main import get_command
 
@@ -84,23 +84,26 @@ class Command:
     def __call__(self, argv: Sequence[str]) -> int:
         """Runs the command with the words after its name; returns the exit code. Raises ConfigError for wrong words."""
         arguments = self.parse(argv)
-        if not isinstance(arguments, Namespace):  # --help
+        if arguments is None:  # --help
             return 0
         module, _, function = self.work.partition(":")
         code: int = getattr(import_module(module), function)(arguments)
         return code
 
     def parse(self, argv: Sequence[str]) -> Any:
-        """The namespace that the declared function returns, with `argv` added; no namespace for --help."""
+        """The namespace that the declared function returns, with `argv` added; None for --help."""
         try:
-            arguments = self.typer_command.main(list(argv), prog_name=f"{PROGRAM} {self.name}", standalone_mode=False)
+            # Not by typer's `main`, which returns 130 for a Ctrl-C as it returns 0 for --help.
+            with self.typer_command.make_context(f"{PROGRAM} {self.name}", list(argv)) as context:
+                arguments = self.typer_command.invoke(context)
+        except Exit:
+            return None
         except (TyperException, BadUsage) as error:
             message = error.format_message() if isinstance(error, TyperException) else str(error)
             for pattern, text in TEXTS:
                 message = re.sub(pattern, text, message)
             raise self.bad_usage(message) from error
-        if isinstance(arguments, Namespace):
-            arguments.argv = list(argv)
+        arguments.argv = list(argv)
         return arguments
 
     def bad_usage(self, said: str) -> ConfigError:

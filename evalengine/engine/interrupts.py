@@ -1,4 +1,4 @@
-"""Ctrl-C while requests run: the first one lets the step that runs finish, the second one ends everything."""
+"""Ctrl-C or SIGTERM while requests run: the first one lets the step that runs finish, the second ends everything."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from evalengine.endings import SIGNALS, raise_for
 from evalengine.plain_text import warn
 
 
 class Interrupts:
-    """Counts Ctrl-C while the context is open; the second raises KeyboardInterrupt. Outside the main thread Python
-    delivers no signals, and `asked` stays False."""
+    """Takes the two signals while the context is open; the second that comes raises KeyboardInterrupt.
+
+    SIGTERM is taken only where a handler of Python's takes it already: the program around may mean to be ended by it.
+    Outside the main thread Python delivers no signals, and none is `asked`.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
-        self._watching = False
+        self.asked = 0  # the first signal's number
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before, self._watching = signal.signal(signal.SIGINT, self._take), True
+            for number in SIGNALS:
+                if number == signal.SIGINT or callable(signal.getsignal(number)):
+                    self._before[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(
@@ -30,20 +35,19 @@ class Interrupts:
         self.restore()
 
     def restore(self) -> None:
-        """Puts the former signal handler back. Idempotent."""
-        if self._watching:
-            self._watching = False
-            signal.signal(signal.SIGINT, self._before)
+        """Puts the former signal handlers back. Idempotent."""
+        while self._before:
+            signal.signal(*self._before.popitem())
 
     def after_a_step(self) -> None:
-        """Raises KeyboardInterrupt if Ctrl-C was pressed. Called once the step's results have been taken."""
+        """Raises KeyboardInterrupt if a signal came. Called once the step's results have been taken."""
         if self.asked:
-            raise KeyboardInterrupt
+            raise_for(self.asked)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         if self.asked:
             self.restore()
-            raise KeyboardInterrupt
-        self.asked = True
+            raise_for(number)
+        self.asked = number
         warn("finishing the step that runs; Ctrl-C again ends at once")

@@ -142,7 +142,8 @@ def _answer(work: Any, limits: dict[str, int]) -> dict[str, Any]:
 
 def main() -> None:
     """Answers until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: this process ends with it
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's to handle: this process ends with it
+        signal.signal(number, signal.SIG_IGN)
     setup = json.loads(sys.stdin.readline())
     limits = setup["limits"]
     resource.setrlimit(resource.RLIMIT_AS, (limits["bytes"], limits["bytes"]))

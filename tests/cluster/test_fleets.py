@@ -153,8 +153,12 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_ctrl_c_of_a_terminal(one_engine: Run, tmp_path: Path, scratch: Path) -> None:
-    """A terminal interrupts the whole process group, Ray's processes too: what arrived is kept, and nothing stays."""
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Interrupted"), (signal.SIGTERM, "Terminated")])
+def test_a_signal_to_the_whole_group(
+    number: signal.Signals, word: str, one_engine: Run, tmp_path: Path, scratch: Path
+) -> None:
+    """A terminal's Ctrl-C and a batch system's SIGTERM reach Ray's processes, too: what arrived is kept, and nothing
+    stays."""
     words = [sys.executable, "-m", "evalengine", f"output_dir={tmp_path}", *TWO]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}
     process = subprocess.Popen(
@@ -162,11 +166,11 @@ def test_ctrl_c_of_a_terminal(one_engine: Run, tmp_path: Path, scratch: Path) ->
         start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )  # fmt: skip
     wait_for_journal(process, tmp_path, lines=2)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     done = finish(process)
     (broken,) = runs(tmp_path)
-    assert done.code == 1 and done.err.endswith(
-        f"Interrupted: finished requests are kept in {broken.folder}; the same command resumes.\n"
+    assert done.code == 128 + number and done.err.endswith(
+        f"{word}: finished requests are kept in {broken.folder}; the same command resumes.\n"
     ), done.err
     assert "finishing the step that runs" in done.err and " is lost" not in done.err
     assert gone(scratch) and not list(scratch.glob("evalengine-ray-*"))

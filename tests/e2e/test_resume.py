@@ -163,8 +163,11 @@ def test_another_model_does_not_take_it_up(tmp_path: Path, monkeypatch: pytest.M
     assert refused.code == 2 and f"model_spec.rope.theta was {rope_theta}, is {rope_theta * 2}" in refused.err
 
 
-def test_interrupt(short_reference: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C finishes the step that runs, keeps what is finished, and says that the same command resumes."""
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "Interrupted"), (signal.SIGTERM, "Terminated")])
+def test_interrupt(
+    number: signal.Signals, word: str, short_reference: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either signal finishes the step that runs, keeps what is finished, and says that the same command resumes."""
     append, lines = Journal.append, 0
 
     def interrupted(*arguments: Any) -> None:
@@ -172,18 +175,21 @@ def test_interrupt(short_reference: Run, tmp_path: Path, monkeypatch: pytest.Mon
         append(*arguments)
         lines += 1
         if lines == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", interrupted)
-        done = resume(tmp_path)
-    assert signal.getsignal(signal.SIGINT) is before, "Ctrl-C has its own meaning again"
+    before = signal.signal(number, signal.default_int_handler)  # as the command's process has one for both
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "append", interrupted)
+            done = resume(tmp_path)
+        assert signal.getsignal(number) is signal.default_int_handler, "the signal has its own meaning again"
+    finally:
+        signal.signal(number, before)
     (broken,) = runs(tmp_path)
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (128 + number, "")
     assert done.err == (
         "evalengine: finishing the step that runs; Ctrl-C again ends at once\n"
-        f"Interrupted: finished requests are kept in {broken.folder}; the same command resumes.\n"
+        f"{word}: finished requests are kept in {broken.folder}; the same command resumes.\n"
     )
     kept = journaled(broken)
     assert 2 <= kept < LIMIT

@@ -19,6 +19,7 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "plain_files": set(),
     "hub": set(),
+    "endings": set(),
     "command": {"errors"},
     "commands": {"bench", "compose_words", "shipped", "command", "errors"},
     "shipped": set(),
@@ -48,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
     "layers": {"kernels", "verification", "contract", "errors"},
     "models": {"kernels", "layers", "arguments", "errors", "plain_files"},
     "engine": {"hub", "models", "layers", "kernels", "config", "config_engine", "config_values", "arguments", "errors"}
-    | {"line_worker", "plain_files"},
+    | {"endings", "line_worker", "plain_files"},
     "invariant": {"layers", "kernels", "verification", "errors"},
     "estimators": set(),
     "programs": {"errors"},
@@ -95,7 +96,7 @@ ARROWS: dict[str, set[str]] = {
     "task_list": {"tables", "command", "compose", "task_files", "task_outline", "tasks", "harness", "config", "errors"}
     | {"shipped"},
     "plan": {"command", "errors", "report", "shipped", "task_outline"},
-    "__main__": {"command", "commands", "garbage"},
+    "__main__": {"command", "commands", "endings", "garbage"},
 }
 # wing of `report` -> the other wings that it may import
 WINGS: dict[str, set[str]] = {

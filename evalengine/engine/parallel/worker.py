@@ -104,7 +104,8 @@ def main() -> NoReturn:
 
     Command line: the socket's descriptor, this rank, the number of ranks, the ranks' folder.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are rank 0's, with which this process ends
+        signal.signal(number, signal.SIG_IGN)
     descriptor, rank, size, folder = (int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     connection = Connection(descriptor)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()

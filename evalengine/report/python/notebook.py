@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evalengine.plain_text import printable
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.terminal.printing import print_lines
 

@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM at any moment of a command's start: its exit code and one line, and nothing like success."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import finish, start
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+WORDS = {signal.SIGINT: "Interrupted: ", signal.SIGTERM: "Terminated: "}
+
+
+def until_signals_are_watched(process: subprocess.Popen[str]) -> None:
+    """Waits for the command's handlers: before, Python itself starts, to whose start a signal is a traceback."""
+    while process.poll() is None:
+        (caught,) = (line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "SigCgt" in line)
+        if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        time.sleep(0.002)
+
+
+def check(number: signal.Signals, delay: float, *words: str) -> None:
+    process = start(*words)
+    until_signals_are_watched(process)
+    time.sleep(delay)
+    process.send_signal(number)
+    done = finish(process)
+    assert (done.code, done.out) == (CODES[number], ""), (delay, done)
+    assert "Traceback" not in done.err and done.err.splitlines()[-1].startswith(WORDS[number]), done.err
+    assert "the same command" in done.err
+
+
+@pytest.mark.parametrize(
+    ("number", "delay"),
+    [(signal.SIGINT, delay) for delay in (0.0, 0.05, 0.4, 1.2)] + [(signal.SIGTERM, 0.1), (signal.SIGTERM, 0.8)],
+)
+def test_a_run_that_starts(number: signal.Signals, delay: float, tmp_path: Path) -> None:
+    check(number, delay, f"output_dir={tmp_path}", "engine.device=cpu", "limit=200", "progress=false")
+
+
+@pytest.mark.parametrize("words", [["gate", "a.json", "b"], ["compare", "a", "b"], ["verify", "--quick"]])
+def test_other_commands_that_start(words: list[str]) -> None:
+    check(signal.SIGINT, 0.02, *words)
+
+
+@pytest.mark.slow  # the test above at many more moments
+@pytest.mark.parametrize("number", CODES)
+def test_a_run_at_many_moments_of_its_start(number: signal.Signals, tmp_path: Path) -> None:
+    for step in range(30):
+        check(number, step * 0.1, f"output_dir={tmp_path}", "engine.device=cpu", "limit=200", "progress=false")

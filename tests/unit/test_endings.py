@@ -1,0 +1,109 @@
+"""Ctrl-C and SIGTERM end every command with 130 and 143, also where a library takes the exception for its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalengine.__main__ import main
+from evalengine.commands import MODULES
+from evalengine.commands.words import Words
+from evalengine.endings import Terminated
+
+ROOT = Path(__file__).parents[2]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+# A command's process whose work is `work`; `press` sends it the signal.
+PROGRAM = """
+import os, signal, sys
+import evalengine.__main__ as m
+signal.signal(signal.SIGINT, signal.{before})
+gc_freeze = m.gc.freeze
+def press():
+    os.kill(os.getpid(), signal.{name})
+def work(words):
+{work}
+m._command = work
+sys.exit({way})
+"""
+IMPORTS = """
+    try:
+        import interrupted
+    except BaseException:
+        pass  # as libraries do around a part that may be missing
+    print("it went on")
+    return 0
+"""
+SWALLOWS = """
+    try:
+        press()
+    except BaseException:
+        pass
+    return 0
+"""
+ENDS = """
+    def last_words(stop=gc_freeze):
+        stop()
+        press()
+    m.gc.freeze = last_words
+    print("digest")
+    return 0
+"""
+
+
+def ran(tmp_path: Path, number: signal.Signals, work: str, before: str = "default_int_handler",
+        way: str = "m.program()") -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """The process of a command that does `work`, once it has ended."""
+    (tmp_path / "interrupted.py").write_text(f"import os\nos.kill(os.getpid(), {number.value})\n")
+    program = PROGRAM.format(before=before, name=number.name, work=work, way=way)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_an_import_that_a_library_tries_swallows_no_signal(tmp_path: Path, number: signal.Signals) -> None:
+    done = ran(tmp_path, number, IMPORTS)
+    assert (done.returncode, done.stdout) == (CODES[number], "")
+    assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr
+
+
+def test_an_import_swallows_a_signal_that_only_raises(tmp_path: Path) -> None:
+    """The inverse: without the handler, the run above goes on without its part."""
+    done = ran(tmp_path, signal.SIGINT, IMPORTS, way="m.main()")
+    assert (done.returncode, done.stdout) == (0, "it went on\n")
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_that_was_swallowed_elsewhere_is_no_success(tmp_path: Path, number: signal.Signals) -> None:
+    assert ran(tmp_path, number, SWALLOWS).returncode == CODES[number]
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_after_the_end_changes_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    done = ran(tmp_path, number, ENDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "digest\n", "")
+
+
+def test_a_signal_that_the_shell_ignores_stays_ignored(tmp_path: Path) -> None:
+    done = ran(tmp_path, signal.SIGINT, SWALLOWS, before="SIG_IGN")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Terminated])
+@pytest.mark.parametrize("command", [name for name in ("run", *MODULES) if name != "lm_eval"])
+def test_a_signal_while_words_are_parsed_is_no_help(
+    command: str, error: type[KeyboardInterrupt], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typer's own `main` returns 130 for it, as it returns 0 for --help; to `gate`'s callers, 0 means merge."""
+
+    def parse_args(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Words, "parse_args", parse_args)
+    assert main([command]) == CODES[signal.SIGTERM if error is Terminated else signal.SIGINT]
+    assert capsys.readouterr().out == ""
