@@ -25,8 +25,8 @@ SPARE_SECONDS = 60  # after a program's own time limit, until this process ends 
 ATTEMPTS = 3  # runs of one program whose processes are ended from outside
 NAMESPACES = (
     "let users have user namespaces (containers often forbid them, and so does "
-    "kernel.apparmor_restrict_unprivileged_userns=1; Linux 5.14 or newer), or, in a container or virtual machine that "
-    "may be lost, set allow_code_execution=without_isolation"
+    "kernel.apparmor_restrict_unprivileged_userns=1; Linux 5.14 or newer with seccomp filters, on x86-64 or arm64), "
+    "or, in a container or virtual machine that may be lost, set allow_code_execution=without_isolation"
 )
 READABLE = "use a Python that every user can read, with its packages in its own folders, as a virtual environment has"
 FIXED_ADDRESSES = 0x0040000  # ADDR_NO_RANDOMIZE of sys/personality.h
@@ -80,7 +80,7 @@ def problem(isolated: bool) -> str | None:
     try:
         (verdict,) = run_programs({PROBE: Limits()}, isolated).values()
     except EvalEngineError as error:
-        return f"{error}; {NAMESPACES if isolated else 'run as a user who may start processes'}"
+        return str(error)
     return None if verdict.passed else f'a program that only imports modules ended with "{verdict}"; {READABLE}'
 
 
@@ -111,13 +111,20 @@ class _Crew:
             except OSError as error:  # processes, descriptors or folders have run out
                 raise EvalEngineError(f"a program could not be run: {error}") from error
             if "error" in ending:
-                raise EvalEngineError(f"a program could not be run: {ending['error']}")
+                raise EvalEngineError(f"a program could not be run: {ending['error']}; {self._cure(ending)}")
             if ending.get("outcome") in OUTCOMES:
                 return Verdict(ending["outcome"], ending["detail"])
+        if not self._isolated:  # a program of the same user can do that, and must not keep the others from ending
+            return Verdict("failed", f"the process that watches it was ended {ATTEMPTS} times")
         raise EvalEngineError(
             f"the processes that run a program were ended from outside {ATTEMPTS} times; with more free memory the "
             "same command goes on, and what was generated is kept"
         )
+
+    def _cure(self, ending: dict[str, str]) -> str:
+        if "folder" in ending:
+            return READABLE
+        return NAMESPACES if self._isolated else "run as a user who may start processes"
 
     def _attempt(self, program: str, limits: Limits) -> dict[str, str]:
         folder = None if self._isolated else tempfile.mkdtemp(prefix="evalengine-program-")
@@ -152,6 +159,8 @@ class _Crew:
         except subprocess.TimeoutExpired:
             process.kill()
             out, _ = process.communicate()
+            if not out and folder is not None:  # its watcher was stopped, which a program of the same user can do
+                return {"outcome": "timeout", "detail": f"{limits.wall_seconds} s of time, and its watcher is stopped"}
         try:
             answer: dict[str, str] = json.loads(out)
         except ValueError:

@@ -65,8 +65,7 @@ def copies_before_every_write(root: Path, to: Path) -> Iterator[list[str]]:
 
             def write(*arguments: Any, **options: Any) -> Any:
                 target = Path(arguments[-1] if name == "replace" else arguments[0])
-                in_run = target.is_relative_to(root) and target.name != "index.html"  # index.html follows the run.
-                if in_run and (name != "unlink" or target.exists()):
+                if target.is_relative_to(root) and (name != "unlink" or target.exists()):
                     writes.append(f"{name} {target.name}")
                     shutil.copytree(root, to / f"{len(writes)}")
                     for scratch in to.glob(f"{len(writes)}/*/.*.partial"):
@@ -91,7 +90,8 @@ def test_every_write_of_a_run(
         assert jobs._run(replace(config, output_dir=str(root))) == 0
     (unbroken,) = runs(root)
     assert kinds(unbroken.folder) == WHOLE
-    assert len(writes) >= 14 and {"replace digest.txt", "replace report.html", "unlink identity.json"} <= {*writes}
+    assert len(writes) >= 14 and {"replace digest.txt", "replace report.html", "replace index.html"} <= {*writes}
+    assert writes[-1] == "unlink identity.json", "the last of all: with it, the same command makes no other run"
     run_calls: list[int] = []
     real = LLM.run
     monkeypatch.setattr(LLM, "run", lambda self, *rest: run_calls.append(1) or real(self, *rest))  # type: ignore[func-returns-value]
@@ -108,8 +108,28 @@ def test_every_write_of_a_run(
         assert resumed.results == unbroken.results, write
 
 
+@pytest.mark.parametrize("where", ["html.leave.leave_list", "terminal.run_table.print_report"])
+def test_ctrl_c_after_the_digest(where: str, tmp_path: Path) -> None:
+    """A run that is interrupted while its table is made is finished by the same command, which computes nothing."""
+    words = (f"output_dir={tmp_path}", *SETTINGS)
+
+    def interrupted(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"evalengine.report.{where}", interrupted)
+        broken = call(*words)
+    (run,) = runs(tmp_path)
+    assert broken.code == 130 and f"{run.folder}; the same command resumes" in broken.err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LLM, "run", lambda *_: pytest.fail("it computes again"))
+        done = call(*words)
+    assert done.code == 0 and runs(tmp_path) == [run] and done.out.endswith(f"digest: {run.digest}\n"), done.err
+    assert kinds(run.folder) == WHOLE
+
+
 @pytest.mark.slow  # quick: a kill before every write, in this process, above; and a killed process in test_resume.py
-@pytest.mark.parametrize("write", ["replace:report.html", "unlink:identity.json"])
+@pytest.mark.parametrize("write", ["replace:report.html", "replace:index.html", "unlink:identity.json"])
 def test_kill_9_between_the_digest_and_the_end(write: str, tmp_path: Path) -> None:
     """A run killed when its digest stands is finished by the same command, which writes no evidence again."""
     (tmp_path / "victim.py").write_text(VICTIM)

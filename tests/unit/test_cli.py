@@ -42,10 +42,17 @@ def print_folder(folder: Path) -> str:
 def install_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Config], Any]) -> None:
     """Stands in for the engine: the command line's own behaviour is what is tested here."""
     runner = ModuleType("evalengine.harness.runner")
-    runner.run = lambda config, leave, command, llm: run(config)  # type: ignore[attr-defined]
+
+    def made(config: Config, leave: Callable[[Path], None], *_: Any) -> Any:
+        result = run(config)
+        leave(result.folder)
+        return result
+
+    runner.run = made  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evalengine.harness.runner", runner)
     monkeypatch.setattr("evalengine.report.terminal.run_table.print_report", print_folder)
-    monkeypatch.setattr("evalengine.report.html.leave.leave_list", lambda folder: None)  # the runs here have no folder
+    for name in ("leave_report", "leave_list"):  # the runs here have no folder
+        monkeypatch.setattr(f"evalengine.report.html.leave.{name}", lambda folder: None)
 
 
 def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,9 @@ import ctypes
 import os
 import stat
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+
+import system_calls  # type: ignore[import-not-found]
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
@@ -23,6 +25,10 @@ SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/e
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NotShown(OSError):
+    """A folder that Python needs cannot be shown to programs."""
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -53,18 +59,23 @@ def new_root(size: int, inodes: int) -> None:
 
     size: bytes that it can hold; inodes: files.
     """
-    os.umask(0)
-    places = _places()
+    places, links = _places()
+    os.umask(0o222)  # nobody writes to the new folders, but where a mode is set below
     _call("mount", None, b"/", None, REC | PRIVATE, None)
-    options = f"size={size},nr_inodes={inodes},mode=0755".encode()
+    options = f"size={size},nr_inodes={inodes},mode=0555".encode()
     _call("mount", b"tmpfs", b"/tmp", b"tmpfs", NOSUID | NODEV, options)
     os.mkdir("/tmp/old")
     _call("pivot_root", b"/tmp", b"/tmp/old")
     os.chdir("/")
-    for place in places:
-        _show(place)
-    for name in DEVICES:
-        _show(f"/dev/{name}")
+    for place in (*places, *(f"/dev/{name}" for name in DEVICES)):
+        try:
+            _show(place)
+        except OSError as error:
+            raise NotShown(error.errno, f"{place} cannot be shown to programs: {error.strerror}") from error
+    for link, target in links.items():
+        os.makedirs(os.path.dirname(link), 0o755, exist_ok=True)
+        if not os.path.lexists(link):  # as a link inside a folder that is shown
+            os.symlink(target, link)
     for folder, mode in (("/tmp", 0o1777), ("/dev/shm", 0o1777), ("/proc", 0o755)):
         os.makedirs(folder, 0o755, exist_ok=True)
         os.chmod(folder, mode)
@@ -73,25 +84,39 @@ def new_root(size: int, inodes: int) -> None:
         _call("mount", b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None)
     _call("umount2", b"/old", MNT_DETACH)
     os.rmdir("/old")
+    os.umask(0o022)
 
 
-def _places() -> list[str]:
-    """The folders that Python needs, by every name; no folder of the list lies in another."""
-    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    places: list[str] = []
-    for place in (*SYSTEM, *sorted(prefixes | {os.path.realpath(prefix) for prefix in prefixes})):
-        if os.path.lexists(place) and not any(place == outer or place.startswith(f"{outer}/") for outer in places):
-            places.append(place)
-    return places
+def _places() -> tuple[list[str], dict[str, str]]:
+    """The folders that Python needs, none of which lies in another; and what the symbolic links that lead to them, and
+    to Python itself, hold."""
+    names = (*SYSTEM, sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
+    links: dict[str, str] = {}
+    folders = {_followed(name, links) for name in names if os.path.exists(name)}
+    _followed(sys.executable, links)
+    return [place for place in folders if not any(place.startswith(f"{outer}/") for outer in folders)], links
+
+
+def _followed(path: str, links: dict[str, str]) -> str:
+    """The real path of what exists at `path`; notes each symbolic link on the way there, and what it holds."""
+    real, parts = "/", path.split("/")[::-1]
+    while parts:
+        part = parts.pop()
+        if part == "..":
+            real = os.path.dirname(real)
+        elif os.path.islink(step := os.path.normpath(os.path.join(real, part))):
+            links[step] = os.readlink(step)
+            parts += links[step].split("/")[::-1]
+            real = "/" if links[step].startswith("/") else real
+        else:
+            real = step
+    return real
 
 
 def _show(place: str) -> None:
     """Makes a folder or file of the old root visible under its name, read-only."""
     old = f"/old{place}"
     os.makedirs(os.path.dirname(place), 0o755, exist_ok=True)
-    if os.path.islink(old) and place in SYSTEM:  # as /lib, which may point to usr/lib
-        os.symlink(os.readlink(old), place)
-        return
     if stat.S_ISDIR(os.stat(old).st_mode):
         os.makedirs(place, 0o755, exist_ok=True)
     else:
@@ -102,12 +127,15 @@ def _show(place: str) -> None:
     _call("syscall", ctypes.c_long(MOUNT_SETATTR), AT_FDCWD, place.encode(), AT_RECURSIVE, attributes, size)
 
 
-def drop_rights(user: int | None) -> None:
-    """Drops all capabilities for good; and becomes `user`, if one is named, which only root may do."""
+def drop_rights(user: int | None, isolated: bool) -> None:
+    """Drops all capabilities for good, and the system calls that a program does not need; and becomes `user`, if one
+    is named, which only root may do. Raises OSError."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     prctl(NO_NEW_PRIVS, 1)
     _call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
-    prctl(DUMPABLE, 1)  # the change of user cleared it; /proc/self needs it
+    prctl(DUMPABLE, 1)  # the watcher has cleared it, and so has the change of user; /proc/self needs it
+    with nullcontext() if isolated else suppress(OSError):  # without isolation only where the kernel has filters
+        system_calls.refuse()

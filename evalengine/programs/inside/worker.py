@@ -2,9 +2,11 @@
 
 `evalengine.programs.run` starts this file by its path, with the number of a pipe that closes when its own process ends.
 There are three processes: this one enters the namespaces; its child, the watcher, is out of the program's reach; the
-child's child runs the program, in the interpreter that is loaded already. When the watcher ends, the kernel ends all
-that the program started and removes its files. Without isolation the watcher does both, as well as it can. In either
-case root's programs run as a user whose id nobody has, because the kernel does not limit root's processes.
+child's child runs the program, in the interpreter that is loaded already, and says through a pipe how it ended. A
+program that looks for that pipe finds it, so what comes through it is at most the program's own verdict. When the
+watcher ends, the kernel ends all that the program started and removes its files. Without isolation the watcher does
+both, as well as it can. In either case root's programs run as a user whose id nobody has, because the kernel does not
+limit root's processes.
 """
 
 from __future__ import annotations
@@ -21,25 +23,34 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from namespaces import NOBODYS, PDEATHSIG, SUBREAPER, drop_rights, enter, new_root, prctl  # type: ignore[import-not-found]
+import namespaces  # type: ignore[import-not-found]
+from namespaces import NOBODYS, PDEATHSIG, SUBREAPER, drop_rights, prctl
+from system_calls import leave_keys  # type: ignore[import-not-found]
 
 SHOWN = 200  # characters of an exception's text
+ENDINGS = ("passed", "failed", "memory")  # what the runner can say
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")  # the address of an object, which differs between processes
+BEGUN = b"\0"  # the runner's first word when the program begins; or behind the reason why it cannot
 LONGEST = 10_000  # bytes of the runner's message that are read
 POLL = 0.02  # seconds between two looks at the program
 ATTEMPTS = 200  # rounds of ending what a program left running, without namespaces
 
-Ending = dict[str, str]  # {"outcome", "detail"}, or {"error"} where the program could not be run
+# {"outcome", "detail"}; {"error"} where the program could not be run, with "folder" if one that Python needs is why; or
+# nothing where the program's process was ended before the program began
+Ending = dict[str, str]
 
 
 def main() -> None:
     """Runs the program that standard input describes: {"program", "limits", "isolated", "folder"} as one JSON text."""
     lifeline = int(sys.argv[1])
     job = json.loads(sys.stdin.buffer.read())
+    os.umask(0o022)
     try:
         user = NOBODYS + os.getpid() if os.geteuid() == 0 else None
         if job["isolated"]:
-            enter()
+            namespaces.enter()
+        leave_keys()
+        prctl(namespaces.DUMPABLE, 0)  # a program of the same user can neither trace this process nor open what is its
         watcher = os.fork()
     except OSError as error:
         _say({"error": str(error)})
@@ -50,6 +61,8 @@ def main() -> None:
     try:
         prctl(PDEATHSIG, signal.SIGKILL)
         _say(_watched(job, lifeline, user))
+    except namespaces.NotShown as error:
+        _say({"error": str(error), "folder": "not shown"})
     except OSError as error:
         _say({"error": str(error)})
     finally:
@@ -63,13 +76,14 @@ def _say(ending: Ending) -> None:
 def _watched(job: dict[str, Any], lifeline: int, user: int | None) -> Ending:
     limits = job["limits"]
     if job["isolated"]:
-        new_root(limits["files_bytes"], limits["files"])
+        namespaces.new_root(limits["files_bytes"], limits["files"])
     else:
         prctl(SUBREAPER, 1)
         if user is not None:
             os.chown(job["folder"], user, user)
     reading, writing = os.pipe()
     proof = os.urandom(16).hex().encode()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the kernel keeps the program's other signals from this process
     runner = os.fork()
     if runner == 0:
         try:
@@ -104,22 +118,24 @@ def _ending(runner: int, pipe: int, proof: bytes, lifeline: int, limits: dict[st
             with suppress(BlockingIOError):
                 os.set_blocking(pipe, False)
                 message += os.read(pipe, LONGEST)
-            return _ending_in(message, proof) or _died(status, used.ru_utime + used.ru_stime, limits, bool(message))
+            problem, begun, said = message.partition(BEGUN)
+            if problem or not begun:
+                return {"error": problem.decode()} if begun else {}
+            return _ending_in(said, proof) or _died(status, used.ru_utime + used.ru_stime, limits, bool(said))
         if time.monotonic() >= end:
             return {"outcome": "timeout", "detail": f"{limits['wall_seconds']} s of time"}
         if pipe not in waiting:
             time.sleep(POLL)
 
 
-def _ending_in(message: bytes, proof: bytes) -> Ending | None:
-    """The ending in the runner's message; None for anything else that came through the pipe."""
-    if not message.startswith(proof):
+def _ending_in(said: bytes, proof: bytes) -> Ending | None:
+    """The ending that the runner says; None for anything else that came through the pipe, which the program wrote. A
+    program that finds the proof in its process can only say how itself ended."""
+    outcome, told, detail = said.removeprefix(proof).decode("utf-8", "replace").partition(":")
+    if not said.startswith(proof) or not told or outcome not in ENDINGS:
         return None
-    try:
-        outcome, detail = json.loads(message[len(proof) :])
-    except ValueError:
-        return None
-    return {"error": detail} if outcome == "error" else {"outcome": outcome, "detail": detail}
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in detail)
+    return {"outcome": outcome, "detail": line[:SHOWN]}
 
 
 def _died(status: int, seconds: float, limits: dict[str, int], wrote: bool) -> Ending:
@@ -168,21 +184,25 @@ def _children(parent: int) -> list[int]:
 def _run(job: dict[str, Any], pipe: int, proof: bytes, user: int | None) -> None:
     """In a process of its own: takes away what the program must not have, runs it, and writes how it ended."""
     # The functions are looked up now, since the program may replace them in their modules.
-    write, leave, dumps, current_pid = os.write, os._exit, json.dumps, os.getpid
+    write, leave, current_pid = os.write, os._exit, os.getpid
     own_pid = current_pid()
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _close_all_but(pipe)
         _limit(job["limits"], 0 if job["isolated"] or user is not None else _own_processes())
-        drop_rights(user)
+        drop_rights(user, job["isolated"])
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # if memory runs out all the same, the kernel ends this process first
         prctl(PDEATHSIG, signal.SIGKILL)
         os.chdir("/tmp" if job["isolated"] else job["folder"])
     except (OSError, ValueError) as error:
-        write(pipe, proof + dumps(("error", str(error))).encode())
+        write(pipe, str(error).encode() + BEGUN)
         leave(1)
+    write(pipe, BEGUN)
     sys.argv, sys.path = [""], [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
-    ending = _executed(job["program"])
+    outcome, detail = _executed(job["program"])
     if current_pid() == own_pid:  # a process that the program forked comes here, too
-        write(pipe, proof + dumps(ending).encode())
+        write(pipe, proof + f"{outcome}:{detail}".encode())
     leave(0)
 
 
@@ -201,23 +221,23 @@ def _limit(limits: dict[str, int], others: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # the hard limit's signal cannot be ignored
     for name, most in (
         *(("AS", limits["memory_bytes"]), ("FSIZE", limits["file_bytes"]), ("NOFILE", limits["open_files"])),
-        *(("CORE", 0), ("NPROC", others + limits["processes"])),
+        *(("CORE", 1), ("RTPRIO", 0), ("NPROC", others + limits["processes"])),  # CORE=0 still feeds a core handler
     ):
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(number, (most, most))
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory still runs out, the kernel ends this process first
 
 
 def _own_processes() -> int:
     """How many processes and threads this user has."""
     count = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            if os.stat(f"/proc/{name}").st_uid == os.getuid():
-                count += len(os.listdir(f"/proc/{name}/task"))
+        # The owner of /proc/PID is root where a process may not be traced.
+        with suppress(OSError), open(f"/proc/{name}/status", "rb") as file:
+            status = dict(line.split(b":", 1) for line in file)
+            if int(status[b"Uid"].split()[0]) == os.getuid():
+                count += int(status[b"Threads"])
     return count
 
 
@@ -234,7 +254,7 @@ def _executed(program: str) -> tuple[str, str]:
 
 def _short(error: BaseException) -> str:
     """The exception in one line, the same in every process."""
-    name = str(type(error).__name__)
+    name = type.__dict__["__name__"].__get__(type(error))  # a metaclass of the program's may have another __name__
     try:
         text = " ".join(str(error).split())
     except BaseException:  # the program's own exception may fail to give its text
