@@ -1,18 +1,26 @@
 """Ctrl-C (SIGINT) and SIGTERM end a command with a shell's exit codes, 130 and 143, whatever it does at that moment.
 
 A handler of signals can only raise, and an exception that is raised amid an import is often lost: Python ignores it in
-the import system's own callbacks, and a library takes its missing part for one that is not installed and goes on.
+the import system's own callbacks, and a library takes its missing part for one that is not installed and goes on. And
+it runs in the main thread, between two steps of Python: not while that thread waits in native code, for another rank,
+a device or a download. So a thread listens as well.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AGAIN = "give the same command again: it resumes what is kept"
+SECONDS_TO_HEAR = 1.0  # how long the main thread may take to hear a signal
+SECONDS_TO_COME_BACK = 3.0  # and to come back from native code, once others know that it is `stuck` there
+stuck = threading.Event()  # a second signal came, which the main thread does not hear: what it waits for is to end
+_heard = 0  # signals that the main thread has heard
 _taken = 0  # the signal that was taken, until the command has ended
 _code: int | None = None  # the exit code of a command that is done
 
@@ -29,9 +37,19 @@ def raise_for(number: int) -> NoReturn:
 def watch_signals() -> None:
     """Has the two signals raise; amid an import, or at their second time, they end this process at once. That leaves no
     more behind than SIGKILL does, which every folder and every child process of ours stands."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_listen, args=(reading,), name="evalengine signals", daemon=True).start()
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`, and what a script's shell starts with `&`
             signal.signal(number, _take)
+
+
+def hear() -> None:
+    """Counts a signal that the main thread has heard. Every handler calls it first."""
+    global _heard
+    _heard += 1
 
 
 def ended(code: int) -> int:
@@ -59,17 +77,37 @@ def _text(number: int, *folders: str) -> str:
 def _take(number: int, frame: FrameType | None) -> None:
     """The signal handler."""
     global _taken
-    if _code is not None:
-        _end(_code)
-    if _taken or _importing(frame):
-        os.write(2, f"{_text(number)}\n".encode())  # the stream's own lock may be held by what was interrupted
-        _end(128 + number)
+    hear()
+    if _taken or _code is not None or _importing(frame):
+        _end(number)
     _taken = number
     raise_for(number)
 
 
-def _end(code: int) -> NoReturn:
-    os._exit(code)
+def _end(number: int) -> NoReturn:
+    """Ends the process at once, as the signal does, or as a command that is done already."""
+    if _code is None:
+        os.write(2, f"{_text(number)}\n".encode())  # the stream's own lock may be held by what was interrupted
+    os._exit(128 + number if _code is None else _code)
+
+
+def _listen(reading: int) -> None:
+    """Ends the process at the second signal if the main thread does not hear it; at the first, says that this helps."""
+    came = 0
+    while True:
+        numbers = [number for number in os.read(reading, 64) if number in SIGNALS]
+        came += len(numbers)
+        time.sleep(SECONDS_TO_HEAR)
+        if not numbers or _heard >= came:
+            continue
+        if came == 1:
+            os.write(2, b"evalengine: waiting for what runs now; Ctrl-C again ends at once\n")
+            continue
+        before = _heard
+        stuck.set()
+        time.sleep(SECONDS_TO_COME_BACK)
+        if _heard == before:
+            _end(numbers[-1])
 
 
 def _importing(frame: FrameType | None) -> bool:

@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from evalengine.endings import SIGNALS, raise_for
+from evalengine.endings import SIGNALS, hear, raise_for, stuck
 from evalengine.plain_text import warn
 
 
@@ -46,7 +46,8 @@ class Interrupts:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
-        if self.asked:
+        hear()
+        if self.asked or stuck.is_set():
             self.restore()
             raise_for(number)
         self.asked = number

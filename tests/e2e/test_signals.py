@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import finish, start
+from tests.e2e.command import finish, runs, start
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 WORDS = {signal.SIGINT: "Interrupted: ", signal.SIGTERM: "Terminated: "}
@@ -53,3 +54,25 @@ def test_other_commands_that_start(words: list[str]) -> None:
 def test_a_run_at_many_moments_of_its_start(number: signal.Signals, tmp_path: Path) -> None:
     for step in range(30):
         check(number, step * 0.1, f"output_dir={tmp_path}", "engine.device=cpu", "limit=200", "progress=false")
+
+
+def test_a_second_ctrl_c_ends_a_run_whose_rank_is_stopped(tmp_path: Path) -> None:
+    """Rank 0 waits for it in native code, where Python hears no signal."""
+    words = ("engine.device=cpu", "engine.tensor_parallel_size=2", "numerics=exact", "limit=200", "progress=false")
+    process = start(f"output_dir={tmp_path}", *words)
+    try:
+        while not [*tmp_path.glob("*/journal.jsonl")]:  # from now on requests run
+            assert process.poll() is None, finish(process)
+            time.sleep(0.05)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        (rank,) = (int(pid) for pid in children if b"parallel.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(rank, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None and "Ctrl-C again ends at once" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        done = finish(process, timeout=30)
+        (run,) = runs(tmp_path)
+        assert done.code == 130 and f"{run.folder}; the same command resumes" in done.err, done.err
+        assert not Path(f"/proc/{rank}").exists()
+    finally:
+        process.kill()

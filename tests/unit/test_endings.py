@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,21 @@ def test_a_signal_while_words_are_parsed_is_no_help(
     monkeypatch.setattr(Words, "parse_args", parse_args)
     assert main([command]) == CODES[signal.SIGTERM if error is Terminated else signal.SIGINT]
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_second_signal_ends_a_process_that_waits_in_native_code(number: signal.Signals) -> None:
+    """The first one is answered by what helps: the main thread hears nothing before the native call returns."""
+    work = "    import hashlib\n    print('waits', flush=True)\n    hashlib.pbkdf2_hmac('sha1', b'', b'', 1 << 30)"
+    program = PROGRAM.format(before="default_int_handler", name=number.name, work=work, way="m.program()")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        time.sleep(0.5)  # By then it waits.
+        process.send_signal(number)
+        assert process.stderr.readline() == "evalengine: waiting for what runs now; Ctrl-C again ends at once\n"
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.stderr.read().count("the same command again") == 1
+    assert process.returncode == CODES[number]

@@ -14,7 +14,8 @@ from evalengine.layers.ops import Ops
 from evalengine.layers.parallel import TensorParallel
 from evalengine.models.spec import ModelSpec
 
-# How long a rank waits for another in a collective. A rank that dies is noticed at once; this is for one that hangs.
+# How long a rank waits for another in a collective. A rank that dies is noticed at once, one that is stopped soon
+# (`ranks.SECONDS_STOPPED`); this is for one that hangs.
 PATIENCE = timedelta(minutes=10)
 
 

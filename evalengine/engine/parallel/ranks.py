@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from evalengine.endings import stuck
 from evalengine.engine.parallel.group import connect
 from evalengine.errors import EvalEngineError
 from evalengine.layers.parallel import SINGLE, TensorParallel
@@ -32,6 +33,7 @@ from evalengine.layers.parallel import SINGLE, TensorParallel
 T = TypeVar("T")
 START = "from evalengine.engine.parallel.worker import main; main()"
 SECONDS_TO_END = 5.0  # how long a child may take to end by itself
+SECONDS_STOPPED = 10  # how long a child may be stopped (SIGSTOP); batch systems stop and continue rank 0, too
 LOG_TAIL = 2000  # characters of a dead rank's log that an error shows
 
 
@@ -166,10 +168,13 @@ class Ranks:
 
 
 def _watch(children: _Children) -> None:
-    """Receives the ranks' answers, until a rank is gone."""
+    """Receives the ranks' answers, until a rank is gone. Once a second it looks for what no connection shows: a rank
+    that is stopped, for which rank 0 waits in native code, and signals that rank 0 therefore does not hear."""
     ranks = {connection: rank for rank, connection in enumerate(children.connections, start=1)}
+    stopped = dict.fromkeys(ranks.values(), 0)  # rank -> seconds
     while True:
-        for connection in wait(list(ranks)):
+        ready = wait(list(ranks), timeout=1.0)
+        for connection in ready:
             rank = ranks[connection]  # type: ignore[index]
             try:
                 kind, content = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
@@ -180,6 +185,25 @@ def _watch(children: _Children) -> None:
                 children.fail(f"rank {rank} of this LLM failed: {content}")
                 return
             children.replies[rank - 1].put(content)
+        if ready:
+            continue
+        if stuck.is_set():
+            children.fail("the ranks of this LLM were ended by a second signal")
+        for rank, process in enumerate(children.processes, start=1):
+            stopped[rank] = stopped[rank] + 1 if _is_stopped(process.pid) else 0
+            if stopped[rank] >= SECONDS_STOPPED:
+                children.fail(
+                    f"rank {rank} of this LLM (process {process.pid}) was stopped from outside (SIGSTOP) for "
+                    f"{stopped[rank]} s, while the others waited for it; the same command resumes"
+                )
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process; False where the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 def _why(children: _Children, rank: int) -> str:
