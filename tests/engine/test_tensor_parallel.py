@@ -247,19 +247,6 @@ def test_a_rank_that_cannot_start_says_why(small_checkpoint: Checkpoint, monkeyp
     assert set(Path(tempfile.gettempdir()).glob("evalengine-ranks-*")) == before
 
 
-def test_a_stopped_rank_ends_the_run_with_its_name(
-    small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No connection shows that a rank is stopped, and rank 0 would wait for as long as a slow rank may take."""
-    monkeypatch.setattr("evalengine.engine.parallel.ranks.SECONDS_STOPPED", 2)
-    with LLM(small_checkpoint, tensor_parallel_size=2, **POOL) as llm:
-        (pid,) = children(llm)
-        os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(EvalEngineError, match=rf"rank 1 of this LLM \(process {pid}\) was stopped .* resumes"):
-            answers(llm)
-    until(lambda: not is_alive(pid), "the rank's end")
-
-
 SCRIPT = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job would ignore
