@@ -6,17 +6,21 @@ Where files contradict each other, the value that transformers takes is taken, o
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
 from evalengine.engine.locate import CONFIG_FILES, WEIGHT_FILES
 from evalengine.engine.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
-from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.models.file_values import one_line
+from evalengine.errors import ConfigError, EvalEngineError, listed
+from evalengine.models.config_fields import unknown_fields
+from evalengine.models.file_values import one_line, plain
 from evalengine.models.hf_config import spec_from_json, token_ids
 from evalengine.models.spec import ModelSpec
 from evalengine.models.spec_checks import spec_problems
 from evalengine.plain_files import read_json
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -44,6 +48,7 @@ def folder_spec(path: Path, setting: str, with_weights: bool) -> ModelSpec:
         spec = spec_from_json({**raw, "eos_token_id": None})
     except ConfigError as error:
         raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
+    _warn(unknown_fields(raw), setting, spec)
     source, generation = generation_config(path)
     spec = dataclasses.replace(spec, eos_token_ids=token_ids(generation.get("eos_token_id")))
     if with_weights:
@@ -96,6 +101,16 @@ def _object(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise EvalEngineError(f"{file}: must hold a JSON object; download or copy it again")
     return content
+
+
+def _warn(unknown: list[str], setting: str, spec: ModelSpec) -> None:
+    """Warns of fields that a user may expect to count."""
+    if "auto_map" in unknown:
+        unknown.remove("auto_map")
+        logger.warning("%s: auto_map names code of its own, which is not run: it is a %s", setting, spec.architecture)
+    if unknown:
+        names = listed([plain(name) for name in unknown], 8)
+        logger.warning("%s: nothing reads these fields of config.json: %s", setting, names)
 
 
 def _names_dtype(raw: dict[str, Any]) -> bool:

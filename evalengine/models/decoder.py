@@ -37,7 +37,7 @@ class DecoderAttention(nn.Module):
         self.norms = (self.q_norm, self.k_norm) if spec.qk_norm else None
         self.norm_rope_store = NormRopeStore(ops)
         self.q_rope, self.k_rope, self.store_kv = Rope(ops), Rope(ops), StoreKV(ops)
-        self.attention = PagedAttention(ops, scale=spec.head_dim**-0.5)
+        self.attention = PagedAttention(ops, scale=spec.attention_scale)
         features = spec.num_heads * spec.head_dim
         self.o_proj = OutputLinear(ops, features, spec.hidden_size, bias=spec.attention_output_bias)
 

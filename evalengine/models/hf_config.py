@@ -2,9 +2,9 @@
 
 Settings that the engine cannot compute faithfully (an active sliding window, an unknown RoPE type, packed quantised
 weights) are refused here, all at once. transformers' configuration classes supply the defaults and RoPE's old
-spellings. They are given only the fields named below: any other field would become an attribute of theirs, and
-`num_labels` of a billion a dictionary of a billion labels. Fields that the classes use before they check them are
-checked here first.
+spellings. They are given only the fields that `config_fields` says are read: any other would become an attribute of
+theirs, and `num_labels` of a billion a dictionary of a billion labels. Fields that the classes use before they check
+them are checked here first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evalengine.errors import ConfigError
+from evalengine.models.config_fields import (
+    CHECKED_BY_CLASS,
+    HONOURED,
+    ROPE_READ,
+    ROPE_WITHOUT_EFFECT,
+    contradicting_fields,
+    refused_fields,
+)
 from evalengine.models.file_values import is_integer, one_line, shown
 from evalengine.models.registry import find_class_for_type, get_model_class, model_class_for_type
 from evalengine.models.spec import ModelSpec, RopeSpec
@@ -25,34 +33,6 @@ from evalengine.models.spec_checks import LARGEST, spec_problems
 if TYPE_CHECKING:
     from evalengine.models.decoder import DecoderForCausalLM
 
-# The groups below together have every field of the three models' configuration classes and every one that transformers'
-# code for these models asks for (a test compares). The spec is made of this first group.
-HONOURED = {
-    *("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"),
-    *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
-    *("tie_word_embeddings", "attention_bias", "dtype", "torch_dtype", "bos_token_id", "eos_token_id"),
-}
-# These two groups must have values that change nothing. `_unsupported` checks the first in transformers' configuration,
-# whose classes interpret the fields, and `_unsupported_json` checks the second in the file.
-CHECKED_BY_CLASS = {
-    *("hidden_act", "mlp_bias", "layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
-    "quantization_config",
-}
-CHECKED_IN_FILE = {
-    "compression_config": "packed weights are not supported; use the unquantised checkpoint",
-    "is_encoder_decoder": "only decoders are supported",
-    "attention_chunk_size": "attention in chunks is not supported",
-    "kv_sharing_modes": "layers that share keys and values are not supported",
-    "per_layer_config": "layers unlike each other are not supported",
-    "fusion_config": "it is not supported",
-    "configuration_files": "it names another file to read instead, which is not supported",
-    "transformers_weights": "it names other weights, which is not supported",
-    **dict.fromkeys(
-        ("text_config", "decoder", "generator", "text_encoder"), "a model made of several is not supported"
-    ),
-}
-WITHOUT_EFFECT = {"attention_dropout", "initializer_range", "pad_token_id", "pretraining_tp", "use_cache"}
 _ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
 # `ModelSpec`'s name -> config.json's name, where they differ.
 _JSON_NAMES = {
@@ -73,14 +53,13 @@ def spec_from_json(raw: Mapping[str, Any]) -> ModelSpec:
         is_a = f"its model_type is {shown(model_type)}" if "model_type" in raw else "config.json has no model_type"
         raise ConfigError(f"{is_a}; it is not a Hugging Face model's configuration")
     model = find_class_for_type(model_type)
-    prefix = f"{model.__name__}: " if model else ""
-    problems = [prefix + problem for problem in _unsupported_json(raw)]
+    problems = list(_unsupported_json(raw)) if model else []  # those of another model would only hide that it is one
     try:
         spec = from_hf(_configuration(raw, is_known=model is not None))
     except ConfigError as error:
-        raise ConfigError([*error.problems, *problems]) from error
-    if problems:
-        raise ConfigError(problems)
+        raise ConfigError([*error.problems, *_of_class(model, problems)]) from error
+    if problems := [*problems, *contradicting_fields(raw, spec)]:
+        raise ConfigError(_of_class(model, problems))
     return spec
 
 
@@ -99,7 +78,7 @@ def from_hf(config: Any) -> ModelSpec:
     if spec is not None:  # an unknown RoPE type is among the problems already
         problems += [_in_json(problem) for problem in spec_problems(spec) if not problem.startswith("rope.type")]
     if problems:
-        raise ConfigError([f"{model.__name__}: {problem}" for problem in problems])
+        raise ConfigError(_of_class(model, problems))
     assert spec is not None, "RoPE without a base is a problem"
     return spec
 
@@ -159,14 +138,16 @@ def _not_numbers(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={shown(values[name])}: must be a number"
 
 
+def _of_class(model: type[DecoderForCausalLM] | None, problems: list[str]) -> list[str]:
+    return [f"{model.__name__}: {problem}" for problem in problems] if model else problems
+
+
 def _unsupported_json(raw: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each unsupported value of a field that transformers' code for these models asks for, though their
-    classes do not declare it."""
+    classes do not declare it, and for each that another family's code computes with."""
     if raw.get("is_causal", True) is not True:
         yield f"is_causal={shown(raw['is_causal'])}: attention is causal here; other attention is not supported"
-    for name, problem in CHECKED_IN_FILE.items():
-        if raw.get(name) is not None and raw[name] is not False:
-            yield f"{name}: {problem}"
+    yield from refused_fields(raw)
 
 
 def _unsupported(config: Any) -> Iterator[str]:
@@ -194,8 +175,13 @@ def _has_theta(parameters: Any) -> bool:
 def _rope_problems(parameters: Any) -> Iterator[str]:
     if not _has_theta(parameters) or parameters.get("rope_type", "default") not in ("default", "linear", "llama3"):
         yield f"rope_parameters={shown(parameters)}: supported are default, linear and llama3 scaling"
-    elif parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        return
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         yield "partial_rotary_factor: only the whole head may be rotated"
+    kind = parameters.get("rope_type", "default")
+    for name in sorted(parameters.keys() - ROPE_READ[kind] - ROPE_WITHOUT_EFFECT):
+        if parameters[name] not in (None, False, 1):
+            yield f"rope_parameters.{name}={shown(parameters[name])}: RoPE of type {kind} ignores it; remove it"
 
 
 def _model_class(config: Any) -> type[DecoderForCausalLM]:

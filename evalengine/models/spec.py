@@ -89,6 +89,11 @@ class ModelSpec:
         """The sizes that the kernels' schedules depend on."""
         return Shapes(**{size.name: getattr(self, size.name) for size in fields(Shapes)})
 
+    @property
+    def attention_scale(self) -> float:
+        """The factor of q . k."""
+        return self.head_dim**-0.5
+
     def kv_heads_of_rank(self, ranks: int) -> int:
         """How many KV heads each of so many ranks holds. With fewer heads than ranks, several ranks share a head."""
         return self.shapes.heads_of_rank(ranks)[1]

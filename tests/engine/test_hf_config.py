@@ -82,6 +82,22 @@ def test_a_class_that_contradicts_the_model_type_is_refused(folder: Path, archit
         engine_logits(folder)
 
 
+def test_fields_that_nothing_reads_are_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = engine_logits(folder)
+    assert not caplog.messages
+    edit(folder, layer_skip=3, my_scale=2.0, auto_map={"AutoModelForCausalLM": "modeling_own.Llama"}, **{"a\x1b[1m": 1})
+    assert torch.equal(engine_logits(folder), plain)
+    own_code, fields = caplog.messages
+    assert own_code.endswith("auto_map names code of its own, which is not run: it is a LlamaForCausalLM")
+    assert fields.endswith("nothing reads these fields of config.json: layer_skip, my_scale, 'a\\x1b[1m'")
+
+
+def test_a_field_of_another_family_is_refused(folder: Path) -> None:
+    edit(folder, logit_scale=0.0625)
+    with pytest.raises(ConfigError, match=r"tiny: LlamaForCausalLM: logit_scale=0.0625: .*; remove it"):
+        engine_logits(folder)
+
+
 @pytest.mark.parametrize("value", [False, None, 0, "false"])
 def test_attention_that_is_not_causal_is_refused(folder: Path, value: Any) -> None:
     edit(folder, is_causal=value)

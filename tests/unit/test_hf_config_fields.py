@@ -7,22 +7,34 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, LlamaConfig, Qwen2Config, Qwen3Config, cache_utils, masking_utils
+from transformers import (
+    CONFIG_MAPPING,
+    GenerationConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    cache_utils,
+    masking_utils,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 from evalengine.errors import ConfigError
-from evalengine.models.hf_config import CHECKED_BY_CLASS, CHECKED_IN_FILE, HONOURED, WITHOUT_EFFECT, spec_from_json
+from evalengine.models.config_fields import READ, REFUSED, SAME_AS, WITHOUT_EFFECT, unknown_fields
+from evalengine.models.hf_config import spec_from_json
 from evalengine.models.registry import MODEL_REGISTRY
 
-KNOWN = {*HONOURED, *CHECKED_BY_CLASS, *CHECKED_IN_FILE, *WITHOUT_EFFECT, "is_causal"}
+KNOWN = {*READ, *REFUSED, *SAME_AS, *WITHOUT_EFFECT, *GenerationConfig().to_dict()}
 # These fields choose an implementation or what a call returns; the model's arithmetic depends on none of them.
 OF_THE_CALL = {"_attn_implementation", "get_text_config", "num_labels", "output_hidden_states", "return_dict"}
 
@@ -66,6 +78,38 @@ def asked_for(source: str) -> set[str]:
     return fields
 
 
+def text_configs() -> set[type[PretrainedConfig]]:
+    """The configuration class of every text model of transformers, and those of the text part of models of several."""
+    top = {name: CONFIG_MAPPING[name] for name in CONFIG_MAPPING}
+    texts = {top[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in top}
+    parts = {part for config in top.values() for name, part in config.sub_configs.items() if name == "text_config"}
+    return texts | {part for part in parts if part.__name__ != "AutoConfig"}
+
+
+def test_every_field_of_every_text_model_is_known() -> None:
+    """A field that another family computes with must be refused on a Llama, so each must be in the table: those that
+    the classes declare, their other names (`attribute_map`), and the old spellings that they take."""
+    unknown: dict[str, set[str]] = {}
+    configs = text_configs()
+    assert len(configs) > 200
+    for config in configs:
+        # A model of several has its text part's configuration in one of these; what else it declares is of no text.
+        is_whole = "text_config" in config.sub_configs
+        own = [cls for cls in config.__mro__ if cls.__module__.startswith("transformers.models")]
+        names = {name for cls in own for name in vars(cls).get("__annotations__", ())} | set(config.attribute_map)
+        if not is_whole:
+            taken = re.findall(r'kwargs\.(?:pop|get|setdefault)\(\s*"(\w+)"', inspect.getsource(config))
+            names |= {name for name in taken if not name.endswith("_config_dict")}
+        for name in names - KNOWN:
+            unknown.setdefault(name, set()).add(config.__name__)
+    assert not unknown
+
+
+def test_no_field_is_in_two_groups() -> None:
+    groups = [set(READ), set(REFUSED), set(SAME_AS), set(WITHOUT_EFFECT)]
+    assert sum(map(len, groups)) == len(set.union(*groups))
+
+
 CONFIGS = {cls.model_type: CONFIG_MAPPING[cls.model_type]().to_dict() for cls in MODEL_REGISTRY.values()}
 
 
@@ -91,6 +135,18 @@ CONFIGS = {cls.model_type: CONFIG_MAPPING[cls.model_type]().to_dict() for cls in
         {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}},
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
         {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "default", "factor": 2.0, "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "attention_factor": 0.5, "rope_theta": 1e4}},
+        {"logit_scale": 0.0625},
+        {"residual_multiplier": 0.22},
+        {"attn_logit_softcapping": 50.0},
+        {"no_rope_layers": [1, 1, 1, 0]},
+        {"query_pre_attn_scalar": 256},
+        {"attention_multiplier": 0.0078125},
+        {"scale_attn_weights": False},
+        {"num_experts": 8},
+        {"hidden_activation": "gelu_pytorch_tanh"},
+        {"n_head": 16},
     ],
     ids=lambda changes: "+".join(changes),
 )
@@ -112,6 +168,44 @@ def test_fields_of_no_effect_have_none(model_type: str) -> None:
     changes = {"attention_dropout": 0.5, "initializer_range": 0.5, "pretraining_tp": 2, "use_cache": False}
     others = {"num_labels": 10**9, "auto_map": {"AutoConfig": "x.Y"}, "attribute_map": {"hidden_size": "vocab_size"}}
     assert spec_from_json({**CONFIGS[model_type], **changes, **others}) == spec_from_json(CONFIGS[model_type])
+
+
+@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+def test_fields_of_other_families_may_say_that_they_change_nothing(model_type: str) -> None:
+    plain = spec_from_json(CONFIGS[model_type])
+    neutral = {
+        "logit_scale": 1.0,
+        "residual_multiplier": 1,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": 0.0,
+        "no_rope_layers": [1] * 32,
+        "num_experts": 0,
+        "mlp_only_layers": [],
+        "use_mrope": False,
+        "hidden_activation": "silu",
+        "query_pre_attn_scalar": plain.head_dim,
+        "attention_multiplier": round(plain.head_dim**-0.5, 9),
+        "n_head": plain.num_heads,
+        "d_model": plain.hidden_size,
+        "layer_norm_eps": plain.rms_norm_eps,
+        "rotary_emb_base": plain.rope.theta,
+        "use_qk_norm": plain.qk_norm,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24], "attention_factor": 1.0},
+    }
+    assert spec_from_json({**CONFIGS[model_type], **neutral}) == plain
+    assert unknown_fields({**CONFIGS[model_type], **neutral}) == []
+
+
+def test_every_refused_field_of_a_file_is_named_with_its_cure() -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec_from_json({**CONFIGS["llama"], "logit_scale": 2.0, "embedding_multiplier": 12, "d_model": 1})
+    assert [problem.split("=")[0] for problem in caught.value.problems] == [
+        f"LlamaForCausalLM: {name}" for name in ("embedding_multiplier", "logit_scale", "d_model")
+    ]
+    assert all("remove it" in problem for problem in caught.value.problems)
+    with pytest.raises(ConfigError) as caught:  # of another model only that is said
+        spec_from_json({**CONFIGS["llama"], "model_type": "cohere", "logit_scale": 2.0, "architectures": None})
+    assert len(caught.value.problems) == 1
 
 
 LLAMA_3_2 = {
@@ -152,11 +246,28 @@ QWEN3 = {
     "vocab_size": 151936,
 }  # fmt: skip
 
+TINYLLAMA = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632,
+    "max_position_embeddings": 2048, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 22,
+    "num_key_value_heads": 4, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.35.0", "use_cache": True,
+    "vocab_size": 32000,
+}  # fmt: skip
+R1_DISTILL_QWEN = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+    "hidden_act": "silu", "hidden_size": 1536, "initializer_range": 0.02, "intermediate_size": 8960,
+    "max_position_embeddings": 131072, "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 12,
+    "num_hidden_layers": 28, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+    "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+    "transformers_version": "4.44.0", "use_mrope": False, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("raw", "million_weights"),
-    [(LLAMA_3_2, 1236), (SMOLLM2, 135), (QWEN2_5, 494), (QWEN3, 596)],
-    ids=["llama-3.2-1b", "smollm2-135m", "qwen2.5-0.5b", "qwen3-0.6b"],
+    [(LLAMA_3_2, 1236), (SMOLLM2, 135), (QWEN2_5, 494), (QWEN3, 596), (TINYLLAMA, 1100), (R1_DISTILL_QWEN, 1777)],
+    ids=["llama-3.2-1b", "smollm2-135m", "qwen2.5-0.5b", "qwen3-0.6b", "tinyllama-1.1b", "r1-distill-qwen-1.5b"],
 )
 def test_configurations_of_known_models_are_read(raw: dict[str, Any], million_weights: int) -> None:
     spec = spec_from_json(raw)
@@ -164,3 +275,4 @@ def test_configurations_of_known_models_are_read(raw: dict[str, Any], million_we
     assert spec.rope.theta == raw["rope_theta"] and spec.dtype == torch.bfloat16
     ends = raw["eos_token_id"]
     assert spec.eos_token_ids == (tuple(ends) if isinstance(ends, list) else (ends,))
+    assert unknown_fields(raw) == [] == unknown_fields(CONFIGS[raw["model_type"]])
