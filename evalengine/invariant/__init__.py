@@ -26,6 +26,9 @@ Padding on CUDA: zeros after the end of K and masked columns after the end of a 
 the right is harmless. Padding on the left shifts the columns, so it changes bits. Equal bits of prefill and decode are
 not promised there.
 
+`v @ x` of a vector and transposed matrices [B, K, N] may reach torch's dispatcher as `mv(x.mT, v)`, by strides and
+gradients; on the CPU, where a left operand has more bits than a right one, that is another product: write `x.mT @ v`.
+
 These ops are left to torch: `dot` (its result is one number, without rows), `addbmm`, `out=` variants (by which the
 overrides reach torch's own kernels), convolutions, pooling, `prod`, `scatter_add`, batch norm, recurrent cells, losses
 that add up, norms of other orders than 1, 2 and infinity, the fused layers of nn.MultiheadAttention; on the CPU the
@@ -33,7 +36,8 @@ element-wise ops whose vector body and scalar tail differ (softplus, mish, elu, 
 logaddexp, powers other than those by 0, 1/2, 1, 2, 3, -1 and -2, and in bf16 and fp16 sums with an alpha); on CUDA
 `sum`, `cumsum`, `norm`, `var`, `logsumexp`, `layer_norm` and `group_norm`. Out of reach: kernels outside aten
 (flash-attn, custom ops) and CUDA graphs captured before; `_grouped_mm` reads its offsets on the host, so it cannot be
-captured. `CoverageAudit` names the ones that a model meets.
+captured. `CoverageAudit` names the ones that a model meets, and warns of rows padded on the left, which it does not
+judge.
 
 cos, sin, exp, log, tanh and float32 rsqrt gave equal bits at every length and offset tried on one CPU, so they need no
 override there; across instruction sets they may differ. On CUDA torch computes every element of an element-wise op by

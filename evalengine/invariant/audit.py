@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from math import inf
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from evalengine.errors import EvalEngineError
@@ -66,8 +68,7 @@ class UncoveredOpError(EvalEngineError):
 
     def __init__(self, ops: Counter[str]) -> None:
         self.ops = ops
-        counts = "; ".join(f"{count} x {op}" for op, count in ops.items())
-        super().__init__(f"not covered by set_batch_invariant_mode(): {counts}")
+        super().__init__(f"not covered by set_batch_invariant_mode(): {_counts(ops)}")
 
 
 class CoverageAudit:
@@ -81,14 +82,21 @@ class CoverageAudit:
     cannot reach. The audit sees every op that passes torch's dispatcher on this thread, in forward direction. It does
     not see the kernels that an op calls inside, nor Triton kernels launched without an op. Its report does not depend
     on whether the mode is on. `met` counts every op seen.
+
+    What a model makes of padding is in none of its ops, so it is not judged: a recurrent state takes in what stands
+    before a row (Rwkv, MiniMax), and positions counted from the batch's left edge are others than the row's own (ALiBi
+    in Mpt). `unjudged` counts the modules that met an `attention_mask` with rows padded on the left; leaving warns of
+    them.
     """
 
     def __init__(self) -> None:
         self.met: Counter[str] = Counter()
         self.uncovered: Counter[str] = Counter()
+        self.unjudged: Counter[str] = Counter()
         self._recorder = _Recorder(self)
 
     def __enter__(self) -> CoverageAudit:
+        self._hook = register_module_forward_hook(self._look_for_padding, with_kwargs=True)
         self._recorder.__enter__()
         return self
 
@@ -96,8 +104,27 @@ class CoverageAudit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._recorder.__exit__(kind, error, trace)
+        self._hook.remove()
+        if error is None and self.unjudged:
+            warnings.warn(
+                f"not judged: rows padded on the left ({_counts(self.unjudged)}). Whether such a row has the bits that "
+                "it has alone depends on what the model makes of padding (recurrent states, ALiBi, positions counted "
+                "from the left edge): compare one with the row alone",
+                stacklevel=2,
+            )
         if error is None and self.uncovered:
             raise UncoveredOpError(self.uncovered)
+
+    def _look_for_padding(self, module: nn.Module, args: object, kwargs: dict[str, Any], result: object) -> None:
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            with _disable_current_modes():  # what is asked here is no op of the model's
+                if mask.numel() and ((mask[:, 0] == 0) & mask.any(1)).any():
+                    self.unjudged[type(module).__name__] += 1
+
+
+def _counts(names: Counter[str]) -> str:
+    return "; ".join(f"{count} x {name}" for name, count in names.items())
 
 
 class _Recorder(TorchDispatchMode):

@@ -40,6 +40,10 @@ class CUDAOverrides(Overrides):
     def batched_product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         return first_use.multiply(partial(matmul.bmm, out_dtype=dtype), a, b)
 
+    def matrix_vector(self, matrix: Tensor, vector: Tensor) -> Tensor:
+        # The chain of products over K is the same either way round, and few rows have schedules of their own.
+        return self._mm(vector[None], matrix.t())[0]
+
     def softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         return softmax.softmax(x, dim, dtype)
 

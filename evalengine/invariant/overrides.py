@@ -66,6 +66,10 @@ class Overrides(ABC):
     def batched_product(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         """[B, M, K] by [B, K, N] -> [B, M, N], rounded once to `dtype`."""
 
+    def matrix_vector(self, matrix: Tensor, vector: Tensor) -> Tensor:
+        """[M, K] by [K] -> [M], the product with a column: `matmul` takes `mv` or `bmm` by strides and gradients."""
+        return self._mm(matrix, vector[:, None])[:, 0]
+
     @abstractmethod
     def softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor: ...
 
@@ -168,7 +172,7 @@ class Overrides(ABC):
     def _mv(self, matrix: Tensor, vector: Tensor) -> Tensor:
         if not (covered(matrix, vector) and matrix.ndim == 2 and vector.shape == matrix.shape[1:]):
             return stock(aten.mv.out, vector, vector.dtype, matrix, vector)
-        return self._mm(vector[None], matrix.t())[0]  # the vector is F.linear's input, the matrix its weight
+        return self.matrix_vector(matrix, vector)
 
     def _addmv(self, bias: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         if not covered(bias, matrix, vector):

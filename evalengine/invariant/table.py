@@ -21,7 +21,7 @@ COVERED_OPS: dict[str, CoveredOp] = {
     "bmm": CoveredOp(_BOTH, "matmul, einsum, F.linear on 3-D strided input; same bits as mm, row by row"),
     "baddbmm": CoveredOp(_BOTH, "bmm, rounded, then added"),
     "baddbmm_": CoveredOp(_BOTH, "baddbmm, in place"),
-    "mv": CoveredOp(_BOTH, "matmul with a vector; the vector stands as F.linear's input does"),
+    "mv": CoveredOp(_BOTH, "matmul with a vector: same bits as mm with a column"),
     "addmv": CoveredOp(_BOTH, "mv, rounded, then added"),
     "_softmax": CoveredOp(_BOTH, "softmax, along any axis (on CPU up to 2^19 long)"),
     "_safe_softmax": CoveredOp(_BOTH, "scaled_dot_product_attention: softmax, rows of -inf give 0"),

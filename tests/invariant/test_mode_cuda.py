@@ -80,6 +80,19 @@ def test_stock_rows_do_depend_on_the_batch(dtype: torch.dtype, name: str) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_with_a_vector_is_the_one_with_a_column(dtype: torch.dtype) -> None:
+    """torch takes `mv` or `bmm` for x @ v, by the strides of x and the need of gradients."""
+    x, v = randn(64, 3072, dtype=dtype).view(16, 4, 3072), weight_like(randn(1, dtype=dtype))[0]
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    with set_batch_invariant_mode():
+        column = (x @ v[:, None])[..., 0]
+        assert_bitwise_equal(x @ v, column)
+        assert_bitwise_equal(strided @ v, column)
+        assert_bitwise_equal(strided[:1] @ v, column[:1])
+
+
+@pytest.mark.gpu
 def test_float32_products_are_ieee_under_allow_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = randn(64, 3072), weight_like(randn(1))
     truth = reference.linear(x, weight)

@@ -56,6 +56,7 @@ def test_products_agree_with_each_other(dtype: torch.dtype) -> None:
     product = KERNELS["mm"](a, b)
     assert_bitwise_equal(KERNELS["bmm"](a[None], b[None])[0], product)
     assert_bitwise_equal(KERNELS["mv"](b.t(), a[0]), product[0])
+    assert_bitwise_equal(KERNELS["mv"](a, b[:, 0]), KERNELS["bmm"](a[None], b[None, :, :1])[0, :, 0])
     assert_bitwise_equal(KERNELS["addmm"](bias, a, b), product + bias)  # A fused epilogue is compared with two ops.
     assert_bitwise_equal(KERNELS["addmm"](bias[None], a, b), product + bias)
     assert_bitwise_equal(KERNELS["addmm_"](product.clone(), a, b, beta=0), product)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Sequence
 
 import pytest
@@ -185,6 +186,41 @@ def test_grouped_products_are_products(shape: str, dtype: torch.dtype) -> None:
         torch._grouped_mm(a.double(), b.double(), offs=ends)
     with set_batch_invariant_mode(), pytest.raises(RuntimeError):
         torch._grouped_mm(a, b, offs=None if ends is not None else torch.tensor([1, 2]))
+
+
+def rwkv() -> torch.nn.Module:
+    """A small model with a recurrent state, which reads no mask."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.RwkvConfig(hidden_size=64, num_hidden_layers=2, vocab_size=211, context_length=128)
+    return transformers.RwkvForCausalLM(config).eval()
+
+
+def test_the_audit_says_that_it_does_not_judge_padding_on_the_left() -> None:
+    """Of a recurrent state every op is covered, and a row padded on the left has other bits than alone."""
+    prompts = prompts_of((3, 9))
+    model, (ids, mask) = rwkv(), padded(prompts, "left")
+    with torch.no_grad(), set_batch_invariant_mode():
+        with pytest.warns(UserWarning, match=r"rows padded on the left \(1 x Rwkv") as told, CoverageAudit() as audit:
+            logits = model(ids, attention_mask=mask).logits
+        assert count_differing(logits[0, -3:], model(prompts[0][None]).logits[0])
+    assert told[0].filename == __file__ and audit.unjudged == {"RwkvForCausalLM": 1}
+    assert "any" not in audit.met  # what the audit asks of the mask is no op of the model's
+
+
+@pytest.mark.parametrize("side", ["right", None])
+def test_the_audit_is_silent_without_padding_on_the_left(side: str | None) -> None:
+    """The inverse: a batch padded on the right, or not at all, is judged whole."""
+    prompts = prompts_of((3, 9) if side else (9, 9))
+    model, (ids, mask) = rwkv(), padded(prompts, side or "left")
+    with warnings.catch_warnings(), torch.no_grad(), set_batch_invariant_mode():
+        warnings.simplefilter("error")
+        with CoverageAudit() as audit:
+            logits = model(ids, attention_mask=mask).logits
+        for row, prompt in enumerate(prompts):
+            assert_bitwise_equal(logits[row, : len(prompt)], model(prompt[None]).logits[0])
+    assert not audit.unjudged and audit.met
 
 
 def test_attention_ignores_what_stands_behind_its_mask() -> None:
