@@ -5,6 +5,7 @@ Each message names the setting or file at fault and what to do about it. Broken 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -51,6 +52,11 @@ def first_of(lines: Sequence[str], most: int, what: str = "more") -> list[str]:
 def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
     """The first `most` names in a sentence, and the number of the others: `a, b and 3 more`."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """An exception of another's code in one line: its class, and the beginning of its message."""
+    return " ".join(re.sub(r"([*=_-])\1{5,}", "", f"{type(error).__name__}: {error}").split())[:most]
 
 
 class DoubtedAnswersError(EvalEngineError):

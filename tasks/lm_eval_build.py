@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, one_line
 from evalengine.hub import offline_if_unreachable
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.rows import Row
@@ -43,8 +43,7 @@ def build(settings: Mapping[str, Any], rows: Mapping[str, list[Row]] | None) -> 
     except ImportError as error:
         raise ConfigError(f"lm-eval's task needs a package that is not installed: {error}") from error
     except Exception as error:  # `datasets`, the Hub's client and the task's own code may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(_not_built(own_settings, reason, rows is not None)) from error
+        raise ConfigError(_not_built(own_settings, one_line(error), rows is not None)) from error
     finally:
         if bars:
             datasets.enable_progress_bars()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.config import TaskConfig
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, one_line
 from evalengine.tasks.base import See, Task, named_errors
 from evalengine.tasks.documents import Doc
 from evalengine.tasks.instance import Instance, Response
@@ -118,8 +118,7 @@ class LmEvalTask(Task):
         except ConfigError:
             raise
         except Exception as error:  # the task's own code and templates may raise anything
-            what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise ConfigError(f"lm-eval cannot write its prompts: {what}") from error
+            raise ConfigError(f"lm-eval cannot write its prompts: {one_line(error)}") from error
         by_document: dict[int, list[Any]] = defaultdict(list)
         for instance in self._theirs.instances:
             by_document[instance.doc_id].append(instance)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from evalengine.errors import EvalEngineError, one_line
 from evalengine.harness.hashes import SampleHashes, sample_hashes, task_hash
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.metrics import summarize
@@ -102,7 +103,13 @@ def _task_result(
         doc = task.docs[doc_id]
         # Where no program ran, nothing is looked up: hashing an instance takes time, and there may be 100,000.
         answers = [_response(i, entries.get(i, []), verdict.get(i) if verdict else None) for i in instances]
-        per_doc.append(task.process_results(doc, answers))
+        try:
+            per_doc.append(task.process_results(doc, answers))
+        except Exception as error:  # the task's own code may raise anything over a text that no rehearsal tried
+            raise EvalEngineError(
+                f"tasks.{task.name}: the answer to document {doc_id} cannot be scored ({one_line(error)}). All answers "
+                "are kept: once that is mended, the same command scores them"
+            ) from error
         hashes.append(sample_hashes(doc, instances, task.target(doc)))
         thinking = [thought[instance] for instance in instances if instance in thought]
         for name, filtered in task.filtered(doc, answers).items():

@@ -87,6 +87,22 @@ def test_a_chat_template_writes_the_prompts(tmp_path: Path) -> None:
     assert "<|im_start|>assistant\n  | A:" not in chat.out and chat.out.count("<|im_start|>assistant") == 2
 
 
+def test_what_a_scorer_lacks_is_said_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of IFEval's that counts sentences by NLTK's punkt_tab does so for an answer, not for an empty one."""
+    nltk = pytest.importorskip("nltk", reason="needs what IFEval's checks call (pip install evalengine[ifeval])")
+    pytest.importorskip("langdetect", reason="needs what IFEval's checks call (pip install evalengine[ifeval])")
+    monkeypatch.setattr(nltk, "download", lambda name: False)
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nowhere")])
+    row = {"key": 1, "prompt": "Now.", "instruction_id_list": ["change_case:capital_word_frequency"]}
+    (tmp_path / "ifeval").mkdir()
+    arguments = [{"capital_frequency": 1, "capital_relation": "at least"}]
+    (tmp_path / "ifeval" / "train.jsonl").write_text(json.dumps({**row, "kwargs": arguments}))
+    short = "task.generation.max_gen_toks=8"
+    done = call("task=lm_eval/ifeval", short, f"data_dir={tmp_path}", f"output_dir={tmp_path / 'out'}")
+    assert done.code == 2 and "tasks.ifeval: document 0 cannot be scored or written (LookupError: " in done.err
+    assert "nltk.download('punkt_tab')" in done.err and not runs(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [

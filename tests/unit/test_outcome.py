@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from evalengine.config import DatasetConfig, TaskConfig
-from evalengine.engine.request import ScoreRequest
+from evalengine.engine.request import GenerateRequest, ScoreRequest
+from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import scorer
 from evalengine.harness.plan import Plan, TaskPlan
@@ -31,3 +32,23 @@ def test_an_empty_page_has_no_request_and_adds_nothing(tmp_path: Path) -> None:
     result = scorer(plan, {key: answer})(plan.tasks[0])
     assert result.metrics["bits_per_byte,none"] == pytest.approx(3 / len("two words") / math.log(2))
     assert result.effective == 2
+
+
+def test_an_answer_that_cannot_be_scored_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tmp_path / "test.jsonl"
+    rows.write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    config = TaskConfig(cls="gsm8k:GSM8K", version=3.0, dataset=DatasetConfig(path=str(rows)), split="test")
+    task = load_task("mine", config)
+    task.load()
+    instances = task.instances(None)
+    key = ("mine", 0, 0, 0)
+    answer = JournalEntry(key, ids_sha256([0]), [5], np.array([-1], dtype=np.float32), "length", "2", None)
+    plan = Plan([TaskPlan(task, instances)], [HarnessRequest(key, instances[0][0], GenerateRequest(0, [0]), 0)])
+    assert scorer(plan, {key: answer})(plan.tasks[0]).effective == 1
+    monkeypatch.setattr(type(task), "score", lambda self, doc, answers: [][0])
+    with pytest.raises(EvalEngineError) as error:
+        scorer(plan, {key: answer})(plan.tasks[0])
+    assert str(error.value) == (
+        "tasks.mine: the answer to document 0 cannot be scored (IndexError: list index out of range). All answers are "
+        "kept: once that is mended, the same command scores them"
+    )

@@ -31,6 +31,15 @@ class Unwritable(GSM8K):
         return {**row, "half": "\ud800"} if row["question"] == "b" else row
 
 
+class Needy(GSM8K):
+    """A task whose scorer looks for its data only where there is a text to score."""
+
+    def score(self, doc: Doc, answers: list[str]) -> dict[str, Any]:
+        if doc["question"] != "a" and "[invalid]" not in answers:
+            raise LookupError("\n" + "*" * 70 + "\n  No data.\n" + "*" * 70)
+        return super().score(doc, answers)
+
+
 def loaded(cls: type[Task] | str, folder: Path, *rows: dict[str, Any]) -> Task:
     (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = TaskConfig(cls=cls if isinstance(cls, str) else "x", dataset=DatasetConfig(path=str(folder)), split="test")
@@ -49,6 +58,16 @@ def test_what_a_task_cannot_score_or_write_is_named(tmp_path: Path) -> None:
         assert problem.startswith(f"tasks.mine: document {document} cannot be scored or written ({why}: ")
     task = loaded("gsm8k:GSM8K", tmp_path, *rows)
     rehearse(task, task.instances())
+
+
+def test_what_a_scorer_needs_for_a_text_is_missed_before_the_run(tmp_path: Path) -> None:
+    """A scorer that fails for a text, and not for an empty one, is found; one reason is said once."""
+    task = loaded(Needy, tmp_path, *({"question": text, "answer": "1"} for text in "abc"))
+    with pytest.raises(ConfigError) as error:
+        rehearse(task, task.instances())
+    assert error.value.problems == [
+        "tasks.mine: document 1 and 1 more cannot be scored or written (LookupError: No data.)"
+    ]
 
 
 def test_empty_pages_are_scored_and_nothing_but_empty_pages_is_refused(tmp_path: Path) -> None:
