@@ -136,7 +136,7 @@ class TemplateConfig:
     target_delimiter: str | None = None
     fewshot_delimiter: str | None = None
     fewshot_config: FewshotTemplates = field(default_factory=FewshotTemplates)
-    spare_exemplar: bool | None = None  # whether one exemplar more is drawn; null: decided by the splits
+    spare_exemplar: bool | None = None  # whether one exemplar more is drawn, for any class; null: decided by the splits
     filter_list: Any = None  # [{name, filter: [{function, ...}]}]
     metric_list: Any = None  # [{metric, aggregation, higher_is_better, ...}]
 
@@ -145,7 +145,8 @@ class TemplateConfig:
 class LmEvalConfig:
     """A task of the installed lm-eval (tasks/lm_eval_task.py)."""
 
-    name: str | None = None  # the chosen name and its task, as mmlu_stem/mmlu_anatomy; task=lm_eval/NAME fills it
+    # The chosen name and its task, as mmlu_stem/mmlu_anatomy, or a YAML file; task=lm_eval/NAME or ./FILE fills it.
+    name: str | None = None
 
 
 ITEM_MARK = "#"  # stands between the name of a set of items and an item's, in the names of clusters

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from evalengine.config import TaskConfig, TemplateConfig
@@ -106,10 +107,10 @@ class Task(ABC):
             problems.append("gen_prefix: nothing is answered here; this task scores whole texts")
         if self.config.code_timeout is not None and not self.runs_programs:
             problems.append(f"code_timeout={self.config.code_timeout}: this task runs no programs")
-        if self.config.template != TemplateConfig() and not self.takes_templates:
-            problems.append(
-                f"template: is for tasks of templated:Templated; cls={self.config.cls} writes its own prompts"
-            )
+        if not self.takes_templates:
+            given, why = vars(replace(self.config.template, spare_exemplar=None)), "is for a subclass of Templated"
+            names = [name for name, usual in vars(TemplateConfig()).items() if given[name] != usual]
+            problems.extend(f"template.{name}: {why}; cls={self.config.cls} writes its own prompts" for name in names)
         if self.output_type != "generate_until" and any(v is not None for v in vars(self.config.generation).values()):
             problems.append("generation: is for tasks that generate text; this one scores given texts")
         return problems
@@ -187,9 +188,10 @@ class Task(ABC):
         """Whether one exemplar more is drawn than is shown (see `spare_exemplar`)."""
         if self.config.fewshot_file is not None:
             return False
-        if self.config.fewshot_split == self.config.split or self.spare_exemplar is not None:
-            return self.config.fewshot_split == self.config.split or bool(self.spare_exemplar)
-        return self.config.split != "test"
+        if (chosen := self.config.template.spare_exemplar) is not None:
+            return chosen
+        same = self.config.fewshot_split == self.config.split
+        return same or (self.config.split != "test" if self.spare_exemplar is None else self.spare_exemplar)
 
     def instances(self, limit: int | None = None, see: See | None = None) -> list[list[Instance]]:
         """The requests of the first `limit` documents (None: all), one list a document.

@@ -13,9 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evalengine.plain_files import Tagged
+
 INVALID = "[invalid]"
 WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _DROP_DIGITS = str.maketrans("", "", string.digits)
+
+
+class Unbuilt(str):
+    """A problem with a task's file that the file does not have in lm-eval: it asks for what is not built here."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,8 @@ def filter_problems(filter_list: Any) -> Iterator[str]:
             yield f"filter_list: {str(entry['name'])[:60]!r} must be a name that no other filter has"
         else:
             where = f"filter_list.{entry['name']}"
-            yield from (f"{where}: {problem}" for written in entry["filter"] for problem in _step_problems(written))
+            for problem in (problem for written in entry["filter"] for problem in _step_problems(written)):
+                yield type(problem)(f"{where}: {problem}")
             functions = [written.get("function") for written in entry["filter"] if isinstance(written, dict)]
             if "take_first" in functions[:-1]:
                 yield f"{where}: take_first must come last, since the steps before it take a list"
@@ -159,8 +166,9 @@ def filter_problems(filter_list: Any) -> Iterator[str]:
 
 def _step_problems(written: Any) -> Iterator[str]:
     name = written.get("function") if isinstance(written, dict) else None
-    if name not in STEPS:
-        yield f"function {str(name or written)[:60]} is not built; there are {', '.join(STEPS)}"
+    if not isinstance(name, str) or name not in STEPS:
+        problem = f"function {str(name or written)[:60]} is not built; there are {', '.join(STEPS)}"
+        yield (Unbuilt if isinstance(name, (str, Tagged)) else str)(problem)
         return
     options = STEPS[name][0]
     for option, value in written.items():

@@ -12,15 +12,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from evalengine.config import GroupConfig
-from evalengine.errors import ConfigError
-from evalengine.tasks.lm_eval_quiet import quiet
+from evalengine.errors import ConfigError, one_line
+from evalengine.plain_files import YAML_SUFFIXES
+from evalengine.tasks.lm_eval_quiet import quiet, sandbox_templates
 
 PREFIX = "lm_eval/"
 CLS = "lm_eval_task:LmEvalTask"
 NEEDED = "0.4.13"
+OWN = ("cls", "cluster", "items", "fewshot_file")  # settings in a task's file that lm-eval has no name for
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,37 @@ def composed(name: str) -> dict[str, Any]:
 
 
 def leaf_of(path: str) -> Leaf:
-    """The task of a run's configuration: "CHOSEN NAME/TASK", as `composed` wrote it. Raises ConfigError."""
+    """The task of a run's configuration: "CHOSEN NAME/TASK", as `composed` wrote it, or a YAML file's path. Raises
+    ConfigError."""
+    if path.endswith(YAML_SUFFIXES):
+        return _of_file(Path(path))
     name, _, task = path.rpartition("/")
     tasks = chosen(name).tasks
     if task not in tasks:
         raise ConfigError(f"lm-eval {lm_eval_version()} has no task {task} in {name}; choose it as task={PREFIX}NAME")
     return tasks[task]
+
+
+def _of_file(file: Path) -> Leaf:
+    """The task of a user's YAML file, which `lm_eval_yaml` has checked."""
+    installed = lm_eval_version()
+    try:
+        with quiet():
+            from lm_eval.tasks._yaml_loader import load_yaml
+    except ImportError as error:
+        raise ConfigError(f"needs lm-eval {NEEDED} or newer; installed is {installed} ({error})") from error
+
+    def read(*, functions: bool) -> dict[str, Any]:
+        content = load_yaml(file, resolve_func=functions)
+        theirs = {key: value for key, value in content.items() if key not in OWN}
+        return {"task": file.stem, **theirs, "metadata": dict(content.get("metadata") or {})}
+
+    try:
+        outline = read(functions=False)
+    except (OSError, ValueError, YAMLError) as error:
+        raise ConfigError(f"{file}: {one_line(error)}") from error
+    sandbox_templates()
+    return Leaf(outline["task"], outline, lambda: read(functions=True))
 
 
 def metric_names(outline: dict[str, Any]) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from evalengine.config import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
-from evalengine.tasks.lm_eval_generation import generation_kwargs_problems, with_own
+from evalengine.tasks.lm_eval_generation import generation_kwargs_problems, generation_of, with_own
 from evalengine.tasks.lm_eval_index import leaf_of
 from evalengine.tasks.lm_eval_quiet import quiet
+from evalengine.tasks.repeats import repeat_problems, repeats_of
 
 SAYS_LITTLE = {"do_sample": False, "temperature": 0.0}  # lm-eval's settings for a task's file without any
 
@@ -40,15 +42,20 @@ def generates(settings: Mapping[str, Any]) -> bool:
 
 def overridden(settings: Mapping[str, Any], config: TaskConfig) -> dict[str, Any]:
     """The settings with the run's own split, exemplars, description and generation."""
-    own = {"test_split": config.split, "fewshot_split": config.fewshot_split, "description": config.description}
+    own = {
+        "test_split": config.split,
+        "fewshot_split": config.fewshot_split,
+        "description": config.description,
+        "gen_prefix": config.gen_prefix,
+    }
     merged = {**settings, **{key: value for key, value in own.items() if value is not None}}
     if not generates(settings):
         return merged
     kwargs_before = settings.get("generation_kwargs")
     if kwargs := with_own(kwargs_before or {}, config.generation):
         merged["generation_kwargs"] = kwargs if kwargs_before else {**SAYS_LITTLE, **kwargs}
-    if config.generation.repeats is not None:
-        merged["repeats"] = config.generation.repeats
+    if config.repeats is not None or config.generation.repeats is not None:
+        merged["repeats"] = repeats_of(config)
     return merged
 
 
@@ -85,7 +92,15 @@ def problems(
             "allow_code_execution=without_isolation allows it, in a container or virtual machine that may be lost "
             "(with HF_ALLOW_CODE_EVAL=1 where the task asks for that); humaneval and mbpp of this package are isolated"
         )
+    if config.pass_at is not None or config.code_timeout is not None:
+        yield "pass_at, code_timeout: lm-eval's task scores by its own metrics and runs programs by its own limits"
     if generates(settings):
-        yield from generation_kwargs_problems(settings.get("generation_kwargs") or {})
-    elif any(value is not None for value in vars(config.generation).values()):
-        yield "generation: is for tasks that generate text; this one scores given texts"
+        kwargs = settings.get("generation_kwargs") or {}
+        if wrong := list(generation_kwargs_problems(kwargs)):
+            yield from wrong
+        elif repeats_of(config) > 1:
+            yield from repeat_problems(
+                replace(config, generation=replace(config.generation, temperature=generation_of(kwargs).temperature))
+            )
+    elif config.repeats is not None or any(value is not None for value in vars(config.generation).values()):
+        yield "generation, repeats: are for tasks that generate text; this one scores given texts"

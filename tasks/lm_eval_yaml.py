@@ -16,14 +16,15 @@ from typing import Any
 from evalengine.config import LM_EVAL_LENGTHS, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.plain_files import Tagged, read_yaml
-from evalengine.tasks.filters import filter_problems
+from evalengine.tasks.filters import Unbuilt, filter_problems
 from evalengine.tasks.instance import OUTPUT_TYPES
+from evalengine.tasks.lm_eval_index import CLS, OWN, lm_eval_version
 from evalengine.tasks.lm_eval_literals import returned
+from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.scores import metric_problems
 
 TEXTS = ("doc_to_text", "doc_to_target", "doc_to_choice")
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
-OWN = ("cls", "cluster", "items", "fewshot_file")  # settings of this package that lm-eval has no name for
 # lm-eval's keys that change neither prompts nor scores.
 WITHOUT_EFFECT = ("task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query")
 KNOWN = {
@@ -35,11 +36,14 @@ NOT_BUILT = {  # key -> the values that have no effect
     "process_docs": (None,),
     "process_results": (None,),
     "custom_dataset": (None,),
+    "class": (None,),
     "use_prompt": (None,),
     "doc_to_image": (None,),
     "doc_to_audio": (None,),
     "unsafe_code": (None, False),
 }
+NOBODY_S = ("use_prompt", "doc_to_image", "doc_to_audio")  # those that lm-eval would not run on this engine, either
+ROWS_BY_CODE = ("custom_dataset", "class")  # keys whose Python code gives the rows
 FEWSHOT = ("sampler", "split", "samples", *TEXTS, "target_delimiter", "fewshot_delimiter")
 GENERATION = ("until", "do_sample", "temperature", "top_k", "top_p")
 GENERATION_KWARGS = (*GENERATION, *LM_EVAL_LENGTHS)
@@ -53,17 +57,23 @@ def is_lm_eval(content: Any) -> bool:
 
 
 def read_task(file: Path) -> tuple[str, dict[str, Any]]:
-    """(the task's name, its settings as those of `TaskConfig`).
+    """(the task's name, its settings as those of `TaskConfig`). What lm-eval has and this package has not is left to
+    the installed lm-eval, with the whole task: `lm_eval_task`.
 
     Raises ConfigError: the file cannot be read, or asks for what is not built; one sentence names all of that.
     """
     content = _read(file, ())
-    if problems := list(_problems(content)):
-        raise ConfigError(
-            f"{file}: it asks for what is not built: {'; '.join(problems)}. Take these out, or name a class of your "
-            "own (cls: mypackage.module:Class)"
-        )
     name = content.get("task") or file.stem
+    problems = list(_problems(content))
+    theirs = bool(problems) and all(isinstance(problem, Unbuilt) for problem in problems) and "cls" not in content
+    if theirs and find_spec("lm_eval") is not None:
+        return str(name), _by_lm_eval(content, file, str(name))
+    if problems:
+        install = "let lm-eval run it (pip install 'evalengine[lm-eval]'), " if theirs else ""
+        raise ConfigError(
+            f"{file}: it asks for what is not built: {'; '.join(problems)}. Take these out, {install}or name a class "
+            "of your own (cls: mypackage.module:Class)"
+        )
     given = {key: content.get(key) for key in ("fewshot_delimiter", "target_delimiter", "filter_list", "metric_list")}
     fewshot = {key: value for key, value in (content.get("fewshot_config") or {}).items() if key in FEWSHOT}
     split, exemplars, spare = _splits(content, fewshot.pop("split", None), "samples" in fewshot)
@@ -79,8 +89,7 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
         **({"gen_prefix": content["gen_prefix"]} if content.get("gen_prefix") else {}),
         **({} if content.get("repeats") in (None, 1) else {"repeats": content["repeats"]}),
         "template": {
-            "output_type": content.get("output_type") or "generate_until",
-            **{key: content.get(key) for key in TEXTS},
+            **{key: content.get(key) for key in ("output_type", *TEXTS)},
             **{key: value for key, value in given.items() if value is not None},
             "fewshot_config": fewshot,
             "spare_exemplar": spare,
@@ -88,6 +97,37 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
         **{key: content[key] for key in OWN[1:] if key in content},
     }
     return str(name), settings
+
+
+def _by_lm_eval(content: dict[str, Any], file: Path, name: str) -> dict[str, Any]:
+    """The settings of a task that lm-eval's own code runs, over the rows that the file names. Raises ConfigError."""
+    if unknown := sorted(_unregistered(content)):
+        raise ConfigError(f"{file}: lm-eval {lm_eval_version()} has no {', '.join(unknown)}")
+    split, exemplars, _ = _splits(content, (content.get("fewshot_config") or {}).get("split"), False)
+    by_code = any(content.get(key) is not None for key in ROWS_BY_CODE)
+    return {
+        "cls": CLS,
+        "version": (content.get("metadata") or {}).get("version"),
+        "num_fewshot": content.get("num_fewshot"),
+        "dataset": {} if by_code else _dataset(content, name, file.parent, {split, exemplars}),
+        "lm_eval": {"name": str(file.resolve())},
+        **{key: content[key] for key in OWN[1:] if key in content},
+    }
+
+
+def _unregistered(content: dict[str, Any]) -> set[str]:
+    """The metrics, aggregations and filters that lm-eval does not know. It would look for such a metric on the Hub and
+    run what it finds there, which a file can ask for by `hf_evaluate`."""
+    with quiet():
+        import lm_eval.filters
+        from lm_eval.api import metrics, registry
+    assert lm_eval.filters and metrics, "they fill the registries"
+    metric_list = [] if content.get("process_results") else content.get("metric_list") or []
+    named = [("metric", e["metric"], registry.metric_registry) for e in metric_list if not e.get("hf_evaluate")]
+    named += [("aggregation", e.get("aggregation"), registry.aggregation_registry) for e in metric_list]
+    for entry in content.get("filter_list") or []:
+        named += [("filter", step["function"], registry.filter_registry) for step in entry["filter"]]
+    return {f"{kind} {name}" for kind, name, known in named if isinstance(name, str) and name not in known}
 
 
 def installed(config: TaskConfig) -> tuple[TemplateConfig, str | None]:
@@ -155,10 +195,10 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
         if key in ("metric_list", "filter_list"):
             continue  # the entries of these are checked below
         if tag := _tagged(value):
-            yield f"{key}: {tag} (Python code)"
+            yield Unbuilt(f"{key}: {tag} (Python code)")
         elif key in NOT_BUILT:
             if value not in NOT_BUILT[key]:
-                yield f"{key}"
+                yield key if key in NOBODY_S else Unbuilt(key)
         elif key not in KNOWN:
             yield f"{key} (no such key)"
     for where, allowed in (("dataset_kwargs", ("data_files", "revision", "trust_remote_code")),
@@ -167,7 +207,8 @@ def _problems(content: dict[str, Any]) -> Iterator[str]:
         if inner is not None and not isinstance(inner, dict):
             yield f"{where}: must hold settings"
         else:
-            yield from (f"{where}.{key}" for key, value in (inner or {}).items() if key not in allowed and value)
+            own = str if where == "generation_kwargs" else Unbuilt
+            yield from (own(f"{where}.{key}") for key, value in (inner or {}).items() if key not in allowed and value)
     yield from _shape_problems(content)
     kind = content.get("output_type") or "generate_until"
     if kind not in OUTPUT_TYPES:
@@ -186,9 +227,10 @@ def _shape_problems(content: dict[str, Any]) -> Iterator[str]:
         yield "metadata: must hold settings"
     if version is not None and not (isinstance(version, (int, float)) or re.fullmatch(r"[0-9.]+", str(version))):
         yield f"metadata.version: {version} is no number"
-    if not isinstance(content.get("dataset_path"), str) or not content["dataset_path"]:
+    by_code = any(content.get(key) is not None for key in ROWS_BY_CODE)
+    if not by_code and (not isinstance(content.get("dataset_path"), str) or not content["dataset_path"]):
         yield "dataset_path: is not set"
-    if content.get("test_split") is None and content.get("validation_split") is None:
+    if content.get("class") is None and content.get("test_split") is None and content.get("validation_split") is None:
         yield "test_split, validation_split: neither is set, so nothing is evaluated"
     for key in SPLITS:
         if content.get(key) is not None and not isinstance(content[key], str):

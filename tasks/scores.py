@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.tasks.filters import ExactMatch, pattern_problems
+from evalengine.plain_files import Tagged
+from evalengine.tasks.filters import ExactMatch, Unbuilt, pattern_problems
 from evalengine.tasks.metric import Metric, MetricValue
 
 MEAN = Metric("mean")
@@ -77,10 +78,12 @@ def metric_problems(metric_list: Any, output_type: str) -> Iterator[str]:
     for entry in metric_list:
         name = entry.get("metric") if isinstance(entry, dict) else None
         if not isinstance(name, str) or name not in built:
-            yield f"metric_list: {str(name or entry)[:60]} is not built for {output_type}; there are {', '.join(built)}"
+            problem = f"metric_list: {str(name or entry)[:60]} is not built for {output_type}; there are "
+            yield (Unbuilt if isinstance(name, (str, Tagged)) else str)(problem + ", ".join(built))
             continue
         if (named := entry.get("aggregation", built[name].aggregation)) != built[name].aggregation:
-            yield f"metric_list.{name}: aggregation {str(named)[:60]} is not built; it is {built[name].aggregation}"
+            known = built[name].aggregation
+            yield Unbuilt(f"metric_list.{name}: aggregation {str(named)[:60]} is not built; it is {known}")
         yield from (f"metric_list.{name}: {problem}" for problem in _option_problems(entry, output_type))
 
 

@@ -131,11 +131,6 @@ class Templated(Task):
             return False
         return _is_index(field.text(self.docs[0], self._columns, counts=True))
 
-    @property
-    def draws_spare(self) -> bool:
-        spare = self._template.spare_exemplar
-        return super().draws_spare if spare is None or self.config.fewshot_file is not None else spare
-
     def _load_exemplars(self) -> Rows:
         samples = self._template.fewshot_config.samples
         if samples is None or self.config.fewshot_file is not None or self.config.fewshot_split is not None:

@@ -19,10 +19,10 @@ from evalengine.config import (
     OUTPUT_FIELDS,
     SCHEDULE_FIELDS,
     Config,
-    LmEvalConfig,
     TemplateConfig,
     template_date,
 )
+from evalengine.plain_files import YAML_SUFFIXES
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical
@@ -66,8 +66,8 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
                 del task[name]
         if task["template"] == asdict(TemplateConfig()):  # none: the identity of runs from before there were templates
             del task["template"]
-        if task["lm_eval"] == asdict(LmEvalConfig()):
-            del task["lm_eval"]
+        if not task["lm_eval"]["name"] or task["lm_eval"]["name"].endswith(YAML_SUFFIXES):
+            del task["lm_eval"]  # what is in a file stands in `definitions`
     for name in NEW_SETTINGS:
         if settings[name] is None:  # not used: the identity of runs from before there was the setting
             del settings[name]

@@ -195,3 +195,16 @@ def test_what_cannot_be_honoured_is_refused_together(tmp_path: Path) -> None:
     assert "images or sounds" in refusal("task=lm_eval/mmmu_val_accounting")
     assert "scores given texts" in refusal("task=lm_eval/arc_easy", "task.generation.temperature=0.5")
     assert "generation_kwargs.num_beams=10" in refusal("task=lm_eval/code2text_go")
+    assert "at temperature 0 all answers are one" in refusal("task=lm_eval/gsm8k", "task.repeats=2")
+    assert "pass_at, code_timeout: lm-eval's task" in refusal("task=lm_eval/gsm8k", "task.pass_at=[1]")
+    assert "repeats: are for tasks that generate" in refusal("task=lm_eval/arc_easy", "task.repeats=2")
+
+
+def test_samples_and_a_prefix_of_the_run_s_own_are_asked_for(tmp_path: Path) -> None:
+    folder = write_rows("gsm8k", tmp_path)
+    settings = ("task.repeats=3", "task.generation.temperature=0.5", "task.gen_prefix=Well", "task.num_fewshot=0")
+    config = composed(folder, "task=lm_eval/gsm8k", *settings)
+    task = our_task("gsm8k", config)
+    task.load()
+    first = task.instances(1)[0]
+    assert [request.repeat for request in first] == [0, 1, 2] and first[0].context.endswith("Answer: Well")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from evalengine.compose import compose_jobs, read_config
 from evalengine.config import TaskConfig, to_yaml
 from evalengine.errors import ConfigError
+from evalengine.tasks import lm_eval_yaml
 from evalengine.tasks.registry import class_defaults, load_task
 
 BASE: dict[str, Any] = {
@@ -84,6 +86,33 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         compose_jobs([f"task=[{file},gsm8k]"])
 
 
+OTHERS = {"multiple_choice:ARC": 2, "arithmetic:Arithmetic": 1, "wikitext:WikiText": 1}  # class -> requests
+
+
+@pytest.mark.parametrize("cls", OTHERS)
+def test_a_file_may_name_any_task_class(cls: str, tmp_path: Path) -> None:
+    """A class that writes its own prompts needs no template; one that the file holds all the same is refused by name.
+    The file's splits say, as in lm-eval, whether one exemplar more is drawn."""
+    without = {"doc_to_text": None, "doc_to_target": None, "cls": cls}
+    shots = 0 if cls.startswith("wikitext") else 1
+    name, config = only(written(tmp_path, fewshot_split="test", num_fewshot=shots, **without))
+    row = {"answer": "1", "answerKey": "A", "choices": {"text": ["1", "2"], "label": ["A", "B"]}}
+    lines = [json.dumps({**row, "page": f" = {n} = \n", "question": f"{n}?"}) for n in range(3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    task = load_task(name, config)
+    task.load()
+    assert [len(requests) for requests in task.instances()] == [OTHERS[cls]] * 3 and task.draws_spare
+    data = {"dataset_path": str(tmp_path / "rows.jsonl"), "dataset_kwargs": None}
+    name, config = only(written(tmp_path, fewshot_split="train", **data, **{**without, "doc_to_target": "answer"}))
+    with pytest.raises(ConfigError) as error:
+        load_task(name, config)
+    (problem,) = error.value.problems
+    assert problem == (
+        f"tasks.mine.template.doc_to_target: is for a subclass of Templated; cls={cls} writes its own prompts"
+    )
+    assert not load_task(name, replace(config, template=replace(config.template, doc_to_target=None))).draws_spare
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -99,7 +128,7 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         ({"output_type": "guess"}, "output_type: guess (there are"),
         ({"metadata": {"version": "new"}}, "metadata.version: new is no number"),
         ({"generation_kwargs": {"num_beams": 4}}, "generation_kwargs.num_beams"),
-        ({"fewshot_config": {"process_docs": "f"}}, "fewshot_config.process_docs"),
+        ({"fewshot_config": {"process_docs": "f"}}, "fewshot_config.process_docs. Take these out, let lm-eval run it"),
         ({"filter_list": [{"name": "a", "filter": [{"function": "take_first"}, {"function": "regex"}]}]}, "come last"),
         ({"filter_list": [{"name": "a", "filter": [{"function": "take_first_k"}]}]}, "needs k"),
         ({"filter_list": "regex"}, "must be a list of {name, filter}"),
@@ -108,8 +137,11 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         ({"unsafe_code": True, "doc_to_image": "x"}, "doc_to_image; unsafe_code"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_not_built_is_refused_by_name(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = written(tmp_path, **changes)
+    monkeypatch.setattr(lm_eval_yaml, "find_spec", lambda name: None)  # else lm-eval runs what it has
     with pytest.raises(ConfigError) as error:
         only(file)
     (problem,) = error.value.problems
