@@ -12,6 +12,45 @@ QUICK = Limits(cpu_seconds=1, wall_seconds=4, memory_bytes=1 << 29)
 SYSTEM_PYTHON = "/usr/bin/python3"  # every user can read it, unlike a Python in root's home
 # This program leaves a process behind, which a test finds by `mark`.
 SLEEPS = "import subprocess, time\nsubprocess.Popen(['sleep', '{mark}'])\n{then}"
+# Finds the pipe by which the runner says how the program ended, and the word that proves it to be the runner.
+FINDS = (
+    "import os, sys\nframe = sys._getframe()\nwhile 'proof' not in frame.f_locals: frame = frame.f_back\n"
+    "pipe, proof = frame.f_locals['pipe'], frame.f_locals['proof']\n"
+)
+FORGED = "failed: it wrote into a pipe that is not its own"
+
+
+def forges(said: bytes) -> str:
+    """A program that says by the runner's pipe, in the runner's name, how it ended, and ends."""
+    return f"{FINDS}os.write(pipe, proof + {said!r})\nos._exit(0)"
+
+
+# What a program of the same user might do to the process that watches it, apart from signals.
+REACHES = """
+import ctypes, os, resource
+watcher, reached = os.getppid(), []
+def traces():
+    if ctypes.CDLL(None).ptrace(0x4206, watcher, None, None): raise OSError  # PTRACE_SEIZE
+for name, reach in {
+    "writes its answer": lambda: os.open(f"/proc/{watcher}/fd/1", os.O_WRONLY),
+    "changes its memory": lambda: open(f"/proc/{watcher}/mem", "r+b"),
+    "reads its environment": lambda: open(f"/proc/{watcher}/environ").read(),
+    "has it ended first": lambda: open(f"/proc/{watcher}/oom_score_adj", "w").write("1000"),
+    "limits it": lambda: resource.prlimit(watcher, resource.RLIMIT_NOFILE),
+    "traces it": traces,
+}.items():
+    try: reach()
+    except OSError: continue
+    reached.append(name)
+assert not reached, reached
+"""
+# Calls each system call of `numbers` (name -> number); fails unless the kernel has none of them.
+CALLS = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+there = [n for n, call in {numbers!r}.items() if libc.syscall(call, *[0] * 6) != -1 or ctypes.get_errno() != 38]
+assert not there, there
+"""
 
 ATTACKS = {  # name -> (the program, the beginning of its verdict)
     "ends early": ("import sys\nsys.exit(0)\nassert False", "failed: SystemExit: 0"),
@@ -23,6 +62,38 @@ ATTACKS = {  # name -> (the program, the beginning of its verdict)
         "    except OSError: pass\nos._exit(0)",
         "failed: it wrote into a pipe that is not its own",
     ),
+    "says that it could not be run": (forges(b'["error", "mine"]'), FORGED),
+    "says nothing at all": (forges(b"null"), FORGED),
+    "says half of it": (forges(b"passed"), FORGED),
+    "says that it was not run": (forges(b"refused:mine"), FORGED),
+    "says what is no text": (forges(b"\xff\xfe:"), FORGED),
+    "nests": (forges(b"[" * 9_000), FORGED),
+    "says too much": (f"{FINDS}os.write(pipe, proof + b'failed:' + b'x' * 10_000_000)", f"failed: {'x' * 200}"),
+    "says how to clear a screen": (forges(b"failed:\x1b[2J\nb"), r"failed: \x1b[2J\nb"),
+    "closes every file": ("import os\nos.closerange(3, 1024)", "failed: it ended its process (exit code 1)"),
+    "a class of many lines": (
+        "raise type('A\\n\\x1b[2J' + 'B' * 10_000, (Exception,), {})",
+        rf"failed: A\n\x1b[2J{'B' * 190}",
+    ),
+    "a class without a name": (
+        "class Meta(type):\n    __name__ = property(lambda self: 1 // 0)\nclass Odd(Exception, metaclass=Meta): pass\n"
+        "raise Odd('x')",
+        "failed: Odd: x",
+    ),
+    "a root of its own": (
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.unshare(0x10020000): raise OSError(ctypes.get_errno(), 'unshare')\n"  # CLONE_NEWUSER | CLONE_NEWNS
+        "libc.mount(b'mine', b'/tmp', b'tmpfs', 0, None)\n"
+        "for n in range(6000): open(f'/tmp/{n}', 'wb').write(b'x' * 100_000)",
+        "failed: OSError: [Errno 38] unshare",
+    ),
+    "memory that no process has": (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.shmget(0, 100 << 20, 0o1600) < 0: raise OSError(ctypes.get_errno(), 'shmget')",
+        "failed: OSError: [Errno 38] shmget",
+    ),
+    "a file in no folder": ("import os\nos.memfd_create('x')", "failed: OSError: [Errno 38]"),
+    "the way to a machine's host": ("import socket\nsocket.socket(socket.AF_VSOCK)", "failed: OSError: [Errno 38]"),
     "another assert": (
         "import builtins\nclass No(Exception): pass\nbuiltins.AssertionError = No\nbuiltins.BaseException = No\n"
         "builtins.Exception = No\nassert False, 'no'",
@@ -69,6 +140,16 @@ ISOLATED_ATTACKS = {
     "many files": (
         "n = 0\nwhile True:\n    open(f'{n}', 'wb').write(b'x' * (1 << 20)); n += 1",
         "failed: OSError: [Errno 28]",
+    ),
+    "more files than there may be": (
+        "n = 0\nwhile n < 5000: open(f'/dev/shm/{n}', 'w'); n += 1",
+        "failed: OSError: [Errno 28]",
+    ),
+    "folders that are not its own": (
+        "import os\nfor folder, below, _ in os.walk('/'):\n"
+        "    if os.path.ismount(folder) and folder != '/': below.clear()\n"
+        "    assert folder in ('/tmp', '/dev/shm') or not os.access(folder, os.W_OK), folder",
+        "passed",
     ),
     "kills all others": ("import os\nos.kill(1, 9)\nos.kill(-1, 9)", "failed: "),
     "a daemon": (

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
+import platform
 import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evalengine.programs import run as run_module
+from evalengine.programs.inside import system_calls
 from evalengine.programs.limits import Limits, Verdict
 from evalengine.programs.run import WORKER, problem, run_programs
-from tests.unit.hostile_programs import ATTACKS, HARMLESS, ISOLATED_ATTACKS, QUICK, SYSTEM_PYTHON, leftovers
+from tests.unit.hostile_programs import ATTACKS, CALLS, HARMLESS, ISOLATED_ATTACKS, QUICK, SYSTEM_PYTHON, leftovers
 
 
 def run_one(program: str, isolated: bool = True, limits: Limits = QUICK) -> Verdict:
@@ -93,32 +94,21 @@ def test_nothing_of_the_caller_is_reached(isolated: bool, tmp_path: Path, monkey
         assert outcomes["network"] == outcomes["abstract"] == "passed", "the attack is one where nothing prevents it"
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists(SYSTEM_PYTHON), reason="needs root, to be someone else")
-def test_an_ordinary_user_s_programs_are_isolated_by_a_user_namespace(kernel_isolates: None) -> None:
-    def ended(program: str) -> dict[str, str]:
-        reading, writing = os.pipe()
-        job = {"program": program, "limits": asdict(QUICK), "isolated": True, "folder": None}
-        try:
-            done = subprocess.run(
-                [SYSTEM_PYTHON, "-s", str(WORKER), str(reading)], input=json.dumps(job).encode(), capture_output=True,
-                user=54_321, group=54_321, extra_groups=[], pass_fds=(reading,), env={}, check=False,
-            )  # fmt: skip
-        finally:
-            os.close(reading)
-            os.close(writing)
-        answer: dict[str, str] = json.loads(done.stdout)
-        return answer
-
-    if "error" in (first := ended("assert 1 == 1")):
-        pytest.skip(f"this kernel gives ordinary users no namespaces: {first['error']}")
-    assert first["outcome"] == "passed"
-    assert ended("import os\nassert os.getuid() == 54321 and len(os.listdir('/proc')) < 90") == first
-    assert "unreachable" in ended("import socket\nsocket.create_connection(('192.0.2.1', 80), 1)")["detail"]
-    assert "Read-only" in ended("open('/usr/mine', 'w')")["detail"]
-    assert ended(ATTACKS["a fork bomb"][0])["detail"].startswith("BlockingIOError")
-    assert ended("open('/etc/passwd')")["detail"].startswith("FileNotFoundError")
-    status = ended("raise ValueError([l for l in open('/proc/self/status') if 'CapEff' in l])")["detail"]
-    assert "0000000000000000" in status
+def test_calls_that_lift_limits_are_not_there(isolated: bool) -> None:
+    column, _ = system_calls.ARCHITECTURES[platform.machine()]
+    numbers = {name: calls[column] for name, calls in system_calls.REFUSED.items()}
+    program = CALLS.format(numbers=numbers | {"of the future": system_calls.UNKNOWN})
+    assert run_one(program, isolated).passed
+    unfiltered = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "AssertionError: [" in unfiltered.stderr and "'unshare'" in unfiltered.stderr
+    flags = [1 << bit for bit in range(31) if system_calls.NAMESPACES >> bit & 1]
+    clones = (  # A child of clone(17), which means fork, ends at once.
+        "import ctypes, os\nlibc, me = ctypes.CDLL(None, use_errno=True), os.getpid()\n"
+        f"def clone(flags): child = libc.syscall({system_calls.CLONE[column]}, flags | 17, 0, 0, 0, 0); "
+        "os._exit(0) if os.getpid() != me else None; return child\n"
+        f"assert clone(0) > 0 and {{clone(flag) for flag in {flags}}} == {{-1}}, ctypes.get_errno()"
+    )
+    assert run_one(clones, isolated).passed
 
 
 def test_a_machine_that_isolates_nothing_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,6 +118,9 @@ def test_a_machine_that_isolates_nothing_says_so(monkeypatch: pytest.MonkeyPatch
     problem.cache_clear()
     why = problem(True)
     assert why is not None and why.startswith("a program could not be run: unshare: not permitted; let users have")
+    worker.write_text(worker.read_text().replace('}', ', "folder": "not shown"}'))
+    problem.cache_clear()
+    assert str(problem(True)).endswith(run_module.READABLE), "a folder is no matter of namespaces"
     monkeypatch.setattr(run_module, "WORKER", WORKER)
     monkeypatch.setattr(run_module, "PROBE", "import nothing_of_this_name")
     problem.cache_clear()
