@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 from contextlib import suppress
 
@@ -47,8 +46,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def refuse() -> None:
     """Filters this process's system calls from now on. Raises OSError."""
-    if (known := ARCHITECTURES.get(platform.machine())) is None:
-        raise OSError(errno.ENOSYS, f"no list of system calls for a processor of type {platform.machine()}")
+    if (known := ARCHITECTURES.get(os.uname().machine)) is None:
+        raise OSError(errno.ENOSYS, f"no list of system calls for a processor of type {os.uname().machine}")
     column, architecture = known
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in _filter(column, architecture))
     text = ctypes.create_string_buffer(code, len(code))
@@ -60,7 +59,7 @@ def refuse() -> None:
 def leave_keys() -> None:
     """Gives this process a keyring of its own in place of the session's, whose names /proc/keys would still show."""
     with suppress(KeyError):
-        column, _ = ARCHITECTURES[platform.machine()]
+        column, _ = ARCHITECTURES[os.uname().machine]
         # A kernel that has no keyrings, or forbids their use, shows none either.
         _libc.syscall(ctypes.c_long(REFUSED["keyctl"][column]), JOIN_SESSION_KEYRING, None)
 
