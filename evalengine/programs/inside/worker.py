@@ -56,7 +56,7 @@ def main() -> None:
         return
     if watcher:
         os.waitpid(watcher, 0)
-        return
+        os._exit(0)  # taking the interpreter apart first is a seventh of a short program's time
     try:
         prctl(PDEATHSIG, signal.SIGKILL)
         _say(_watched(job, lifeline, user))
