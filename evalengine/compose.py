@@ -272,6 +272,7 @@ def _no_such_file(group: str, name: str, options: Sequence[str] | None) -> str:
 
 def _plainly(message: str) -> str:
     """OmegaConf's words for a value of another type in ours."""
-    message = re.sub(r"Value .* of type '\w+' could not be converted to Integer", "must be a whole number", message)
+    whole = "must be a whole number" + (" of documents, not a share of them" if message.startswith("limit=") else "")
+    message = re.sub(r"Value .* of type '\w+' could not be converted to Integer", whole, message)
     message = re.sub(r"Value .* of type '\w+' could not be converted to Float", "must be a number", message)
     return re.sub(r"Value .* is not a valid bool( \(type .*\))?", "must be true or false", message)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
 
 CONF = "evalengine.conf"
 
@@ -11,3 +15,21 @@ def available(group: str) -> list[str]:
     """The names of a configuration group ("task", "model", "engine"), sorted."""
     folder = files(CONF) / group
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def shipped_model(name: str) -> dict[str, Any] | None:
+    """The settings of `conf/model/<name>.yaml`; None for a text that names no such file.
+
+    Raises ConfigError if a folder or file here has the same name: which of the two models is meant is not guessed.
+    """
+    if name not in available("model"):
+        return None
+    from evalengine.plain_files import read_yaml
+
+    settings: dict[str, Any] = read_yaml(Path(str(files(CONF) / "model" / f"{name}.yaml")))
+    if Path(name).exists():
+        raise ConfigError(
+            f"model={name}: is the name of a model that comes with the package, and of {Path(name).resolve()}; write "
+            f"./{name} for that, or {settings['path']} for the other"
+        )
+    return settings

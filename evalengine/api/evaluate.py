@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from evalengine.api.perform import perform
 from evalengine.api.words import leaf_names, task_word, words
-from evalengine.arguments import shown
+from evalengine.arguments import no_model, shown
 from evalengine.compose import compose_jobs
 from evalengine.config import ModelConfig
 from evalengine.errors import ConfigError
-from evalengine.shipped import available
+from evalengine.shipped import shipped_model
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM
@@ -25,19 +26,24 @@ OF_THE_ENGINE = ("engine", "cluster", "batch_invariant", "numerics")  # settings
 
 
 def evaluate(
-    model: str | os.PathLike[str] | ModelConfig | LLM,
-    tasks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    model: str | os.PathLike[str] | ModelConfig | LLM | None = None,
+    tasks: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Mapping[str, Any]] | None = None,
+    /,
     **settings: Any,
 ) -> Results:
     """Runs tasks on a model and returns what the run left in its folder.
 
+    Both may be given by their names, too: `evaluate(model="tinymath", tasks="arithmetic")`.
+
     Args:
         model: a name of `conf/model/`, a folder, a Hub id, a `.gguf` file, a `ModelConfig`; or an `LLM` that is loaded
             already, whose weights and KV pool are used, and which stays open.
-        tasks: a task's name, the path of a YAML file, or a list of them.
+        tasks: a task's name, the path of a YAML file, or a list of them; or a mapping of names to settings of each
+            task: `{"gsm8k": {"num_fewshot": 5}, "arithmetic": {}}`, which may also follow a list of all the tasks:
+            `evaluate(model, ["gsm8k", "arithmetic"], tasks={"gsm8k": {"num_fewshot": 5}})`.
         settings: the command line's settings by their names: `limit=8`; a group's settings as a mapping:
-            `engine={"max_num_seqs": 4}`, `task={"num_fewshot": 5}`; or by its dotted name, which Python takes as
-            `**{"tasks.gsm8k.num_fewshot": 5}`. A `ModelConfig` names a model's revision or tokenizer.
+            `engine={"max_num_seqs": 4}`, `task={"num_fewshot": 5}` (of every task); or by its dotted name, which
+            Python takes as `**{"engine.max_num_seqs": 4}`. A `ModelConfig` names a model's revision or tokenizer.
 
     Progress goes to standard error (`progress=False`: none). The same call resumes an interrupted run.
 
@@ -46,16 +52,43 @@ def evaluate(
         EvalEngineError: a damaged file, a failed request, a disk that refuses; the same call resumes.
     """
     problems: list[str] = []
+    model = settings.pop("model", None) if model is None else model
+    tasks = settings.pop("tasks", None) if tasks is None else tasks
+    for name, example in (("model", '{"name": "mine"}'), ("tasks", '{"gsm8k": {"num_fewshot": 5}}')):
+        if not isinstance(settings.get(name, {}), Mapping):
+            value = shown(settings.pop(name))
+            problems.append(f"{name}={value}: is given already; here it must be settings, such as {example}")
+    of_tasks: Mapping[str, Any] = tasks if isinstance(tasks, Mapping) else settings.pop("tasks", {})
+    problems += [
+        f"tasks.{name}={shown(own)}: must be settings, such as {{'num_fewshot': 5}}"
+        for name, own in of_tasks.items()
+        if not isinstance(own, Mapping)
+    ]
     llm = _loaded(model)
-    run_words = [*task_word(tasks, problems), *_model_words(model, llm, settings, problems), *words(settings, problems)]
+    run_words = [
+        *task_word(list(tasks) if isinstance(tasks, Mapping) else tasks, problems),
+        *_model_words(model, llm, settings, problems),
+        *words({f"tasks.{name}": own for name, own in of_tasks.items() if own}, problems),
+        *words(settings, problems),
+    ]
     if "experiment" in settings:
         problems.append("experiment: is several runs; call evaluate once for each, or give it on the command line")
     if problems:
         raise ConfigError(problems)
-    (job,) = compose_jobs(run_words)
+    try:
+        (job,) = compose_jobs(run_words)
+    except ConfigError as error:
+        raise ConfigError([_in_python(problem) for problem in error.problems]) from error
     from evalengine.report.python.results import load_run
 
     return load_run(perform(job.config, run_words, llm))
+
+
+def _in_python(problem: str) -> str:
+    """A problem with the setting that it suggests as Python's argument: `task={"num_fewshot": ...}`."""
+    if not re.match(r"\w+: no such setting", problem):  # a dotted name is in a mapping already
+        return problem
+    return re.sub(r"\b([a-z_]+)\.(\w+)(?= or |\?$)", r'\1={"\2": ...}', problem)
 
 
 def _loaded(model: Any) -> LLM | None:
@@ -72,10 +105,13 @@ def _model_words(model: Any, llm: LLM | None, settings: Mapping[str, Any], probl
         model_settings = {name: value for name, value in asdict(model).items() if name != "name" or value}
         return words({"model": model_settings}, problems)
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
-        expected = "must be a path, a Hub id, a name of conf/model/, a ModelConfig or an LLM"
-        problems.append(f"model={shown(model)}: {expected}")
+        problems.append(no_model(model, "a path, a Hub id, a name of conf/model/, a ModelConfig or an LLM"))
         return []
-    named = isinstance(model, str) and model in available("model")
+    try:
+        named = isinstance(model, str) and shipped_model(model) is not None
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return []
     return words({"model" if named else "model.path": model}, problems)
 
 

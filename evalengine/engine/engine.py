@@ -41,7 +41,7 @@ class Engine(LoadedModel):
     """A model, its paged KV pool and a scheduler.
 
     Args:
-        model: a directory, a Hub id, a .gguf file, `asset:tinymath`, a `ModelConfig`, or a resolved `Checkpoint`.
+        model: a name of `conf/model/`, a directory, a Hub id, a .gguf file, a `ModelConfig`, or a `Checkpoint`.
         batch_invariant: equal bits whatever the schedule (the default), or the ordinary fast mode.
         numerics: auto | native | exact | fast (see `resolve_numerics`).
         engine: an `EngineConfig`; or its fields as keyword arguments (`max_num_seqs=8`, ...).

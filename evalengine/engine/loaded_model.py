@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from evalengine.arguments import shown
+from evalengine.arguments import no_model
 from evalengine.config import SCHEDULE_FIELDS, EngineConfig, ModelConfig
 from evalengine.engine.block_manager import BlockManager
 from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
@@ -26,6 +26,7 @@ from evalengine.errors import ConfigError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
 from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.shipped import shipped_model
 
 FIXED = ("device", "tensor_parallel_size")  # the settings that decide where the weights lie
 RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name not in FIXED)  # the settings `_reconfigure` takes
@@ -170,9 +171,9 @@ class LoadedModel:
 def _model_config(model: str | ModelConfig | Checkpoint) -> ModelConfig:
     """The configuration that finds the same model again."""
     if isinstance(model, str):
-        return ModelConfig(name=model, path=model)
+        return ModelConfig(**(shipped_model(model) or {"name": model, "path": model}))
     if isinstance(model, Checkpoint):
         return ModelConfig(path=model.source, revision=model.revision, load_format=model.format)
     if not isinstance(model, ModelConfig):
-        raise ConfigError(f"model={shown(model)}: must be a path, a Hub id, a ModelConfig or a Checkpoint")
+        raise ConfigError(no_model(model, "a path, a Hub id, a name of conf/model/, a ModelConfig or a Checkpoint"))
     return model

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import evalengine
 from evalengine.records.schema import read_records
+from evalengine.report.python.frames import samples_frame
 from tests.run_double import generated, write_run
 
 EVIL = "<b>[red]evil[/red]</b>"
@@ -34,6 +38,35 @@ def test_samples_have_a_row_a_document_and_filter(folder: Path) -> None:
     assert frame.exact_match.tolist() == [float(doc % 3 == 0) for doc in range(6) for _ in range(2)]
     first = frame.iloc[0]
     assert (first.prompts, first.answers, first.target, first.doc) == (["q"], ["0"], "t", {"q": 0})
+
+
+def scored(metrics: dict[str, Any], doc: int) -> dict[str, Any]:
+    """A sample's row as lm-eval's files have it."""
+    return {"doc_id": doc, "filter": "none", "metrics": list(metrics), **metrics}
+
+
+def test_a_metric_that_another_task_lacks_keeps_its_type() -> None:
+    """In a frame of several tasks no score is NaN, and booleans are no objects; a task's own frame has nothing else."""
+    samples = {
+        "rules": [scored({"strict": True, "both": True, "passed": 3, "each": [True, False]}, doc) for doc in range(2)],
+        "sums": [scored({"exact": 0.5, "both": 0.25, "score": math.inf}, doc) for doc in range(2)],
+    }
+    frame = samples_frame(samples)
+    kinds = {"strict": "boolean", "passed": "Int64", "exact": "Float64", "both": "float64", "each": "object"}
+    assert frame.dtypes[list(kinds)].astype(str).to_dict() == kinds
+    assert frame.strict.tolist() == [True, True, pd.NA, pd.NA] and frame.exact.tolist() == [pd.NA, pd.NA, 0.5, 0.5]
+    assert frame.both.tolist() == [1.0, 1.0, 0.25, 0.25] and frame.score.tolist()[2:] == [math.inf] * 2
+    assert frame.query("strict").task.tolist() == ["rules"] * 2 and frame.passed.mean() == 3
+    alone = samples_frame({"rules": samples["rules"]})
+    assert alone.dtypes[["strict", "both", "passed"]].astype(str).tolist() == ["bool", "bool", "int64"]
+    assert samples_frame({"far": [scored({"passed": 10**30}, 0)]}).passed.tolist() == [10**30]
+
+
+def test_one_tasks_samples_have_its_own_metrics(tmp_path: Path) -> None:
+    run = evalengine.load_run(write_run(tmp_path / "two", [generated(d, task=t) for t in ("a", "b") for d in range(3)]))
+    assert run.samples_of("b").equals(run.samples.query("task == 'b'").reset_index(drop=True))
+    with pytest.raises(evalengine.ConfigError, match=r"samples_of\('c'\): no task is called so; there are a, b"):
+        run.samples_of("c")
 
 
 def test_records_are_the_files_own_bits(folder: Path) -> None:

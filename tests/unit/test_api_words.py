@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from evalengine import LLM
 from evalengine.api.evaluate import evaluate
 from evalengine.api.words import task_word, words
 from evalengine.compose import compose_jobs
 from evalengine.config import Config, ModelConfig
 from evalengine.errors import ConfigError
+from evalengine.shipped import available, shipped_model
 
 
 def composed(**args: object) -> Config:
@@ -56,8 +60,57 @@ def test_everything_wrong_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("tinymath", ["arithmetic"]), {"tasks": {"arithmetic": {"num_fewshot": -2}}}),
+        (("tinymath", {"arithmetic": {"num_fewshot": -2}}), {}),
+        (("tinymath",), {"tasks": {"arithmetic": {"num_fewshot": -2}}}),
+        ((), {"model": "tinymath", "tasks": "arithmetic", "task": {"num_fewshot": -2}}),
+    ],
+)
+def test_a_tasks_own_settings_reach_it(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"tasks\.arithmetic\.num_fewshot=-2"):
+        evaluate(*args, **named)
+
+
+def test_what_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        evaluate("tinymath", "arithmetic", tasks="gsm8k", model="qwen3-8b")
+    assert [problem.partition("; ")[0] for problem in refused.value.problems] == [
+        "model='qwen3-8b': is given already",
+        "tasks='gsm8k': is given already",
+    ]
+    with pytest.raises(ConfigError, match=r"tasks.arithmetic=3: must be settings, such as \{'num_fewshot': 5\}"):
+        evaluate("tinymath", {"arithmetic": 3})  # type: ignore[dict-item]
+
+
+def test_a_model_of_transformers_is_named_with_the_cure() -> None:
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=7, hidden_size=32, intermediate_size=8, num_hidden_layers=1))
+    for refuses in (lambda: evaluate(model, "arithmetic"), lambda: LLM(model)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"a LlamaForCausalLM in memory is not taken; save it .*FOLDER"):
+            refuses()
+
+
+def test_a_shipped_models_name_is_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in available("model"):
+        assert ModelConfig(**(shipped_model(name) or {})) == composed(model=name).model
+    assert shipped_model("tinymoth") is None
+    with LLM("tinymath", device="cpu") as llm:
+        assert (llm.model_config.name, llm.model_config.path) == ("tinymath", "asset:tinymath")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tinymath").mkdir()
+    for refuses in (lambda: evaluate("tinymath", "arithmetic"), lambda: LLM("tinymath")):
+        with pytest.raises(ConfigError, match=r"write \./tinymath for that, or asset:tinymath for the other"):
+            refuses()
+
+
+@pytest.mark.parametrize(
     ("model", "arguments", "messages"),
     [
+        ("tinymath", {"num_fewshot": 5}, ['num_fewshot: no such setting; did you mean task={"num_fewshot": ...}?']),
+        ("tinymath", {"device": "cpu"}, ['did you mean engine={"device": ...}?']),
+        ("tinymath", {"engine": {"max_num_seq": 4}}, ["did you mean engine.max_num_seqs?"]),
+        ("tinymath", {"limit": 0.01}, ["limit=0.01: must be a whole number of documents, not a share of them"]),
         ("tinymath", {"limt": 4, "sed": 1}, ["limt: no such setting; did you mean limit?", "sed: no such"]),
         ("tinymath", {"limit": 0, "seed": -1}, ["limit=0: must be at least 1", "seed=-1"]),
         ("tinymath", {"limit": "many"}, ["limit"]),

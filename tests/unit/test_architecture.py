@@ -22,7 +22,7 @@ ARROWS: dict[str, set[str]] = {
     "endings": set(),
     "command": {"errors"},
     "commands": {"bench", "compose_words", "shipped", "command", "errors"},
-    "shipped": set(),
+    "shipped": {"errors", "plain_files"},
     "tables": set(),
     "arguments": {"errors"},
     "config": {"arguments", "errors"},
@@ -49,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
     "layers": {"kernels", "verification", "contract", "errors"},
     "models": {"kernels", "layers", "arguments", "errors", "plain_files"},
     "engine": {"hub", "models", "layers", "kernels", "config", "config_engine", "config_values", "arguments", "errors"}
-    | {"endings", "line_worker", "plain_files"},
+    | {"endings", "line_worker", "plain_files", "shipped"},
     "invariant": {"layers", "kernels", "verification", "errors"},
     "estimators": set(),
     "programs": {"errors"},

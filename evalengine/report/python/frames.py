@@ -37,11 +37,12 @@ def metrics_frame(run: Run) -> DataFrame:
 
 def samples_frame(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> DataFrame:
     """A row per task, document and filter: prompts, responses, what counted as the answer, and a column for each metric
-    (missing where a task has no such metric). `prompts`, `responses` and `answers` are lists, one entry a request.
-    samples: each task's rows, as lm-eval's files have them."""
+    (of a nullable type if a task has no such metric). `prompts`, `responses` and `answers` are lists, one entry a
+    request. samples: each task's rows, as lm-eval's files have them."""
     rows = list(_samples(samples))
-    metrics = list(dict.fromkeys(name for _, scores in rows for name in scores))
-    frame = _frame([(*row, *(scores.get(name) for name in metrics)) for row, scores in rows], (*SAMPLES, *metrics))
+    frame = _frame([row for row, _ in rows], SAMPLES)
+    for name in dict.fromkeys(name for _, scores in rows for name in scores):
+        frame[name] = _scores([scores.get(name) for _, scores in rows])
     return frame.sort_values(["task", "doc_id"], kind="stable", ignore_index=True)
 
 
@@ -68,6 +69,22 @@ def _samples(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tup
             hashes = (row.get("doc_hash"), row.get("prompt_hash"))
             scores = {name: row[name] for name in row.get("metrics") or () if name in row}
             yield (task, row["doc_id"], row["filter"], *texts, *hashes), scores
+
+
+def _scores(values: list[Any]) -> Any:
+    """A metric's column: bool, int64 or float64, nullable if a value is missing; values of another kind as they are."""
+    import pandas as pd
+
+    present = [value for value in values if value is not None]
+    types = set(map(type, present))
+    if not present or not types <= {bool, int, float} or (types == {int} and max(map(abs, present)) >= 1 << 63):
+        return pd.Series(values, dtype=object)
+    missing = len(present) < len(values)
+    if types <= {bool}:
+        return pd.array(values, dtype="boolean" if missing else "bool")
+    if types <= {int}:
+        return pd.array(values, dtype="Int64" if missing else "int64")
+    return pd.array([None if x is None else float(x) for x in values], dtype="Float64" if missing else "float64")
 
 
 def _frame(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> DataFrame:

@@ -56,6 +56,13 @@ class Results(Shown):
         """A row per task, document and filter (`frames.samples_frame`). Raises `ConfigError` for a baseline."""
         return samples_frame(self._texts[1])
 
+    def samples_of(self, task: str) -> DataFrame:
+        """The samples of one task, with the columns of its own metrics alone."""
+        samples = self._texts[1]
+        if task not in samples:
+            raise ConfigError(f"samples_of({task!r}): no task is called so; there are {', '.join(samples)}")
+        return samples_frame({task: samples[task]})
+
     @cached_property
     def records(self) -> DataFrame:
         """A row per request (`frames.records_frame`). Raises `ConfigError` where there are no records."""
