@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         format_warnings()
         words = sys.argv[1:] if argv is None else list(argv)
         code = exit_code(lambda: _command(words))
-        print(end="", flush=True)  # here, where a reader that has ended is known
+        sys.stdout.flush()  # here, where a reader that has ended is known
         return code
     except KeyboardInterrupt as interrupt:
         return say(interrupt)

@@ -97,7 +97,7 @@ def _covered(
 
     one, two, plain = shares(rng, draws, draw)
     few = sum(count < FEW for count in effective) > len(effective) / 2
-    case = f"{groups} clusters, {words}, {alike * 100:g} % alike, {np.mean(effective):.0f} effective"
+    case = f"{groups} clusters, {words}, {alike * 100:g} % alike{', few effective ones' if few else ''}"
     least = 0.90 if few else 0.93
     yield Figure(group, "one run's accuracy", case, one, draws, least)
     yield Figure(group, "difference of two runs", case, two, draws, least)

@@ -48,7 +48,7 @@ def _report(arguments: Namespace) -> Report:
     if problem is not None and not first:
         return problem
     for line in [] if first else needs(arguments.baseline, *policy_and_base):
-        print(f"evalengine: {plain(line)}", file=sys.stderr)
+        warn(plain(line))
     try:
         with made_run(arguments.settings, arguments.keep) as folder:
             if problem is not None:
