@@ -243,8 +243,10 @@ def _explain(error: Exception, overrides: list[str]) -> str:
     if isinstance(error, InterpolationResolutionError) and error.full_key:
         return f"{error.full_key}: {message}"
     if named := re.match(r"Could not override 'tasks\.([^.']+)", message):
-        others = [re.sub(r"[\[\]]", "", text[5:]) for text in overrides if text.startswith("task=")]
+        others = [name for text in overrides if text.startswith("task=") for name in text[5:].strip("[]").split(",")]
         chosen = f"'task=[{','.join([*others, named[1]])}]'" if others else f"task={named[1]}"
+        if not {*others} <= {*available("task")}:  # a file has another name in Hydra's store
+            chosen = "a list, 'task=[...]'"
         return f"tasks.{named[1]}: this task is not selected; add it with {chosen}"
     if "must be a string or a list" in message:
         empty = [text for text in overrides if text.endswith("=null")]

@@ -169,6 +169,7 @@ def first_line(error: BaseException) -> str:
     return f"{first} {rest[0]}" if rest and first.endswith(":") else first
 
 
+@lru_cache(None)
 def known_keys() -> dict[str, str]:
     """Every setting's dotted name -> a pattern that matches it (`tasks.<name>.split` stands for any task)."""
     return {name: re.escape(name).replace("<name>", r"[^.]+") for name in _kinds()}
@@ -194,7 +195,7 @@ def _kinds() -> dict[str, Any]:
 
 def _kind(key: str) -> Any:
     """The setting's type; None for one that is unknown."""
-    return next((kind for name, kind in _kinds().items() if re.fullmatch(known_keys()[name], key)), None)
+    return next((_kinds()[name] for name, pattern in known_keys().items() if re.fullmatch(pattern, key)), None)
 
 
 def _holds(kind: Any, wanted: type) -> bool:

@@ -151,7 +151,7 @@ def needs(task: TaskConfig) -> Iterator[str]:
         yield "allow_code_execution=true"
     extra = cls.extra or ("lm-eval" if task.template.lm_eval_file is not None else None)
     if extra is not None:
-        yield f"pip install evalengine[{extra}]"
+        yield f"pip install 'evalengine[{extra}]'"
     elif task.num_fewshot and not exemplars:
         yield "task.fewshot_file=FILE"
 

@@ -158,7 +158,7 @@ def installed_file(name: str) -> Path:
     spec = find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
-            f"lm_eval_file={name}: is read from lm-eval, which is not installed: pip install evalengine[lm-eval]"
+            f"lm_eval_file={name}: is read from lm-eval, which is not installed: pip install 'evalengine[lm-eval]'"
         )
     return Path(spec.submodule_search_locations[0]) / "tasks" / name
 

@@ -104,15 +104,17 @@ def _settings(words: list[str]) -> list[str]:
 
 def _unknown_word(words: list[str], place: int) -> str:
     """What is said of the word at `place`, which is no setting."""
-    word = words[place]
-    for group in ("task", "model", "experiment"):
-        if word in available(group) and words[place - 1].count("[") <= words[place - 1].count("]"):
-            return f"{word}: settings are written name=value; did you mean {group}={word}?"
+    word, before = words[place], words[place - 1] if place else ""
     near = difflib.get_close_matches(word, COMMANDS, 1)
-    if place and not near:  # a shell parted `task=[a, b]`
+    if before.count("[") <= before.count("]"):
+        for group in ("task", "model", "experiment"):
+            if word in available(group):
+                return f"{word}: settings are written name=value; did you mean {group}={word}?"
+    if before and not near:  # a shell parted a list or a text at its spaces
         rest = takewhile(lambda other: "=" not in other, words[place:])
-        whole = " ".join([words[place - 1], *rest])
-        return f"{word}: a shell parts words at spaces; in quotes they are one word: {shlex.quote(whole)}"
+        return (
+            f"{word}: a shell parts words at spaces; in quotes they are one: {shlex.quote(' '.join([before, *rest]))}"
+        )
     hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
     return f"{word}: no such command; {hint}"
 

@@ -67,20 +67,8 @@ ARROWS: dict[str, set[str]] = {
     | {"plain_files"},
     "receipts": {"harness", "engine", "models", "records", "report", "compose", "config", "command", "errors"}
     | {"contract"},
-    "bench": {
-        "tables",
-        "cache",
-        "compose",
-        "harness",
-        "certify",
-        "engine",
-        "models",
-        "layers",
-        "kernels",
-        "records",
-        "report",
-    }
-    | {"invariant", "verification", "config", "command", "errors", "garbage", "plain_files"},
+    "bench": {"cache", "compose", "harness", "certify", "engine", "models", "layers", "kernels", "records", "report"}
+    | {"tables", "invariant", "verification", "config", "command", "errors", "garbage", "plain_files"},
     "lm_eval_model": {"cache", "harness", "engine", "records", "compose_node", "arguments", "errors"}
     | {"contract", "config", "config_engine", "config_run"},
     "assets": set(),

@@ -2,12 +2,14 @@ r"""What `\n` means in a text: on the command line the end of a line, elsewhere 
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from evalengine.api.words import words
 from evalengine.compose import compose_jobs
+from evalengine.compose_texts import escape_problems
 from evalengine.config import Config
 from evalengine.errors import ConfigError
 
@@ -67,6 +69,14 @@ def test_doubled_backslashes_need_quotes(typed: str) -> None:
     """Hydra makes one backslash of two outside quotes, and the end of a line would be read where none was meant."""
     with pytest.raises(ConfigError, match="two backslashes are one outside quotes; quote"):
         composed(f"task.generation.until={typed}")
+
+
+def test_a_long_text_takes_no_time() -> None:
+    """Each beginning of Jinja's code would be searched to the text's end: 41 s for 200,000 characters."""
+    start = time.monotonic()
+    assert not [*escape_problems("{{" * 100_000 + "{%" * 100_000, "x", "")]
+    assert [*escape_problems("{{" * 100_000 + "\\n", "x", "")]
+    assert time.monotonic() - start < 5
 
 
 def test_a_sweep_keeps_its_words() -> None:

@@ -58,3 +58,11 @@ def test_what_a_shell_reads_otherwise_is_found(tmp_path: Path) -> None:
         assert handed_over("zsh", line, tmp_path) is None
     assert handed_over("bash", "python task=[a, b]", tmp_path) == ["task=[a,", "b]"]
     assert handed_over("zsh", "python 'task=[a, b]' until=a,b", tmp_path) == ["task=[a, b]", "until=a,b"]
+
+
+def test_what_messages_tell_to_type_is_quoted() -> None:
+    """Brackets in a command that a message prints, in what every module says."""
+    bare = re.compile(r"pip install (?:-e )?[\w.-]+\[|(?<!')\b(?:task|steps|pass_at)=\[[a-z\d]+,")
+    sources = [*(ROOT / "evalengine").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")]
+    found = [(file.name, line) for file in sources for line in file.read_text().splitlines() if bare.search(line)]
+    assert len(sources) > 300 and found == [], found

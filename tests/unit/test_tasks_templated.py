@@ -145,7 +145,7 @@ def test_gated_rows_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None
 def test_exemplars_of_other_authors_need_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evalengine.tasks.lm_eval_yaml.find_spec", lambda name: None)
     (job,) = compose_jobs(["task=truthfulqa_mc1"])
-    with pytest.raises(ConfigError, match=r"which is not installed: pip install evalengine\[lm-eval\]"):
+    with pytest.raises(ConfigError, match=r"which is not installed: pip install 'evalengine\[lm-eval\]'"):
         load_task("truthfulqa_mc1", job.config.tasks["truthfulqa_mc1"])
     own = "tasks.truthfulqa_mc1.template.doc_to_text='Q: {{question}}'"
     (job,) = compose_jobs(["task=truthfulqa_mc1", own, "tasks.truthfulqa_mc1.template.lm_eval_file=null"])
