@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from evalengine.config import GroupConfig
 from evalengine.errors import ConfigError, one_line
 from evalengine.plain_files import YAML_SUFFIXES
 from evalengine.tasks.lm_eval_quiet import quiet, sandbox_templates
+from evalengine.waiting import said_if_long
 
 PREFIX = "lm_eval/"
 CLS = "lm_eval_task:LmEvalTask"
 NEEDED = "0.4.13"
 OWN = ("cls", "cluster", "items", "fewshot_file")  # settings in a task's file that lm-eval has no name for
+_APART = r"\s'\"\[\],"  # characters between the words of a YAML file
+_NAMES = re.compile(r"^[\s-]*[\"']?(?:task|group|tag)[\"']?:[ \t]*[\"']?([^\s\"'#\[]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,13 @@ def lm_eval_version() -> str:
 @lru_cache(None)
 def chosen(name: str) -> Chosen:
     """The task, group or tag of that name. Raises ConfigError for one that the installed lm-eval does not have."""
+    lm_eval_version()
+    if not _is_mentioned(name):
+        raise _unknown(name, {*_NAMES.findall(_texts())})
     manager, factory = lm_eval_tasks()
     entry = manager.task_index.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, manager.task_index, 3, 0.7)
-        hint = f"did you mean {' or '.join(PREFIX + other for other in near)}?" if near else "lm_eval ls tasks has them"
-        own = "a YAML file of your own is task=./FILE.yaml"
-        raise ConfigError(f"lm-eval {lm_eval_version()} has no task, group or tag of that name; {hint}; {own}")
+        raise _unknown(name, manager.task_index)
     try:
         with quiet():
             built = factory.build(entry, overrides=None, registry=dict(manager.task_index))
@@ -82,6 +86,29 @@ def chosen(name: str) -> Chosen:
     if not tasks:
         raise ConfigError(f"lm-eval {lm_eval_version()} has no task in it")
     return Chosen(tasks, groups)
+
+
+def _unknown(name: str, names: Iterable[str]) -> ConfigError:
+    near = difflib.get_close_matches(name, names, 3, 0.7)
+    hint = f"did you mean {' or '.join(PREFIX + other for other in near)}?" if near else "lm_eval ls tasks has them"
+    own = "a YAML file of your own is task=./FILE.yaml"
+    return ConfigError(f"lm-eval {lm_eval_version()} has no task, group or tag of that name; {hint}; {own}")
+
+
+@lru_cache(None)
+def _texts() -> str:
+    """The texts of all of lm-eval's YAML files; "" if it lies in no folder. Read in half a second, where lm-eval takes
+    ten to a hundred to build its index of them: a name that stands nowhere in them needs no index."""
+    package = find_spec("lm_eval")
+    folders = (package.submodule_search_locations if package else None) or []
+    files = (file for folder in folders for file in sorted((Path(folder) / "tasks").rglob("*")))
+    yaml = [file for file in files if file.name.endswith("yaml") or not file.suffix]  # some that others include
+    return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in yaml if file.is_file())
+
+
+def _is_mentioned(name: str) -> bool:
+    """Whether the name is a word of some file; True where there are no files to look in."""
+    return not _texts() or bool(re.search(rf"(?<![^{_APART}]){re.escape(name)}(?![^{_APART}])", _texts()))
 
 
 def composed(name: str) -> dict[str, Any]:
@@ -187,6 +214,11 @@ def _number(value: Any) -> float | None:
 @lru_cache(None)
 def lm_eval_tasks() -> tuple[Any, Any]:
     """(lm-eval's index of all tasks, built in ten seconds; the factory that walks it). Raises ConfigError."""
+    with said_if_long("lm-eval reads the files of all its tasks, which takes 10 s, and minutes on a busy machine"):
+        return _lm_eval_tasks()
+
+
+def _lm_eval_tasks() -> tuple[Any, Any]:
     installed = lm_eval_version()
     try:
         with quiet():

@@ -1,4 +1,6 @@
-"""Tells how long a run still takes: a bound from the tokens left, and an estimate once requests finish.
+"""Tells how long a run still takes once requests finish; until then, how many tokens it has computed.
+
+Before a request is done, only a bound is known: that each is as long as it may be. It said 85 min of runs of minutes.
 
 Tokens that are read and tokens that are generated have rates of their own: a generated token takes a step, in which
 hundreds can be read. The caller passes the time; nothing here reads a clock.
@@ -64,10 +66,11 @@ class TimeLeft:
         return pace if self.most is None else min(pace, self.most)
 
     def words(self) -> str:
-        """`12 s left`; `up to 3 min left` while only the bound is known; "" before that."""
+        """`12 s left`; `3,020 tokens generated` (or `read`) before that can be said; "" before the first token."""
         if (estimate := self.estimate) is not None:
             return f"{duration(estimate)} left"
-        return "" if self.most is None else f"up to {duration(self.most)} left"
+        _, read, generated = self._marks[-1]
+        return f"{generated:,} tokens generated" if generated else f"{read:,} tokens read" if read else ""
 
 
 def duration(seconds: float) -> str:

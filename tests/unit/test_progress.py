@@ -1,4 +1,4 @@
-"""Time left: a bound before a request is done, an estimate after, and what a log and a sweep say of it."""
+"""Time left: tokens before requests are done, an estimate after, and what a log and a sweep say of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evalengine.harness.progress import RunProgress
 from evalengine.harness.time_left import TimeLeft, Work, duration
 
 
-def test_a_bound_is_known_before_any_request_is_done() -> None:
+def test_no_time_is_said_before_requests_are_done() -> None:
     left = TimeLeft(Work(200, 1_000, 10_000))
     assert left.words() == "" and left.estimate is None
     left.step(2.0, 1_000, 1_000)
-    assert left.most == pytest.approx(18.0) and left.words() == "up to 18 s left"
+    assert left.most == pytest.approx(18.0) and left.words() == "1,000 tokens generated"
     for _ in range(9):
         left.finished(spare=100)
     assert left.most == pytest.approx(18.0 - 1.8) and left.estimate is None, "fewer than 5 % say nothing"
@@ -36,7 +36,8 @@ def test_reading_and_generating_have_rates_of_their_own() -> None:
     left = TimeLeft(Work(10, 5_000, 100))
     for second in range(1, 6):
         left.step(float(second), 1_000 * second)
-        assert left.most is None and left.words() == "", "how long generating takes is not known yet"
+        assert left.most is None, "how long generating takes is not known yet"
+        assert left.words() == f"{second},000 tokens read"
     for second in range(1, 9):
         left.step(5.0 + second, 5_000, 10 * second)
         assert left.most is not None and 10 - second <= left.most
@@ -52,8 +53,9 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 
 def test_work_of_unknown_size_is_estimated_by_its_requests() -> None:
     left = TimeLeft(Work(4))
-    left.step(6.0, 100)
     assert left.words() == ""
+    left.step(6.0, 100)
+    assert left.words() == "100 tokens read"
     left.finished()
     assert left.words() == "18 s left"
 
@@ -63,7 +65,7 @@ def test_durations_are_said_as_exactly_as_they_are_known() -> None:
     assert {seconds: duration(seconds) for seconds in texts} == texts
 
 
-def test_the_first_line_of_a_log_says_how_long(
+def test_the_first_lines_of_a_log_say_what_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """None of a batch of 200 generations is done yet, as in the default run on a busy machine."""
@@ -73,9 +75,9 @@ def test_the_first_line_of_a_log_says_how_long(
         bar._started = bar._last_line = 0.0
         for now in (4.0, 11.0, 22.0):
             monkeypatch.setattr(progress.time, "monotonic", lambda now=now: now)
-            bar.step(EngineStats(num_computed_tokens=int(100 * now)))
+            bar.step(EngineStats(num_computed_tokens=int(100 * now), num_generated_tokens=int(10 * now)))
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["sums: 0/200 requests, 100 tokens/s, up to 3 min left"] * 2
+    assert lines == [f"sums: 0/200 requests, 100 tokens/s, {n} tokens generated" for n in (110, 220)]
 
 
 def jobs() -> list[Job]:
