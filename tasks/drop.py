@@ -31,7 +31,6 @@ class DROP(Templated):
     forks = True
     columns = ("query_id", "passage", "question", "answer", "validated_answers")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"answer": (dict,), "validated_answers": (dict,)}
-    takes_repeats = False
     metrics: ClassVar[dict[str, Metric]] = {"em": Metric(), "f1": Metric()}
 
     def document(self, row: Doc) -> Doc:

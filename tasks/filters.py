@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from unicodedata import category
 
 from evalengine.plain_files import Tagged
 
+Step = Callable[[list[str], Mapping[str, Any]], Any]  # (a document's texts, the document)
 INVALID = "[invalid]"
+NUMBER = r"#### (\-?[0-9\.\,]+)"  # what lm-eval's filters look for by default
 WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _DROP_DIGITS = str.maketrans("", "", string.digits)
 
@@ -65,10 +68,37 @@ class ExactMatch:
         for pattern in self.ignore:
             text = re.sub(pattern, "", text)
         if self.ignore_case:
-            text = text.lower()
+            text = text.lower()[: len(text)]  # "İ" becomes two characters; NumPy, for lm-eval, then drops the last one
         if self.ignore_punctuation:
             text = text.translate(WITHOUT_PUNCTUATION)
         return text.translate(_DROP_DIGITS) if self.ignore_numbers else text
+
+
+@dataclass(frozen=True)
+class ChoiceFilter:
+    """lm-eval's multi_choice_regex: a letter in parentheses, "(B)", by the first of three ways that finds one.
+
+    The pattern's match; the text of one of the document's `choices`, which stands for its letter; a letter after a
+    colon. `plain` makes texts and choices alike for the second way.
+    """
+
+    extract: RegexFilter
+    fallback: str
+    plain: Callable[[str], str]
+
+    def __call__(self, text: str, choices: Sequence[str]) -> str:
+        return self.extract(text) or self._named(text, choices) or self._lettered(text, len(choices)) or self.fallback
+
+    def _named(self, text: str, choices: Sequence[str]) -> str:
+        plain = [self.plain(choice.strip()) for choice in choices]
+        longest_first = sorted(map(re.escape, plain), key=len, reverse=True)  # else "red" hides "red car"
+        found = replace(self.extract, pattern="|".join(longest_first))(self.plain(text))
+        return {choice: f"({chr(ord('A') + n)})" for n, choice in enumerate(plain)}.get(found, found)
+
+    def _lettered(self, text: str, count: int) -> str:
+        letters = "|".join(chr(ord("A") + n) for n in range(count))
+        found = replace(self.extract, pattern=rf":[\s]*({letters})")(text)
+        return found and f"({found})"
 
 
 @dataclass(frozen=True)
@@ -77,46 +107,69 @@ class Pipeline:
     list where no step selects one."""
 
     name: str
-    steps: tuple[Callable[[list[str]], Any], ...]
+    steps: tuple[Step, ...]
     alike: bool = True  # every step but a last take_first treats each text by itself
 
-    def __call__(self, texts: list[str]) -> Any:
+    def __call__(self, texts: list[str], doc: Mapping[str, Any]) -> Any:
         answer: Any = texts
         for step in self.steps:
-            answer = step(answer)
+            answer = step(answer, doc)
         return answer
 
     @property
-    def by_sample(self) -> Callable[[list[str]], list[str]] | None:
+    def by_sample(self) -> Pipeline | None:
         """The pipeline over each text by itself; None where a step votes or selects some of the texts."""
         return Pipeline(self.name, tuple(s for s in self.steps if s is not _take_first)) if self.alike else None
 
 
-def _each(function: Callable[[str], str]) -> Callable[[list[str]], list[str]]:
-    return lambda texts: [function(text) for text in texts]
+def _each(function: Callable[[str], str]) -> Step:
+    return lambda texts, doc: [function(text) for text in texts]
 
 
-def _take_first(texts: list[str]) -> str:
+def _take_first(texts: list[str], doc: Mapping[str, Any]) -> str:
     return texts[0]
 
 
-def _majority_vote(texts: list[str]) -> list[str]:
+def _majority_vote(texts: list[str], doc: Mapping[str, Any]) -> list[str]:
     return [Counter(texts).most_common(1)[0][0]]  # the first one among equally frequent texts
 
 
+def _multi_choice_regex(
+    regex_pattern: str = NUMBER,
+    group_select: int = 0,
+    fallback: str = INVALID,
+    ignore_case: bool = False,
+    ignore_punctuation: bool = False,
+    regexes_to_ignore: Sequence[str] = (),
+) -> Step:
+    def plain(text: str) -> str:
+        for pattern in regexes_to_ignore:
+            text = re.sub(pattern, "", text)
+        text = text.lower() if ignore_case else text
+        return "".join(c for c in text if category(c)[0] != "P") if ignore_punctuation else text
+
+    read = ChoiceFilter(RegexFilter(regex_pattern, group_select, ""), fallback, plain)
+    return lambda texts, doc: [read(text, doc["choices"]) for text in texts]
+
+
 # lm-eval's name of a step -> (its options with their types, the function that makes the step from them)
-STEPS: dict[str, tuple[Mapping[str, type], Callable[..., Callable[[list[str]], Any]]]] = {
+REGEX = {"regex_pattern": str, "group_select": int, "fallback": str}
+STEPS: dict[str, tuple[Mapping[str, type], Callable[..., Step]]] = {
     "regex": (
-        {"regex_pattern": str, "group_select": int, "fallback": str},
-        lambda regex_pattern=r"#### (\-?[0-9\.\,]+)", group_select=0, fallback=INVALID: _each(
+        REGEX,
+        lambda regex_pattern=NUMBER, group_select=0, fallback=INVALID: _each(
             RegexFilter(regex_pattern, group_select, fallback)
         ),
+    ),
+    "multi_choice_regex": (
+        {**REGEX, "ignore_case": bool, "ignore_punctuation": bool, "regexes_to_ignore": list},
+        _multi_choice_regex,
     ),
     "remove_whitespace": ({}, lambda: _each(str.strip)),
     "lowercase": ({}, lambda: _each(str.lower)),
     "uppercase": ({}, lambda: _each(str.upper)),
     "majority_vote": ({}, lambda: _majority_vote),
-    "take_first_k": ({"k": int}, lambda k: lambda texts: texts[:k]),
+    "take_first_k": ({"k": int}, lambda k: lambda texts, doc: texts[:k]),
     "take_first": ({}, lambda: _take_first),
 }
 AS_IT_IS = Pipeline("none", (_take_first,))
@@ -139,7 +192,7 @@ def pipelines(filter_list: Any) -> list[Pipeline]:
     ]
 
 
-def _step(written: Mapping[str, Any]) -> Callable[[list[str]], Any]:
+def _step(written: Mapping[str, Any]) -> Step:
     options = {name: value for name, value in written.items() if name != "function"}
     return STEPS[written["function"]][1](**options)
 
@@ -176,8 +229,10 @@ def _step_problems(written: Any) -> Iterator[str]:
             yield f"{name}: {option}={str(value)[:60]!r} is no option of it, or of the wrong type"
     if name == "take_first_k" and not (isinstance(written.get("k"), int) and written["k"] > 0):
         yield "take_first_k: needs k, a positive number"
-    if name == "regex" and isinstance(pattern := written.get("regex_pattern", ""), str):
-        yield from pattern_problems("regex: regex_pattern", pattern)
+    if isinstance(pattern := written.get("regex_pattern", ""), str):
+        yield from pattern_problems(f"{name}: regex_pattern", pattern)
+    if isinstance(ignored := written.get("regexes_to_ignore", []), list):
+        yield from (wrong for entry in ignored for wrong in pattern_problems(f"{name}: regexes_to_ignore", str(entry)))
 
 
 def pattern_problems(where: str, pattern: str) -> Iterator[str]:

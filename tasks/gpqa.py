@@ -2,7 +2,7 @@
 
 A row (made up, as the data set asks that its own be not shown): {"Question": "What is 2 + 2?", "Correct Answer": "4",
 "Incorrect Answer 1": "3", "Incorrect Answer 2": "5", "Incorrect Answer 3": "22", ...}. The four answers are
-shuffled, and each letter's log-likelihood is compared.
+shuffled, and each letter's log-likelihood is compared, or a letter is read out of an answer in words.
 """
 
 from __future__ import annotations
@@ -37,6 +37,17 @@ class GPQA(Templated):
             letters = {f"choice{number}": answer for number, answer in enumerate(answers, 1)}
             self._made[id(row)] = {**row, **letters, "answer": f"({'ABCD'[answers.index(right)]})"}
         return self._made[id(row)]
+
+
+class GPQAInWords(GPQA):
+    """The same, generated; the filter that reads the letter knows it by the answer's text, too."""
+
+    forks = True
+
+    def document(self, row: Doc) -> Doc:
+        doc = dict(super().document(row))
+        answer = doc.pop("answer")  # the last of the columns, as in lm-eval
+        return {**doc, "choices": [doc[f"choice{number}"] for number in range(1, 5)], "answer": answer}
 
 
 def _tidy(answer: Any) -> str:

@@ -32,18 +32,25 @@ PROMPT_LEVEL = ("prompt_level_strict_acc", "prompt_level_loose_acc")
 LANGUAGE_SEED = 0  # langdetect draws random numbers; unseeded it may name another language in every run
 
 
+def _mean_of_all(values: list[list[bool]]) -> float:
+    flat = [value for inner in values for value in inner]
+    return sum(flat) / len(flat)
+
+
+FLAT = Aggregation(_mean_of_all, lambda values, iterations: None)
+
+
 class IFEval(Templated):
     """A prompt and the instructions in it."""
 
     columns = ("key", "prompt", "instruction_id_list", "kwargs")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"instruction_id_list": (list,), "kwargs": (list,)}
     extra = EXTRA
-    takes_repeats = False
     metrics: ClassVar[dict[str, Metric]] = {
         "prompt_level_strict_acc": Metric(),
-        "inst_level_strict_acc": Metric(),
+        "inst_level_strict_acc": Metric(FLAT),
         "prompt_level_loose_acc": Metric(),
-        "inst_level_loose_acc": Metric(),
+        "inst_level_loose_acc": Metric(FLAT),
     }
 
     def problems(self) -> list[str]:
@@ -71,10 +78,6 @@ class IFEval(Templated):
             scores: dict[str, Any] = self._checks.process_results(doc, [answer])
         return scores
 
-    def aggregation(self) -> Mapping[str, str | Aggregation]:
-        flat = Aggregation(_mean_of_all, lambda values, iterations: None)
-        return {name: "mean" if name in PROMPT_LEVEL else flat for name in self.metrics}
-
     def definition(self) -> dict[str, Any]:
         return scorer_definition(FILES, PACKAGES)
 
@@ -85,11 +88,6 @@ class IFEval(Templated):
 
         langdetect.DetectorFactory.seed = LANGUAGE_SEED
         return scorer_module("ifeval.utils")
-
-
-def _mean_of_all(values: list[list[bool]]) -> float:
-    flat = [value for inner in values for value in inner]
-    return sum(flat) / len(flat)
 
 
 def _data_problems() -> Iterator[str]:

@@ -13,9 +13,9 @@ MetricValue = Any
 
 @dataclass(frozen=True)
 class Metric:
-    """How the values of one metric become one number: an aggregation of harness.metrics, by name."""
+    """How the values of one metric become one number: an aggregation of harness.metrics by its name, or another one."""
 
-    aggregation: str = "mean"
+    aggregation: str | Aggregation = "mean"
     higher_is_better: bool = True
 
 

@@ -42,7 +42,6 @@ class Minerva(Templated):
     columns = ("problem", "solution")
     shapes: ClassVar[Mapping[str, tuple[type, ...]]] = {"problem": (str,), "solution": (str,)}
     extra = EXTRA
-    takes_repeats = False
     metrics: ClassVar[dict[str, Metric]] = {"exact_match": Metric(), "math_verify": Metric()}
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:

@@ -3,6 +3,9 @@
     answers of one document, k = 4: "18", "[invalid]", "18", "20"; the gold answer is "18"
     pass@4 = 1.0 (one is right), pass@1 = avg@4 = 0.5 (half are right), maj@4 = 1.0 (the most frequent one is right)
 
+A task with metrics of its own (MATH's `math_verify`, DROP's `f1`) has these of each, without maj@k: nothing says which
+of its texts are one answer. pass@j then asks for an answer that is right in full, a score of 1.
+
 Every metric has one value a document, so a standard error over documents is one clustered by document: the k
 samples of a document are related, and are never counted as k documents.
 """
@@ -11,12 +14,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from evalengine.config import TaskConfig
 from evalengine.estimators import pass_at_k
 from evalengine.tasks.metric import Metric, MetricValue
+
+MEAN = "mean"
 
 
 def repeats_of(config: TaskConfig) -> int:
@@ -67,3 +73,35 @@ class Repeated:
         values[f"maj@{self.count}"] = judge(Counter(answers).most_common(1)[0][0])
         values[f"avg@{self.count}"] = math.fsum(right) / len(right)
         return values
+
+    def metrics_of(self, own: Mapping[str, Metric]) -> dict[str, Metric]:
+        """The metrics beside those of a task that scores its answers itself."""
+        named: dict[str, Metric] = {}
+        for name, metric in own.items():
+            if metric.aggregation == MEAN:
+                named.update({f"{_prefix(name, own)}pass@{j}": Metric() for j in self.passes})
+            named[f"{_prefix(name, own)}avg@{self.count}"] = metric
+        return named
+
+    def scores_of(
+        self, own: Mapping[str, Metric], samples: Sequence[Mapping[str, MetricValue]]
+    ) -> dict[str, MetricValue]:
+        """One document's values of `metrics_of`. samples: what the task's own metrics give for each answer by itself.
+
+        A metric that is no mean has lists of values, as IFEval's of every instruction; the samples' lists are joined.
+        """
+        values: dict[str, MetricValue] = {}
+        for name, metric in own.items():
+            given, prefix = [sample[name] for sample in samples], _prefix(name, own)
+            if metric.aggregation == MEAN:
+                correct = sum(value >= 1 for value in given)
+                values.update({f"{prefix}pass@{j}": pass_at_k(len(given), correct, j) for j in self.passes})
+                values[f"{prefix}avg@{self.count}"] = math.fsum(given) / len(given)
+            else:
+                values[f"{prefix}avg@{self.count}"] = [*chain.from_iterable(given)]
+        return values
+
+
+def _prefix(name: str, own: Mapping[str, Metric]) -> str:
+    """What stands before pass@k: the metric's name, where there are several (so does `report/stats/pass_at_k.py`)."""
+    return f"{name} " if len(own) > 1 else ""

@@ -46,7 +46,6 @@ class Templated(Task):
     columns: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[dict[str, Metric]] = {}  # a subclass's own, which its `score` computes; else the file's
     takes_templates = True
-    takes_repeats: ClassVar[bool] = True  # whether a subclass's own metrics take several samples
     written: ClassVar[frozenset[str]] = frozenset()  # settings that a subclass needs no template for
 
     def __init__(self, name: str, config: TaskConfig, **arguments: Any) -> None:
@@ -81,10 +80,10 @@ class Templated(Task):
             takes_fewshot=kind != "loglikelihood_rolling",
         )
         super().__init__(name, config, **arguments)
-        own = bool(type(self).metrics) or kind != "generate_until"  # a subclass that scores also scores k samples
-        self._repeated = None if own else Repeated.of(config)
+        self._repeated = Repeated.of(config) if kind == "generate_until" else None
         if self._repeated is not None:
-            vars(self)["metrics"] = {**self.metrics, **self._repeated.metrics}
+            own = type(self).metrics
+            vars(self)["metrics"] = {**self.metrics, **(self._repeated.metrics_of(own) or self._repeated.metrics)}
 
     def _read(self, action: Callable[[], Any]) -> Any:
         try:
@@ -111,8 +110,6 @@ class Templated(Task):
             problems.append(f"template.fewshot_config.sampler={few.sampler}: must be one of {', '.join(SAMPLERS)}")
         if self.output_type == "generate_until":
             problems.extend([*repeat_problems(self.config), *generation_problems(self.config.generation)])
-            if not self.takes_repeats and repeats_of(self.config) > 1:
-                problems.append("repeats: the task's own metrics score one answer a document")
         elif template.filter_list is not None and [p.steps for p in self._pipelines] != [AS_IT_IS.steps]:
             problems.append("template.filter_list: is for tasks that generate text; this one scores given texts")
         return [*problems, *(f"template.{problem}" for problem in self._wrong)]
@@ -244,7 +241,7 @@ class Templated(Task):
     def filtered(self, doc: Doc, responses: list[Response]) -> dict[str, list[Any]]:
         if self.output_type == "generate_until":
             texts = [response.text for response in responses]
-            return {pipeline.name: [pipeline(texts)] for pipeline in self._pipelines}
+            return {pipeline.name: [pipeline(texts, doc)] for pipeline in self._pipelines}
         if self.output_type == "loglikelihood_rolling":
             return {name: [response.loglikelihood for response in responses] for name in self.filters}
         return {name: [(r.loglikelihood, r.is_greedy) for r in responses] for name in self.filters}
@@ -259,9 +256,14 @@ class Templated(Task):
         for pipeline in self._pipelines:
             results.update({key: value for key, value in values.items() if key[1] == pipeline.name})
             if pipeline.by_sample is not None:
-                scores = self._repeated.scores(pipeline.by_sample(texts), self.judge(doc))
+                scores = self._of_samples(doc, pipeline.by_sample(texts, doc), self._repeated)
                 results.update({(name, pipeline.name): value for name, value in scores.items()})
         return results
+
+    def _of_samples(self, doc: Doc, answers: list[str], repeated: Repeated) -> dict[str, MetricValue]:
+        if own := type(self).metrics:
+            return repeated.scores_of(own, [self.score(doc, [answer]) for answer in answers])
+        return repeated.scores(answers, self.judge(doc))
 
     def score(self, doc: Doc, answers: list[Any]) -> dict[str, MetricValue]:
         assert self._scores is not None, "problems() refuses unknown output types"

@@ -68,6 +68,12 @@ TEMPLATES["gpqa:GPQA"] = TemplateConfig(
     doc_to_choice=["(A)", "(B)", "(C)", "(D)"],
     doc_to_target="answer",
 )
+TEMPLATES["gpqa:GPQAInWords"] = TemplateConfig(
+    output_type="generate_until",
+    doc_to_text="{{Question}} {{choice1}} {{choice4}}",
+    doc_to_target="answer",
+    filter_list=[{"name": "letter", "filter": [{"function": "multi_choice_regex"}, {"function": "take_first"}]}],
+)
 TEMPLATES["truthfulqa:TruthfulQAMC2"] = TemplateConfig(
     output_type="multiple_choice",
     doc_to_text="{{question}}",
@@ -83,6 +89,7 @@ ROWS["gpqa:GPQA"] = [
     {"Question": f"{i}?", "Correct Answer": f"{i}", **{f"Incorrect Answer {n}": f"{n} x" for n in (1, 2, 3)}}
     for i in range(4)
 ]
+ROWS["gpqa:GPQAInWords"] = ROWS["gpqa:GPQA"]
 ROWS["truthfulqa:TruthfulQAMC2"] = [
     {"question": f"Is {i}?", "mc2_targets": {"choices": ["yes", "no"], "labels": [1, i % 2]}} for i in range(4)
 ]

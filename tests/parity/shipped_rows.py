@@ -153,6 +153,7 @@ MAKERS: dict[str, Callable[[int, str], Row]] = {
     "winogrande": _winogrande,
     "mmlu_pro_computer_science": _mmlu_pro,
     "gpqa_main_zeroshot": _gpqa,
+    "gpqa_main_cot_zeroshot": _gpqa,
     "leaderboard_musr_team_allocation": _musr,
     "bbh_cot_fewshot_navigate": _bbh,
     "drop": _drop,

@@ -211,8 +211,6 @@ def test_what_is_missing_is_said_at_the_start(tmp_path: Path, monkeypatch: pytes
     file = write_rows(tmp_path, [ROW])
     with pytest.raises(ConfigError, match=r"tasks.ifeval.version=3.0: lm-eval .* has version 4.0 of this task"):
         task_over(file, version=3.0)
-    with pytest.raises(ConfigError, match="repeats: the task's own metrics score one answer a document"):
-        task_over(file, repeats=2, generation=replace(outline("ifeval").tasks["ifeval"].generation, temperature=1.0))
     monkeypatch.setattr(ifeval, "SENTENCES", "tokenizers/no_such")
     with pytest.raises(ConfigError, match="needs NLTK's punkt_tab, which is not on this machine: python -m nltk"):
         task_over(file)

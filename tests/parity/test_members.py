@@ -35,6 +35,9 @@ FAMILIES = {  # group -> the task whose rows its members have
     "gpqa_main_zeroshot": "gpqa_main_zeroshot",
     "gpqa_diamond_zeroshot": "gpqa_main_zeroshot",
     "gpqa_extended_zeroshot": "gpqa_main_zeroshot",
+    "gpqa_main_cot_zeroshot": "gpqa_main_cot_zeroshot",
+    "gpqa_diamond_cot_zeroshot": "gpqa_main_cot_zeroshot",
+    "gpqa_extended_cot_zeroshot": "gpqa_main_cot_zeroshot",
     "mgsm": "mgsm_direct_de",
 }
 OWN_SHOTS = ("gpqa", "bbh")  # the number of exemplars is part of these tasks

@@ -21,6 +21,7 @@ from evalengine.errors import ConfigError
 from evalengine.task_outline import outline
 from evalengine.tasks import math_worker, minerva
 from evalengine.tasks.base import Task
+from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_yaml import installed_content
 from evalengine.tasks.minerva import MathScorer, Minerva
 from evalengine.tasks.registry import load_task
@@ -122,6 +123,28 @@ def test_exemplars_are_lm_eval_s_four(tmp_path: Path) -> None:
     own.load()
     ((request,), *_) = own.instances(1)
     assert request.context.startswith("Problem:\n1 + 1?\n\nSolution: Two.\n\nProblem:\nWhat")
+
+
+def test_math_500_is_sampled_several_times(tmp_path: Path) -> None:
+    """Each of the two metrics has pass@k and avg@k; an answer in a box is right for math_verify alone."""
+    config = outline(MATH500).tasks[MATH500]
+    dataset = DatasetConfig(path="none/none", files=write_rows(tmp_path / "rows", MATH500))
+    generation = replace(config.generation, temperature=1.0)
+    task = load_task(
+        MATH500, replace(config, dataset=dataset, repeats=4, pass_at=[1], generation=generation, num_fewshot=0)
+    )
+    task.load()
+    doc = task.docs[0]
+    final = f"Final Answer: The final answer is ${doc['answer']}$. I hope it is correct."
+    texts = ("so", final, f"\\boxed{{{doc['answer']}}}", "")
+    assert len(task.instances(1)[0]) == len(texts)
+    values = task.process_results(doc, [Response(text=text) for text in texts])
+    assert {name: value for (name, _), value in values.items()} == {
+        "exact_match": 0.0, "math_verify": 0.0,
+        "exact_match pass@1": 0.25, "exact_match pass@4": 1.0, "exact_match avg@4": 0.25,
+        "math_verify pass@1": 0.5, "math_verify pass@4": 1.0, "math_verify avg@4": 0.5,
+    }  # fmt: skip
+    assert {name for name, _ in values} == {*task.metrics} == {*task.higher_is_better()}
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])

@@ -1,18 +1,24 @@
-"""Our own scorers for DROP and AIME agree with lm-eval's functions on made-up answers of every kind."""
+"""Our own scorers and filters agree with lm-eval's on made-up answers of every kind, and score several samples."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evalengine.config import DatasetConfig
+from evalengine.harness.metrics import summarize
 from evalengine.task_outline import outline
-from evalengine.tasks import aime, drop
+from evalengine.tasks import aime, drop, ifeval
+from evalengine.tasks.base import Task
+from evalengine.tasks.filters import ExactMatch, pipelines
 from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_yaml import installed_file
 from evalengine.tasks.registry import load_task
@@ -82,6 +88,91 @@ def test_aime_is_sampled_several_times(tmp_path: Path) -> None:
     assert {name: value for (name, _), value in values.items()} == {
         "exact_match": 1.0, "pass@1": 0.5, "pass@4": 1.0, "maj@4": 1.0, "avg@4": 0.5,
     }  # fmt: skip
+
+
+def sampled(name: str, row: dict[str, Any], folder: Path, *texts: str) -> tuple[Task, dict[str, Any]]:
+    """The task over one row with a sample for each of the texts, and the values that these have."""
+    (folder / "rows.jsonl").write_text(json.dumps(row))
+    config = outline(name).tasks[name]
+    generation = replace(config.generation, temperature=1.0)
+    dataset = DatasetConfig(path=str(folder / "rows.jsonl"))
+    task = load_task(name, replace(config, dataset=dataset, repeats=len(texts), generation=generation))
+    task.load()
+    assert len(task.instances()[0]) == len(texts)
+    values = task.process_results(task.docs[0], [Response(text=text) for text in texts])
+    assert {metric for metric, _ in values} == {*task.metrics} == {*task.higher_is_better()}
+    return task, {metric: value for (metric, _), value in values.items()}
+
+
+def test_drop_is_sampled_several_times(tmp_path: Path) -> None:
+    """pass@k asks for a sample that is right in full; avg@k is the mean of each metric."""
+    date = {"day": "", "month": "", "year": ""}
+    gold = {"number": "", "date": date, "spans": ["red hat"]}
+    none: dict[str, Any] = {"number": [], "date": [], "spans": []}
+    row = {"query_id": "a", "passage": "Ann has a red hat.", "question": "What?", "answer": gold}
+    _, values = sampled("drop", {**row, "validated_answers": none}, tmp_path, "hat", "a red hat", "x", "y")
+    assert values == {
+        "em": 0.0, "f1": pytest.approx(0.67),
+        "em pass@4": 1.0, "em avg@4": 0.25, "f1 pass@4": 1.0, "f1 avg@4": pytest.approx(1.67 / 4),
+    }  # fmt: skip
+
+
+def test_ifeval_is_sampled_several_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of all instructions that are followed counts the instructions of all samples."""
+    for module in ("langdetect", "immutabledict", "nltk"):
+        pytest.importorskip(module, reason="needs what lm-eval's checks call (pip install evalengine[ifeval])")
+    monkeypatch.setattr(ifeval, "_data_problems", list)  # no sentences are counted here
+    monkeypatch.setattr("nltk.data.find", lambda name: None)
+    names = ["punctuation:no_comma", "startend:end_checker"]
+    row = {"key": 1, "prompt": "Say so.", "instruction_id_list": names, "kwargs": [{}, {"end_phrase": "so."}]}
+    task, values = sampled("ifeval", row, tmp_path, "So it is.", "It is so.")
+    assert values == {
+        "prompt_level_strict_acc": 0.0, "inst_level_strict_acc": [True, False],
+        "prompt_level_loose_acc": 0.0, "inst_level_loose_acc": [True, False],
+        "prompt_level_strict_acc pass@2": 1.0, "prompt_level_strict_acc avg@2": 0.5,
+        "inst_level_strict_acc avg@2": [True, False, True, True],
+        "prompt_level_loose_acc pass@2": 1.0, "prompt_level_loose_acc avg@2": 0.5,
+        "inst_level_loose_acc avg@2": [True, False, True, True],
+    }  # fmt: skip
+    results = summarize(task, [{(name, "none"): value for name, value in values.items()}] * 2)
+    assert (results["inst_level_strict_acc avg@2,none"], results["prompt_level_loose_acc avg@2,none"]) == (0.75, 0.5)
+    assert results["inst_level_strict_acc avg@2_stderr,none"] == "N/A"
+
+
+LETTERS = ("(A)", "(B)", "(Z)", "B", ": C", ":D", "red", "Red car", "car", "red-car", "«ß»", ".", "\n", " ", "(")
+WAYS: tuple[dict[str, Any], ...] = (  # a table of all punctuation that lm-eval makes each time takes half a second
+    {"regex_pattern": r"(\([A-Z]\))", "group_select": -1, "ignore_case": True, "ignore_punctuation": True},
+    {"regex_pattern": r"(Z)|(\([A-Z]\))|()", "ignore_case": True, "regexes_to_ignore": ["e", "^r"]},
+    {"regex_pattern": "x", "fallback": "none", "group_select": -1},
+)
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_letters_are_read_as_by_lm_eval(options: dict[str, Any]) -> None:
+    """Random texts and choices have the letters of lm-eval's multi_choice_regex, found in each of its ways."""
+    from lm_eval.filters.extraction import MultiChoiceRegexFilter
+
+    rng = random.Random(1)
+    choices = ("red", "Red car ", "a. car", "ß", "b", "(B)")
+    docs = [{"choices": [rng.choice(choices) for _ in range(4)]} for _ in range(1_000)]
+    texts = [["".join(rng.choice(LETTERS) for _ in range(rng.randrange(6))) for _ in range(2)] for _ in docs]
+    expected = MultiChoiceRegexFilter(**options).apply(texts, docs)
+    (pipeline,) = pipelines([{"name": "letter", "filter": [{"function": "multi_choice_regex", **options}]}])
+    assert [pipeline(own, doc) for own, doc in zip(texts, docs, strict=True)] == expected
+    found = Counter(answer for answers in expected for answer in answers)
+    assert min(found[answer] for answer in ("(A)", "(C)", "(D)", options.get("fallback", "[invalid]"))) > 20
+
+
+def test_texts_are_compared_as_lm_eval_does() -> None:
+    """ "İ" grows when it is lowered, which costs lm-eval's arrays the last letter: such texts are equal there, too."""
+    from lm_eval.api.metrics import exact_match_hf_evaluate
+
+    texts, differing = ("İ", "i", "i̇", "İstanbul", "i̇stanbu", "istanbul", "ISTANBUL", "ẞ", "ß", "SS"), 0
+    for a, b in product(texts, texts):
+        expected = exact_match_hf_evaluate([a], [b], ignore_case=True)["exact_match"]
+        assert ExactMatch(ignore_case=True)(a, b) == expected, (a, b)
+        differing += expected != float(a.lower() == b.lower())
+    assert differing > 3, "a plain comparison says otherwise"
 
 
 def _gold(rng: random.Random) -> dict[str, Any]:

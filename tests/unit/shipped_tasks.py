@@ -14,6 +14,7 @@ QUICK = (
     *("aime", "arc_easy", "arithmetic", "drop", "gpqa_main_zeroshot", "gsm8k", "gsm8k_cot", "hellaswag", "humaneval"),
     *("humaneval_instruct", "ifeval", "lambada_openai", "leaderboard_musr", "math", "mbpp", "mbpp_instruct"),
     *("mgsm_direct", "minerva_math", "mmlu_stem", "open_llm", "truthfulqa_mc2", "wikitext", "winogrande"),
+    "gpqa_main_cot_zeroshot",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ def with_pass_at_k(run: Run) -> Run:
             samples[task, doc] = max(samples.get((task, doc), 0), repeat + 1)
     scores, better = dict(run.scores), dict(run.higher_is_better)
     results: dict[ScoreKey, tuple[float, float | None]] = {}
-    reported_by_task = {(task, name) for task, metric, name in run.results if metric.startswith("pass@")}
+    reported_by_task = {(task, name) for task, metric, name in run.results if re.search(r"(^| )pass@", metric)}
     for key, reported in run.results.items():
         results[key] = reported
         if (key[0], key[2]) in reported_by_task:
