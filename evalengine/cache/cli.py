@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evalengine.cache.store import Store
+from evalengine.cache.store import Store, cure
 from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import printable, say
@@ -31,7 +31,7 @@ def main(arguments: Namespace) -> int:
                 say(f"{store.prune(before, limits.get('size')):,} answers deleted")
             _show(store.models(), store.size())
         except sqlite3.Error as error:
-            raise EvalEngineError(f"{store.path}: {error}; delete it if it is damaged") from error
+            raise EvalEngineError(f"{store.path}: {error}; {cure(error)}") from error
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from evalengine.cache.answers import answer_of, entry_of
 from evalengine.cache.keys import Computer, Keys
-from evalengine.cache.store import Entry, Lookup, Store
+from evalengine.cache.store import Entry, Lookup, Store, cure
 from evalengine.engine.difference import difference
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.request import Request, RequestOutput
@@ -213,5 +213,4 @@ class CachedEngine:
 
     def _fail(self, error: sqlite3.Error) -> None:
         self.counts.failed = str(error)
-        cure = "free space, or delete that file if it is damaged"
-        warn(f"{self.store.path}: {error}; the run goes on without the cache ({cure})")
+        warn(f"{self.store.path}: {error}; the run goes on without the cache ({cure(error)})")

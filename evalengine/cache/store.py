@@ -8,6 +8,7 @@ A process killed in mid-write leaves whole batches only (SQLite's journal sees t
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from evalengine.errors import ConfigError
+from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_files import parse_json
 
 FILE = "answers.sqlite"
@@ -36,6 +37,21 @@ _TABLES = (
 )
 _CONTENT = "token_ids, logprobs, finish_reason, is_greedy, text, top_ids, top_logprobs"
 _CURE = "delete it (every answer is then computed again), or name another folder"
+# What SQLite says of a file that is whole and cannot be used now, and what helps.
+_PASSING = {
+    "locked": "another process holds it: try again when that has ended",
+    "full": "free space on its disk",
+    "disk I/O error": "look at its disk",
+}
+
+
+class CacheUnavailableError(EvalEngineError):
+    """A cache that cannot be used now, although nothing shows that it is damaged."""
+
+
+def cure(error: Exception) -> str:
+    """What helps against an error of SQLite's: a file that is locked, or whose disk is full, is not to be deleted."""
+    return next((words for said, words in _PASSING.items() if said in str(error)), _CURE)
 
 
 @dataclass  # not frozen, as `RequestRecord`
@@ -77,7 +93,8 @@ class Store:
     def open(cls, folder: str | Path, create: bool = True) -> Store:
         """The cache in `folder`, which is made if it is not there, unless `create` is false.
 
-        Raises: ConfigError for a folder that cannot be made or holds something else under the cache's name.
+        Raises: ConfigError for a folder that cannot be made or holds something else under the cache's name;
+        CacheUnavailableError for one that may be of use another time.
         """
         path = Path(folder) / FILE
         try:
@@ -87,16 +104,26 @@ class Store:
                 raise ConfigError(f"{folder}: no cache here ({FILE} is missing)")
             return cls._opened(path)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise CacheUnavailableError(f"{path}: {error.strerror}; {_PASSING['full']}") from error
             raise ConfigError(f"cache={folder}: {error.strerror or error}; name another folder") from error
         except sqlite3.Error as error:
+            if (words := cure(error)) != _CURE:
+                raise CacheUnavailableError(f"{path}: {error}; {words}") from error
             raise ConfigError(f"{path}: not a cache that can be read ({error}); {_CURE}") from error
+
+    @classmethod
+    def empty(cls, folder: str | Path) -> Store:
+        """A store that holds nothing, in place of the cache in `folder`, which is unavailable."""
+        return cls(Path(folder) / FILE, sqlite3.connect(":memory:"), read_only=False)
 
     @classmethod
     def _opened(cls, path: Path) -> Store:
         try:
             return cls(path, _connected(path, "rwc", _prepared), read_only=False)
         except sqlite3.OperationalError as error:
-            if not _refused(error):
+            full = "full" in str(error)  # what is there can still be read
+            if not _refused(error) and not (full and path.is_file() and path.stat().st_size):
                 raise
         try:
             return cls(path, _connected(path, "ro", _checked), read_only=True)
@@ -224,6 +251,9 @@ def _connected(path: Path, mode: str, prepare: Any) -> sqlite3.Connection:
     connection.text_factory = bytes
     try:
         prepare(connection, path)
+    except UnicodeDecodeError as error:  # Python decodes SQLite's message, which quotes the damaged text
+        connection.close()
+        raise sqlite3.DatabaseError("the description of its tables is damaged") from error
     except BaseException:
         connection.close()
         raise
@@ -233,13 +263,14 @@ def _connected(path: Path, mode: str, prepare: Any) -> sqlite3.Connection:
 def _prepared(connection: sqlite3.Connection, path: Path) -> None:
     _in_wal_mode(connection)
     connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may cost the last batches, never a whole file
-    connection.execute("BEGIN IMMEDIATE")
-    if _is_empty(connection):
-        for statement in _TABLES:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={VERSION}")
-    connection.execute("COMMIT")
+    if _is_empty(connection):  # a cache that is there is opened beside a process that writes it
+        connection.execute("BEGIN IMMEDIATE")
+        if _is_empty(connection):
+            for statement in _TABLES:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={VERSION}")
+        connection.execute("COMMIT")
     _checked(connection, path)
 
 
@@ -268,6 +299,9 @@ def _checked(connection: sqlite3.Connection, path: Path) -> None:
         raise ConfigError(f"{path}: a database of another program, not a cache of answers; name another folder")
     if version != VERSION:
         raise ConfigError(f"{path}: a cache of version {version}, this evalengine reads {VERSION}; {_CURE}")
+    tables = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY rowid")]
+    if tables != [statement.replace("IF NOT EXISTS ", "").encode() for statement in _TABLES]:
+        raise sqlite3.DatabaseError("the description of its tables is damaged")
 
 
 def _refused(error: sqlite3.Error) -> bool:

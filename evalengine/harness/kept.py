@@ -8,13 +8,14 @@ from typing import Any
 
 from evalengine.cache.engine import CachedEngine
 from evalengine.cache.keys import Computer
-from evalengine.cache.store import Store
+from evalengine.cache.store import CacheUnavailableError, Store
 from evalengine.config import Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.request import Request
 from evalengine.engine.submission import check_requests
 from evalengine.harness.answering import libraries
 from evalengine.harness.plan import Plan, request_names
+from evalengine.plain_text import warn
 
 
 @contextmanager
@@ -24,14 +25,22 @@ def through_cache(
     """The engine whose answers `cache.path` keeps; None where no cache is set.
 
     identity: that of the engine (`engine_identity`), or a whole run's. name: gives a request's name in messages.
-    Raises ConfigError for a folder that can be no cache.
+    Raises ConfigError for a folder that can be no cache. One that is locked, or whose disk is full, is done without.
     """
     if config.cache.path is None:
         yield None
         return
-    with Store.open(config.cache.path) as store:
+    failed = None
+    try:
+        opened = Store.open(config.cache.path)
+    except CacheUnavailableError as error:  # the cache only saves time: its failure must not end a run
+        opened, failed = Store.empty(config.cache.path), str(error)
+        warn(f"{error}; the run goes on without the cache")
+    with opened as store:
         computer = Computer.of(config.model.name, identity, libraries(llm))
-        yield CachedEngine(llm, store, computer, audit=config.cache.audit, seed=config.seed, name=name)
+        cached = CachedEngine(llm, store, computer, audit=config.cache.audit, seed=config.seed, name=name)
+        cached.counts.failed = failed
+        yield cached
 
 
 @contextmanager

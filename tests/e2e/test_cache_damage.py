@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from evalengine.cache import engine as cached_engine
+from evalengine.cache import store as store_module
 from evalengine.cache.store import FILE, Entry, Store
 from evalengine.engine.llm import LLM
 from tests.e2e.cache_runs import ROWS, SETTINGS, counts, run
@@ -126,6 +127,44 @@ def test_a_full_disk_ends_the_cache_and_not_the_run(
     assert done.code == 0 and result.digest == warm_cache[1].digest
     assert done.err.count("the run goes on without the cache") == 1
     assert result.manifest["cache"]["failed"] == "database or disk is full" and result.manifest["cache"]["kept"] == 0
+
+
+def test_a_full_disk_at_the_opening_ends_no_run(
+    copied_cache: Path, tmp_path: Path, warm_cache: tuple[Path, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that is there is read all the same; where there is none yet, the run does without."""
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(store_module, "_prepared", full)
+    read = run(tmp_path / "read", f"cache={copied_cache}")
+    assert counts(read) == (ROWS, 0) and read.manifest["cache"]["read_only"]
+    done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, f"cache={tmp_path / 'new'}")
+    (result,) = runs(tmp_path / "out")
+    assert done.code == 0 and result.digest == warm_cache[1].digest and counts(result) == (0, ROWS)
+    assert done.err.count("free space on its disk; the run goes on without the cache") == 1
+    assert "delete" not in done.err and "database or disk is full" in result.manifest["cache"]["failed"]
+
+
+def test_a_cache_that_another_process_holds_is_not_to_be_deleted(
+    copied_cache: Path, tmp_path: Path, warm_cache: tuple[Path, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.1)
+    with closing(sqlite3.connect(copied_cache / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert counts(run(tmp_path / "read", f"cache={copied_cache}")) == (ROWS, 0), "who only reads need not wait"
+        other.execute("ROLLBACK")
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        other.execute("UPDATE answers SET written = written")
+        done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, f"cache={copied_cache}")
+        shown = call("cache", str(copied_cache))
+    (result,) = runs(tmp_path / "out")
+    assert done.code == 0 and result.digest == warm_cache[1].digest
+    assert done.err.count("the run goes on without the cache") == 1 and shown.code == 1
+    for text in (done.err, shown.err):
+        assert "another process holds it: try again when that has ended" in text and "delete" not in text
 
 
 def test_a_torn_file_ends_the_cache_and_not_the_run(

@@ -238,3 +238,15 @@ def test_the_command_makes_no_cache(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no cache here"):
         main([str(tmp_path)])
     assert not list(tmp_path.iterdir())
+
+
+def test_damage_to_the_description_of_the_tables_is_a_sentence(tmp_path: Path) -> None:
+    """Python cannot decode what SQLite says of it: every third byte of that text is damaged, in two ways by turns."""
+    fill(tmp_path, 1)
+    whole = (tmp_path / FILE).read_bytes()
+    begins = [whole.index(b"CREATE TABLE models"), whole.index(b"CREATE TABLE answers")]
+    for place in (place for begin in begins for place in range(begin, whole.index(b")", begin), 3)):
+        damaged = bytes([0xFF if place % 2 else whole[place] ^ 1])
+        (tmp_path / FILE).write_bytes(whole[:place] + damaged + whole[place + 1 :])
+        with pytest.raises(ConfigError, match=r"answers\.sqlite: not a cache that can be read .*; delete it"):
+            Store.open(tmp_path)
