@@ -59,7 +59,8 @@ def test_a_metric_that_another_task_lacks_keeps_its_type() -> None:
     assert frame.query("strict").task.tolist() == ["rules"] * 2 and frame.passed.mean() == 3
     alone = samples_frame({"rules": samples["rules"]})
     assert alone.dtypes[["strict", "both", "passed"]].astype(str).tolist() == ["bool", "bool", "int64"]
-    assert samples_frame({"far": [scored({"passed": 10**30}, 0)]}).passed.tolist() == [10**30]
+    far = samples_frame({"far": [scored({"passed": 10**400}, 0), scored({"passed": 0.5}, 1)]})
+    assert far.passed.tolist() == [10**400, 0.5]
 
 
 def test_one_tasks_samples_have_its_own_metrics(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _scores(values: list[Any]) -> Any:
 
     present = [value for value in values if value is not None]
     types = set(map(type, present))
-    if not present or not types <= {bool, int, float} or (types == {int} and max(map(abs, present)) >= 1 << 63):
+    if not types or not types <= {bool, int, float} or any(type(x) is int and abs(x) >= 1 << 63 for x in present):
         return pd.Series(values, dtype=object)
     missing = len(present) < len(values)
     if types <= {bool}:
