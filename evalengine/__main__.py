@@ -47,6 +47,8 @@ def _command(words: list[str]) -> int:
         from evalengine.commands.completion import complete
 
         return complete(words)
+    if words[:1] in (["help"], ["-h"], ["--help"]):
+        words = [*words[1:], "--help"]  # `help compare` and `--help compare` ask for the help of compare
     from evalengine.commands import MODULES
 
     code: int

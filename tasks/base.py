@@ -1,7 +1,7 @@
 """What a task is: rows in, requests out, responses in, metric values out.
 
 A task never sees the engine. It turns a document into `Instance`s (text), and the responses to them into metric values;
-tokenisation, batching and aggregation are the harness's. Definitions follow lm-evaluation-harness 0.4.12.
+tokenisation, batching and aggregation are the harness's. Definitions follow lm-evaluation-harness 0.4.13.
 """
 
 from __future__ import annotations

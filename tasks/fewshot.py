@@ -1,4 +1,4 @@
-"""Which exemplars a prompt gets, and how turns become its text. Rules of lm-evaluation-harness 0.4.12.
+"""Which exemplars a prompt gets, and how turns become its text. Rules of lm-evaluation-harness 0.4.13.
 
 The random draw goes on from document to document (one generator per task, seeded once), so prompt i depends on i and
 on no later document. Prompts must therefore be built in document order and before any sharding: split over two ranks,

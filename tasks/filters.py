@@ -1,4 +1,4 @@
-"""From a generated answer to a score: regex extraction and exact match, as lm-evaluation-harness 0.4.12 defines them.
+"""From a generated answer to a score: regex extraction and exact match, as lm-evaluation-harness 0.4.13 defines them.
 
 `"$1,800.00"` against gold 1800: flexible extraction gives "$1,800.00", exact match strips "$" and "," and compares
 "1800.00" with "1800": wrong. `"#### 1800."`: strict extraction gives "1800.", the trailing dot is stripped: right.

@@ -37,7 +37,7 @@ class GenerationTask(Task):
     """A task whose answer is generated, extracted by each of `extract` and compared with the target.
 
     With `repeats` above 1 every document is sampled that often, one instance a sample; exact_match is then the mean
-    over the samples (lm-eval 0.4.12 runs the repeats but scores the first only), and `Repeated` adds its metrics.
+    over the samples (lm-eval 0.4.13 runs the repeats but scores the first only), and `Repeated` adds its metrics.
     """
 
     output_type = "generate_until"

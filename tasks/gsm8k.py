@@ -1,4 +1,4 @@
-"""Grade-school math word problems (Cobbe et al. 2021, arXiv 2110.14168), task version 3.0 of lm-eval 0.4.12.
+"""Grade-school math word problems (Cobbe et al. 2021, arXiv 2110.14168), task version 3.0 of lm-eval 0.4.13.
 
 A row: {"question": "Janet's ducks lay 16 eggs per day. ...", "answer": "She sells <<16-3-4=9>>9 ...\\n#### 18"}.
 The scorer reads a number out of the generated text in two ways and compares it with the number behind "####".

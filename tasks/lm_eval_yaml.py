@@ -1,4 +1,4 @@
-"""A task's YAML file in lm-evaluation-harness's names (0.4.12, `TaskConfig`) -> the settings of our `TaskConfig`.
+"""A task's YAML file in lm-evaluation-harness's names (0.4.13, `TaskConfig`) -> the settings of our `TaskConfig`.
 
 Keys that such a file sets and this package does not have are refused, all of them at once: a key that is ignored in
 silence would give other prompts or other scores under the same name.

@@ -1,4 +1,4 @@
-"""Tasks that score each of several given answers: HellaSwag and ARC, task version 1.0 of lm-eval 0.4.12.
+"""Tasks that score each of several given answers: HellaSwag and ARC, task version 1.0 of lm-eval 0.4.13.
 
 HellaSwag (Zellers et al. 2019, arXiv 1905.07830), a row: {"activity_label": "Roof shingle removal", "ctx_a": "A man is
 sitting on a roof.", "ctx_b": "he", "endings": ["is using wrap ...", ...], "label": "3", ...}.

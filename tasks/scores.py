@@ -1,4 +1,4 @@
-"""The metrics that a templated task can name, under lm-evaluation-harness's names and with its meaning (0.4.12)."""
+"""The metrics that a templated task can name, under lm-evaluation-harness's names and with its meaning (0.4.13)."""
 
 from __future__ import annotations
 

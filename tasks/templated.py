@@ -1,4 +1,4 @@
-"""Tasks that a YAML file describes by templates, as lm-evaluation-harness's ConfigurableTask does (0.4.12).
+"""Tasks that a YAML file describes by templates, as lm-evaluation-harness's ConfigurableTask does (0.4.13).
 
     doc_to_text: "Question: {{question}}\\nAnswer:"    of a row {"question": "2 + 2?", "options": ["3", "4"], "gold": 1}
     doc_to_choice: options

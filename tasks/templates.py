@@ -1,4 +1,4 @@
-"""Jinja2 templates that make a document's texts, with lm-evaluation-harness's meaning (0.4.12, `utils.apply_template`).
+"""Jinja2 templates that make a document's texts, with lm-evaluation-harness's meaning (0.4.13, `utils.apply_template`).
 
 A name that is not in the row is an error, a template's last line end stays, and a template that is a column's name
 gives that column's value unchanged. Templates come from a user's file and run in Jinja2's sandbox; `random` and

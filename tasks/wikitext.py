@@ -1,4 +1,4 @@
-"""WikiText-2 perplexity over whole pages (Merity et al. 2016, arXiv 1609.07843), task version 2.0 of lm-eval 0.4.12.
+"""WikiText-2 perplexity over whole pages (Merity et al. 2016, arXiv 1609.07843), task version 2.0 of lm-eval 0.4.13.
 
 A row: {"page": " = Robert Boulter = \\n \\n Robert Boulter is an English film , television and theatre actor . ..."}.
 The model scores the detokenised page; words and bytes are counted on the original one, so that perplexities of models

@@ -1,4 +1,4 @@
-"""WinoGrande (Sakaguchi et al. 2019, arXiv 1907.10641), task version 1.0 of lm-eval 0.4.12.
+"""WinoGrande (Sakaguchi et al. 2019, arXiv 1907.10641), task version 1.0 of lm-eval 0.4.13.
 
 A row: {"sentence": "The trophy did not fit in the suitcase because the _ was too big.", "option1": "trophy",
 "option2": "suitcase", "answer": "1"}. Each option fills the blank; the text behind the blank is scored after both

@@ -46,7 +46,7 @@ def ray_session(address: str | None, cpus: int) -> Iterator[Path | None]:
             try:
                 with _own_sigterm():
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            except Exception as error:  # Ray raises a bare one for a node that does not answer in time
                 why = str(error).split("\n")[0]
                 raise ConfigError(f"cluster.address={address}: no Ray cluster answers there ({why})") from error
             try:
@@ -56,19 +56,7 @@ def ray_session(address: str | None, cpus: int) -> Iterator[Path | None]:
     else:
         with _folder() as folder, _environment(OURS):
             try:
-                with _own_sigterm():
-                    ray.init(
-                        num_cpus=cpus,
-                        include_dashboard=False,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
-                        object_store_memory=STORE_BYTES,
-                        _temp_dir=str(folder),
-                    )
-            except (RuntimeError, OSError, ValueError) as error:
-                why = str(error).split("\n")[0]
-                raise EvalEngineError(f"cluster=ray: Ray did not start here ({why})") from error
-            try:
+                _start(cpus, folder)
                 yield folder / "session_latest" / "logs"
             finally:
                 ray.shutdown()
@@ -83,6 +71,26 @@ def _own_sigterm() -> Iterator[None]:
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+def _start(cpus: int, folder: Path) -> None:
+    """Starts a Ray of our own. Raises `EvalEngineError` if it does not start."""
+    import ray
+
+    try:
+        with _own_sigterm():
+            ray.init(
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=STORE_BYTES,
+                _temp_dir=str(folder),
+            )
+    except Exception as error:  # Ray raises a bare one for a node that is not up within its 30 s
+        why = str(error).split("\n")[0]
+        cure = "a machine that is busy may need a second try: the same command resumes"
+        raise EvalEngineError(f"cluster=ray: Ray did not start here ({why}); {cure}") from error
 
 
 def _knock(address: str) -> None:

@@ -42,7 +42,8 @@ def _bench(
     Writes the lines to a folder as JSON and as a Markdown table."""
     chosen = words or ["all"]
     if unknown := [name for name in chosen if name not in (*BENCHES, "all")]:
-        raise ConfigError(f"bench {unknown[0]}: there is no such benchmark; there are {', '.join(BENCHES)} and all")
+        there = ", ".join([*BENCHES, *OWN])
+        raise ConfigError(f"bench {unknown[0]}: there is no such benchmark; there are {there} and all")
     if unknown := [name for name in models.split(",") if name not in MODELS]:
         raise ConfigError(f"bench --models {unknown[0]}: there are {', '.join(MODELS)}")
     measured = BENCHES if "all" in chosen else tuple(name for name in BENCHES if name in chosen)

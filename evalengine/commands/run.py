@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -18,6 +20,9 @@ from evalengine.commands.words import Command
 from evalengine.errors import ConfigError
 from evalengine.shipped import available
 
+NAMED = ("task", "model", "experiment", "cluster")  # the settings whose values are names of files
+# The variable with the setting's name, where a shell sends its value alone.
+SETTING_NAME = "_EVALENGINE_COMPLETED_SETTING"
 COMMANDS = ("run", *MODULES)
 EPILOG = """\
   task=gsm8k                    what to run; several: 'task=[gsm8k,arc_easy]'; a file of yours: ./my_task.yaml
@@ -37,7 +42,7 @@ EPILOG = """\
   -m hydra/launcher=submitit_slurm  the runs as jobs of SLURM: hydra.launcher.partition=gpu, ...
   experiment=noise_floor        a sweep, compared: who equals whom, and what fast arithmetic moves
   experiment=checkpoints        one model's steps: each metric against the step; "model.path=glob('out/checkpoint-*')"
-  --install-completion          completes the sub-commands and their options in your shell; --show-completion prints how
+  --install-completion [SHELL]  completes commands, tasks and models in your shell; --show-completion prints how
 
 Commands of their own:
   tasks [NAME --show 3]         the tasks: rows, metrics, what they need; a task's prompts and targets (tasks --help)
@@ -70,9 +75,17 @@ def command() -> Command:
     return _Run("run", _words, "evalengine.jobs:main", epilog)
 
 
+def _names(incomplete: str) -> list[str]:
+    """What completes a setting that names files of the configuration: task=gsm8k of task=gs, a list's last name."""
+    setting, _, value = incomplete.rpartition("=")
+    group = setting or os.environ.get(SETTING_NAME, "")
+    before = incomplete.removesuffix(re.split(r"[,\[]", value)[-1])
+    return [before + name for name in available(group)] if group in NAMED else []
+
+
 def _words(
     words: Annotated[list[str] | None, Argument(metavar="setting=value", show_default=False, help="what to run, "
-                     "and how")] = None,
+                     "and how", autocompletion=_names)] = None,
     multirun: Annotated[bool, Option("-m", "--multirun", help="one run a value: -m engine.max_num_seqs=1,8 "
                                      "batch_invariant=true,false")] = False,
     cfg: Annotated[bool, Option("-c", "--cfg", help="print the resolved configuration (every setting) and "
@@ -105,6 +118,8 @@ def _settings(words: list[str]) -> list[str]:
 def _unknown_word(words: list[str], place: int) -> str:
     """What is said of the word at `place`, which is no setting."""
     word, before = words[place], words[place - 1] if place else ""
+    if word in MODULES:
+        return f"{word}: a command's name comes first: python -m evalengine {word} ..."
     near = difflib.get_close_matches(word, COMMANDS, 1)
     if before.count("[") <= before.count("]"):
         for group in ("task", "model", "experiment"):

@@ -1,6 +1,6 @@
 """lm-eval's hashes: two harnesses with equal task hashes sent the same prompts about the same rows.
 
-They do not cover generation settings, filters or the model (lm-eval 0.4.12, evaluator.py and evaluation_tracker.py).
+They do not cover generation settings, filters or the model (lm-eval 0.4.13, evaluator.py and evaluation_tracker.py).
 """
 
 from __future__ import annotations

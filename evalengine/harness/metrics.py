@@ -1,4 +1,4 @@
-"""Turns the documents' values into a task's results: aggregation and standard error, as lm-eval 0.4.12 defines them.
+"""Turns the documents' values into a task's results: aggregation and standard error, as lm-eval 0.4.13 defines them.
 
 Sums are `math.fsum`: correctly rounded, so a result depends neither on the Python version (3.12 made `sum` compensated)
 nor on the order. For scores of 0 and 1 lm-eval's `sum` gives the same mean; else the two differ in the last places.

@@ -155,10 +155,12 @@ def _unsupported(config: Any) -> Iterator[str]:
     if hasattr(config, "rope_parameters"):
         yield from _rope_problems(config.rope_parameters)
     layer_types = getattr(config, "layer_types", None) or []
-    every_layer = isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
+    kinds = {str(kind) for kind in layer_types} if isinstance(layer_types, list) else {shown(layer_types)}
+    if others := sorted(kinds - {"full_attention", "sliding_attention"}):
+        yield f"layer_types: layers of {', '.join(others)} are not supported, only those of full_attention"
     uses_window = getattr(config, "use_sliding_window", None)
     window = getattr(config, "sliding_window", None)  # classes with use_sliding_window drop an unused one
-    if not every_layer or uses_window or (window is not None and uses_window is None):
+    if "sliding_attention" in kinds or uses_window or (window is not None and uses_window is None):
         yield "an active sliding window is not supported (layer_types, use_sliding_window, sliding_window)"
     if getattr(config, "quantization_config", None) is not None:
         yield "quantization_config: packed weights are not supported; use the unquantised checkpoint"

@@ -64,7 +64,11 @@ def _asked(settings: Mapping[str, Any] | None) -> str:
 def _check_run(arguments: Namespace) -> int:
     from evalengine.receipts.check_run import differing
     from evalengine.report.read.load import load_run
+    from evalengine.report.read.names import stands_for
 
+    if not Path(stands_for(arguments.source)).exists():
+        raise ConfigError(f"check: {arguments.source}: no such file or folder; give a receipt, as `prove` writes one, "
+                          "or a run's folder")  # fmt: skip
     run = load_run(arguments.source)
     checked, differences = differing(run, arguments.sample, arguments.seed, arguments.places)
     for line in differences:

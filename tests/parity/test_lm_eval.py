@@ -1,6 +1,6 @@
 """Prompts, hashes, extracted answers and results equal lm-eval's, on real rows and with a made-up model.
 
-Needs lm-eval 0.4.12 (`pip install evalengine[lm-eval]`) and EVALENGINE_DATA, the folder with the tasks' rows.
+Needs lm-eval 0.4.13 (`pip install evalengine[lm-eval]`) and EVALENGINE_DATA, the folder with the tasks' rows.
 """
 
 from __future__ import annotations

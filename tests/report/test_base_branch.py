@@ -138,6 +138,10 @@ def test_missing_and_damaged_files_have_titles_of_their_own(runs: tuple[Path, Pa
     policy.write_text("digest: maybe")
     assert gate(file, tmp_path / "none").trouble == "no run"
     assert gate(tmp_path / "a", tmp_path / "b").trouble == "no baseline yet and no run"
+    report = gate(tmp_path / "none.json", f"{runs[0].parent}:latest")  # a name that stands for a run that is there
+    assert report.trouble == "no baseline yet" and len(report.problems) == 1
+    report = gate(file, f"{tmp_path / 'empty'}:latest")  # and one that stands for none: what is said of it elsewhere
+    assert report.trouble == "no run" and "no finished run in" in report.problems[0]
     assert gate(file, runs[0], str(policy)).trouble == "bad policy"
     (runs[1] / "digest.txt").write_text("x")
     assert gate(file, runs[1]).trouble == "the run cannot be read"

@@ -15,6 +15,7 @@ from evalengine.report.compare.as_json import comparison_json
 from evalengine.report.compare.compare import compare
 from evalengine.report.read.run import Run
 from tests.report.compared_runs import BASE, BIT, TOKEN, run
+from tests.run_double import generated, write_run
 
 
 def test_json_is_strict_complete_and_stable() -> None:
@@ -92,7 +93,16 @@ def test_bad_usage_says_nothing_on_standard_output(
 ) -> None:
     assert main(["compare", *words]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and message in err and err.startswith("evalengine: compare: ")
+    assert out == "" and message in err and err.startswith("evalengine: ")
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_a_refusal_names_no_other_command(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`report A B` compares, too: its refusal began with the name of `compare`."""
+    documents = {"a": (0, 1), "b": (2,)}
+    paths = [write_run(tmp_path / name, [generated(doc) for doc in docs]) for name, docs in documents.items()]
+    assert main([command, *map(str, paths)]) == 2
+    assert capsys.readouterr().err.startswith(f"evalengine: {paths[0]} (A) and {paths[1]} (B) are not comparable")
 
 
 def test_runs_without_a_common_request_are_refused_even_if_allowed(

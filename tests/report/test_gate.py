@@ -12,10 +12,12 @@ import yaml
 
 from evalengine.errors import ConfigError
 from evalengine.report.gate.checks import Check
+from evalengine.report.gate.markdown import markdown
 from evalengine.report.gate.policies import AccuracyRule, Policy
 from evalengine.report.gate.policy_files import POLICIES, available, load_policy
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.rules import evaluate, level, standing
+from evalengine.report.gate.terminal import report_lines
 from evalengine.report.read.run import Run
 from tests.report.gate_runs import METRIC, RIGHT, item, judge, make_run
 
@@ -298,6 +300,10 @@ def test_what_is_asked_must_be_equal_and_who_answers_need_not(monkeypatch: pytes
     a = make_run({"sums": RIGHT * 2})
     other_model = judge(monkeypatch, a, make_run({"sums": RIGHT * 2}, weights="v"), "bitwise")
     assert other_model.verdict == "pass" and "weights" in other_model.notes[0]
+    failed = judge(monkeypatch, a, make_run({"sums": RIGHT * 2}, [item("sums", 0, "other")], weights="v"), "bitwise")
+    assert failed.verdict == "fail" and failed.notes == other_model.notes
+    for text in (markdown(failed), "\n".join(map(str, report_lines(failed)))):
+        assert f"not judged: {failed.notes[0]}" in text and "allows" not in text, "a verdict of FAIL allows nothing"
     other_tokenizer = judge(monkeypatch, a, make_run({"sums": RIGHT * 2}, tokenizer="u"), "bitwise")
     assert other_tokenizer.exit_code == 2 and "tokenizer" in other_tokenizer.problems[0]
     assert judge(monkeypatch, a, make_run({"sums": RIGHT * 2}, tokenizer="u"), "accuracy").verdict == "pass"

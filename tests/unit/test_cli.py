@@ -18,6 +18,7 @@ import pytest
 
 from evalengine import __version__
 from evalengine.__main__ import main
+from evalengine.bench.names import BENCHES
 from evalengine.commands import MODULES, explain, verify
 from evalengine.commands.bench import BENCH, MATMUL, OWN
 from evalengine.commands.run import command as run_command
@@ -121,7 +122,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["verify", "model.path=shape:qwen9"], "no such shape; there are shape:qwen3-0.6b, shape:qwen3-8b"),
         (["verify", "engine", "--layers", "2"], "only a shape's depth can be cut"),
         (["verify", "model.path=shape:qwen3-8b", "task=gsm8k"], "a shape has no tokenizer; leave task and limit out"),
-        (["bench", "matmull"], "there is no such benchmark"),
+        (["bench", "matmull"], f"there is no such benchmark; there are {', '.join([*BENCHES, *OWN])} and all"),
+        (["limit=4", "compare"], "compare: a command's name comes first: python -m evalengine compare ..."),
+        (["help", "comapre"], "comapre: no such command; did you mean compare?"),
+        (["check", "/nowhere/r.json"], "check: /nowhere/r.json: no such file or folder; give a receipt"),
+        (["report", "/nowhere/a", "/nowhere/b"], "/nowhere/a: no such file or folder; name a run's folder"),
+        (["--install-completion", "WORD"], "--install-completion WORD: there are bash, zsh, fish,"),
+        (["--show-completion", "bash", "zsh"], "--show-completion bash zsh: there are bash, zsh, fish,"),
         (["comapre"], "comapre: no such command; did you mean compare?"),
         (["compare"], "compare: the following arguments are required: RUN (see compare --help)"),
         (["compare", "one"], "one"),
@@ -148,11 +155,14 @@ def test_bad_usage_is_one_line_and_exit_2(
     [
         *(["verify", "--help"], ["verify", "engine", "-h"], ["verify", "kernels", "-h"], ["bench", "-h"]),
         *(["compare", "--help"], ["baseline", "-h"], ["gate", "-h"]),
+        *(["-h", "compare"], ["--help", "bench", "host"], ["help", "gate"], ["help"], ["-h", "run"]),
     ],
 )
 def test_commands_have_their_own_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether help is asked for behind the command's name or before it."""
     assert main(words) == 0
-    assert re.match(rf"Usage: python -m evalengine {words[0]} ", capsys.readouterr().out)
+    name = next((word for word in words if word in MODULES), "run")
+    assert re.match(rf"Usage: python -m evalengine {name} ", capsys.readouterr().out)
 
 
 ALL = [
@@ -181,30 +191,6 @@ def test_help_of_a_command_loads_nothing_heavy() -> None:
     program = f"import sys, evalengine.__main__ as m; m.main(['compare', '-h']); print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("evalengine com", ["compare"]),
-        ("evalengine compare --le", ["--level"]),
-        ("evalengine run --mu", ["--multirun"]),
-        ("evalengine bench thr", ["throughput"]),
-        ("evalengine bench statistics --dr", ["--draws"]),
-    ],
-)
-def test_a_shell_completes_commands_and_options(words: str, expected: list[str]) -> None:
-    completion = {"_EVALENGINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    command = [sys.executable, "-m", "evalengine"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **completion}, capture_output=True, text=True)
-    assert done.stdout.split() == expected, done.stderr
-
-
-def test_completion_is_shown_for_the_installed_script() -> None:
-    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    command = [sys.executable, "-m", "evalengine", "--show-completion", "bash"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "_EVALENGINE_COMPLETE=complete_bash" in done.stdout, done.stderr
 
 
 def test_an_option_takes_several_words_up_to_the_next() -> None:

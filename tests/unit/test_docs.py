@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from evalengine.commands import MODULES
 from evalengine.config import Config, EngineConfig
+from evalengine.tasks.lm_eval_index import NEEDED
+from tests.parity.lm_eval_runs import TOLERANCE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "NUMERICS.md", ROOT / "tasks" / "README.md"]
@@ -84,6 +87,20 @@ def test_the_life_of_a_request_has_the_codes_names() -> None:
     names = set(re.findall(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)+\b|\b[a-z]+_[a-z_]+\b", text))
     source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "evalengine").rglob("*.py"))
     assert len(names) >= 12 and [name for name in sorted(names) if not re.search(rf"\b{name}\b", source)] == []
+
+
+def test_one_version_of_lm_eval_is_named() -> None:
+    """The one that the tests of parity run beside, in all pages, tasks and their files."""
+    files = [*PAGES, *(ROOT / "tasks").glob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert {*re.findall(r"(?<!before )\b0\.4\.1\d\b", text)} == {NEEDED}
+
+
+def test_figures_on_the_pages_are_those_of_the_files() -> None:
+    numerics, lm_eval = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("numerics.md", "lm-eval.md"))
+    passed = json.loads((ROOT / "results" / "reference" / "gpu-tests-nvidia-h200.json").read_text())["passed"]
+    assert f"(../results/reference/gpu-tests-nvidia-h200.json), all {passed}." in numerics
+    assert f"within {TOLERANCE:.0e}".replace("e-0", "e-") in lm_eval
 
 
 def test_the_readme_is_read_in_two_minutes() -> None:

@@ -163,6 +163,14 @@ def test_a_window_without_a_switch_is_refused_and_one_that_is_off_is_not() -> No
     spec_from_json({**CONFIGS["qwen3"], "sliding_window": 64, "use_sliding_window": False})
 
 
+@pytest.mark.parametrize("kind", ["conv", "linear_attention", "chunked_attention"])
+def test_layers_of_another_kind_are_named_and_are_no_window(kind: str) -> None:
+    changes = {"layer_types": ["full_attention", kind] * 16, "num_hidden_layers": 32}
+    with pytest.raises(ConfigError) as refused:
+        spec_from_json({**CONFIGS["qwen3"], **changes})
+    assert kind in str(refused.value) and "sliding window" not in str(refused.value)
+
+
 @pytest.mark.parametrize("model_type", sorted(CONFIGS))
 def test_fields_of_no_effect_have_none(model_type: str) -> None:
     changes = {"attention_dropout": 0.5, "initializer_range": 0.5, "pretraining_tp": 2, "use_cache": False}

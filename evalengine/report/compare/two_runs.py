@@ -26,5 +26,5 @@ def compared(a: Run, b: Run, allow: bool) -> Comparison:
 
 
 def _refusal(a: Run, b: Run, why: Sequence[str], cure: str) -> ConfigError:
-    what = f"compare: {a.source} (A) and {b.source} (B) are not comparable{':' if why else '.'}"
+    what = f"{a.source} (A) and {b.source} (B) are not comparable{':' if why else '.'}"
     return ConfigError(what, *(f"  - {line}" for line in why), cure)

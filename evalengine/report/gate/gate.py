@@ -14,6 +14,7 @@ from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.report import Report, Verdict
 from evalengine.report.gate.rules import evaluate, level, standing
 from evalengine.report.read.load import load_run
+from evalengine.report.read.names import stands_for
 from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.stats.loss_bound import documents_for
 
@@ -100,17 +101,22 @@ def could_not_judge(policy: Policy, baseline: str | Path, run: str | Path, troub
 
 def _missing(baseline: str | Path, run: str | Path | None, base: str | None) -> tuple[str, list[str]] | None:
     """(title, problems) if there is nothing to read: a gate's first run has no baseline, and a failed one no run."""
-    problems, titles = [], []
-    if base is None and not os.path.exists(baseline):
-        titles.append(NO_BASELINE)
-        problems.append(
-            f"{baseline}: there is no such baseline; write one from a run that is good, and commit it: "
-            f"python -m evalengine baseline RUN -o {baseline}"
-        )
-    if run is not None and not os.path.exists(run):
-        titles.append("no run")
-        problems.append(f"{run}: there is no such run; its command may have failed: look at what it printed")
-    return (" and ".join(titles), problems) if problems else None
+    cure = f"write one from a run that is good, and commit it: python -m evalengine baseline RUN -o {baseline}"
+    told = {}
+    if base is None:
+        told[NO_BASELINE] = _absent(baseline, f"there is no such baseline; {cure}")
+    if run is not None:
+        told["no run"] = _absent(run, "there is no such run; its command may have failed: look at what it printed")
+    problems = {title: problem for title, problem in told.items() if problem}
+    return (" and ".join(problems), list(problems.values())) if problems else None
+
+
+def _absent(name: str | Path, problem: str) -> str | None:
+    """What to say of a name that stands for nothing; None if there is something."""
+    try:
+        return None if os.path.exists(stands_for(name)) else f"{name}: {problem}"
+    except ConfigError as error:
+        return str(error)
 
 
 def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:

@@ -22,7 +22,7 @@ def markdown(report: Report) -> str:
     lines += [f"**⚠️ {escaped(warning)}**\n" for warning in report.warnings]
     lines += [escaped(report.description) + "\n"] if report.description else []
     lines += [f"- baseline: {escaped(report.baseline)}", f"- run: {escaped(report.run)}"]
-    lines += [f"- differs, as the policy allows: {escaped(note)}" for note in report.notes]
+    lines += [f"- not judged: {escaped(note)}" for note in report.notes]
     if report.problems:
         lines += ["", f"**{escaped(report.trouble.capitalize())}**", ""]
         lines += [f"- {escaped(problem)}" for problem in report.problems]

@@ -31,7 +31,7 @@ class Report:
     run_digest: str | None = None
     checks: tuple[Check, ...] = ()
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # differences that the policy allows
+    notes: tuple[str, ...] = ()  # differences that the policy allows, answers that were not computed now
     warnings: tuple[str, ...] = ()  # what a reviewer must not miss
     trouble: str = "not comparable"  # the problems' title
     inconclusive: Inconclusive = "report"  # the policy's setting: what that verdict means for CI

@@ -22,7 +22,7 @@ def report_lines(report: Report) -> Iterator[Text]:
         if check.detects:
             yield Text(f"          can detect: {plain(check.detects)}", style="dim")
     for note in report.notes:
-        yield Text(f"differs, as the policy allows: {plain(note)}")
+        yield Text(f"not judged: {plain(note)}")
     if report.verdict == "fail" and report.checks:
         yield Text("what differs, and why: python -m evalengine compare BASELINE RUN")
     for warning in report.warnings:

@@ -58,7 +58,7 @@ def board(runs: Sequence[Run], names: Sequence[str] | None = None, by: str | Non
     tasks = list(dict.fromkeys(task for own in held for task in own))
     if not any(all(task in own for own in held) for task in tasks):
         ran = "; ".join(f"{name} ran {', '.join(own) or 'nothing'}" for name, own in zip(labels_, held, strict=True))
-        raise ConfigError(f"compare: the models have no task in common: {ran}; compare runs of the same tasks")
+        raise ConfigError(f"the models have no task in common: {ran}; compare runs of the same tasks")
     shared = {task: shared_documents(runs, held, task) for task in tasks}
     parts = {task: list(_parts(runs, shared[task])) for task in tasks}
     members = group_tasks(runs, tasks)

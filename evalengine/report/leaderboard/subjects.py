@@ -49,7 +49,7 @@ def subjects(runs: Sequence[Run], shared: Mapping[str, Shared], by: str | None) 
     if by is not None and not places_by_task:
         fields = f"; their fields are {', '.join(sorted(names)[:20])}" if names else ""
         raise ConfigError(
-            f"compare: --by {by}: no task's documents have this field with 2 to {MAX_SUBJECTS} values{fields}"
+            f"--by {by}: no task's documents have this field with 2 to {MAX_SUBJECTS} values{fields}"
         )
     return places_by_task
 

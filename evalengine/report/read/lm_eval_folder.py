@@ -1,6 +1,6 @@
 """lm-evaluation-harness's files, read as evidence: `results_<iso>.json` and `samples_<task>_<iso>.jsonl`.
 
-As in lm_eval 0.4.12: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (names, the folder
+As in lm_eval 0.4.13: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (names, the folder
 <output_path>/<model>/, responses saved as strings, the task hash), `utils.handle_non_serializable` (scalars of NumPy
 become strings). Run folders of ours hold the same files.
 """

@@ -10,7 +10,7 @@ from evalengine.report.read.baseline import is_baseline, load_baseline
 from evalengine.report.read.experiment import experiment_runs
 from evalengine.report.read.lm_eval_records import load_results
 from evalengine.report.read.names import stands_for
-from evalengine.report.read.places import is_run_folder
+from evalengine.report.read.places import RESULTS, is_run_folder
 from evalengine.report.read.run import Loaded, Run
 from evalengine.report.read.run_folder import load_folder
 
@@ -41,7 +41,7 @@ def _load(path: Path, page: bool) -> Loaded:
             raise ConfigError(f"{path}: one file of a run; give the folder: {path.parent}")
         return Loaded(load_baseline(path), {}, {})
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such file or folder; give a run folder, an lm-eval output folder or a baseline")
+        raise ConfigError(f"{path}: no such file or folder; name a run's folder, or latest: the newest in {RESULTS}/")
     any(path.iterdir())  # raises where permission is lacking, in place of files that seem to be missing
     if is_run_folder(path):
         return load_folder(path, page)

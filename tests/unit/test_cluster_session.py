@@ -1,0 +1,29 @@
+"""The Ray of a run: what a user reads where it does not start."""
+
+from __future__ import annotations
+
+import pytest
+
+from evalengine.cluster.session import ray_session
+from evalengine.errors import ConfigError, EvalEngineError
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'evalengine[ray]'")
+SLOW = "The current node timed out during startup. This could happen because the GCS has become overloaded."
+
+
+def slow(**settings: object) -> None:
+    """Stands in for `ray.init` on a busy machine, where Ray raises a bare exception after 30 seconds."""
+    raise Exception(f"{SLOW}\nmore")
+
+
+@pytest.mark.parametrize(("address", "kind"), [(None, EvalEngineError), ("auto", ConfigError)])
+def test_a_slow_start_is_a_sentence(
+    address: str | None, kind: type[EvalEngineError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(ray, "init", slow)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append("all that had started"))
+    with pytest.raises(kind) as error, ray_session(address, 2):
+        pytest.fail("it started")
+    assert type(error.value) is kind and f"({SLOW})" in str(error.value)
+    assert bool(ended) == (address is None), "what Ray had started here ends, too"
