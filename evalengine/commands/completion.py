@@ -17,6 +17,7 @@ from evalengine.commands import MODULES
 from evalengine.commands.run import SETTING_NAME
 from evalengine.commands.words import SETTING, Command
 from evalengine.errors import ConfigError
+from evalengine.plain_text import say
 
 PROGRAM = "evalengine"  # the installed script; shells complete programs, not `python -m`
 ASKS = "_EVALENGINE_COMPLETE"  # the variable by which a shell asks
@@ -61,7 +62,7 @@ def _of_shell(option: str, named: Sequence[str]) -> int:
         print(get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0]))
     else:
         _, path = install(shell=named[0], prog_name=PROGRAM)
-        print(f"{named[0]} completion installed in {path}; it works in a new terminal")
+        say(f"{named[0]} completion installed in {path}; it works in a new terminal")
     return 0
 
 

@@ -14,7 +14,8 @@ from evalengine.shipped import available
 def _words(
     words: Annotated[list[str] | None, Argument(metavar="[NAME|FILE] [setting=value ...]", show_default=False,
                      help="one task (or a group, or a YAML file of your own: ./my_task.yaml), and settings as for a "
-                     "run: task.num_fewshot=5, data_dir=FOLDER, apply_chat_template=true model=NAME, ...", autocompletion=lambda incomplete: available("task"))] = None,
+                     "run: task.num_fewshot=5, data_dir=FOLDER, apply_chat_template=true model=NAME, ...",
+                     autocompletion=lambda incomplete: available("task"))] = None,
     show: Annotated[int | None, Option(metavar="N", help="its first N documents: the rows, the prompts as the model "
                     "sees them, the targets")] = None,
 ) -> Namespace:  # fmt: skip

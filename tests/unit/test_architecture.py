@@ -78,7 +78,7 @@ def test_every_arrow_is_allowed() -> None:
 
 def test_lines_are_printed_in_one_place() -> None:
     """`print` writes what a file holds as it is: `say` and `warn` escape it. Left are whole JSON and YAML, GitHub's
-    commands, a worker's pipe, and the benchmark's own numbers."""
+    commands, a shell's script, a worker's pipe, and the benchmark's own numbers."""
     raw = {"plain_text", "bench", "assets", "programs"}
     calls = {
         f"{module_of(file).removeprefix('evalengine.')}: {ast.unparse(node.args[0])}"
@@ -90,6 +90,7 @@ def test_lines_are_printed_in_one_place() -> None:
     assert calls == {
         "jobs: '---\\n'.join((to_yaml(job.config) for job in jobs))",
         "engine.template_worker: json.dumps(reply)",
+        "commands.completion: get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0])",
         "report.cli.gate: command",
         "report.cli.gate: to_json(report)",
         "certify.busy: 'busy'",
