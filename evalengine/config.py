@@ -161,6 +161,7 @@ class TaskConfig:
     """
 
     cls: str | None = None  # "module:Class" below evalengine.tasks, or of any package that can be imported
+    alias: str | None = None  # its name in tables, below a group's
     version: float | None = None  # lm-eval's task version
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     split: str | None = None  # evaluated split
@@ -185,7 +186,7 @@ class GroupConfig:
 
     tasks: list[str] = field(default_factory=list)  # tasks and groups
     alias: str | None = None  # its name in tables
-    version: float | None = None
+    version: Any = None  # a number as it is written: lm-eval's results hold it as a text, "2" or "2.0"
     aggregate_metric_list: Any = None  # [{metric, weight_by_size, filter_list}]
 
 

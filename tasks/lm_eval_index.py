@@ -167,6 +167,7 @@ def _task_settings(name: str, task: str, leaf: Leaf) -> dict[str, Any]:
     dataset = {key: outline.get(f"dataset_{key}") for key in ("path", "name")}
     return {
         "cls": CLS,
+        "alias": outline.get("task_alias"),
         "version": _number(metadata.get("version")) if isinstance(metadata, dict) else None,
         "num_fewshot": outline.get("num_fewshot"),
         "dataset": {key: None if value is None else str(value) for key, value in dataset.items()},
@@ -187,7 +188,7 @@ def _collect(item: Any, tasks: dict[str, Leaf], groups: dict[str, GroupConfig]) 
     groups[name] = GroupConfig(
         tasks=children,
         alias=item.alias,
-        version=_number(metadata.get("version")),
+        version=metadata.get("version"),
         aggregate_metric_list=None if entries is None else [_aggregate(entry, name) for entry in entries],
     )
     return name

@@ -26,11 +26,11 @@ from evalengine.tasks.scores import metric_problems
 TEXTS = ("doc_to_text", "doc_to_target", "doc_to_choice")
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
 # lm-eval's keys that change neither prompts nor scores.
-WITHOUT_EFFECT = ("task_alias", "tag", "should_decontaminate", "doc_to_decontamination_query")
+WITHOUT_EFFECT = ("tag", "should_decontaminate", "doc_to_decontamination_query")
 KNOWN = {
-    *("task", "include", "dataset_path", "dataset_name", "dataset_kwargs", "description", "output_type", "num_fewshot"),
-    *("target_delimiter", "fewshot_delimiter", "fewshot_config", "generation_kwargs", "repeats", "gen_prefix"),
-    *("filter_list", "metric_list", "metadata", *TEXTS, *SPLITS, *OWN, *WITHOUT_EFFECT),
+    *("task", "task_alias", "include", "dataset_path", "dataset_name", "dataset_kwargs", "description", "output_type"),
+    *("num_fewshot", "target_delimiter", "fewshot_delimiter", "fewshot_config", "generation_kwargs", "repeats"),
+    *("gen_prefix", "filter_list", "metric_list", "metadata", *TEXTS, *SPLITS, *OWN, *WITHOUT_EFFECT),
 }
 NOT_BUILT = {  # key -> the values that have no effect
     "process_docs": (None,),
@@ -79,6 +79,7 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
     split, exemplars, spare = _splits(content, fewshot.pop("split", None), "samples" in fewshot)
     settings = {
         "cls": content.get("cls") or "templated:Templated",
+        "alias": content.get("task_alias"),
         "version": (content.get("metadata") or {}).get("version"),
         "dataset": _dataset(content, str(name), file.parent, {split, exemplars}),
         "split": split,
@@ -107,6 +108,7 @@ def _by_lm_eval(content: dict[str, Any], file: Path, name: str) -> dict[str, Any
     by_code = any(content.get(key) is not None for key in ROWS_BY_CODE)
     return {
         "cls": CLS,
+        "alias": content.get("task_alias"),
         "version": (content.get("metadata") or {}).get("version"),
         "num_fewshot": content.get("num_fewshot"),
         "dataset": {} if by_code else _dataset(content, name, file.parent, {split, exemplars}),

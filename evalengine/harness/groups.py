@@ -27,16 +27,19 @@ def _result(name: str, groups: Mapping[str, GroupConfig], by_name: Mapping[str, 
     for entry in group.aggregate_metric_list or []:
         for filter_name in _filters(entry, tasks):
             metrics.update(_aggregated(entry, filter_name, tasks))
+    keys = [key for key in metrics if not key.partition(",")[0].endswith("_stderr")]
     shots = {task.num_fewshot for task in tasks}
-    better: dict[str, bool] = {}
+    better: dict[str, bool | None] = {}
     for task in tasks:
-        better = {**task.higher_is_better, **better}
+        for metric, value in task.higher_is_better.items():
+            better[metric] = value if better.get(metric, value) == value else None
     return GroupResult(
         name=name,
         alias=group.alias or name,
-        version=NOT_AVAILABLE if group.version is None else group.version,
+        version=NOT_AVAILABLE if group.version is None else str(group.version),
         children=tuple(group.tasks),
         metrics=metrics,
+        counts={key: sum(task.effective for task in tasks if key in task.metrics) for key in keys},
         higher_is_better=better,
         effective=sum(task.effective for task in tasks),
         num_fewshot=shots.pop() if len(shots) == 1 else None,

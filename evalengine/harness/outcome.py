@@ -119,6 +119,7 @@ def _task_result(
             )
     return TaskResult(
         name=task.name,
+        alias=task.config.alias,
         version=task.version if task.version is not None else "N/A",
         num_fewshot=task.num_fewshot,
         metrics=summarize(task, per_doc),

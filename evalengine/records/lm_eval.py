@@ -1,7 +1,10 @@
 """`results_<iso>.json` and `samples_<task>_<iso>.jsonl`, in lm-evaluation-harness's schema and keys.
 
 As in lm_eval 0.4.12 and 0.4.13: `evaluator.evaluate` (what a sample holds), `loggers/evaluation_tracker.py` (what is
-saved, and how responses become strings), `result_schema.py` (the names). Tools that read its files read these.
+saved, and how responses become strings), `result_schema.py` (the names). Tools that read its files read these. Two
+things are more than lm-eval's: a generated sample's `arguments` hold every setting that was in force (lm-eval's those
+that the task names), and groups of groups have `n-shot` and `higher_is_better` (lm-eval reads them before their
+members').
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class TaskResult:
     task_hash: str
     samples: Sequence[Sample] = ()
     thinking_truncated: int | None = None  # how many responses, as in `Sample`
+    alias: str | None = None  # None: the name
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,11 @@ class GroupResult:
 
     name: str
     alias: str
-    version: float | str
+    version: str
     children: Sequence[str]  # tasks and groups
     metrics: Mapping[str, Value]  # as in `TaskResult`
-    higher_is_better: Mapping[str, bool]
+    counts: Mapping[str, int]  # "metric,filter" -> documents of the tasks that have it
+    higher_is_better: Mapping[str, bool | None]  # None where its tasks contradict each other
     effective: int  # documents of all its tasks
     num_fewshot: int | None  # None where they differ
 
@@ -116,13 +121,10 @@ def results_dict(
     by_name = sorted(tasks, key=lambda task: task.name)
     either: list[TaskResult | GroupResult] = [*tasks, *groups]
     both = sorted(either, key=lambda entry: entry.name)
-    grouped = {
-        group.name: {"name": group.name, "alias": group.alias, "sample_len": group.effective, **group.metrics}
-        for group in groups
-    }
+    grouped = {group.name: _group(group) for group in groups}
     return {
         "results": {**{task.name: _result(task) for task in tasks}, **grouped},
-        **({"groups": {name: values for name, values in grouped.items() if len(values) > 3}} if groups else {}),
+        **({"groups": {group.name: grouped[group.name] for group in groups if group.metrics}} if groups else {}),
         "group_subtasks": {group.name: list(group.children) for group in groups},
         "configs": {task.name: dict(task.config) for task in by_name},
         "versions": {entry.name: entry.version for entry in both},
@@ -152,8 +154,13 @@ def results_dict(
     }
 
 
+def _group(group: GroupResult) -> dict[str, Any]:
+    counts = {"sample_count": dict(group.counts)} if group.counts else {}
+    return {"name": group.name, "alias": group.alias, "sample_len": group.effective, **group.metrics, **counts}
+
+
 def _result(task: TaskResult) -> dict[str, Any]:
-    result = {"name": task.name, "alias": task.name, "sample_len": task.effective, **task.metrics}
+    result = {"name": task.name, "alias": task.alias or task.name, "sample_len": task.effective, **task.metrics}
     return result if task.thinking_truncated is None else {**result, THINKING_TRUNCATED: task.thinking_truncated}
 
 

@@ -60,7 +60,8 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
     del settings["logprobs"]  # how much is kept of a result; the requests' hash tells such runs apart where one resumes
     del settings["groups"]  # they say how results are added up
     for task in settings["tasks"].values():
-        del task["dataset"], task["fewshot_file"], task["cluster"], task["items"]
+        for name in ("dataset", "fewshot_file", "cluster", "items", "alias"):
+            del task[name]
         for name in NEW_TASK_SETTINGS:
             if task[name] is None:
                 del task[name]

@@ -57,6 +57,7 @@ def test_a_group_is_reported_above_its_tasks(search: str, tmp_path: Path) -> Non
     one, two = results["one"]["acc,none"], results["two"]["acc,none"]
     assert results["pair"]["acc,none"] == pytest.approx((3 * one + 6 * two) / 9)
     assert results["pair"]["acc_stderr,none"] >= 0 and results["pair"]["sample_len"] == 9
+    assert results["pair"]["sample_count"] == {"acc,none": 9}
     assert (folder / "report.html").is_file()
     frame = evalengine.load_run(folder).metrics
     frame = frame[frame.metric != "acc_norm"]

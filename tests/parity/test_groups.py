@@ -42,6 +42,9 @@ def files_of(folder: Path, subjects: dict[str, int]) -> dict[str, str]:
     return files
 
 
+METADATA = {"own": {"metadata": {"version": 2}}}
+
+
 def write_lm_eval_group(folder: Path, weighted: bool) -> None:
     """Writes lm-eval's files for a group `own` of two groups of MMLU's subjects, with made-up rows."""
 
@@ -58,7 +61,7 @@ def write_lm_eval_group(folder: Path, weighted: bool) -> None:
 
     aggregate = [{"metric": "acc", "weight_by_size": weighted}]
     for name, children in {**TREE, "own": [*TREE]}.items():
-        group = {"group": name, "task": children, "aggregate_metric_list": aggregate}
+        group = {"group": name, "task": children, "aggregate_metric_list": aggregate, **METADATA.get(name, {})}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(group))
 
 
@@ -80,10 +83,11 @@ def test_a_group_is_lm_eval_s(weighted: bool, shots: int, tmp_path: Path) -> Non
         check_equal(reference, name, task, answered)
         metrics = summarize(task, [task.process_results(doc, answers) for doc, _, answers in answered])
         size = len(answered)
+        assert config.alias == reference["results"][name]["alias"] != name
         results.append(TaskResult(name, 1.0, shots, metrics, task.higher_is_better(), {}, size, size, ""))
     aggregate = [{"metric": "acc", "weight_by_size": weighted}]
     groups = {name: GroupConfig(children, aggregate_metric_list=aggregate) for name, children in TREE.items()}
-    groups["own"] = GroupConfig([*TREE], aggregate_metric_list=aggregate)
+    groups["own"] = GroupConfig([*TREE], version=2, aggregate_metric_list=aggregate)
     for group in group_results(groups, results):
         expected = reference["results"][group.name]
         assert {key: pytest.approx(expected[key], rel=1e-12) for key in expected if "," in key} == group.metrics
@@ -92,6 +96,7 @@ def test_a_group_is_lm_eval_s(weighted: bool, shots: int, tmp_path: Path) -> Non
         # lm-eval omits this for a group of groups, because it reads the group's before its members'.
         assert group.higher_is_better == reference["higher_is_better"].get(group.name, {"acc": True})
         assert group.num_fewshot == shots
+        assert group.counts == expected["sample_count"] and group.version == reference["versions"][group.name]
 
 
 def test_mmlu_is_lm_eval_s_57_subjects_in_its_groups() -> None:
@@ -106,6 +111,7 @@ def test_mmlu_is_lm_eval_s_57_subjects_in_its_groups() -> None:
         assert config.dataset.path == content["dataset_path"]
         assert Field("description", config.description).render(dict(subject)) == content["description"]
         assert name in groups[content["tag"].removesuffix("_tasks")].tasks
+        assert config.alias == content["task_alias"]
         for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
             assert getattr(config.template, key) == content[key]
 
@@ -118,7 +124,9 @@ def test_a_shipped_group_has_lm_eval_s_tasks(name: str) -> None:
     assert {*group.tasks} == {*definition["task"]} == {*shipped.tasks}
     entries = [{**entry, "aggregation": "mean"} for entry in group.aggregate_metric_list]
     assert entries == [{"aggregation": "mean", **entry} for entry in definition["aggregate_metric_list"]]
-    assert group.version == (definition.get("metadata") or {}).get("version")
+    assert str(group.version) == str((definition.get("metadata") or {}).get("version"))
+    for task, config in shipped.tasks.items():
+        assert config.alias == _read(Path(task_manager().task_index[task].yaml_path), ()).get("task_alias"), task
 
 
 def test_mgsm_s_groups_are_lm_eval_s_tags() -> None:

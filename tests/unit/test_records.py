@@ -296,6 +296,9 @@ def test_results_have_lm_evals_keys(tmp_path: Path) -> None:
     results = json.loads(path.read_text())
     assert results["results"]["arc_easy"] == {"name": "arc_easy", "alias": "arc_easy", "sample_len": 1, **TASK.metrics}
     assert list(results["results"]) == ["arc_easy", "a"]
+    with open_folder(tmp_path / "named") as folder:
+        path = write_results(folder, [replace(TASK, alias="easy")], MODEL, INVOCATION, datetime(2026, 1, 2))
+    assert json.loads(path.read_text())["results"]["arc_easy"]["alias"] == "easy"
     assert results["n-samples"]["a"] == {"original": 10, "effective": 1}
     assert results["n-shot"] == {"a": 2, "arc_easy": 2} and results["versions"] == {"a": 1.0, "arc_easy": 1.0}
     assert results["task_hashes"] == {"arc_easy": "h", "a": "h"} and results["model_name_sanitized"] == "org__m"
