@@ -312,6 +312,8 @@ def test_pass_at_k_has_values_and_an_interval_of_its_own() -> None:
     cells = [row.scores[0] for row in board([added, other], ["a", "b"]).contests]
     assert [cell and cell.interval for cell in cells][2] == wilson(4, 5)
     assert len({cell and cell.interval for cell in cells}) == 3
+    named = replace(sampled, items=items, results={**sampled.results, ("t", "em pass@4", "none"): (0.5, None)})
+    assert with_pass_at_k(named).results == named.results, "the task has reported it, for each of its metrics"
     assert with_pass_at_k(sampled).results == sampled.results, "one sample a document has no pass@k"
     odd = replace(added, scores={("t", "acc", "none"): {**dict(enumerate(scores)), 0: 0.3}}, results=sampled.results)
     assert with_pass_at_k(odd).results == sampled.results, "no mean of rights and wrongs"
