@@ -28,7 +28,8 @@ ASKED = [
     pytest.param(settings, id=name, marks=pytest.mark.slow if name in REPEATED else ())
     for name, settings in SCHEDULES.items()
 ]
-PROGRESS = r"arithmetic: \d+/200 requests, [\d,]+ tokens/s(, .* (left|tokens generated))?"  # a line now and then on a slow machine
+# A line now and then, on a slow machine.
+PROGRESS = r"arithmetic: \d+/200 requests, [\d,]+ tokens/s(, .* (left|tokens generated))?"
 FILES = (
     "config.yaml",
     "manifest.json",
