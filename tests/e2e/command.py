@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.resources import files
@@ -76,6 +77,12 @@ def call(*arguments: str) -> Outcome:
     with redirect_stdout(out), redirect_stderr(err):
         code = main(arguments)
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def over(usual: Sequence[str], *own: str) -> list[str]:
+    """The usual settings less those that `own` names, and `own`: a command line takes each setting once."""
+    named = {word.partition("=")[0] for word in own}
+    return [*(word for word in usual if word.partition("=")[0] not in named), *own]
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -12,16 +12,14 @@ import huggingface_hub.constants
 import pytest
 import torch
 
-from tests.e2e.command import ROOT, Outcome, call, finish, start
+from tests.e2e.command import ROOT, Outcome, call, finish, over, start
 
 TINYMATH = ROOT / "evalengine" / "assets" / "tinymath"
 
 
 def refused(output_dir: Path, *arguments: str, code: int = 2) -> str:
     """The message of a command that must be refused."""
-    given = {word.partition("=")[0] for word in arguments}
-    own = [word for word in (f"output_dir={output_dir}", "limit=1") if word.partition("=")[0] not in given]
-    return message(call(*own, *arguments), output_dir, code)
+    return message(call(*over((f"output_dir={output_dir}", "limit=1"), *arguments)), output_dir, code)
 
 
 def message(done: Outcome, output_dir: Path, code: int) -> str:

@@ -17,7 +17,7 @@ from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness.journal import Journal, JournalEntry
 from tests.e2e.cache_runs import ROWS, SETTINGS, TOKENS, counts, run
-from tests.e2e.command import Run, call
+from tests.e2e.command import Run, call, over
 
 SAMPLED = ("task.generation.temperature=0.8", "task.generation.top_k=20")
 
@@ -62,7 +62,7 @@ def test_a_run_of_hits_loads_no_weights_and_journals_nothing(
 @pytest.mark.usefixtures("unloadable")
 def test_that_check_can_fail(warm_cache: tuple[Path, Run], tmp_path: Path) -> None:
     """A run with one request that the cache lacks does load weights, which `unloadable` turns into an error."""
-    done = call(f"output_dir={tmp_path / 'out'}", *SETTINGS, f"cache={warm_cache[0]}", f"limit={ROWS + 1}")
+    done = call(f"output_dir={tmp_path / 'out'}", *over(SETTINGS, f"cache={warm_cache[0]}", f"limit={ROWS + 1}"))
     assert done.code == 1 and "weights were loaded" in done.err
     assert not (tmp_path / "out").exists(), "nothing is written before the weights are there"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import ROOT, Run, call
+from tests.e2e.command import ROOT, Run, call, over
 
 LONG = "x" * 300
 
@@ -28,8 +28,7 @@ LONG = "x" * 300
     ids=lambda text: text[:24],
 )
 def test_settings_that_cannot_be_meant(setting: str, message: str, tmp_path: Path) -> None:
-    place = [] if setting.startswith("output_dir=") else [f"output_dir={tmp_path}"]
-    done = call("engine.device=cpu", *place, setting)
+    done = call("engine.device=cpu", *over((f"output_dir={tmp_path}",), setting))
     assert done.code == 2 and message in done.err and "Traceback" not in done.err and "\x1b" not in done.err
 
 

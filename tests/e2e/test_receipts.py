@@ -21,7 +21,7 @@ from evalengine import contract
 from evalengine.engine.llm import LLM
 from evalengine.receipts.receipt import FORMAT, Receipt, read_receipt
 from evalengine.records.digest import leaf_hash
-from tests.e2e.command import Outcome, Run, call, runs
+from tests.e2e.command import Outcome, Run, call, over, runs
 
 MODEL = "asset:tinymath"
 SETTINGS = ("limit=5", "engine.device=cpu", "progress=false", "resume=never", "task.generation.max_gen_toks=6")
@@ -38,7 +38,7 @@ doc_to_target: gold
 
 
 def run(output_dir: Path, *words: str) -> Run:
-    done = call(f"output_dir={output_dir}", *SETTINGS, *words)
+    done = call(f"output_dir={output_dir}", *over(SETTINGS, *words))
     assert done.code == 0, done.err
     return runs(output_dir)[-1]
 

@@ -13,7 +13,7 @@ from evalengine.harness.journal import Journal
 from evalengine.harness.requests import HarnessRequest, RequestBuilder
 from evalengine.records.schema import RecordKey
 from evalengine.report.read.run_data import load_run_data
-from tests.e2e.command import Run, call, finished, runs
+from tests.e2e.command import Run, call, finished, over, runs
 
 HOT = ("progress=false", "task.generation.temperature=3", "task.generation.max_gen_toks=5", "seed=3")
 
@@ -100,7 +100,7 @@ def test_an_interrupted_run_keeps_the_samples_it_has(tmp_path: Path, monkeypatch
     kept_keys = [json.loads(line)["key"] for line in (cut.folder / "journal.jsonl").read_text().splitlines()]
     assert len(kept_keys) == 4 and len({key[3] for key in kept_keys}) > 1
     monkeypatch.setattr(Journal, "append", append)
-    done = call(f"output_dir={tmp_path}/cut", "engine.device=cpu", *HOT, *settings, "progress=true")
+    done = call(f"output_dir={tmp_path}/cut", "engine.device=cpu", *over(HOT, *settings, "progress=true"))
     assert done.code == 0 and "4 of them kept from the interrupted run" in done.out, done.err
     kept_words = f"4 of {len(whole.records)} requests are kept from the interrupted run"
     assert f"resuming {cut.folder}: {kept_words}" in done.err
