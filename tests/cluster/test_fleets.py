@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import SETTINGS
-from tests.e2e.command import ROOT, Outcome, Run, finish, finished, runs, start
+from tests.e2e.command import ROOT, Outcome, Run, finish, finished, over, runs, start
 from tests.e2e.test_resume import wait_for_journal
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def gone(scratch: Path, seconds: float = 30) -> bool:
 
 def on_two_machines(event: str, folder: Path, *settings: str) -> Outcome:
     """Runs two_nodes.py with the event, and waits for its end."""
-    words = [sys.executable, str(ROOT / "tests/cluster/two_nodes.py"), str(folder), event, *SETTINGS, *settings]
+    words = [sys.executable, str(ROOT / "tests/cluster/two_nodes.py"), str(folder), event, *over(SETTINGS, *settings)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     return Outcome(done.returncode, done.stdout, done.stderr)
@@ -63,7 +63,7 @@ def on_two_machines(event: str, folder: Path, *settings: str) -> Outcome:
 
 def test_a_machine_goes_in_mid_run(tmp_path: Path) -> None:
     """The run is long enough that Ray, which takes seconds to see that a machine is gone, sees it before the end."""
-    one_engine = finished(tmp_path / "one", *SETTINGS, *LONG)
+    one_engine = finished(tmp_path / "one", *over(SETTINGS, *LONG))
     done = on_two_machines("remove", tmp_path / "two", *LONG)
     assert done.code == 0, done.err
     (run,) = runs(tmp_path / "two")

@@ -17,7 +17,7 @@ from evalengine.cache import store as store_module
 from evalengine.cache.store import FILE, Entry, Store
 from evalengine.engine.llm import LLM
 from tests.e2e.cache_runs import ROWS, SETTINGS, counts, run
-from tests.e2e.command import Run, call, runs
+from tests.e2e.command import Run, call, over, runs
 
 
 def change(cache: Path, statement: str, *values: Any) -> None:
@@ -191,7 +191,7 @@ def test_an_interrupted_run_has_kept_what_it_computed(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(LLM, "_step", step)
-        call(f"output_dir={tmp_path / 'out'}", *SETTINGS, f"cache={tmp_path / 'cache'}", "engine.max_num_seqs=2")
+        call(f"output_dir={tmp_path / 'out'}", *over(SETTINGS, f"cache={tmp_path / 'cache'}", "engine.max_num_seqs=2"))
     hits, misses = counts(run(tmp_path / "again", f"cache={tmp_path / 'cache'}"))
     assert 0 < hits < ROWS and hits + misses == ROWS
 

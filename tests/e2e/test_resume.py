@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from evalengine.harness.journal import Journal
-from tests.e2e.command import LIMIT, ROOT, SHORT, Outcome, Run, call, check_output, finish, finished, runs, start
+from tests.e2e.command import LIMIT, ROOT, SHORT, Outcome, Run, call, check_output, finish, finished, over, runs, start
 
 # Two requests run at a time, so that they finish one after another and a kill finds some done and some not.
 SETTINGS = (f"limit={LIMIT}", SHORT, "engine.device=cpu", "engine.max_num_seqs=2", "progress=false")
@@ -27,7 +27,7 @@ SIZE_OF_PAGE = os.sysconf("SC_PAGESIZE")
 @contextmanager
 def running(output_dir: Path, *settings: str, lines: int = 2) -> Iterator[tuple[subprocess.Popen[str], Run]]:
     """A run stopped (SIGSTOP) once its journal has `lines` lines; killed at the end if it still lives."""
-    process = start(f"output_dir={output_dir}", *SETTINGS, *settings)
+    process = start(f"output_dir={output_dir}", *over(SETTINGS, *settings))
     try:
         journal = wait_for_journal(process, output_dir, lines)
         process.send_signal(signal.SIGSTOP)
@@ -51,7 +51,7 @@ def wait_for_journal(process: subprocess.Popen[str], output_dir: Path, lines: in
 
 def resume(output_dir: Path, *settings: str) -> Outcome:
     """Runs the command with SETTINGS in this process, which resumes an unfinished run."""
-    return call(f"output_dir={output_dir}", *SETTINGS, *settings)
+    return call(f"output_dir={output_dir}", *over(SETTINGS, *settings))
 
 
 def check_resumed(done: Outcome, run: Run, kept: int, reference: Run) -> None:
@@ -158,7 +158,7 @@ def test_another_model_does_not_take_it_up(tmp_path: Path, monkeypatch: pytest.M
     assert done.code == 0, done.err
     (new_run,) = (run for run in runs(tmp_path / "out") if run != broken)
     assert new_run.manifest["counts"]["resumed_requests"] == 0
-    assert new_run.digest == finished(tmp_path / "fresh", *SETTINGS, *named).digest
+    assert new_run.digest == finished(tmp_path / "fresh", *over(SETTINGS, *named)).digest
     refused = resume(tmp_path / "out", *named, f"resume={broken.folder}")
     assert refused.code == 2 and f"model_spec.rope.theta was {rope_theta}, is {rope_theta * 2}" in refused.err
 

@@ -14,14 +14,14 @@ from evalengine.compose import compose_jobs
 from evalengine.config import Config
 from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import Journal, JournalEntry
-from tests.e2e.command import Run, call, runs
+from tests.e2e.command import Run, call, over, runs
 
 SETTINGS = ("engine.device=cpu", "limit=3", "task.generation.max_gen_toks=3", "progress=false", "engine.max_num_seqs=1")
 
 
 def config(output_dir: Path, *settings: str) -> Config:
     """The configuration of a short run with SETTINGS and these settings."""
-    (job,) = compose_jobs([*SETTINGS, *settings], False)
+    (job,) = compose_jobs(over(SETTINGS, *settings), False)
     return replace(job.config, output_dir=str(output_dir))
 
 
