@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from evalengine.bench.figures import Figure, shares
 from evalengine.bench.statistics_cases import ALPHA, bounds_of, flips, gate_bound, passing, related_flips
-from evalengine.report.stats.clusters import FEW, RARE
+from evalengine.report.stats.clusters import FEW, RARE, heavy_tails
 from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
 from evalengine.report.stats.loss_bound import documents_for, loss_bound, stratum
 from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.perplexity import Ratio, ratio_interval, ratio_residuals
 
 Floats = NDArray[np.float64]
 Sizes = Callable[[np.random.Generator, int], NDArray[np.int64]]
@@ -154,3 +155,43 @@ def rare(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
             case = f"{count} documents, {samples} samples, {words}"
             yield Figure(group, "Wilson's by the standard error", case, ours, draws, 0.92)
             yield Figure(group, "Student's t", case, plain, draws)
+
+
+def risk(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group = "P(loss > margin), where the true loss is the margin"
+    for count, margin, flipping in ((200, 0.05, 0.04), (1319, 0.02, 0.02), (1319, 0.02, 0.1)):
+
+        def draw(
+            rng: np.random.Generator, count: int = count, margin: float = margin, win: float = flipping / 2
+        ) -> tuple[bool, ...]:
+            bound = loss_bound([stratum(flips(rng, count, margin + win, win), np.arange(count))], 1.0, ALPHA)
+            p = bound.p_beyond(margin)
+            return p <= 0.2, p >= 0.8
+
+        case = f"{count} documents, {margin * 100:g} points, {flipping * 100:g} % flips besides"
+        for what, share in zip(("it is at most 0.2", "it is at least 0.8"), shares(rng, draws, draw), strict=True):
+            yield Figure(group, what, case, share, draws, at_most=0.2)
+
+
+def heavy(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    group = "Coverage of 95 % intervals of a perplexity whose pages have tails"
+    kinds: tuple[tuple[str, Callable[[np.random.Generator, int], Floats]], ...] = (
+        ("Student's t with 3 degrees", lambda rng, n: 0.3 * rng.standard_t(3, n)),
+        ("skewed by 6.6", lambda rng, n: rng.exponential(0.6, n) ** 2 - 0.72),
+    )
+    for pages in (20, 62, 200):
+        for words, nats in kinds:
+
+            def draw(
+                rng: np.random.Generator, pages: int = pages, nats: Callable[..., Floats] = nats
+            ) -> tuple[bool, ...]:
+                weights, codes = rng.lognormal(7.5, 0.7, pages), np.arange(pages)
+                totals = -weights * (3 + nats(rng, pages))
+                _, low, high = ratio_interval(Ratio("perplexity", totals, weights), codes)
+                covers = low <= np.exp(3.0) <= high
+                return covers or bool(heavy_tails(ratio_residuals(totals, weights, codes))), covers
+
+            said, covered = shares(rng, draws, draw)
+            case = f"{pages} pages, {words}"
+            yield Figure(group, "it covers, or a caution stands beside it", case, said, draws, 0.92)
+            yield Figure(group, "it covers", case, covered, draws)

@@ -28,6 +28,7 @@ def _words(
     summary: Annotated[Path | None, Option(metavar="FILE", help="Markdown, appended")] = None,
     json: Annotated[str | None, Option(metavar="FILE", help="JSON; - for standard output, which then holds nothing "
                                        "else")] = None,
+    risk: Annotated[bool, Option("--risk", help="say P(loss > margin) of each check, too")] = False,
     annotations: Annotated[bool | None, Option(help="::error lines for GitHub")] = None,
 ) -> Namespace:  # fmt: skip
     """Judges RUN against BASELINE: may this change be merged?"""

@@ -45,9 +45,9 @@ def test_half_a_point_on_the_average_is_seen_where_no_task_alone_can() -> None:
     assert {task_check.status for task_check in single} == {"undecided"}
     worse = average(*answers(lost=9, won=3), margin=0.5)
     assert worse.status == "fail" and "(-3.00 points)" in worse.message
-    assert "a loss above the limit is shown" in worse.message and "limit 0.5" in worse.message
+    assert "a real loss above the limit is shown" in worse.message and "limit 0.5" in worse.message
     between = average(*answers(lost=5, won=3), margin=0.5)
-    assert between.status == "undecided" and between.message.startswith("a loss is shown (p = ")
+    assert between.status == "undecided" and between.message.startswith("a real loss is shown (p = ")
 
 
 def test_a_macro_mean_counts_tasks_and_a_micro_mean_documents() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ from evalengine.report.gate.markdown import escaped, markdown
 from evalengine.report.gate.policy_reader import parse_policy
 from evalengine.report.gate.report import STYLES, Report, headline
 from evalengine.report.gate.rules import evaluate
+from evalengine.report.gate.terminal import report_lines
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 from evalengine.report.stats.paired import mcnemar
 from tests.report.gate_runs import item, make_run
@@ -41,16 +43,30 @@ def test_a_margin_passes_fails_or_is_undecided() -> None:
     tasks = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse=(2000, 90, 20))
     statuses = {task: check.status for task, check in tasks.items()}
     assert statuses == {"large": "pass", "small": "undecided", "worse": "fail"}
-    assert tasks["large"].detects == "excluded at 95 %: losses above 0.61 points"
-    assert tasks["small"].message.startswith("a loss up to 4.45 points is not excluded (limit 2); about ")
+    assert tasks["large"].detects == "Excluded at 95 %: losses above 0.61 points"
+    assert tasks["small"].message.startswith("a loss up to 4.5 points is not excluded (limit 2); about ")
     assert "documents would tell with probability 0.8, if there is no loss" in tasks["small"].message
-    assert tasks["worse"].message.startswith("a loss above the limit is shown (p = ")
+    assert tasks["worse"].message.startswith("a real loss above the limit is shown (p = ")
+
+
+def test_no_sink_calls_an_excluded_loss_one_that_it_can_detect() -> None:
+    """It read "can detect: excluded at 95 %: ..."."""
+    gated = Report("pass", "own", "", "a", "b", checks=(checked({"margin": 2.0}, t=(2000, 20, 20))["t"],))
+    texts = ["\n".join(map(str, report_lines(gated))), markdown(gated), junit(gated)]
+    assert all("Excluded at 95 %: losses above 0.61 points" in text and "an detect" not in text for text in texts)
+
+
+def test_the_risk_of_a_check_agrees_with_its_status() -> None:
+    tasks = checked({"margin": 2.0}, large=(2000, 20, 20), small=(100, 1, 1), worse=(2000, 90, 20))
+    large, small, worse = (tasks[name].risk or 0.0 for name in ("large", "small", "worse"))
+    assert 0 < large <= 0.05 < small < 0.95 <= worse < 1
+    assert checked({}, t=(400, 3, 1))["t"].risk is None, "there is no margin"
 
 
 def test_a_loss_that_is_there_may_lie_within_the_margin_and_is_said() -> None:
     """60 lost and 20 won of 10,000: p is 5e-6, and the loss no more than 0.57 points."""
     check = checked({"margin": 2.0}, large=(10_000, 60, 20))["large"]
-    assert check.status == "pass" and check.message.startswith("a loss, and within the limit: ")
+    assert check.status == "pass" and check.message.startswith("a real loss, and within the limit: ")
     assert checked({}, large=(10_000, 60, 20))["large"].status == "fail"
 
 
@@ -147,9 +163,14 @@ def test_markdown_is_readable_as_text() -> None:
 
 
 def test_an_inconclusive_gate_exits_with_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gate_cli, "gate", lambda *_: report("pass", "undecided"))
+    undecided = report("pass", "undecided")
+    risky = replace(undecided, checks=tuple(replace(check, risk=0.123) for check in undecided.checks))
+    monkeypatch.setattr(gate_cli, "gate", lambda *_: risky)
+    assert main(["gate", "a", "b", "--no-annotations", "--risk"]) == 3
+    assert capsys.readouterr().out.count("P(loss > margin) = 0.12\n") == 2
     assert main(["gate", "a", "b", "--no-annotations"]) == 3
     out = capsys.readouterr().out
+    assert "P(loss" not in out
     assert "UNDECIDED accuracy t1 acc" in out and out.endswith("gate own: INCONCLUSIVE (1 passed, 1 undecided)\n")
 
 

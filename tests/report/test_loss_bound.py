@@ -160,3 +160,16 @@ def test_the_clustered_bound_is_seldom_wrong_where_clusters_flip_together() -> N
         wrong += [bound <= 0.03 for bound in (clustered.bound, bound_of(losses).bound, plain)]
     assert wrong[0] / draws <= ALPHA + 0.02
     assert (wrong[1:] / draws > 0.07).all(), wrong
+
+
+@pytest.mark.parametrize("flips_seen", [(0, 0), (5, 0), (3, 9), (60, 20)])
+def test_the_risk_is_a_distribution_whose_tails_are_the_two_bounds(flips_seen: tuple[int, int]) -> None:
+    lost, won = flips_seen
+    bound = bound_of(np.array([1.0] * lost + [-1.0] * won + [0.0] * (400 - lost - won)))
+    margins = np.linspace(-0.1, 0.3, 41)
+    risks = [bound.p_beyond(margin) for margin in margins]
+    assert risks == sorted(risks, reverse=True) and risks[0] > 0.9 and risks[-1] < 0.01
+    for margin, p in zip(margins, risks, strict=True):
+        assert (p <= ALPHA) == (bound.bound <= margin)
+        assert p > 0.5 or bound.p_above(margin) == 1.0
+    assert math.isnan(bound_of(np.zeros(1)).p_beyond(0.1)), "one document says nothing of others"

@@ -75,7 +75,7 @@ def _deliver(report: Report, arguments: Namespace) -> None:
     """Prints the report first, so that a full disk does not lose it, then writes its files."""
     out = sys.stderr if arguments.json == "-" else sys.stdout
     console = Console(file=out, soft_wrap=True, highlight=False)
-    for line in report_lines(report):
+    for line in report_lines(report, arguments.risk):
         console.print(line)
     for problem in report.problems:
         warn(plain(problem))

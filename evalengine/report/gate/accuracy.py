@@ -72,7 +72,8 @@ def _tested(
     for metric, (evidence, own, lost, equal) in gathered.items():
         if equal:  # it counts in Holm's family like the others
             why = f"equal bits, so nothing changed on these documents: {evidence.change}"
-            yield Check("accuracy", evidence.task, evidence.name, "pass", why, (), "any changed token or logprob bit")
+            names = (evidence.task, evidence.name)
+            yield Check("accuracy", *names, "pass", why, (), "Can detect: any changed token or logprob bit")
             continue
         check = judged(evidence, own, p_values.get(metric), count)
         yield replace(check, details=lost) if check.status in ("fail", "undecided") else check

@@ -25,7 +25,8 @@ class Check:
     status: Status
     message: str
     details: tuple[str, ...] = ()
-    detects: str = ""  # the least change that this check would have seen
+    detects: str = ""  # the least change that this check would have seen, or the losses that it excludes
+    risk: float | None = None  # P(loss > margin) (`LossBound.p_beyond`); None without a margin, or with one cluster
 
     @property
     def label(self) -> str:

@@ -45,21 +45,21 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
     allowed = limits.max_regression if evidence.unit is POINTS else limits.max_regression_percent
     loss = evidence.unit.shown(evidence.bound.loss)
     message = evidence.change
-    failures, undecided, passed, detects = [], "", "", "no test (alpha: null)"
+    failures, undecided, passed, detects, risk = [], "", "", "No test (alpha: null)", None
     if p is not None:
         assert limits.alpha is not None
         message += f"; {_p_values(evidence, p, metrics, margin)}"
         if margin is None:
             if p <= limits.alpha:
-                failures.append(f"a loss is shown (p = {p:.2g}{_after(metrics)}): {_in_unit(loss, evidence)}")
+                failures.append(f"a real loss is shown (p = {p:.2g}{_after(metrics)}): {_in_unit(loss, evidence)}")
             detects = _detects(evidence, limits)
             undecided = _undecided_test(evidence, limits, allowed, detects)
         else:
-            detects = _excluded(evidence, limits.alpha)
+            detects, risk = _excluded(evidence, limits.alpha), evidence.bound.p_beyond(evidence.unit.metric(margin))
             within = evidence.unit.shown(evidence.bound.bound) <= margin + ROUNDING
-            passed = "a loss, and within the limit: " if within and evidence.p <= limits.alpha else ""
+            passed = "a real loss, and within the limit: " if within and evidence.p <= limits.alpha else ""
             if p <= limits.alpha:
-                shown = f"a loss above the limit is shown (p = {p:.2g}{_after(metrics)})"
+                shown = f"a real loss above the limit is shown (p = {p:.2g}{_after(metrics)})"
                 failures.append(f"{shown}: {_in_unit(loss, evidence)}, limit {margin:g}")
             elif not within:
                 undecided = _undecided_margin(evidence, margin, limits)
@@ -69,7 +69,8 @@ def judged(evidence: Evidence, limits: Limits, p: float | None, metrics: int) ->
         failures.append(f"undecided: {undecided}; require_power: false for the task lets this be")
     status: Status = "fail" if failures else "undecided" if undecided else "pass"
     reason = {"fail": "; ".join(failures) + ": ", "undecided": f"{undecided}: ", "pass": passed}[status]
-    return Check("accuracy", evidence.task, evidence.name, status, f"{reason}{message}", (), detects)
+    risk = None if risk is None or math.isnan(risk) else risk
+    return Check("accuracy", evidence.task, evidence.name, status, f"{reason}{message}", (), detects, risk)
 
 
 def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) -> Check:
@@ -85,7 +86,7 @@ def without_spread(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool) 
     loss = (1 if higher else -1) * (old - new)
     message, limit = f"{old:.6g} -> {new:.6g}", margin if allowed is None else allowed
     assert limit is not None
-    detects = f"a loss of more than {limit:g} % of the baseline's value (no test: one value, no spread)"
+    detects = f"Can detect: a loss of more than {limit:g} % of the baseline's value (no test: one value, no spread)"
     if not (old == new or loss <= abs(old) * limit / 100 + 1e-12):  # a NaN on either side is no pass
         return Check(*names, "fail", f"worse by more than {limit:g} %: {message}", (), detects)
     if margin is None or old == new:
@@ -120,8 +121,8 @@ def _undecided_margin(evidence: Evidence, margin: float, limits: Limits) -> str:
     if not math.isfinite(bound.error):
         return f"no loss can be excluded: {evidence.what} say nothing about others"
     assert limits.alpha is not None
-    shown = f"a loss is shown (p = {evidence.p:.2g}), and one" if evidence.p <= limits.alpha else "a loss"
-    worst = _in_unit(evidence.unit.shown(bound.bound), evidence)
+    shown = f"a real loss is shown (p = {evidence.p:.2g}), and one" if evidence.p <= limits.alpha else "a loss"
+    worst = _at_most(evidence)
     return f"{shown} up to {worst} is not excluded (limit {margin:g}); {_cure(evidence, margin, limits.power)}"
 
 
@@ -142,8 +143,14 @@ def _cure(evidence: Evidence, margin: float, power: float) -> str:
 def _excluded(evidence: Evidence, alpha: float) -> str:
     if not math.isfinite(evidence.bound.error) or evidence.bound.bound == evidence.bound.most:
         return f"{evidence.what} exclude no loss"
-    worst = _in_unit(max(0.0, evidence.unit.shown(evidence.bound.bound)), evidence)
-    return f"excluded at {100 * (1 - alpha):g} %: losses above {worst}"
+    return f"Excluded at {100 * (1 - alpha):g} %: losses above {_at_most(evidence)}"
+
+
+def _at_most(evidence: Evidence) -> str:
+    """The bound, rounded up: to tenths from 1 on, which is what a person compares, and to hundredths below."""
+    bound = max(0.0, evidence.unit.shown(evidence.bound.bound))
+    digits = 1 if bound >= 1 else 2
+    return f"{math.ceil(bound * 10**digits - ROUNDING) / 10**digits:.{digits}f} {evidence.unit.name}"
 
 
 def _detects(evidence: Evidence, limits: Limits) -> str:

@@ -66,7 +66,7 @@ def _table(checks: Sequence[Check]) -> Iterator[str]:
 def _seen(check: Check) -> Iterator[str]:
     yield from check.details
     if check.detects:
-        yield f"can detect: {check.detects}"
+        yield check.detects
 
 
 def _entities(match: re.Match[str]) -> str:

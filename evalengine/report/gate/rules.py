@@ -82,7 +82,7 @@ def _digest(a: Run, b: Run) -> list[Check]:
         old, new = a.task_digests.get(task), b.task_digests.get(task)
         keys = [key for key in changed if key[0] == task]
         count = sum(key[0] == task for key in a.items)
-        detects = f"any changed token or logprob bit of {count} requests"
+        detects = f"Can detect: any changed token or logprob bit of {count} requests"
         if old == new and not keys:
             checks.append(Check("digest", task, "", "pass", f"{old}", (), detects))
         else:
@@ -110,7 +110,7 @@ def _tokens(rule: TokensRule, a: Run, b: Run) -> list[Check]:
                 deltas[key] = _delta(x, y)
         limit = math.inf if rule.epsilon is None else rule.epsilon
         far = sorted((key for key in deltas if not deltas[key] <= limit), key=lambda key: -deltas[key])
-        detects = f"any changed token of {len(keys)} requests"
+        detects = f"Can detect: any changed token of {len(keys)} requests"
         if rule.epsilon is not None:
             detects += f"; a summed logprob that moves by more than {limit:g}"
         details = (

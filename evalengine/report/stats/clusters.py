@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evalengine.config import ITEM_MARK
 from evalengine.errors import ConfigError
 from evalengine.report.read.run import Run
 
+Floats = NDArray[np.float64]
+
 FEW = 20  # as many equal clusters: with fewer, intervals of 0/1 scores covered .91 to .93 in place of .95
+TAILS = 8  # as many documents that make a spread: with fewer, or 20 in all, heavy tails left intervals at .80 to .88
 RARE = 10  # as many whole successes (or failures): with fewer, intervals of a mean of shares covered .89 to .93
 
 
@@ -28,19 +32,34 @@ def across_tasks(task: str, names: Sequence[str]) -> list[str]:
 def cautions(scores: Sequence[float], clusters: Sequence[str] | None) -> list[str]:
     """Why the interval of the mean of a task's scores may cover less than it says: too few clusters, or too few shares
     above 0 or below 1 (`bench statistics` has the figures). Empty where nothing speaks against it."""
-    from evalengine.report.stats.intervals import cluster_degrees  # importing SciPy takes most of a second
+    from evalengine.report.stats.intervals import cluster_degrees, cluster_sums  # SciPy takes most of a second
     from evalengine.report.stats.paired import cluster_codes
 
     values = np.asarray(scores, dtype=np.float64)
     if len(values) < 2:
         return []
-    sizes = np.bincount(cluster_codes(clusters, len(values)))
+    codes = cluster_codes(clusters, len(values))
+    sizes = np.bincount(codes)
     said = [few_clusters(len(values), len(sizes), cluster_degrees(sizes.astype(np.float64)) + 1)]
-    if values.min() >= 0 and values.max() <= 1 and not np.isin(values, (0, 1)).all():
+    if values.min() < 0 or values.max() > 1:
+        said.append(heavy_tails(cluster_sums(values - values.mean(), codes)))
+    elif not np.isin(values, (0, 1)).all():
         rarer = min((float(x.sum()) ** 2 / float((x * x).sum()) for x in (values, 1 - values) if x.any()), default=0.0)
         if rarer < RARE:
             said.append(f"as few as {rarer:.1f} documents make the score, so that its interval may be too narrow")
     return [text for text in said if text]
+
+
+def heavy_tails(residuals: Floats) -> str:
+    """A caution where so few residuals [G] of a mean without limits make its spread that tails stay unseen; "" where
+    more do. (sum e^2)^2 / sum e^4 is the number of equal ones that would: a third of them all if they are normal."""
+    squares = residuals**2
+    makers = float(squares.sum()) ** 2 / float((squares**2).sum()) if squares.any() else 0.0
+    if len(residuals) > FEW and makers >= TAILS:
+        return ""
+    if len(residuals) <= FEW:
+        return f"{len(residuals)} documents cannot show heavy tails; the interval may be too narrow"
+    return f"as few as {makers:.1f} documents make the spread; the interval may be too narrow"
 
 
 def few_clusters(documents: int, clusters: int, effective: float) -> str:

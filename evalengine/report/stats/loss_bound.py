@@ -7,7 +7,7 @@ Losses are in the metric's units and positive if the run is worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -64,12 +64,29 @@ class LossBound:
     def p_above(self, margin: float) -> float:
         """How likely a loss of `margin` or less shows so large a loss: the least alpha at which the bound from below,
         loss - shift unit - error, lies above `margin`; 1 where none does."""
-        if not replace(self, alpha=0.5).below > margin:
+        return self._least_alpha(lambda bound: bound.below - margin)
+
+    def p_beyond(self, margin: float) -> float:
+        """P(loss > margin), with the bounds of all levels taken as the loss's distribution: a confidence distribution
+        (Xie & Singh 2013, "Confidence Distribution, the Frequentist Distribution Estimator of a Parameter: A Review",
+        International Statistical Review 81(1)), which for normal differences is the posterior under a flat prior.
+
+        At most alpha exactly where the bound lies within the margin; 0.5 where the margin lies in the shift between the
+        two bounds; NaN for one cluster. If the loss is the margin, it is at most p in at most a share p of cases.
+        """
+        if math.isinf(self.error):
+            return math.nan
+        within = self._least_alpha(lambda bound: margin - bound.bound)
+        return within if within < 1 else max(0.5, 1 - self.p_above(margin))
+
+    def _least_alpha(self, beyond: Callable[[LossBound], float]) -> float:
+        """The least alpha whose bound is not below what `beyond` asks for, between 1e-12 and 0.5; 1 where none is."""
+        least, most = 1e-12, 0.5
+        if not beyond(replace(self, alpha=most)) > 0:
             return 1.0
-        tiny = 1e-12
-        if replace(self, alpha=tiny).below > margin:
-            return tiny
-        return float(scipy.optimize.brentq(lambda p: replace(self, alpha=p).below - margin, tiny, 0.5, xtol=1e-13))
+        if beyond(replace(self, alpha=least)) > 0:
+            return least
+        return float(scipy.optimize.brentq(lambda p: beyond(replace(self, alpha=p)), least, most, xtol=1e-13))
 
     @property
     def below(self) -> float:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from evalengine.report.read.run import Run, ScoreKey
-from evalengine.report.stats.clusters import cautions, cluster_names
+from evalengine.report.stats.clusters import cautions, cluster_names, heavy_tails
 from evalengine.report.stats.mean_interval import mean_interval
+
+if TYPE_CHECKING:
+    from evalengine.report.stats.perplexity import Ratio
 
 
 def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:
@@ -24,18 +31,36 @@ def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:
 def interval_cautions(run: Run, key: ScoreKey) -> list[str]:
     """Why a metric's interval may be too narrow (`clusters.cautions`)."""
     scores = run.scores.get(key)
-    return cautions(list(scores.values()), cluster_names(run, run, key[0], list(scores))) if scores else []
+    if scores:
+        return cautions(list(scores.values()), cluster_names(run, run, key[0], list(scores)))
+    sums = _ratio(run, key)
+    if sums is None:
+        return []
+    from evalengine.report.stats.perplexity import ratio_residuals  # SciPy takes long to import
+
+    caution = heavy_tails(ratio_residuals(sums[0].totals, sums[0].weights, sums[1]))
+    return [caution] if caution else []
 
 
 def _of_ratio(run: Run, key: ScoreKey) -> tuple[float, float] | None:
+    sums = _ratio(run, key)
+    if sums is None:
+        return None
+    from evalengine.report.stats.perplexity import ratio_interval
+
+    _, low, high = ratio_interval(*sums)
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+
+
+def _ratio(run: Run, key: ScoreKey) -> tuple[Ratio, NDArray[np.intp]] | None:
+    """A metric's sums and the documents' clusters; None for one that is no ratio of two documents or more."""
     if key not in run.weighted or len(run.weighted[key]) < 2:
         return None
     from evalengine.report.stats.paired import cluster_codes
-    from evalengine.report.stats.perplexity import ratio_interval, ratios  # SciPy takes long to import
+    from evalengine.report.stats.perplexity import ratios
 
     sums = ratios((run,), key)
     if sums is None:
         return None
     documents, (ratio,) = sums
-    _, low, high = ratio_interval(ratio, cluster_codes(cluster_names(run, run, key[0], documents), len(documents)))
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+    return ratio, cluster_codes(cluster_names(run, run, key[0], documents), len(documents))

@@ -58,11 +58,15 @@ def ratio_stderr(totals: Floats, weights: Floats, codes: NDArray[np.intp]) -> fl
 
     sqrt(sum_g e_g^2 / (1 - W_g / sum W)) / sum W with e_g = sum_{i in g} (-L_i - theta W_i).
     """
-    weight = math.fsum(weights)
     if int(codes.max()) < 1:
         return math.nan
-    residuals = cluster_sums(-totals + weights * exact_sum(totals) / weight, codes)
-    return math.sqrt(residual_variance(residuals, _sizes(weights, codes))) / weight
+    residuals = ratio_residuals(totals, weights, codes)
+    return math.sqrt(residual_variance(residuals, _sizes(weights, codes))) / math.fsum(weights)
+
+
+def ratio_residuals(totals: Floats, weights: Floats, codes: NDArray[np.intp]) -> Floats:
+    """e_g [G] of `ratio_stderr`: how far each cluster's nats lie above what its weight would have."""
+    return cluster_sums(-totals + weights * exact_sum(totals) / math.fsum(weights), codes)
 
 
 def _sizes(weights: Floats, codes: NDArray[np.intp]) -> Floats:
