@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from evalengine.contract import CONTRACT_VERSION
-from evalengine.version import __version__
+from evalengine.version import CONTRACT_VERSION, __version__
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -39,7 +38,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 if TYPE_CHECKING:
     from evalengine.api.evaluate import evaluate
-    from evalengine.config import ModelConfig
+    from evalengine.config.schema import ModelConfig
     from evalengine.engine.llm import LLM
     from evalengine.engine.request import GenerateRequest, RequestOutput, SamplingParams, ScoreRequest
     from evalengine.errors import ConfigError, EvalEngineError
@@ -56,7 +55,7 @@ _LAZY = {
     "set_batch_invariant_mode": "evalengine.invariant",
     "ConfigError": "evalengine.errors",
     "EvalEngineError": "evalengine.errors",
-    "ModelConfig": "evalengine.config",
+    "ModelConfig": "evalengine.config.schema",
     "Results": "evalengine.report.python.results",
     "compare": "evalengine.report.python.verdicts",
     "evaluate": "evalengine.api.evaluate",

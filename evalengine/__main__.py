@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from evalengine.endings import ended, say, watch_signals
+from evalengine.util.endings import ended, say, watch_signals
 
 COMPLETION = ("--install-completion", "--show-completion")
 
@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a terminal without ± must not fail a finished run
-        from evalengine.command import exit_code
         from evalengine.plain_text import format_warnings
+        from evalengine.util.command import exit_code
 
         format_warnings()
         words = sys.argv[1:] if argv is None else list(argv)
@@ -44,25 +44,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(words: list[str]) -> int:
     """Runs a sub-command, shell completion or a run. Hydra never sees a sub-command's words."""
     if words[:1] in ([option] for option in COMPLETION) or "_EVALENGINE_COMPLETE" in os.environ:
-        from evalengine.commands.completion import complete
+        from evalengine.cli.commands.completion import complete
 
         return complete(words)
     if words[:1] in (["help"], ["-h"], ["--help"]):
         words = [*words[1:], "--help"]  # `help compare` and `--help compare` ask for the help of compare
-    from evalengine.commands import MODULES
+    from evalengine.cli.commands import MODULES
 
     code: int
     if words and words[0] in MODULES:
         code = import_module(MODULES[words[0]]).main(words[1:])
     else:
-        code = import_module("evalengine.commands.run").main(words)
+        code = import_module("evalengine.cli.commands.run").main(words)
     return code
 
 
 def program() -> int:
     """The installed command and `python -m evalengine`: `main`, in a process that ends with it."""
     watch_signals()
-    from evalengine.garbage import few_collections
+    from evalengine.util.garbage import few_collections
 
     with few_collections():
         code = main()

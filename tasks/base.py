@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from evalengine.config import TaskConfig, TemplateConfig
+from evalengine.config.schema import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.dataset import load_rows, text_lines
 from evalengine.tasks.documents import Doc, Shapes, checked, documents_of

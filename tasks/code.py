@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-from evalengine.config import TaskConfig
-from evalengine.estimators import pass_at_k
+from evalengine.config.schema import TaskConfig
 from evalengine.programs.limits import Limits
 from evalengine.tasks.documents import Doc
+from evalengine.tasks.estimators import pass_at_k
 from evalengine.tasks.instance import Response
 from evalengine.tasks.metric import Metric, MetricKey, MetricValue
 from evalengine.tasks.repeats import Repeated, repeats_of

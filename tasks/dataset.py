@@ -17,10 +17,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from evalengine.config import DatasetConfig
+from evalengine.config.schema import DatasetConfig
 from evalengine.errors import ConfigError, readable
-from evalengine.plain_files import parse_json, read_bytes
 from evalengine.tasks.rows import Row, Rows, check_rows
+from evalengine.util.plain_files import parse_json, read_bytes
 
 TextReader = Callable[[str], list[Row]]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_yaml
 from evalengine.tasks.dataset import read_local, text_lines
 from evalengine.tasks.rows import Rows, check_rows
+from evalengine.util.plain_files import read_yaml
 
 Chat = Callable[[list[dict[str, str]]], str]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unicodedata import category
 
-from evalengine.plain_files import Tagged
+from evalengine.util.plain_files import Tagged
 
 Step = Callable[[list[str], Mapping[str, Any]], Any]  # (a document's texts, the document)
 INVALID = "[invalid]"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from evalengine.config import GenerationConfig, TaskConfig
+from evalengine.config.schema import GenerationConfig, TaskConfig
 from evalengine.tasks.base import Task
 from evalengine.tasks.documents import Doc
 from evalengine.tasks.filters import ExactMatch, RegexFilter

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from evalengine.config import TaskConfig
+from evalengine.config.schema import TaskConfig
 from evalengine.tasks.documents import Doc
 from evalengine.tasks.templated import Templated
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from evalengine.config import DatasetConfig
+from evalengine.config.schema import DatasetConfig
 from evalengine.errors import ConfigError
-from evalengine.hub import offline_if_unreachable
+from evalengine.util.hub import offline_if_unreachable
 
 
 class HubUnavailable(Exception):

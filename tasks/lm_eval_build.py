@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError, one_line
-from evalengine.hub import offline_if_unreachable
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.rows import Row
+from evalengine.util.hub import offline_if_unreachable
 
 NOT_OURS = ("tag", "group", "task_list")  # keys of a task's file that are no settings of the task
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from evalengine.config import LM_EVAL_LENGTHS, LM_EVAL_NEUTRAL, GenerationConfig
+from evalengine.config.schema import LM_EVAL_LENGTHS, LM_EVAL_NEUTRAL, GenerationConfig
 from evalengine.tasks.instance import Generation
 
 HONOURED = ("until", "do_sample", "temperature", "top_p", "top_k", *LM_EVAL_LENGTHS)

@@ -18,11 +18,11 @@ from typing import Any
 
 from yaml import YAMLError
 
-from evalengine.config import GroupConfig
+from evalengine.config.schema import GroupConfig
 from evalengine.errors import ConfigError, one_line
-from evalengine.plain_files import YAML_SUFFIXES
 from evalengine.tasks.lm_eval_quiet import quiet, sandbox_templates
-from evalengine.waiting import said_if_long
+from evalengine.util.plain_files import YAML_SUFFIXES
+from evalengine.util.waiting import said_if_long
 
 PREFIX = "lm_eval/"
 CLS = "lm_eval_task:LmEvalTask"

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from evalengine.plain_files import Tagged
+from evalengine.util.plain_files import Tagged
 
 
 def returned(named: Tagged, folder: Path) -> Any:

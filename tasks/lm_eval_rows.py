@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evalengine.config import DatasetConfig
+from evalengine.config.schema import DatasetConfig
 from evalengine.tasks.dataset import load_rows, local_source, read_local, text_lines
 from evalengine.tasks.rows import Rows, check_rows
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from evalengine.config import TaskConfig
+from evalengine.config.schema import TaskConfig
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.lm_eval_yaml import installed_content, installed_file
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from evalengine.config import TaskConfig, TemplateConfig
+from evalengine.config.schema import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.lm_eval_generation import generation_kwargs_problems, generation_of, with_own
 from evalengine.tasks.lm_eval_index import leaf_of

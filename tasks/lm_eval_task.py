@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evalengine.config import TaskConfig
+from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError, one_line
 from evalengine.tasks.base import See, Task, named_errors
 from evalengine.tasks.documents import Doc

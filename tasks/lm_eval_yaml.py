@@ -13,15 +13,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from evalengine.config import LM_EVAL_LENGTHS, TaskConfig, TemplateConfig
+from evalengine.config.schema import LM_EVAL_LENGTHS, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
-from evalengine.plain_files import Tagged, read_yaml
 from evalengine.tasks.filters import Unbuilt, filter_problems
 from evalengine.tasks.instance import OUTPUT_TYPES
 from evalengine.tasks.lm_eval_index import CLS, OWN, lm_eval_version
 from evalengine.tasks.lm_eval_literals import returned
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.scores import metric_problems
+from evalengine.util.plain_files import Tagged, read_yaml
 
 TEXTS = ("doc_to_text", "doc_to_target", "doc_to_choice")
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")

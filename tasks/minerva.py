@@ -18,15 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from evalengine.config import TaskConfig
+from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.line_worker import LineWorker
 from evalengine.tasks.documents import Doc
 from evalengine.tasks.lm_eval_scorer import scorer_definition, scorer_problems
 from evalengine.tasks.lm_eval_yaml import installed_file
 from evalengine.tasks.metric import Metric, MetricValue
 from evalengine.tasks.rows import Rows
 from evalengine.tasks.templated import Templated
+from evalengine.util.line_worker import LineWorker
 
 EXTRA = "math"
 PACKAGES = ("math_verify", "sympy", "latex2sympy2_extended")

@@ -6,7 +6,7 @@ from importlib import import_module, resources
 from importlib.util import find_spec
 from typing import Any
 
-from evalengine.config import TaskConfig
+from evalengine.config.schema import TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
 

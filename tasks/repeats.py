@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from evalengine.config import TaskConfig
-from evalengine.estimators import pass_at_k
+from evalengine.config.schema import TaskConfig
+from evalengine.tasks.estimators import pass_at_k
 from evalengine.tasks.metric import Metric, MetricValue
 
 MEAN = "mean"

@@ -12,7 +12,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from evalengine.config import ITEM_MARK, TaskConfig
+from evalengine.config.schema import ITEM_MARK, TaskConfig
 from evalengine.errors import ConfigError, first_of
 
 Row = dict[str, Any]

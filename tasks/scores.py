@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.plain_files import Tagged
 from evalengine.tasks.filters import ExactMatch, Unbuilt, pattern_problems
 from evalengine.tasks.metric import Metric, MetricValue
+from evalengine.util.plain_files import Tagged
 
 MEAN = Metric("mean")
 DEFAULTS: dict[str, dict[str, Metric]] = {  # output type -> its metrics; `UNNAMED` without a metric_list

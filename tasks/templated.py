@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from evalengine.config import TaskConfig, TemplateConfig
+from evalengine.config.schema import TaskConfig, TemplateConfig
 from evalengine.tasks.base import Task
 from evalengine.tasks.documents import Doc
 from evalengine.tasks.fewshot import Turn

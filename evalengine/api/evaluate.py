@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from evalengine.api.perform import perform
 from evalengine.api.words import leaf_names, task_word, words
-from evalengine.arguments import no_model, shown
-from evalengine.compose import compose_jobs
-from evalengine.config import ModelConfig
+from evalengine.config.arguments import no_model, shown
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import ModelConfig
+from evalengine.config.shipped import shipped_model
 from evalengine.errors import ConfigError
-from evalengine.shipped import shipped_model
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM

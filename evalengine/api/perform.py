@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalengine.config import Config
+from evalengine.config.schema import Config
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM

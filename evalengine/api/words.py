@@ -12,8 +12,8 @@ from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from evalengine.arguments import shown
-from evalengine.compose_texts import escape_problems, is_text
+from evalengine.config.arguments import shown
+from evalengine.config.texts import escape_problems, is_text
 
 _BARE = re.compile(r"[A-Za-z][A-Za-z0-9_/-]*")  # texts that need no quotes, unless they are words of the grammar
 _WORDS = ("null", "true", "false", "inf", "nan")

@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any
 
 from evalengine.bench.whole_run import planned, timed, without_places
-from evalengine.command import Namespace
 from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import AGAIN
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.manifest_file import load_manifest
+from evalengine.util.command import Namespace
 
 COLUMNS = ("requests", "to the digest, s", "whole command, s", "CPU, s", "load on the machine before")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from evalengine.bench.names import BENCHES
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError
+from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:
     from evalengine.bench.report import Line, Report

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import resolve_checkpoint
-from evalengine.garbage import few_collections
+from evalengine.engine.load.loader import resolve_checkpoint
+from evalengine.util.garbage import few_collections
 
 
 def main(file: Path, most: int | None = None) -> None:

@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from evalengine.bench.whole_run import planned, timed, without_places
-from evalengine.command import Namespace
 from evalengine.records.evidence import PAGE
+from evalengine.util.command import Namespace
 
 COLUMNS = ("requests", "whole run, s", "engine alone, s", "ratio", "its start, s", "its steps, s", "page, MB")
 ENGINE_ALONE = "evalengine.bench.engine_alone"

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
+from evalengine.util.command import Namespace
 
 COLUMNS = ("workload", "requests", "steps", "launched ahead", "computed tokens", "new tokens", "host s", "us a request")
 IN_CODE = ("random", "gsm8k_cot")

@@ -23,10 +23,10 @@ from evalengine.bench.measure import WrongResult, free_memory, guarded
 from evalengine.bench.models import PRODUCTS_OF
 from evalengine.bench.report import Failure, Line, Timing
 from evalengine.bench.timing import compare_gpu_seconds, host_seconds
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, linear, matmul, schedule_for
 from evalengine.kernels.matmul_schedules import BUCKETS, TABLE
+from evalengine.util.command import Namespace
 from evalengine.verification.verdict import count_differing
 
 MEDIAN_TARGET, WORST_TARGET = 1.02, 1.20  # our time over cuBLAS's, at most

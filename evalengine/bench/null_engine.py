@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.config import EngineConfig, ModelConfig
-from evalengine.engine.cuda_graphs import DecodeGraphs, _Captured
+from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.engine import Engine
-from evalengine.engine.loader import resolve_checkpoint
+from evalengine.engine.execute.cuda_graphs import DecodeGraphs, _Captured
+from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.layers.parallel import SINGLE
 
 CHOSEN = 5  # the token that every row finds most probable

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError, readable
+from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def _rank(rank: int, size: int, folder: str, gathered: Sequence[int]) -> None:
     """One rank's process. Rank 0 leaves the rows in `folder`."""
     import torch
 
-    from evalengine.engine.parallel.group import connect, share_memory
+    from evalengine.engine.execute.parallel.group import connect, share_memory
     from evalengine.layers import create_ops
 
     device = torch.device("cuda", rank)

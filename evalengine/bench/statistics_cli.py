@@ -13,9 +13,9 @@ from typing import Any
 
 from evalengine.bench.figures import Figure
 from evalengine.bench.statistics import figures
-from evalengine.command import Namespace
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version
+from evalengine.util.command import Namespace
 
 
 def main(arguments: Namespace) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalengine.bench.names import THROUGHPUT_MODELS
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
+from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:
     from evalengine.bench.throughput import Measured
@@ -82,7 +82,7 @@ def _preset(path: str, chosen: Sequence[str], files: dict[str, Path], arguments:
     from evalengine.bench.timed_engine import Preset
     from evalengine.bench.workloads import make_workload, num_tokens
     from evalengine.certify.model import SHAPE, open_checkpoint
-    from evalengine.config import ModelConfig
+    from evalengine.config.schema import ModelConfig
 
     name = path.removeprefix(SHAPE) if path.startswith(SHAPE) else path.rstrip("/").rpartition("/")[2]
     checkpoint = open_checkpoint(ModelConfig(name=name, path=path))
@@ -126,7 +126,7 @@ def _print(measured: Measured, others: Sequence[Others], files: Sequence[Path]) 
     from rich.text import Text
 
     from evalengine.bench.throughput_report import notes, terminal_table
-    from evalengine.tables import print_table
+    from evalengine.util.tables import print_table
 
     console = Console(file=sys.stdout)
     print_table(terminal_table(measured, others), console)

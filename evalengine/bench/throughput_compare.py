@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError, first_of
-from evalengine.plain_files import read_json
 from evalengine.plain_text import printable
+from evalengine.util.plain_files import read_json
 
 OURS = "evalengine"
 MOST_LISTED = 5

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from evalengine.bench.workloads import Workload, generation
-from evalengine.config import EngineConfig
+from evalengine.config.schema import EngineConfig
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.engine.settings import Settings, resolve_settings
 from evalengine.errors import EvalEngineError

@@ -39,7 +39,7 @@ def timed(bench: str, arguments: Sequence[str]) -> Process:
 
 def planned(settings: Sequence[str]) -> tuple[Any, Any, Any]:
     """(the configuration, the plan, an engine without weights) of the run that the settings describe."""
-    from evalengine.compose import compose_jobs
+    from evalengine.config.compose import compose_jobs
     from evalengine.engine.deferred import DeferredLLM
     from evalengine.harness.plan import build_plan, prepare
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError, first_of
-from evalengine.plain_files import parse_json, read_bytes
+from evalengine.util.plain_files import parse_json, read_bytes
 
 SUFFIX = ".jsonl.gz"
 LARGEST_TEXT = 1 << 30  # bytes of a file's text: a gzip of a megabyte can unpack to a thousand times as many

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from evalengine.cache.store import Store, cure
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import printable, say
-from evalengine.tables import print_table
+from evalengine.util.command import Namespace
+from evalengine.util.tables import print_table
 
 
 def main(arguments: Namespace) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.plain_files import parse_json
+from evalengine.util.plain_files import parse_json
 
 FILE = "answers.sqlite"
 APPLICATION_ID, VERSION = 0x65766C61, 1  # "evla" in ASCII; the version of the tables below

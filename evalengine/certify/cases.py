@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import Checkpoint, resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.engine.text import encode
+from evalengine.engine.text.encode import encode
 
 TEXT = ("tinymath", "test.jsonl")  # a folder of the package's assets, and a file in it
 CHOICES = (1, 2, 5, 9)  # lengths of the continuations that share a context, in tokens

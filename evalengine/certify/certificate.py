@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from evalengine import contract
+from evalengine import version
 from evalengine.certify.axes import AXES
 from evalengine.certify.cases import EFFORTS, Case
 from evalengine.certify.certificate_text import markdown
@@ -42,7 +42,7 @@ def certificate(
         "certificate_version": VERSION,
         "verdict": _whole_verdict(proof, kernels),
         "incomplete": proof.incomplete,
-        "contract_version": contract.CONTRACT_VERSION,
+        "contract_version": version.CONTRACT_VERSION,
         "subject": {
             "model": subject.config.model.name,
             "tasks": subject.task_names,

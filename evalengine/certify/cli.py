@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from evalengine.command import Namespace
 from evalengine.plain_text import printable, say
+from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from evalengine.config import Config
-    from evalengine.engine.loader import Checkpoint
+    from evalengine.config.schema import Config
+    from evalengine.engine.load.loader import Checkpoint
     from evalengine.engine.settings import Settings
 
 
@@ -31,7 +31,7 @@ def _engine(arguments: Namespace) -> int:
     from evalengine.certify.kernels import kernels_verdict
     from evalengine.certify.proof import Prover
     from evalengine.certify.subject import Subject, open_subject, read_settings
-    from evalengine.engine.loader import weights_fingerprint
+    from evalengine.engine.load.loader import weights_fingerprint
 
     config = read_settings(arguments.settings)
     checkpoint, tasks = open_subject(config, arguments.layers)
@@ -73,7 +73,7 @@ def _print(table: Table, lines: Iterable[str]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from evalengine.tables import print_table
+    from evalengine.util.tables import print_table
 
     console = Console(file=sys.stdout)
     print_table(table, console)

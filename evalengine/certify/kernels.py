@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from evalengine.certify.exact_kernels import exact_kernels_verdict
-from evalengine.contract import CONTRACT_VERSION
 from evalengine.engine.settings import Settings
 from evalengine.layers.embedding import rows_per_slice
 from evalengine.models.spec import ModelSpec
+from evalengine.version import CONTRACT_VERSION
 
 PAGE_SIZES = (16, 64, 256)  # the page sizes that the engine's proof varies
 NEEDS_CUDA = "native's kernels run on CUDA only, so none of them was verified"

@@ -6,8 +6,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import Checkpoint, resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.errors import ConfigError
 
 SHAPE = "shape:"

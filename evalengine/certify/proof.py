@@ -20,7 +20,7 @@ from evalengine.certify.run import alone, together
 from evalengine.certify.schedules import Skip, Variant, Workload
 from evalengine.certify.subject import Subject
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.settings import possible_ranks
 from evalengine.engine.stats import EngineStats
 from evalengine.layers.attention_backends import possible_backends

@@ -10,10 +10,10 @@ from typing import Any
 
 from evalengine.certify.cases import EFFORTS, Case, Effort, build_cases
 from evalengine.certify.model import SHAPE, open_checkpoint
-from evalengine.compose import compose_jobs, experiment_name
-from evalengine.config import OUTPUT_FIELDS, SCHEDULE_FIELDS, Config, EngineConfig
+from evalengine.config.compose import compose_jobs, experiment_name
+from evalengine.config.schema import OUTPUT_FIELDS, SCHEDULE_FIELDS, Config, EngineConfig
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest
 from evalengine.errors import ConfigError
 from evalengine.harness.plan import prepare

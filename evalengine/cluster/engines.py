@@ -20,9 +20,9 @@ from evalengine.cluster.roster import Roster
 from evalengine.cluster.session import ray_session
 from evalengine.cluster.settings import Share, cluster_share, local_replicas, local_share
 from evalengine.cluster.work import Work
-from evalengine.config import Config, ModelConfig
+from evalengine.config.schema import Config, ModelConfig
 from evalengine.engine.interrupts import Interrupts
-from evalengine.engine.loader import Checkpoint, weights_fingerprint
+from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from evalengine import contract
+from evalengine import version
 from evalengine.cluster.replica import Orders, Refusal, Replica, ReplicaFacts, ReplicaSpec, Report, tokenizer_sha256
 from evalengine.cluster.settings import Share
-from evalengine.engine.loader import Checkpoint, Stamp
+from evalengine.engine.load.loader import Checkpoint, Stamp
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.records.libraries import deciding
 
@@ -215,7 +215,7 @@ class Pool:
 def unlike(facts: ReplicaFacts, first: ReplicaFacts, spec: ModelSpec, tokenizer: str | None) -> Iterator[str]:
     """What a replica does not share with the driver (the model's spec, the tokenizer's hash) or with the first replica,
     though answers depend on it; a sentence each."""
-    ours = contract.CONTRACT_VERSION
+    ours = version.CONTRACT_VERSION
     if facts.contract_version != ours:
         yield f"its contract version is {facts.contract_version}, the driver's {ours}"
     if facts.spec != spec:

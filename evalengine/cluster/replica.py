@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from evalengine import contract
-from evalengine.config import EngineConfig, ModelConfig
+from evalengine import version
+from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Stamp, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.load.loader import Stamp, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits
-from evalengine.engine.tokenizer import plain_tokenizer
+from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
 from evalengine.records.libraries import installed_libraries
@@ -158,7 +158,7 @@ class Replica:
             settings=llm.settings,
             limits=llm.limits,
             kernels_verdict=llm.kernels_verdict,
-            contract_version=contract.CONTRACT_VERSION,
+            contract_version=version.CONTRACT_VERSION,
             spec=llm.spec,
             stamp=llm.checkpoint.stamp,
             tokenizer=tokenizer_sha256(llm.tokenizer),

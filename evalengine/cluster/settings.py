@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evalengine.config import Config, EngineConfig
+from evalengine.config.schema import Config, EngineConfig
 
 INSTALL = "pip install 'evalengine[ray]'"
 

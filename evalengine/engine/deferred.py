@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from evalengine.config import EngineConfig
+from evalengine.config.schema import EngineConfig
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import resolve_settings
 from evalengine.engine.stats import EngineStats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evalengine.arguments import shown
+from evalengine.config.arguments import shown
 from evalengine.engine.request import RequestOutput
 
 

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from evalengine.arguments import shown
-from evalengine.config import EngineConfig, ModelConfig
-from evalengine.engine.batch import NextToken, Scores
-from evalengine.engine.block_manager import BlockManager
+from evalengine.config.arguments import shown
+from evalengine.config.schema import EngineConfig, ModelConfig
+from evalengine.engine.execute.batch import NextToken, Scores
+from evalengine.engine.execute.model_runner import Launched
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.loaded_model import LoadedModel
-from evalengine.engine.loader import Checkpoint
-from evalengine.engine.model_runner import Launched
-from evalengine.engine.prefix_order import in_prefix_order
 from evalengine.engine.prompts import items
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.scheduler import SchedulerOutput
+from evalengine.engine.schedule.block_manager import BlockManager
+from evalengine.engine.schedule.prefix_order import in_prefix_order
+from evalengine.engine.schedule.scheduler import SchedulerOutput
 from evalengine.engine.settings import engine_config
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import check_requests, generating_sequence, to_sequences

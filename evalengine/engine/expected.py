@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from evalengine.engine.request import GenerateRequest, Request
-from evalengine.engine.sequence import Generating
+from evalengine.engine.schedule.sequence import Generating
 from evalengine.engine.submission import generating_sequence
 from evalengine.models.spec import ModelSpec
 

@@ -7,8 +7,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from evalengine.endings import SIGNALS, hear, raise_for, stuck
 from evalengine.plain_text import warn
+from evalengine.util.endings import SIGNALS, hear, raise_for, stuck
 
 
 class Interrupts:

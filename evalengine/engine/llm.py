@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from evalengine.config import TEMPLATE_DATE
-from evalengine.engine.chat_template import ChatTemplate, Wording
+from evalengine.config.schema import TEMPLATE_DATE
 from evalengine.engine.engine import Engine
 from evalengine.engine.prompts import (
     Message,
@@ -22,8 +21,9 @@ from evalengine.engine.prompts import (
     text_or_ids,
 )
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
-from evalengine.engine.rolling import rolling_windows
-from evalengine.engine.text import encode, encode_pair, prefix_token_id
+from evalengine.engine.text.chat_template import ChatTemplate, Wording
+from evalengine.engine.text.encode import encode, encode_pair, prefix_token_id
+from evalengine.engine.text.rolling import rolling_windows
 from evalengine.errors import ConfigError
 
 OF_CHAT = Wording(

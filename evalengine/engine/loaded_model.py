@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-from evalengine.arguments import no_model
-from evalengine.config import SCHEDULE_FIELDS, EngineConfig, ModelConfig
-from evalengine.engine.block_manager import BlockManager
-from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
-from evalengine.engine.memory import memory_problems, plan_num_kv_blocks
-from evalengine.engine.model_runner import ModelRunner
-from evalengine.engine.parallel.group import share_memory, slot_bytes
-from evalengine.engine.parallel.ranks import Ranks
-from evalengine.engine.scheduler import Scheduler
+from evalengine.config.arguments import no_model
+from evalengine.config.schema import SCHEDULE_FIELDS, EngineConfig, ModelConfig
+from evalengine.config.shipped import shipped_model
+from evalengine.engine.execute.memory import memory_problems, plan_num_kv_blocks
+from evalengine.engine.execute.model_runner import ModelRunner
+from evalengine.engine.execute.parallel.group import share_memory, slot_bytes
+from evalengine.engine.execute.parallel.ranks import Ranks
+from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.engine.schedule.block_manager import BlockManager
+from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.submission import Limits
@@ -26,7 +27,6 @@ from evalengine.errors import ConfigError
 from evalengine.layers import create_ops
 from evalengine.layers.ops import Ops
 from evalengine.models.decoder import DecoderForCausalLM
-from evalengine.shipped import shipped_model
 
 FIXED = ("device", "tensor_parallel_size")  # the settings that decide where the weights lie
 RECONFIGURABLE = tuple(name for name in SCHEDULE_FIELDS if name not in FIXED)  # the settings `_reconfigure` takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, TypeVar
 
-from evalengine.arguments import integer, is_unicode, shown, token_ids
+from evalengine.config.arguments import integer, is_unicode, shown, token_ids
 from evalengine.engine.submission import refused
 from evalengine.errors import ConfigError
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from evalengine.arguments import LARGEST, Fields, integer, is_unicode, token_ids
+from evalengine.config.arguments import LARGEST, Fields, integer, is_unicode, token_ids
 from evalengine.models.processors import LogitsProcessors
 
 FinishReason = Literal["stop", "length"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from evalengine.arguments import shown
-from evalengine.config import MAX_RANKS, EngineConfig, Numerics
-from evalengine.config_engine import engine_problems, resolve_numerics
+from evalengine.config.arguments import shown
+from evalengine.config.engine import engine_problems, resolve_numerics
+from evalengine.config.schema import MAX_RANKS, EngineConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.layers.attention_backends import backend_problems, choose_backend
 from evalengine.layers.flash_attention import PAGE_MULTIPLE

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.arguments import shown
-from evalengine.engine.detokenizer import Detokenizer
-from evalengine.engine.processing import Processing
+from evalengine.config.arguments import shown
+from evalengine.engine.execute.processing import Processing
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.engine.scoring import PendingScore, Scoring
-from evalengine.engine.sequence import Generating, Sequence
+from evalengine.engine.schedule.scoring import PendingScore, Scoring
+from evalengine.engine.schedule.sequence import Generating, Sequence
+from evalengine.engine.text.detokenizer import Detokenizer
 from evalengine.errors import ConfigError, first_of
 from evalengine.models.spec import ModelSpec
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
 from evalengine.explain.align import Explanation, check_prompts, explain
 from evalengine.explain.digest_file import FORMAT, read_trace, write_trace
@@ -23,6 +22,7 @@ from evalengine.report.read.load import load_run
 from evalengine.report.read.run import UNBOUND, Run
 from evalengine.report.terminal.printing import print_findings
 from evalengine.report.terminal.tables import bullets
+from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:  # `rerun` imports the engine, which comparing two files does not need
     from evalengine.explain.rerun import Side

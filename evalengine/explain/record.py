@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.llm import LLM
-from evalengine.engine.model_runner import ModelRunner
 from evalengine.engine.request import GenerateRequest, Request
-from evalengine.engine.scheduler import Chunk, SchedulerOutput
-from evalengine.engine.sequence import Sequence as EngineSequence
+from evalengine.engine.schedule.scheduler import Chunk, SchedulerOutput
+from evalengine.engine.schedule.sequence import Sequence as EngineSequence
 from evalengine.explain.trace import LOGITS, Computation
 from evalengine.layers.hooks import op_hook
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalengine.compose import COMPUTED_AGAIN, read_config
-from evalengine.config import ClusterConfig, Config
+from evalengine.config.compose import COMPUTED_AGAIN, read_config
+from evalengine.config.schema import ClusterConfig, Config
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import resolve_checkpoint, weights_fingerprint
+from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
+from evalengine.engine.load.shards import weight_files
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.shards import weight_files
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.explain.record import Recorder, in_order
 from evalengine.explain.trace import LOGITS, LOGPROB, Computation, Trace

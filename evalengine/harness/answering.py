@@ -11,9 +11,9 @@ import torch
 
 from evalengine.cluster.engines import RayEngines
 from evalengine.cluster.settings import ray_problems, uses_ray
-from evalengine.config import Config, EngineConfig
+from evalengine.config.schema import Config, EngineConfig
 from evalengine.engine.deferred import DeferredLLM
-from evalengine.engine.loader import Checkpoint, weights_fingerprint
+from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.settings import Settings, settings_problems
 from evalengine.engine.stats import EngineStats

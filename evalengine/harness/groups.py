@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from evalengine.config import GroupConfig, leaves
+from evalengine.config.schema import GroupConfig, leaves
 from evalengine.harness.metrics import NOT_AVAILABLE
 from evalengine.records.lm_eval import GroupResult, TaskResult, Value
 

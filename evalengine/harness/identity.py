@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evalengine.config import Config
-from evalengine.engine.tokenizer import plain_tokenizer
+from evalengine.config.schema import Config
+from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.harness.answering import Answering, gpu_architecture, weights_sha256
 from evalengine.harness.plan import Plan
 from evalengine.models.spec import ModelSpec, dtype_name

@@ -22,10 +22,10 @@ import numpy as np
 
 from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.errors import EvalEngineError
-from evalengine.plain_files import parse_json, read_bytes
 from evalengine.records.folder import write_whole
 from evalengine.records.schema import RecordKey
 from evalengine.records.shapes import count, sha256, text, truth, wrong
+from evalengine.util.plain_files import parse_json, read_bytes
 
 CURE = "delete this file (its run starts again) or set resume=never"
 

@@ -9,7 +9,7 @@ from typing import Any
 from evalengine.cache.engine import CachedEngine
 from evalengine.cache.keys import Computer
 from evalengine.cache.store import CacheUnavailableError, Store
-from evalengine.config import Config
+from evalengine.config.schema import Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.request import Request
 from evalengine.engine.submission import check_requests

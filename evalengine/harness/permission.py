@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from evalengine.config import Config
+from evalengine.config.schema import Config
 from evalengine.programs.run import problem
 from evalengine.tasks.base import Task
 

@@ -10,15 +10,14 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from evalengine.beside import Beside, shares
-from evalengine.config import Config, template_date, template_variables
-from evalengine.engine.chat_template import ChatTemplate
+from evalengine.config.schema import Config, template_date, template_variables
 from evalengine.engine.deferred import DeferredLLM
-from evalengine.engine.loader import Checkpoint, resolve_checkpoint
-from evalengine.engine.pieces import PieceTokenizer
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import Request
 from evalengine.engine.submission import check_requests
-from evalengine.engine.text import special_tokens
+from evalengine.engine.text.chat_template import ChatTemplate
+from evalengine.engine.text.encode import special_tokens
+from evalengine.engine.text.pieces import PieceTokenizer
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import Answering, answering_problems
 from evalengine.harness.budgets import budget_problems
@@ -29,6 +28,7 @@ from evalengine.tasks.base import Task
 from evalengine.tasks.fewshot import Chat
 from evalengine.tasks.instance import Instance
 from evalengine.tasks.registry import load_task
+from evalengine.util.beside import Beside, shares
 
 MANY_DOCUMENTS = 2_000  # documents whose prompts take a second to write, several times what copying them takes
 MANY_REQUESTS = 20_000  # requests that take 0.1 s to hash, and as long to check

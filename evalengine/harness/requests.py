@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.engine.rolling import rolling_windows
-from evalengine.engine.text import encode, encode_pair, prefix_token_id, stop_strings
+from evalengine.engine.text.encode import encode, encode_pair, prefix_token_id, stop_strings
+from evalengine.engine.text.rolling import rolling_windows
 from evalengine.errors import ConfigError, first_of
 from evalengine.records.schema import RecordKey
 from evalengine.tasks.instance import Instance

@@ -15,13 +15,11 @@ from typing import Any
 
 import transformers
 
-from evalengine.beside import Beside, spread
 from evalengine.cache.engine import CachedEngine
-from evalengine.config import Config, selection, to_yaml
+from evalengine.config.schema import Config, selection, to_yaml
 from evalengine.engine.stats import EngineStats
-from evalengine.engine.text import find_prefix_token_id
+from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.errors import ConfigError
-from evalengine.garbage import few_collections
 from evalengine.harness.answering import Answering, answering, cluster_facts, libraries
 from evalengine.harness.execute import execute
 from evalengine.harness.groups import group_results
@@ -44,6 +42,8 @@ from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
+from evalengine.util.beside import Beside, spread
+from evalengine.util.garbage import few_collections
 from evalengine.version import __version__
 
 MANY = 5_000  # requests whose records take a quarter of a second to write and hash

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evalengine.config import Config
+from evalengine.config.schema import Config
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint, weights_fingerprint
+from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError
 from evalengine.harness.identity import model_identity
 from evalengine.harness.plan import Plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalengine.engine.request import GenerateRequest
-from evalengine.engine.thinking import end_of_thinking, part
+from evalengine.engine.text.thinking import end_of_thinking, part
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.records.schema import RecordKey

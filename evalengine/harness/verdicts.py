@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from evalengine.config import Config
+from evalengine.config.schema import Config
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.permission import isolated
 from evalengine.harness.plan import Plan

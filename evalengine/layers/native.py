@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.contract import CONTRACT_VERSION
 from evalengine.errors import EvalEngineError
 from evalengine.kernels import matmul
 from evalengine.kernels.shapes import Shapes
@@ -21,6 +20,7 @@ from evalengine.layers.embedding import rows_per_slice
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import PreparedWeight
 from evalengine.verification import verify
+from evalengine.version import CONTRACT_VERSION
 
 
 class NativeOps(CudaOps):

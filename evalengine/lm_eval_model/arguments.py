@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from evalengine.arguments import integer, shown
-from evalengine.compose_node import complete_model
-from evalengine.config import CacheConfig, Config, EngineConfig, ModelConfig
-from evalengine.config_engine import numerics_problems
-from evalengine.config_run import run_problems
+from evalengine.config.arguments import integer, shown
+from evalengine.config.engine import numerics_problems
+from evalengine.config.node import complete_model
+from evalengine.config.run import run_problems
+from evalengine.config.schema import CacheConfig, Config, EngineConfig, ModelConfig
 
 DEFAULT_MAX_GEN_TOKS = 256  # as of lm-eval's hf and vllm models
 ENGINE = tuple(item.name for item in fields(EngineConfig))

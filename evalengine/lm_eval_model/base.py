@@ -9,15 +9,15 @@ from typing import Any, cast
 import torch
 from lm_eval.api.model import TemplateLM
 
-from evalengine.config import TEMPLATE_DATE, Config
-from evalengine.engine.chat_template import ChatTemplate
+from evalengine.config.schema import TEMPLATE_DATE, Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint, resolve_checkpoint
-from evalengine.engine.pieces import PieceTokenizer
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.settings import settings_problems
-from evalengine.engine.text import prefix_token_id
-from evalengine.engine.tokenizer import plain_tokenizer
+from evalengine.engine.text.chat_template import ChatTemplate
+from evalengine.engine.text.encode import prefix_token_id
+from evalengine.engine.text.pieces import PieceTokenizer
+from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import ModelArguments, ignored_batch_size, read_arguments, with_device

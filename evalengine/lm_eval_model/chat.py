@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from evalengine.engine.chat_template import ChatTemplate, Wording
+from evalengine.engine.text.chat_template import ChatTemplate, Wording
 from evalengine.errors import ConfigError
 from evalengine.lm_eval_model import LOGGER
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from lm_eval.models import utils as lm_eval_utils
 
-from evalengine.arguments import integer, number, shown
-from evalengine.config import LM_EVAL_LENGTHS, LM_EVAL_NEUTRAL
+from evalengine.config.arguments import integer, number, shown
+from evalengine.config.schema import LM_EVAL_LENGTHS, LM_EVAL_NEUTRAL
 from evalengine.engine.request import SamplingParams
 from evalengine.errors import ConfigError
 

@@ -13,7 +13,6 @@ from typing import Any
 from lm_eval import utils as lm_eval_utils
 from tqdm import tqdm
 
-from evalengine.contract import CONTRACT_VERSION
 from evalengine.engine.request import Request, RequestOutput
 from evalengine.engine.submission import check_requests, refused
 from evalengine.errors import ConfigError
@@ -32,6 +31,7 @@ from evalengine.lm_eval_model.requests import (
     windows,
 )
 from evalengine.lm_eval_model.tokens import encode_prompt
+from evalengine.version import CONTRACT_VERSION
 
 logger = logging.getLogger(LOGGER)
 Finished = Callable[[int, RequestOutput], None]  # takes a request's place in its call, and its output

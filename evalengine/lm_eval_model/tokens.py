@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalengine.engine.text import encode_as, prefix_token_id
+from evalengine.engine.text.encode import encode_as, prefix_token_id
 from evalengine.errors import ConfigError
 
 

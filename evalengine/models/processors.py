@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from evalengine.arguments import Fields, token_ids
+from evalengine.config.arguments import Fields, token_ids
 
 _FLOAT32 = (2.0**-126, 3.4e38)  # the range of positive normal numbers
 

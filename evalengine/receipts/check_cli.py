@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
 from evalengine.plain_text import say
+from evalengine.util.command import Namespace
 
 
 def main(arguments: Namespace) -> int:
@@ -35,7 +35,7 @@ def _check_receipt(arguments: Namespace) -> int:
         return _differs(f"{name}: its prompt, output and logprobs do not lead to {where}: the receipt was edited")
     if arguments.digest and arguments.digest != receipt.digest:
         return _differs(f"{name}: of a run with the digest {receipt.digest}, not {arguments.digest}")
-    from evalengine.config import ModelConfig
+    from evalengine.config.schema import ModelConfig
     from evalengine.receipts.compute import parted
 
     model = ModelConfig(name=arguments.model, path=arguments.model, tokenizer=arguments.tokenizer)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from evalengine.config import EngineConfig, ModelConfig
+from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine.difference import difference
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
-from evalengine.engine.tokenizer import plain_tokenizer
+from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError
 from evalengine.harness.identity import plain_spec
 from evalengine.models.processors import LogitsProcessors

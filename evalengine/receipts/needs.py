@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evalengine import contract
+from evalengine import version
 from evalengine.errors import ConfigError
 
 LEVELS = ("exact", "native")
 
 
-def check_contract(version: Any, whose: str) -> None:
+def check_contract(computed_by: Any, whose: str) -> None:
     """Raises ConfigError if this evalengine computes by another contract."""
-    if version != contract.CONTRACT_VERSION:
+    if computed_by != version.CONTRACT_VERSION:
         raise ConfigError(
-            f"{whose}: computed by contract {str(version)[:20]}, and this evalengine computes by contract "
-            f"{contract.CONTRACT_VERSION}, whose bits are others; check it with an evalengine of that contract"
+            f"{whose}: computed by contract {str(computed_by)[:20]}, and this evalengine computes by contract "
+            f"{version.CONTRACT_VERSION}, whose bits are others; check it with an evalengine of that contract"
         )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from evalengine.compose import COMPUTED_AGAIN, read_config
-from evalengine.config import ClusterConfig, Config
+from evalengine.config.compose import COMPUTED_AGAIN, read_config
+from evalengine.config.schema import ClusterConfig, Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.harness.plan import Plan, build_plan, prepare
 from evalengine.harness.same_run import check_model, check_prompts, check_weights

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError
 from evalengine.plain_text import say
+from evalengine.util.command import Namespace
 
 
 def main(arguments: Namespace) -> int:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.beside import spread
 from evalengine.records.schema import RequestRecord, packed_ids
+from evalengine.util.beside import spread
 
 DIGEST_VERSION = 1
 MANY = 10_000  # records that earn a process: some 0.2 s of hashing

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import parse_json, read_json
 from evalengine.records.shapes import Each, anything, ascii_text, count, perhaps_object, text, writable, wrong
+from evalengine.util.plain_files import parse_json, read_json
 
 ISO = r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)"
 AGAIN = "run the evaluation again, or take the folder from where it was copied"

@@ -10,23 +10,22 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from evalengine import contract
-from evalengine.config import (
+from evalengine import version
+from evalengine.config.schema import (
     OUTPUT_FIELDS,
     SCHEDULE_FIELDS,
     Config,
     TemplateConfig,
     template_date,
 )
-from evalengine.plain_files import YAML_SUFFIXES
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical
-from evalengine.version import __version__
+from evalengine.util.plain_files import YAML_SUFFIXES
 
 MANIFEST = "manifest.json"
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
@@ -74,7 +73,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
             del settings[name]
     if (end := config.model.think_end_token) is not None:
         settings["think_end_token"] = end
-    identity = {"contract_version": contract.CONTRACT_VERSION, **settings, **extra}
+    identity = {"contract_version": version.CONTRACT_VERSION, **settings, **extra}
     plain: dict[str, Any] = json.loads(canonical(identity))
     return plain
 
@@ -140,7 +139,7 @@ def build_manifest(
         "command": None if command is None else list(command),
         "digest": digest,
         "task_digests": dict(task_digests),
-        "contract_version": contract.CONTRACT_VERSION,
+        "contract_version": version.CONTRACT_VERSION,
         "numerics": identity["numerics"],
         "identity": dict(identity),
         "model": asdict(model),
@@ -178,9 +177,9 @@ def code_version() -> Code:
     package = Path(__file__).parents[1]
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     if not tracked:
-        return Code(__version__, os.environ.get("EVALENGINE_COMMIT"), None)
+        return Code(version.__version__, os.environ.get("EVALENGINE_COMMIT"), None)
     commit, status = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
-    return Code(__version__, commit, None if status is None else bool(status))
+    return Code(version.__version__, commit, None if status is None else bool(status))
 
 
 def library_versions() -> dict[str, str]:
@@ -188,8 +187,8 @@ def library_versions() -> dict[str, str]:
     versions = {}
     for name in LIBRARIES:
         try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
     return versions
 

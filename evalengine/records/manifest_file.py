@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_json
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.shapes import Each, anything, count, number, sha256, text, truth, wrong
+from evalengine.util.plain_files import read_json
 
 _IDENTITY = {
     "numerics?": text,

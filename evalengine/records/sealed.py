@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError, readable
-from evalengine.plain_files import parse_json, read_bytes
+from evalengine.util.plain_files import parse_json, read_bytes
 
 
 @dataclass(frozen=True)

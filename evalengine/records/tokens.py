@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_json
+from evalengine.util.plain_files import read_json
 
 TOKENS = "tokens.json"
 

@@ -12,7 +12,7 @@ import torch
 from evalengine.__main__ import main
 from evalengine.bench import cli
 from evalengine.bench.names import BENCHES
-from evalengine.commands.bench import BENCH
+from evalengine.cli.commands.bench import BENCH
 from tests.bench.made_up_report import a_report
 
 

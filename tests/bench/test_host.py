@@ -10,7 +10,7 @@ import pytest
 
 from evalengine.bench import host
 from evalengine.bench.workload_files import SUFFIX
-from evalengine.commands.bench import OWN
+from evalengine.cli.commands.bench import OWN
 from evalengine.errors import ConfigError
 
 

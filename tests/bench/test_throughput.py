@@ -17,7 +17,7 @@ from evalengine.bench.throughput_cli import _without_folders
 from evalengine.bench.workload_files import generation
 from evalengine.bench.workloads import Workload
 from evalengine.certify.model import open_checkpoint
-from evalengine.config import ModelConfig
+from evalengine.config.schema import ModelConfig
 from evalengine.engine.llm import LLM
 from tests.bench.workload_lines import SCORE, a_row, write_lines, write_rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.bench.whole_run import timed, without_places
-from evalengine.commands.bench import OWN
+from evalengine.cli.commands.bench import OWN
 from evalengine.errors import EvalEngineError
 
 FEW = ["limit=2", "task.generation.max_gen_toks=4", "engine.device=cpu"]

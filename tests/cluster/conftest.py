@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import Config
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
 from tests.e2e.command import Run, finished
 
 DOCUMENTS = 16

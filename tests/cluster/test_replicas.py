@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evalengine.cluster.work import Work
-from evalengine.config import Config
+from evalengine.config.schema import Config
 from evalengine.engine.request import RequestOutput
 from evalengine.errors import EvalEngineError
 from evalengine.harness import journal

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import evalengine
-from evalengine import contract
+from evalengine import version
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError
 from evalengine.harness.journal import Journal, JournalEntry
@@ -195,7 +195,7 @@ def test_the_same_weights_otherwise_understood_are_another_model(
 
 
 def test_another_contract_finds_nothing(copied_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "CONTRACT_VERSION", contract.CONTRACT_VERSION + 1)
+    monkeypatch.setattr(version, "CONTRACT_VERSION", version.CONTRACT_VERSION + 1)
     assert counts(run(tmp_path / "out", f"cache={copied_cache}")) == (0, ROWS)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import compose_jobs
+from evalengine.config.compose import compose_jobs
 from evalengine.engine import deferred
 from evalengine.engine.llm import LLM
 from evalengine.errors import ConfigError

@@ -70,7 +70,7 @@ def test_an_old_run_without_hashes_is_read_and_says_so(reference: Run, tmp_path:
     done = call("baseline", str(run.folder), "-o", str(tmp_path / "b.json"))
     assert done.code == 0 and "edits would pass unseen" in done.err
     gated = call("gate", str(reference.folder), str(run.folder), "--policy", "accuracy")
-    assert gated.code == 3 and "edits would pass unseen" in gated.out, "so few documents can neither pass nor fail"
+    assert gated.code == 0 and "edits would pass unseen" in gated.out, "equal bits pass, with a warning"
     manifest["timings"]["run_seconds"] = float("nan")
     (run.folder / "manifest.json").write_text(json.dumps(manifest))
     done = call("baseline", str(run.folder), "-o", str(tmp_path / "c.json"))

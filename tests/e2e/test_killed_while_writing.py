@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from evalengine import jobs
-from evalengine.compose import compose_jobs
-from evalengine.config import Config
+from evalengine.cli import jobs
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
 from evalengine.engine.llm import LLM
 from evalengine.report.read.load import load_run
 from tests.e2e.command import ROOT, call, runs

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import evalengine
-from evalengine import contract
+from evalengine import version
 from evalengine.engine.llm import LLM
 from evalengine.receipts.receipt import FORMAT, Receipt, read_receipt
 from evalengine.records.digest import leaf_hash
@@ -304,18 +304,18 @@ def test_a_copy_of_the_model_agrees_and_another_is_named(receipt: Path, model: P
 
 
 def test_another_contract_is_named(receipt: Path, greedy: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "CONTRACT_VERSION", contract.CONTRACT_VERSION + 1)
+    monkeypatch.setattr(version, "CONTRACT_VERSION", version.CONTRACT_VERSION + 1)
     for done in (check(receipt), call("check", str(greedy.folder))):
         assert done.code == 2 and "check it with an evalengine of that contract" in done.err
 
 
 def test_a_run_that_says_what_was_not_computed_differs(greedy: Run, tmp_path: Path) -> None:
     """One made-up logprob in a run is found, though every hash of the run is right."""
-    from tests.e2e.test_cache_damage import forge
+    from tests.e2e.test_cache_damage import another_logprob, forge
 
     first = run(tmp_path / "first", f"cache={tmp_path / 'cache'}")
     assert first.digest == greedy.digest
-    forge(tmp_path / "cache", 2)
+    forge(tmp_path / "cache", 2, another_logprob)
     forged = run(tmp_path / "forged", f"cache={tmp_path / 'cache'}")
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     (tmp_path / "cache").write_text("no folder")  # The run's settings name this cache, and `check` never reads it.

@@ -148,7 +148,7 @@ def test_another_model_does_not_take_it_up(tmp_path: Path, monkeypatch: pytest.M
     append = Journal.append
     with monkeypatch.context() as patch:  # A killed process, above, leaves the same files.
         patch.setattr(Journal, "append", interrupted)
-        assert resume(tmp_path / "out", *named).code == 1
+        assert resume(tmp_path / "out", *named).code == 130
     (broken,) = runs(tmp_path / "out")
     config = json.loads((model / "config.json").read_text())
     rope_theta = config["rope_theta"]

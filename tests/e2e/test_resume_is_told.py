@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from evalengine import jobs
-from evalengine.compose import compose_jobs
-from evalengine.config import Config
+from evalengine.cli import jobs
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
 from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import Journal, JournalEntry
 from tests.e2e.command import Run, call, over, runs

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine import CONTRACT_VERSION, beside
+from evalengine import CONTRACT_VERSION
 from evalengine.errors import EvalEngineError
 from evalengine.harness import plan, runner
 from evalengine.kernels.shapes import Shapes
@@ -24,6 +24,7 @@ from evalengine.report.html import run_page as html_run_page
 from evalengine.report.html.run_page import run_page
 from evalengine.report.read import run_folder
 from evalengine.report.read.run_data import load_run_data
+from evalengine.util import beside
 from tests.e2e.command import SHORT, Run, call, check_output, finished, runs, write_tasks
 
 

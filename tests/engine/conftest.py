@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from evalengine import LLM
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import Checkpoint, resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 
 
 @pytest.fixture(scope="session")

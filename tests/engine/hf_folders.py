@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import load_model, resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import load_model, resolve_checkpoint
 from evalengine.layers import create_ops
 from tests.engine.tied_folder import tokenizer
 from tests.parity.paged import PagedRunner

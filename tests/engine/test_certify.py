@@ -19,12 +19,12 @@ from evalengine.certify.planted import FEW_ROWS, split_few_rows
 from evalengine.certify.proof import Proof, Prover
 from evalengine.certify.schedules import Variant
 from evalengine.certify.subject import Subject, open_subject
-from evalengine.engine.batch import NextToken, Scores
-from evalengine.engine.block_manager import BlockManager
+from evalengine.engine.execute.batch import NextToken, Scores
+from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
-from evalengine.engine.model_runner import ModelRunner
-from evalengine.engine.scheduler import Scheduler
+from evalengine.engine.load.loader import Checkpoint
+from evalengine.engine.schedule.block_manager import BlockManager
+from evalengine.engine.schedule.scheduler import Scheduler
 from evalengine.errors import EvalEngineError
 from evalengine.layers.exact import ExactOps
 from evalengine.layers.fast import FastOps

@@ -13,8 +13,8 @@ from evalengine.certify.cases import EFFORTS, Case, affordable, build_cases, poo
 from evalengine.certify.compare import Answer, Tally
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.subject import Subject, open_subject, read_settings
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import Checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError
 from tests.engine.certify_double import CPU

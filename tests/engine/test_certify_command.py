@@ -17,9 +17,9 @@ from evalengine import CONTRACT_VERSION
 from evalengine.__main__ import main
 from evalengine.certify import axes, exact_kernels, kernels, proof
 from evalengine.certify.cases import EFFORTS
-from evalengine.commands import verify
+from evalengine.cli.commands import verify
 from evalengine.engine import settings
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.layers import kernel_support
 from evalengine.layers.exact import ExactOps
 from evalengine.verification.verdict_cache import sources_sha256

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.engine.cuda_graphs import LARGEST_BATCH, LENGTH_AT_START, DecodeGraphs, batch_sizes, kv_lengths
-from evalengine.engine.decode_inputs import DecodeInputs, KnownPages
+from evalengine.engine.execute.cuda_graphs import LARGEST_BATCH, LENGTH_AT_START, DecodeGraphs, batch_sizes, kv_lengths
+from evalengine.engine.execute.decode_inputs import DecodeInputs, KnownPages
+from evalengine.engine.execute.read_out import LastTokens
 from evalengine.engine.llm import LLM
-from evalengine.engine.read_out import LastTokens
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
-from evalengine.engine.scheduler import Chunk
-from evalengine.engine.sequence import Generating
+from evalengine.engine.schedule.scheduler import Chunk
+from evalengine.engine.schedule.sequence import Generating
 from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal
 

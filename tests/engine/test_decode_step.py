@@ -13,7 +13,7 @@ import pytest
 import evalengine
 from evalengine.engine.engine import Engine
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, RequestOutput, SamplingParams
 
 PACKAGE = Path(evalengine.__file__).parent
@@ -21,8 +21,8 @@ PAGE = PACKAGE.parent / "docs" / "request.md"
 PARTS = ("engine", "layers", "models")
 # The page names these as below or beside the path: the seam and the level under it, stop strings, and other ranks.
 ELSEWHERE = {
-    *("layers/ops.py", "layers/exact.py", "engine/detokenizer.py"),
-    *("layers/parallel.py", "engine/parallel/ranks.py"),
+    *("layers/ops.py", "layers/exact.py", "engine/text/detokenizer.py"),
+    *("layers/parallel.py", "engine/execute/parallel/ranks.py"),
 }
 
 

@@ -11,10 +11,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.errors import ConfigError, EvalEngineError
-from evalengine.hub import PROBE_SECONDS
+from evalengine.util.hub import PROBE_SECONDS
 from tests.engine.tied_folder import WEIGHTS, load, shard, tied_qwen3, tokenizer
 
 

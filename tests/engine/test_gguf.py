@@ -16,9 +16,9 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from evalengine.config import ModelConfig
-from evalengine.engine.gguf import GGUFFile, hf_name
-from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint, weights_fingerprint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.gguf import GGUFFile, hf_name
+from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
@@ -167,7 +167,7 @@ def test_q_and_k_of_llama_would_be_wrong_as_stored(tmp_path: Path, monkeypatch: 
     model = hf_model(LlamaConfig, True)
     checkpoint = resolve(write_gguf(tmp_path / "m.gguf", model))
     expected = logits(load(checkpoint))
-    monkeypatch.setattr("evalengine.engine.gguf._half_split", lambda tensor, heads: tensor)
+    monkeypatch.setattr("evalengine.engine.load.gguf._half_split", lambda tensor, heads: tensor)
     assert (logits(load(checkpoint)) - expected).abs().max() > 0.1
 
 

@@ -13,9 +13,9 @@ import gguf
 import numpy as np
 import pytest
 
-from evalengine.engine.gguf import GGUFFile
-from evalengine.engine.gguf_fields import GGUFFields
-from evalengine.engine.gguf_header import StoredValue, read_header
+from evalengine.engine.load.gguf import GGUFFile
+from evalengine.engine.load.gguf_fields import GGUFFields
+from evalengine.engine.load.gguf_header import StoredValue, read_header
 from evalengine.errors import EvalEngineError
 from tests.engine.test_gguf import resolve
 from tests.fuzz.gguf_bytes import Parts, Type, Value, sample

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from evalengine.engine.text import prefix_token_id
+from evalengine.engine.text.encode import prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import RopeSpec
 from tests.engine.test_gguf import PROMPT, TOKENS, Q, hf_model, load, logits, resolve, write_gguf

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import load_model, resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import load_model, resolve_checkpoint
 from evalengine.engine.request import GenerateRequest
-from evalengine.engine.text import find_prefix_token_id
+from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.harness.requests import RequestBuilder
 from evalengine.layers import create_ops

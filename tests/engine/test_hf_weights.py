@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import resolve_checkpoint, weights_fingerprint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import resolve_checkpoint, weights_fingerprint
 from evalengine.errors import ConfigError, EvalEngineError
 from tests.engine.hf_folders import IDS, edit, engine_logits, tiny_llama
 

@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.models.processors import LogitsProcessors
 from tests.bitwise import assert_bitwise_equal

@@ -11,8 +11,8 @@ import torch
 
 import evalengine
 from evalengine import LLM, GenerateRequest, RequestOutput, SamplingParams
-from evalengine.config import EngineConfig
-from evalengine.engine import memory
+from evalengine.config.schema import EngineConfig
+from evalengine.engine.execute import memory
 from evalengine.engine.settings import resolve_settings
 from evalengine.errors import ConfigError
 from tests.bitwise import assert_bitwise_equal

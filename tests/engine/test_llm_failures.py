@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.config import ModelConfig
+from evalengine.config.schema import ModelConfig
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError, EvalEngineError
 

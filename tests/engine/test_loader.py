@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import load_model, resolve_checkpoint, weights_fingerprint
-from evalengine.engine.weights import DUMMY_STD, HASHED_AT_ONCE, dummy_tensors
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import load_model, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.load.weights import DUMMY_STD, HASHED_AT_ONCE, dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalengine.engine import memory
+from evalengine.engine.execute import memory
 
 GIB = 1 << 30
 CPU = torch.device("cpu")

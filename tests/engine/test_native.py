@@ -24,7 +24,7 @@ from evalengine.certify.exact_kernels import exact_kernels_verdict
 from evalengine.certify.model import open_checkpoint
 from evalengine.certify.proof import Prover
 from evalengine.certify.subject import Subject
-from evalengine.commands.verify import AXES
+from evalengine.cli.commands.verify import AXES
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import SamplingParams
 from tests.bitwise import assert_bitwise_equal

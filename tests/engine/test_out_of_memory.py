@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.engine.batch import Batch
+from evalengine.engine.execute.batch import Batch
+from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.llm import LLM
-from evalengine.engine.model_runner import ModelRunner
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.errors import EvalEngineError
 from tests.bitwise import assert_bitwise_equal

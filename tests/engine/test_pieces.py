@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from evalengine.engine import pieces as module
-from evalengine.engine.pieces import PATTERNS, PieceTokenizer, cuts_at_lines, pieces
-from evalengine.engine.text import encode, encode_pair
+from evalengine.engine.text import pieces as module
+from evalengine.engine.text.encode import encode, encode_pair
+from evalengine.engine.text.pieces import PATTERNS, PieceTokenizer, cuts_at_lines, pieces
 
 LINES = [
     *("Question: what's 12345 + 6?\n", "A. it's 7\r\n\n", "B. nothing.\n"),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.engine.loader import Checkpoint
-from evalengine.engine.processing import NOTHING_LEFT, Processing, forbid, penalise
+from evalengine.engine.execute.processing import NOTHING_LEFT, Processing, forbid, penalise
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.arguments import integer, number, shown, token_ids
+from evalengine.config.arguments import integer, number, shown, token_ids
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalengine import LLM, SamplingParams
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, ScoreRequest
 
 

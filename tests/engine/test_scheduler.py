@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalengine.engine.block_manager import BlockManager
-from evalengine.engine.prefix_order import in_prefix_order
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
-from evalengine.engine.scheduler import Scheduler, SchedulerOutput
-from evalengine.engine.scoring import Scoring
-from evalengine.engine.sequence import Generating, Sequence, Status
+from evalengine.engine.schedule.block_manager import BlockManager
+from evalengine.engine.schedule.prefix_order import in_prefix_order
+from evalengine.engine.schedule.scheduler import Scheduler, SchedulerOutput
+from evalengine.engine.schedule.scoring import Scoring
+from evalengine.engine.schedule.sequence import Generating, Sequence, Status
 from evalengine.engine.submission import to_sequences
 
 STOPS = frozenset({2})  # This token ends a generation that does not ignore it.

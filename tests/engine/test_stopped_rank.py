@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.errors import EvalEngineError
 
 POOL = {"num_kv_blocks": 64, "block_size": 16}
@@ -16,7 +16,7 @@ POOL = {"num_kv_blocks": 64, "block_size": 16}
 
 def test_a_stopped_rank_ends_the_run_by_name(small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection shows that a rank is stopped, and rank 0 would wait for it as for one that is slow."""
-    monkeypatch.setattr("evalengine.engine.parallel.ranks.SECONDS_STOPPED", 2)
+    monkeypatch.setattr("evalengine.engine.execute.parallel.ranks.SECONDS_STOPPED", 2)
     with LLM(small_checkpoint, tensor_parallel_size=2, **POOL) as llm:
         (process,) = llm._ranks._children.processes
         os.kill(process.pid, signal.SIGSTOP)

@@ -22,11 +22,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evalengine.config import ModelConfig
+from evalengine.config.schema import ModelConfig
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import Checkpoint, _targets, resolve_checkpoint
+from evalengine.engine.load.loader import Checkpoint, _targets, resolve_checkpoint
+from evalengine.engine.load.weights import dummy_tensors
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
-from evalengine.engine.weights import dummy_tensors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from evalengine.models.processors import LogitsProcessors
@@ -241,7 +241,7 @@ def test_a_weight_that_is_not_finite_is_named_whichever_rank_has_it(odd: Checkpo
 
 def test_a_rank_that_cannot_start_says_why(small_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(Path(tempfile.gettempdir()).glob("evalengine-ranks-*"))
-    monkeypatch.setattr("evalengine.engine.parallel.ranks.START", "raise SystemExit('no torch here')")
+    monkeypatch.setattr("evalengine.engine.execute.parallel.ranks.START", "raise SystemExit('no torch here')")
     with pytest.raises(EvalEngineError, match=r"(?s)rank 1 of this LLM ended; its last words:\nno torch here"):
         LLM(small_checkpoint, tensor_parallel_size=2, **POOL)
     assert set(Path(tempfile.gettempdir()).glob("evalengine-ranks-*")) == before

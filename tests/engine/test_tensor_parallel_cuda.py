@@ -15,8 +15,8 @@ import torch
 
 from evalengine.bench.push_gather import TOKENS
 from evalengine.certify.model import open_checkpoint
-from evalengine.commands.bench import OWN
-from evalengine.config import ModelConfig
+from evalengine.cli.commands.bench import OWN
+from evalengine.config.schema import ModelConfig
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams
 from evalengine.errors import EvalEngineError

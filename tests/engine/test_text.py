@@ -13,11 +13,11 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from evalengine.engine.detokenizer import Detokenizer
 from evalengine.engine.request import SamplingParams
-from evalengine.engine.rolling import rolling_windows
-from evalengine.engine.text import encode, encode_pair, prefix_token_id, special_tokens
-from evalengine.engine.tokenizer import load_tokenizer
+from evalengine.engine.text.detokenizer import Detokenizer
+from evalengine.engine.text.encode import encode, encode_pair, prefix_token_id, special_tokens
+from evalengine.engine.text.rolling import rolling_windows
+from evalengine.engine.text.tokenizer import load_tokenizer
 from evalengine.errors import ConfigError
 
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import load_model, resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import load_model, resolve_checkpoint
 from evalengine.layers import create_ops
 from evalengine.models.decoder import DecoderForCausalLM
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
-from evalengine.config import TEMPLATE_DATE
-from evalengine.engine import chat_template as chat
-from evalengine.engine.chat_template import ChatTemplate
+from evalengine.config.schema import TEMPLATE_DATE
+from evalengine.engine.text import chat_template as chat
+from evalengine.engine.text.chat_template import ChatTemplate
 from evalengine.errors import ConfigError
 from tests.fuzz.cases import Case, cases
 

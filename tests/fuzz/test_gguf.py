@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.errors import EvalEngineError
 from evalengine.models.spec import ModelSpec
 from tests.fuzz.cases import Case, cases

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
-from evalengine.engine.text import encode
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.engine.text.encode import encode
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.layers import create_ops
 from tests.fuzz.cases import Case, cases

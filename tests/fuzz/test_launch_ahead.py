@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.config import ModelConfig
-from evalengine.engine.cuda_graphs import Decoded, DecodeGraphs, Replay
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.execute.cuda_graphs import Decoded, DecodeGraphs, Replay
 from evalengine.engine.llm import LLM
-from evalengine.engine.loader import resolve_checkpoint
+from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams, ScoreRequest
-from evalengine.engine.scheduler import Chunk
+from evalengine.engine.schedule.scheduler import Chunk
 from evalengine.layers.metadata import AttentionMetadata
 from tests.engine.test_launch_ahead import STOP_IDS, check, go_ahead
 from tests.fuzz.cases import Case, cases

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.plain_files import parse_json, read_json, read_yaml
+from evalengine.util.plain_files import parse_json, read_json, read_yaml
 from tests.fuzz.cases import cases
 
 SEEDS = (

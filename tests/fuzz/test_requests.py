@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.config import EngineConfig
-from evalengine.config_engine import engine_problems
-from evalengine.engine.generation_config import APPLIED, NEUTRAL, REFUSED, from_fields
+from evalengine.config.engine import engine_problems
+from evalengine.config.schema import EngineConfig
+from evalengine.engine.load.generation_config import APPLIED, NEUTRAL, REFUSED, from_fields
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
-from evalengine.plain_files import parse_json
+from evalengine.util.plain_files import parse_json
 from tests.fuzz.cases import Case, cases
 
 REFERENCE = [[5, 6, 7], [9], list(range(20, 50))]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.config import Config, DatasetConfig, GenerationConfig, TaskConfig, TemplateConfig
+from evalengine.config.schema import Config, DatasetConfig, GenerationConfig, TaskConfig, TemplateConfig
 from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError
 from evalengine.harness.journal import JournalEntry

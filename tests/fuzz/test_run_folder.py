@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.command import exit_code
-from evalengine.commands.compare import main as compare
-from evalengine.commands.report import main as report
+from evalengine.cli.commands.compare import main as compare
+from evalengine.cli.commands.report import main as report
 from evalengine.errors import ConfigError
 from evalengine.records.manifest import MANIFEST
 from evalengine.records.schema import RequestRecord, read_records, write_records
@@ -30,6 +29,7 @@ from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.run_data import load_run_data
 from evalengine.report.terminal.run_table import print_report
+from evalengine.util.command import exit_code
 from tests.fuzz.cases import Case, cases
 from tests.report.written_run import Doc, write_choices, write_generations
 from tests.run_double import bind_again, generated, write_run

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.contract import CONTRACT_VERSION
 from evalengine.kernels import cublaslt, matmul
 from evalengine.kernels.cublaslt import CublasLt, CublasLtError, Product
 from evalengine.kernels.matmul_schedules import BUCKETS, CUBLASLT_ROWS, bucket, by_cublaslt
 from evalengine.verification import verdict_cache
+from evalengine.version import CONTRACT_VERSION
 from tests.bitwise import assert_bitwise_equal
 
 DTYPES = {number: dtype for dtype, number in cublaslt.DATA_TYPES.items()}

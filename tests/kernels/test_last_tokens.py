@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evalengine.engine.read_out import LastTokens
+from evalengine.engine.execute.read_out import LastTokens
 from evalengine.kernels.last_tokens import resolve
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels.softmax_contract import DEVICE

@@ -16,7 +16,7 @@ from evalengine.bench.matmul import summary_lines
 from evalengine.bench.matmul_candidates import candidates
 from evalengine.bench.matmul_points import Shape, operands, point_of, shapes
 from evalengine.bench.report import Timing
-from evalengine.commands.bench import MATMUL
+from evalengine.cli.commands.bench import MATMUL
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, choose, matmul

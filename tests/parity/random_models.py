@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import Checkpoint, file_stamp, resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint, file_stamp, resolve_checkpoint
 
 VOCAB = 1500
 OUTLIERS = [7, 200, 311]  # channels of the residual stream a thousand times the median, as Qwen2.5 has a few

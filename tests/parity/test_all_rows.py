@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from evalengine.config.task_outline import outline
 from evalengine.harness.hashes import sample_hashes, task_hash
-from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task
 from tests.parity.all_rows import CHOSEN, HASHES, local_rows, tasks

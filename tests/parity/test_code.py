@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import DatasetConfig
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import DatasetConfig
 from evalengine.harness.hashes import sample_hashes, task_hash
 from evalengine.harness.metrics import summarize
 from evalengine.programs.run import problem, run_programs

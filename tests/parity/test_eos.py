@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from evalengine import LLM, SamplingParams
-from evalengine.engine.text import find_prefix_token_id
+from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.harness.requests import RequestBuilder
 from evalengine.tasks.instance import Generation, Instance
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import Checkpoint, load_model, resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.kernels import reference
 from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.compose import compose_jobs
-from evalengine.config import DatasetConfig, GroupConfig, leaves
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import DatasetConfig, GroupConfig, leaves
+from evalengine.config.task_outline import outline
 from evalengine.harness.groups import group_results
 from evalengine.harness.metrics import summarize
 from evalengine.records.lm_eval import TaskResult
-from evalengine.task_outline import outline
 from evalengine.tasks.lm_eval_yaml import _read
 from evalengine.tasks.registry import load_task
 from evalengine.tasks.templates import Field

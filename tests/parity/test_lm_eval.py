@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.config import DatasetConfig, GenerationConfig, TaskConfig
+from evalengine.config.schema import DatasetConfig, GenerationConfig, TaskConfig
 from evalengine.tasks.registry import load_task
 from tests.parity.agreement import answer_task, check_equal, evaluate_by_lm_eval, fake_chat, fake_rng
 from tests.parity.local_tasks import DATA, lm_eval_task_file, rows_for

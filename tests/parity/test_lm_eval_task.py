@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import Config
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
 from evalengine.errors import ConfigError
 from evalengine.harness.groups import group_results
 from evalengine.harness.hashes import sample_hashes, task_hash

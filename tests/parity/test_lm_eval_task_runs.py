@@ -65,7 +65,7 @@ def test_an_unfinished_run_goes_on_with_the_same_lm_eval_only(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:  # A process of its own would index lm-eval's tasks for ten seconds again.
         patch.setattr(Journal, "append", interrupted)
-        assert call(*settings, "engine.max_num_seqs=2").code == 1
+        assert call(*settings, "engine.max_num_seqs=2").code == 130
     (broken,) = runs(tmp_path / "unfinished")
     kept = (broken.folder / "journal.jsonl").read_bytes().count(b"\n")
     monkeypatch.setattr("evalengine.tasks.lm_eval_task.lm_eval_version", lambda: "0.0.0")

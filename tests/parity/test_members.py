@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.config import DatasetConfig
-from evalengine.task_outline import outline
+from evalengine.config.schema import DatasetConfig
+from evalengine.config.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_quiet import quiet
 from evalengine.tasks.registry import load_task

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from evalengine.config import DatasetConfig
+from evalengine.config.schema import DatasetConfig
+from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
-from evalengine.task_outline import outline
 from evalengine.tasks import math_worker, minerva
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from evalengine.engine.loader import load_model
+from evalengine.engine.load.loader import load_model
 from evalengine.layers import create_ops
 from evalengine.layers.hooks import op_hook
 from evalengine.models.decoder import DecoderForCausalLM

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from evalengine.config import DatasetConfig
+from evalengine.config.schema import DatasetConfig
+from evalengine.config.task_outline import outline
 from evalengine.harness.metrics import summarize
-from evalengine.task_outline import outline
 from evalengine.tasks import aime, drop, ifeval
 from evalengine.tasks.base import Task
 from evalengine.tasks.filters import ExactMatch, pipelines

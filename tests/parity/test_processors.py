@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
 from evalengine import LLM, SamplingParams
-from evalengine.engine.generation_config import from_fields
+from evalengine.engine.load.generation_config import from_fields
 from evalengine.models.processors import LogitsProcessors
 from tests.fuzz.cases import cases
 from tests.parity.random_models import without_tokenizer

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import Config, DatasetConfig
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config, DatasetConfig
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_yaml import _read
 from evalengine.tasks.registry import load_task

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.compose import compose_jobs
+from evalengine.config.compose import compose_jobs
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import load_task
 from tests.parity.agreement import FakeChat, answer_task, check_equal, evaluate_by_lm_eval, fake_rng

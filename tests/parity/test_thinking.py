@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from evalengine import LLM, SamplingParams
-from evalengine.engine.detokenizer import Detokenizer
+from evalengine.engine.text.detokenizer import Detokenizer
 from tests.parity.lm_eval_runs import TINYMATH, hf_model
 
 pytest.importorskip("lm_eval", reason="needs lm-eval (pip install evalengine[lm-eval])")

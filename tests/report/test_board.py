@@ -12,7 +12,6 @@ import pytest
 from scipy import stats
 
 from evalengine.errors import ConfigError
-from evalengine.estimators import pass_at_k
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.leaderboard.compose import Board, board
 from evalengine.report.leaderboard.history import history_picture, is_history
@@ -24,6 +23,7 @@ from evalengine.report.read.run import Run
 from evalengine.report.stats.mean_interval import wilson
 from evalengine.report.stats.paired import holm, paired
 from evalengine.report.stats.pass_at_k import with_pass_at_k
+from evalengine.tasks.estimators import pass_at_k
 from tests.report.compared_runs import BASE, run
 from tests.report.model_runs import model, rolling
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.config import Config, DatasetConfig, TaskConfig
+from evalengine.config.schema import Config, DatasetConfig, TaskConfig
+from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
 from evalengine.records.lm_eval import Sample, sample_row
 from evalengine.records.manifest import run_identity
@@ -26,7 +27,6 @@ from evalengine.report.stats.clusters import across_tasks, cautions, cluster_nam
 from evalengine.report.stats.mean_interval import mean_interval
 from evalengine.report.stats.paired import mcnemar, paired
 from evalengine.report.stats.permutation import sign_flip
-from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.registry import available_tasks, load_task
 from evalengine.tasks.rows import Rows

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from evalengine.plain_files import fingerprint
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.compare import weight_tensors
 from evalengine.report.compare.as_json import comparison_json
@@ -24,6 +23,7 @@ from evalengine.report.compare.weight_files import differing_weights
 from evalengine.report.compare.weight_tensors import in_words, weights_difference
 from evalengine.report.html.comparison_page import comparison_page
 from evalengine.report.read.run import Run
+from evalengine.util.plain_files import fingerprint
 from tests.report.compared_runs import BASE, TOKEN, run
 
 

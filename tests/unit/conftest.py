@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import Config
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
 from evalengine.programs import run as run_module
 from evalengine.programs.run import problem
 from tests.unit.hostile_programs import SYSTEM_PYTHON

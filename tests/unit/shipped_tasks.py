@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.shipped import available
+from evalengine.config.shipped import available
 
 # One task of every class, and one group of every shape: with groups within it, with a mean, without one, with settings
 # of its own for its members. The others are slow; test_task_outline.py reads the files of all.

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evalengine import LLM
 from evalengine.api.evaluate import evaluate
 from evalengine.api.words import task_word, words
-from evalengine.compose import compose_jobs
-from evalengine.config import Config, ModelConfig
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config, ModelConfig
+from evalengine.config.shipped import available, shipped_model
 from evalengine.errors import ConfigError
-from evalengine.shipped import available, shipped_model
 
 
 def composed(**args: object) -> Config:

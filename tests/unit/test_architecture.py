@@ -88,9 +88,9 @@ def test_lines_are_printed_in_one_place() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
     assert calls == {
-        "jobs: '---\\n'.join((to_yaml(job.config) for job in jobs))",
-        "engine.template_worker: json.dumps(reply)",
-        "commands.completion: get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0])",
+        "cli.jobs: '---\\n'.join((to_yaml(job.config) for job in jobs))",
+        "engine.text.template_worker: json.dumps(reply)",
+        "cli.commands.completion: get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0])",
         "report.cli.gate: command",
         "report.cli.gate: to_json(report)",
         "certify.busy: 'busy'",
@@ -167,7 +167,7 @@ def test_the_search_finds_circles() -> None:
     assert "evalengine.report.read.load" in whole["evalengine.report.cli.compare"]
     whole["evalengine.report.read.run"].add("evalengine.report.read.load")  # the data model must not import it
     assert any("evalengine.report.read.run" in circle for circle in circles(whole))
-    assert "evalengine.bench.cli" in whole["evalengine.commands.bench"]  # by a text: its words' work
+    assert "evalengine.bench.cli" in whole["evalengine.cli.commands.bench"]  # by a text: its words' work
 
 
 def test_only_the_plugin_and_the_adaptor_import_lm_eval() -> None:
@@ -217,11 +217,11 @@ LIGHT = [
     "evalengine.api.evaluate",
     "evalengine.report.python.results",
     "evalengine.report.python.verdicts",
-    "evalengine.command",
-    "evalengine.commands.run",
-    "evalengine.jobs",
-    "evalengine.commands.bench",
-    "evalengine.commands.completion",
+    "evalengine.util.command",
+    "evalengine.cli.commands.run",
+    "evalengine.cli.jobs",
+    "evalengine.cli.commands.bench",
+    "evalengine.cli.commands.completion",
     "evalengine.report.terminal.run_table",
     "evalengine.report.cli.report",
     "evalengine.report.html.run_page",

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from evalengine import beside
-from evalengine.beside import Beside, shares, spread
 from evalengine.errors import ConfigError
+from evalengine.util import beside
+from evalengine.util.beside import Beside, shares, spread
 
 ORPHAN = """
 import os, sys, time
-from evalengine.beside import Beside
+from evalengine.util.beside import Beside
 work = Beside(lambda: (print(os.getpid(), flush=True), time.sleep(60)))
 time.sleep(60)
 """

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evalengine.cache.keys import Computer, Keys
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import resolve_checkpoint
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import resolve_checkpoint
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.models.processors import LogitsProcessors
 from evalengine.models.spec import ModelSpec

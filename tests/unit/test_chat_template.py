@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import transformers.utils.chat_template_utils as hf_chat
 
-from evalengine.compose import compose_jobs
-from evalengine.config import TEMPLATE_DATE, template_date
-from evalengine.engine import chat_template as chat
-from evalengine.engine.chat_template import ChatTemplate
-from evalengine.engine.loader import resolve_checkpoint
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import TEMPLATE_DATE, template_date
+from evalengine.engine.load.loader import resolve_checkpoint
+from evalengine.engine.text import chat_template as chat
+from evalengine.engine.text.chat_template import ChatTemplate
 from evalengine.errors import ConfigError
 from evalengine.records.manifest import IDENTITY_KEYS, run_identity
 

@@ -19,13 +19,13 @@ import pytest
 from evalengine import __version__
 from evalengine.__main__ import main
 from evalengine.bench.names import BENCHES
-from evalengine.commands import MODULES, explain, verify
-from evalengine.commands.bench import BENCH, MATMUL, OWN
-from evalengine.commands.run import command as run_command
-from evalengine.commands.words import Command
-from evalengine.config import Config
-from evalengine.endings import Terminated
+from evalengine.cli.commands import MODULES, explain, verify
+from evalengine.cli.commands.bench import BENCH, MATMUL, OWN
+from evalengine.cli.commands.run import command as run_command
+from evalengine.cli.commands.words import Command
+from evalengine.config.schema import Config
 from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.util.endings import Terminated
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +78,7 @@ def test_help_names_tasks_models_and_settings(capsys: pytest.CaptureFixture[str]
 
 def test_help_has_room_for_more_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"a_task_of_{number}_words" for number in range(40)]
-    monkeypatch.setattr("evalengine.commands.run.available", lambda group: names)
+    monkeypatch.setattr("evalengine.cli.commands.run.available", lambda group: names)
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 120 and all(f"  {name}" in "\n".join(lines) for name in names)

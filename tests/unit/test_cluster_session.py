@@ -1,6 +1,9 @@
-"""The Ray of a run: what a user reads where it does not start."""
+"""The Ray of a run: what a user reads where it does not start, and the signals that it leaves alone."""
 
 from __future__ import annotations
+
+import signal
+from typing import Any
 
 import pytest
 
@@ -27,3 +30,16 @@ def test_a_slow_start_is_a_sentence(
         pytest.fail("it started")
     assert type(error.value) is kind and f"({SLOW})" in str(error.value)
     assert bool(ended) == (address is None), "what Ray had started here ends, too"
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN, lambda number, frame: None])
+def test_sigterm_does_what_it_did(before: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own handler would be inherited by every process that is forked later."""
+    kept = signal.signal(signal.SIGTERM, before)
+    try:
+        monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, lambda number, frame: None))
+        monkeypatch.setattr(ray, "shutdown", lambda: None)
+        with ray_session(None, 2):
+            assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, kept)

@@ -19,8 +19,8 @@ from evalengine.cluster.engines import RayEngines
 from evalengine.cluster.pool import ActorState, Pool, unlike
 from evalengine.cluster.replica import ReplicaFacts, tokenizer_sha256
 from evalengine.cluster.settings import Share, cluster_share, local_share, ray_problems, uses_ray
-from evalengine.compose import compose_jobs
-from evalengine.config import ClusterConfig, Config
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import ClusterConfig, Config
 from evalengine.engine.settings import Settings
 from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.shipped import available
+from evalengine.config.shipped import available
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import Job, compose_jobs, read_config
+from evalengine.config.compose import Job, compose_jobs, read_config
 from evalengine.errors import ConfigError
 
 TASK = "cls: gsm8k:GSM8K\ndataset: {path: rows.jsonl}\nsplit: test\n"

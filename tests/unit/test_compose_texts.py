@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from evalengine.api.words import words
-from evalengine.compose import compose_jobs
-from evalengine.compose_texts import escape_problems
-from evalengine.config import Config
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
+from evalengine.config.texts import escape_problems
 from evalengine.errors import ConfigError
 
 

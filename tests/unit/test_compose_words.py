@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import Job, compose_jobs
+from evalengine.config.compose import Job, compose_jobs
 from evalengine.errors import ConfigError
 
 WRITE = re.compile(

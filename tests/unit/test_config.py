@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine import compose as composing
-from evalengine.compose import compose_jobs, read_config
-from evalengine.compose_node import mutable
-from evalengine.compose_words import known_keys
-from evalengine.config import Config, EngineConfig, selection, to_yaml
-from evalengine.config_engine import resolve_numerics
-from evalengine.config_run import validate
+from evalengine.config import compose as composing
+from evalengine.config.compose import compose_jobs, read_config
+from evalengine.config.engine import resolve_numerics
+from evalengine.config.node import mutable
+from evalengine.config.run import validate
+from evalengine.config.schema import Config, EngineConfig, selection, to_yaml
+from evalengine.config.shipped import available
+from evalengine.config.words import known_keys
 from evalengine.errors import ConfigError
-from evalengine.shipped import available
 from tests.unit.shipped_tasks import each_task
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.commands import MODULES
-from evalengine.commands.words import Words
-from evalengine.endings import Terminated
+from evalengine.cli.commands import MODULES
+from evalengine.cli.commands.words import Words
+from evalengine.util.endings import Terminated
 
 ROOT = Path(__file__).parents[2]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from evalengine.engine import generation_config
-from evalengine.engine.generation_config import APPLIED, NEUTRAL, REFUSED, from_fields, read_processors
+from evalengine.engine.load import generation_config
+from evalengine.engine.load.generation_config import APPLIED, NEUTRAL, REFUSED, from_fields, read_processors
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.processors import LogitsProcessors
 

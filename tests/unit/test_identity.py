@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.compose import compose_jobs
-from evalengine.config import ModelConfig
-from evalengine.engine.loader import Checkpoint, resolve_checkpoint
-from evalengine.engine.tokenizer import plain_tokenizer
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
+from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.harness.identity import model_identity, plain_spec
 from evalengine.lm_eval_model.arguments import read_arguments
 from evalengine.models.processors import LogitsProcessors

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from evalengine import beside, jobs
-from evalengine.command import Namespace
-from evalengine.compose import Job, compose_jobs
+from evalengine.cli import jobs
+from evalengine.config.compose import Job, compose_jobs
 from evalengine.errors import ConfigError
+from evalengine.util import beside
+from evalengine.util.command import Namespace
 
 
 def words(*settings: str) -> Namespace:
@@ -55,7 +56,9 @@ def test_few_tasks_are_composed_here(imported: list[str], started: list[Job]) ->
     assert [*started[0].config.tasks] == ["gsm8k", "arc_easy"] and imported == []
 
 
-def test_what_is_wrong_is_said_as_ever(imported: list[str]) -> None:
+def test_what_is_wrong_is_said_as_ever(imported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (beside, jobs):
+        monkeypatch.setattr(module, "cores", lambda: 2)  # It is 1 where an earlier test has imported Ray.
     settings = ["task=mmlu", "limit=0", "seed=-1"]
     told = []
     for attempt in (lambda: jobs.main(words(*settings)), lambda: compose_jobs(settings)):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import Job, compose_jobs
+from evalengine.cli.launch import executor_settings, job_settings
+from evalengine.config.compose import Job, compose_jobs
 from evalengine.errors import ConfigError
-from evalengine.launch import executor_settings, job_settings
 from tests.e2e.command import finish, runs, start
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs pip install 'evalengine[slurm]'")

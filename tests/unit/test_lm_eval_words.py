@@ -9,10 +9,10 @@ from importlib.util import find_spec
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.commands.lm_eval_words import LEFT_OUT, SETTINGS, SHORT, in_our_words
-from evalengine.compose import compose_jobs
-from evalengine.compose_words import known_keys
-from evalengine.config import Config
+from evalengine.cli.commands.lm_eval_words import LEFT_OUT, SETTINGS, SHORT, in_our_words
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
+from evalengine.config.words import known_keys
 
 
 def answered(line: str) -> tuple[list[str], str]:

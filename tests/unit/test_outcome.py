@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalengine.config import DatasetConfig, TaskConfig
+from evalengine.config.schema import DatasetConfig, TaskConfig
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import EvalEngineError
 from evalengine.harness.journal import JournalEntry

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evalengine import plan
 from evalengine.__main__ import main
+from evalengine.cli import plan
 from evalengine.report.read.index import FINISHED, Entry
 
 

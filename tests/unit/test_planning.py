@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from evalengine import beside
-from evalengine.beside import Beside
-from evalengine.compose import compose_jobs
-from evalengine.config import Config
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
 from evalengine.engine.deferred import DeferredLLM
 from evalengine.errors import ConfigError
 from evalengine.harness import plan
 from evalengine.harness.plan import Prompts, build_plan, plan_and_load, prepare
 from evalengine.tasks.base import Task
 from evalengine.tasks.lm_eval_task import LmEvalTask
+from evalengine.util import beside
+from evalengine.util.beside import Beside
 from tests.e2e.command import write_tasks
 
 

@@ -118,7 +118,7 @@ def test_a_machine_that_isolates_nothing_says_so(monkeypatch: pytest.MonkeyPatch
     problem.cache_clear()
     why = problem(True)
     assert why is not None and why.startswith("a program could not be run: unshare: not permitted; let users have")
-    worker.write_text(worker.read_text().replace('}', ', "folder": "not shown"}'))
+    worker.write_text(worker.read_text().replace("}", ', "folder": "not shown"}'))
     problem.cache_clear()
     assert str(problem(True)).endswith(run_module.READABLE), "a folder is no matter of namespaces"
     monkeypatch.setattr(run_module, "WORKER", WORKER)

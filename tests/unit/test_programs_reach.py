@@ -161,7 +161,7 @@ def test_a_virtual_environment_behind_a_link_runs_programs(kernel_isolates: None
         (tmp_path / "new" / "pyvenv.cfg").write_text(f"home = {tmp_path}\n")
     code = (
         "from evalengine.programs import run\nrun.PROBE = 'import sys, subprocess, json\\n'"
-        "'subprocess.run([sys.executable, \"-c\", \"import decimal\"], check=True)'\nprint(run.problem(True))"
+        '\'subprocess.run([sys.executable, "-c", "import decimal"], check=True)\'\nprint(run.problem(True))'
     )
     done = subprocess.run(
         [python, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}

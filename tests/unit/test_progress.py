@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from evalengine import experiment
-from evalengine.compose import Job, compose_jobs
-from evalengine.config import Config
+from evalengine.cli import experiment
+from evalengine.config.compose import Job, compose_jobs
+from evalengine.config.schema import Config
 from evalengine.engine.stats import EngineStats, FleetStats
 from evalengine.harness import progress
 from evalengine.harness.progress import RunProgress

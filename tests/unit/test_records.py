@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import Config
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
 from evalengine.errors import EvalEngineError
 from evalengine.records import schema
 from evalengine.records.digest import digests
@@ -146,7 +146,7 @@ def test_contents_change_the_id(name: str) -> None:
 
 def test_the_contract_version_changes_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
     before = run_id(config(), EXTRA)
-    monkeypatch.setattr("evalengine.contract.CONTRACT_VERSION", 999)
+    monkeypatch.setattr("evalengine.version.CONTRACT_VERSION", 999)
     assert run_id(config(), EXTRA) != before
     assert len(before) == 8 and int(before, 16) >= 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.config import DatasetConfig, TaskConfig
+from evalengine.config.schema import DatasetConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.harness.rehearsal import rehearse
 from evalengine.tasks.base import Task

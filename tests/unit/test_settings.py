@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from evalengine.compose import compose_jobs
-from evalengine.config import EngineConfig
-from evalengine.engine import llm, loaded_model, memory
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import EngineConfig
+from evalengine.engine import llm, loaded_model
+from evalengine.engine.execute import memory
 from evalengine.engine.settings import Settings, resolve_settings, settings_problems
 from evalengine.errors import ConfigError
 from evalengine.layers import flash_attention, kernel_support

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from evalengine.__main__ import main
 from evalengine.report.terminal.tables import add, house_table
-from evalengine.tables import print_table
+from evalengine.util.tables import print_table
 
 HEADINGS = ("Task", "Filter", "Metric", "A", "B", "95% interval", "Needs")
 ROWS = [

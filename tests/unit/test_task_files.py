@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.compose import compose_jobs, read_config
-from evalengine.config import TaskConfig, to_yaml
+from evalengine.config.compose import compose_jobs, read_config
+from evalengine.config.schema import TaskConfig, to_yaml
 from evalengine.errors import ConfigError
 from evalengine.tasks import lm_eval_yaml
 from evalengine.tasks.registry import class_defaults, load_task

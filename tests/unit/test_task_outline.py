@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from evalengine import task_outline
 from evalengine.__main__ import main
-from evalengine.compose import compose_jobs
-from evalengine.config import Config
+from evalengine.config import task_outline
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config
+from evalengine.config.shipped import available
+from evalengine.config.task_outline import names_in, outline
 from evalengine.errors import ConfigError
-from evalengine.shipped import available
-from evalengine.task_outline import names_in, outline
 from evalengine.tasks.registry import task_class
 from tests.unit.shipped_tasks import each_task
 
@@ -48,7 +48,7 @@ def test_names_are_those_of_all_that_is_chosen() -> None:
 
 def test_the_list_composes_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Composing made the list slow; the bound of its time is wide, as machines differ."""
-    monkeypatch.setattr("evalengine.task_list.compose_jobs", lambda *_: pytest.fail("composed by Hydra"))
+    monkeypatch.setattr("evalengine.cli.task_list.compose_jobs", lambda *_: pytest.fail("composed by Hydra"))
     task_outline._read.cache_clear()
     begun = time.process_time()
     assert main(["tasks"]) == 0

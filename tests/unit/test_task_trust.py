@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import compose_jobs
+from evalengine.config.compose import compose_jobs
 from evalengine.errors import ConfigError
 from evalengine.tasks import lm_eval_yaml
 from evalengine.tasks.registry import load_task

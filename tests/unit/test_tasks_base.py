@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.config import DatasetConfig, GenerationConfig, TaskConfig
+from evalengine.config.schema import DatasetConfig, GenerationConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
 from evalengine.tasks.gsm8k import GSM8K

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import DatasetConfig
+from evalengine.cli.task_list import metric_names, needs
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import DatasetConfig
+from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
-from evalengine.estimators import pass_at_k
-from evalengine.plain_files import Tagged
 from evalengine.programs.limits import Limits, Verdict
-from evalengine.task_list import metric_names, needs
-from evalengine.task_outline import outline
 from evalengine.tasks.code import CodeTask, HumanEval, HumanEvalInstruct, MBPPInstruct, first_block
+from evalengine.tasks.estimators import pass_at_k
 from evalengine.tasks.instance import Response
 from evalengine.tasks.lm_eval_literals import returned
 from evalengine.tasks.registry import load_task
+from evalengine.util.plain_files import Tagged
 
 DOC = {"prompt": "def f():\n", "test": "def check(g):\n    assert g()", "entry_point": "f"}
 

@@ -14,11 +14,11 @@ import pyarrow.parquet
 import pytest
 from huggingface_hub import constants
 
-from evalengine.config import DatasetConfig
+from evalengine.config.schema import DatasetConfig
 from evalengine.errors import ConfigError
-from evalengine.hub import PROBE_SECONDS
 from evalengine.tasks.dataset import load_rows, text_lines
 from evalengine.tasks.rows import Rows, content_hash
+from evalengine.util.hub import PROBE_SECONDS
 
 ROWS = [{"question": f"q{i}", "answer": f"a\n#### {i} – é"} for i in range(7)]
 HUB = DatasetConfig(path="openai/gsm8k", name="main", revision="a" * 40, folder="gsm8k")

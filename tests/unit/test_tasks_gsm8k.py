@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import compose_jobs
+from evalengine.config.compose import compose_jobs
+from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
 from evalengine.harness.hashes import SampleHashes, sample_hashes, task_hash
-from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Generation, Response
 from evalengine.tasks.registry import load_task

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from evalengine.compose import compose_jobs
+from evalengine.config.compose import compose_jobs
+from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
-from evalengine.task_outline import outline
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response
 from evalengine.tasks.multiple_choice import clean_wikihow

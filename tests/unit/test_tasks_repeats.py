@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import GenerationConfig, TaskConfig
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import GenerationConfig, TaskConfig
 from evalengine.errors import ConfigError
 from evalengine.harness.metrics import summarize
 from evalengine.tasks.base import Task

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.compose import compose_jobs
-from evalengine.config import DatasetConfig, FewshotTemplates, GenerationConfig, TaskConfig, TemplateConfig
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import DatasetConfig, FewshotTemplates, GenerationConfig, TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response
@@ -116,11 +116,11 @@ def test_where_keeps_the_rows_that_match(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for wanted, kept in (({"subject": "b"}, ["Q1", "Q3"]), ({}, ["Q0", "Q1", "Q2", "Q3"])):
         dataset = DatasetConfig(path=str(tmp_path), where=wanted)
-        task = load_task("mine", TaskConfig("templated:Templated", None, dataset, "test", template=template()))
+        task = load_task("mine", TaskConfig("templated:Templated", dataset=dataset, split="test", template=template()))
         task.load()
         assert [doc["q"] for doc in task.docs] == kept
     broken = DatasetConfig(path=str(tmp_path), where={"subject": "c"})
-    task = load_task("mine", TaskConfig("templated:Templated", None, broken, "test", template=template()))
+    task = load_task("mine", TaskConfig("templated:Templated", dataset=broken, split="test", template=template()))
     with pytest.raises(ConfigError, match=r"has no rows for split 'test' with dataset\.where subject=c"):
         task.load()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.compose import compose_jobs
+from evalengine.config.compose import compose_jobs
 from evalengine.harness.metrics import summarize
 from evalengine.tasks.base import Task
 from evalengine.tasks.instance import Response

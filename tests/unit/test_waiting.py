@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from evalengine import hub, waiting
 from evalengine.errors import ConfigError
-from evalengine.hub import offline_if_unreachable
+from evalengine.util import hub, waiting
+from evalengine.util.hub import offline_if_unreachable
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.contract import CONTRACT_VERSION
 from evalengine.kernels import matmul_schedules
 from evalengine.verification import verdict_cache, verify
 from evalengine.verification.verdict import Verdict
+from evalengine.version import CONTRACT_VERSION
 from tests.verification.tiny_shapes import TINY, chosen, verified
 from tests.verification.verify_double import DEVICE
 from tests.verification.verify_double import alone as alone  # The fixture is used by every test here.

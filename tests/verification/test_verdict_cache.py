@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.contract import CONTRACT_VERSION
 from evalengine.kernels.launching import driver
 from evalengine.verification import verdict_cache
+from evalengine.version import CONTRACT_VERSION
 
 ROOT = Path(__file__).parents[2]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from evalengine.contract import CONTRACT_VERSION
 from evalengine.kernels import matmul
 from evalengine.kernels.shapes import Shapes
 from evalengine.verification import verify
+from evalengine.version import CONTRACT_VERSION
 from tests.verification.verify_double import DEVICE, GPU
 
 SHAPE = (48, 40)  # N, K

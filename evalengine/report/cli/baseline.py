@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evalengine.command import Namespace
 from evalengine.plain_text import say, warn
 from evalengine.report.html.index_page import leave_index
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
 from evalengine.report.read.places import INDEX, root_of
 from evalengine.report.read.run import UNBOUND
+from evalengine.util.command import Namespace
 
 
 def main(arguments: Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.report.cli.models import as_models, compare_models
 from evalengine.report.compare.as_json import comparison_json, matrix_json
@@ -20,6 +19,7 @@ from evalengine.report.read.load import load_run
 from evalengine.report.read.names import named_runs
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.printing import print_findings
+from evalengine.util.command import Namespace
 
 
 def main(arguments: Namespace) -> int:

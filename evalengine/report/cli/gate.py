@@ -14,7 +14,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import printable, warn
 from evalengine.report.gate.ci import junit, workflow_commands, write
@@ -27,6 +26,7 @@ from evalengine.report.gate.report import STYLES, Report, headline, to_json
 from evalengine.report.gate.terminal import report_lines
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
+from evalengine.util.command import Namespace
 
 
 def main(arguments: Namespace) -> int:

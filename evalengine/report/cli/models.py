@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, EvalEngineError, readable
 from evalengine.records.folder import write_whole
 from evalengine.report.leaderboard.compose import Board, board
@@ -17,6 +16,7 @@ from evalengine.report.leaderboard.numbers import board_json, comma_separated
 from evalengine.report.leaderboard.terminal import board_lines
 from evalengine.report.read.run import Run
 from evalengine.report.terminal.printing import print_findings
+from evalengine.util.command import Namespace
 
 FORMATS = {"markdown": markdown, "latex": latex, "csv": comma_separated}
 SUFFIXES = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "page", ".svg": "history"}

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalengine.command import Namespace
 from evalengine.errors import ConfigError, readable
 from evalengine.plain_text import say
 from evalengine.report.read.places import holds_runs
+from evalengine.util.command import Namespace
 
 
 def main(arguments: Namespace) -> int:
@@ -75,7 +75,7 @@ def _other_form(names: Sequence[str], arguments: Namespace, target: Path | None)
 
 def _log(names: Sequence[str], tracker: str) -> int:
     """Logs each run. Raises `ConfigError` for an unknown tracker, `EvalEngineError` if the tracker refuses."""
-    from evalengine.config_run import tracker_problems
+    from evalengine.config.run import tracker_problems
     from evalengine.report.export.tracking import log_run
 
     if problems := list(tracker_problems("report: --log-to", tracker)):

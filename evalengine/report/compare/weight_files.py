@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from evalengine.plain_files import fingerprint, read_json
 from evalengine.report.compare.weight_tensors import in_words, weights_difference
 from evalengine.report.read.identities import short
 from evalengine.report.read.run import Run
+from evalengine.util.plain_files import fingerprint, read_json
 
 AT_MOST = 2_000_000_000  # most bytes of a run's weights that `compare` reads, twice: two such take half a minute
 INDEX = "model.safetensors.index.json"

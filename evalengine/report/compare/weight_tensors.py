@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from evalengine.errors import first_of, listed
-from evalengine.plain_files import parse_json
 from evalengine.report.numbers import shown
+from evalengine.util.plain_files import parse_json
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # bfloat16 is the upper half of a float32
 MAX_HEADER = 100_000_000  # bytes, the safetensors library's own limit

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import YAML_SUFFIXES
 from evalengine.records.folder import write_text_file
 from evalengine.records.manifest_parts import Dataset, read_part
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
+from evalengine.util.plain_files import YAML_SUFFIXES
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_yaml
 from evalengine.report.gate.policies import RULES, Policy
 from evalengine.report.gate.policy_reader import near, parse_policy, quoted
+from evalengine.util.plain_files import read_yaml
 
 POLICIES = Path(__file__).parents[2] / "conf" / "gate"
 

@@ -14,12 +14,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evalengine.beside import spread
 from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import sealed_page
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.html.markup import Child, Markup, data_script, join, json_text, tag
+from evalengine.util.beside import spread
 from evalengine.version import __version__
 
 Item = TypeVar("Item")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from evalengine.beside import Beside
 from evalengine.records.evidence import PAGE
 from evalengine.report.compare.noise_floor import noise_floor, sibling
 from evalengine.report.html.distributions import distributions_section, likelihood_section
@@ -16,6 +15,7 @@ from evalengine.report.html.summary import cost_section, manifest_section, metri
 from evalengine.report.read.run import Run
 from evalengine.report.read.run_data import RunData, load_run_data
 from evalengine.report.stats.pass_at_k import with_pass_at_k
+from evalengine.util.beside import Beside
 
 TASKS = 4  # most tasks that the title names
 MANY = 5_000  # requests that earn a process for their plots: some 0.05 s of drawing

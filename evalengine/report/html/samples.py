@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalengine.beside import spread
 from evalengine.records.tokens import token_texts
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import LEAST, Page, in_blocks, pack, packed
@@ -16,6 +15,7 @@ from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.read.choices import continuations, target_index
 from evalengine.report.read.run import Item, ScoreKey
 from evalengine.report.read.run_data import RunData
+from evalengine.util.beside import spread
 
 BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shrink until they fit
 # Characters kept of a (prompt, other text), a quarter as many tokens: few-shot examples are the first to go.

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import parse_json
 from evalengine.report.leaderboard.pairing import Shared
 from evalengine.report.read.groups import group_subtasks, leaves
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
+from evalengine.util.plain_files import parse_json
 
 SUBJECT = "subject"  # the field that is looked for by default (MMLU's)
 MAX_SUBJECTS = 500  # a field of more values is no subject
@@ -48,9 +48,7 @@ def subjects(runs: Sequence[Run], shared: Mapping[str, Shared], by: str | None) 
                 places_by_task[task] = values
     if by is not None and not places_by_task:
         fields = f"; their fields are {', '.join(sorted(names)[:20])}" if names else ""
-        raise ConfigError(
-            f"--by {by}: no task's documents have this field with 2 to {MAX_SUBJECTS} values{fields}"
-        )
+        raise ConfigError(f"--by {by}: no task's documents have this field with 2 to {MAX_SUBJECTS} values{fields}")
     return places_by_task
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_json
 from evalengine.records.evidence import file_sha256
 from evalengine.records.sealed import sha256_of
 from evalengine.records.shapes import text, wrong
 from evalengine.report.read.places import SWEEP_PLACE, is_run_folder
+from evalengine.util.plain_files import read_json
 
 SWEEP_FORMAT = "evalengine.sweep"  # the format that an experiment's last file names
 

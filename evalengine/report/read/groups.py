@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evalengine.plain_files import read_json
 from evalengine.records.lm_eval_file import results_files
 from evalengine.report.read.run import Run
+from evalengine.util.plain_files import read_json
 
 
 def group_subtasks(run: Run) -> dict[str, list[str]]:

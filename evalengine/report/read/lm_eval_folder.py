@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_bytes
 from evalengine.records.lm_eval_file import AGAIN, ISO, parse_sample, read_results, results_date, results_files
 from evalengine.records.manifest_data import Manifest
 from evalengine.report.read.chosen import choice_texts, choices_of
 from evalengine.report.read.lm_eval_samples import ROLLING, answer, number, responses, weighted_pair
 from evalengine.report.read.run import Item, Key, Run, Samples, ScoreKey
+from evalengine.util.plain_files import read_bytes
 
 MODEL_KEYS = ("model", "model_args", "model_dtype", "model_revision", "model_sha", "gen_kwargs", "limit")
 SEED_KEYS = ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from evalengine.command import PROGRAM
-from evalengine.plain_files import read_json
 from evalengine.records.lm_eval_file import results_files
 from evalengine.report.read.run import Run
+from evalengine.util.command import PROGRAM
+from evalengine.util.plain_files import read_json
 
 LATEST_DATE = 253402300799  # 9999-12-31: a larger number in a file is no date
 

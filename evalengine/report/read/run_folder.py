@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.beside import Beside, spread
 from evalengine.errors import ConfigError
-from evalengine.plain_files import read_bytes
 from evalengine.records.digest import MANY, leaf_hash, merkle_root
 from evalengine.records.evidence import AGAIN, open_run
 from evalengine.records.folder import DIGEST, RECORDS
@@ -28,6 +26,8 @@ from evalengine.report.read.lm_eval_folder import newest, outcome_of
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.rolling import asks_nothing
 from evalengine.report.read.run import Item, Key, Loaded, Run, ScoreKey
+from evalengine.util.beside import Beside, spread
+from evalengine.util.plain_files import read_bytes
 
 MANY_SAMPLES = 4_000  # rows whose outcome earns a process: some 0.1 s of work
 # What the Parquet reader and a wrong value in a column can raise.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evalengine.config import ITEM_MARK
+from evalengine.config.schema import ITEM_MARK
 from evalengine.errors import ConfigError
 from evalengine.report.read.run import Run
 

@@ -17,7 +17,7 @@ from evalengine.report.compare.matrix import matrix_table, run_notes
 from evalengine.report.numbers import shown
 from evalengine.report.sweep.sweep import Sweep
 from evalengine.report.terminal.tables import add, house_table
-from evalengine.tables import print_table
+from evalengine.util.tables import print_table
 
 
 def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:

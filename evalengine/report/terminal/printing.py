@@ -13,7 +13,7 @@ from rich.text import Text
 
 from evalengine.errors import ConfigError
 from evalengine.plain_text import json_lines, printable
-from evalengine.tables import print_table
+from evalengine.util.tables import print_table
 
 
 def print_findings(command: str, lines: Iterable[Table | str], content: dict[str, Any], target: str | None) -> None:

@@ -22,7 +22,7 @@ from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import outcome_words, shown
 from evalengine.report.read.groups import in_groups
 from evalengine.report.terminal.tables import add
-from evalengine.tables import print_table
+from evalengine.util.tables import print_table
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")  # as in lm-eval
 

@@ -1,0 +1,43 @@
+"""The arguments and options of `check`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument, BadParameter, Option
+
+from evalengine.cli.commands.prove import PLACES
+from evalengine.cli.commands.words import Command, setting_of
+from evalengine.util.command import Namespace
+
+
+def _sample(text: str | int) -> int:
+    if not str(text).isdecimal() or not 1 <= int(text) < 1 << 31:
+        raise BadParameter(f"{text}: must be a positive number of items")
+    return int(text)
+
+
+def _words(
+    source: Annotated[str, Argument(metavar="RECEIPT|RUN", help="a receipt; or a run's folder, or latest")],
+    model: Annotated[str | None, Option(metavar="PATH", help="of a receipt: a folder, Hub id or .gguf file")] = None,
+    tokenizer: Annotated[str | None, Option(metavar="PATH", help="where it is not beside the weights")] = None,
+    digest: Annotated[str | None, Option(metavar="HEX", help="the digest that the receipt's run must have")] = None,
+    device: Annotated[str, Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N")] = "auto",
+    sample: Annotated[int, Option(metavar="N", parser=_sample, help="of a run: how many items")] = 20,
+    seed: Annotated[int, Option(metavar="N", help="of a run: which items")] = 0,
+    places: Annotated[list[str] | None, Option("--with", metavar="SETTING=VALUE ...", parser=setting_of(*PLACES),
+                      help="of a run: where rows and weights lie here: data_dir, model.path, tasks.*")] = None,
+) -> Namespace:  # fmt: skip
+    """Computes again what a receipt says (`prove` writes one), or a seeded sample of a run's items, and says whether
+    every bit agrees: tokens, logprobs, text. What ran in exact can be checked on any machine."""
+    arguments = Namespace(**locals())
+    arguments.places = places or ()
+    return arguments
+
+
+EPILOG = """\
+  check receipt.json --model ./checkpoint --digest 28bdce46...   the digest that the run published
+  check latest --sample 20
+
+Exit codes: 0 every bit agrees, 1 something differs, 2 it cannot be checked with this model or machine, or bad usage."""
+main = Command("check", _words, "evalengine.receipts.check_cli:main", EPILOG)

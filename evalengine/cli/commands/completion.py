@@ -1,0 +1,108 @@
+"""Shell completion of the sub-commands and of the settings' names, by typer: installs it, and answers the shell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from typer import Context, Typer
+from typer.completion import get_completion_script, install
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from evalengine.bench.names import BENCHES
+from evalengine.cli.commands import MODULES
+from evalengine.cli.commands.run import SETTING_NAME
+from evalengine.cli.commands.words import SETTING, Command
+from evalengine.errors import ConfigError
+from evalengine.plain_text import say
+
+PROGRAM = "evalengine"  # the installed script; shells complete programs, not `python -m`
+ASKS = "_EVALENGINE_COMPLETE"  # the variable by which a shell asks
+SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+
+
+class _Commands(TyperGroup):
+    """The sub-commands. A command is imported only when its own words are completed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return ["run", *MODULES]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "run":
+            return import_module("evalengine.cli.commands.run").command().typer_command
+        if cmd_name not in MODULES:
+            return None
+        module = import_module(MODULES[cmd_name])
+        if cmd_name == "bench":
+            return _group({**dict.fromkeys(BENCHES, module.BENCH), **module.OWN})
+        return module.main.typer_command if isinstance(module.main, Command) else None
+
+
+def complete(words: Sequence[str]) -> int:
+    """Installs or shows the completion, or answers the shell. Raises `ConfigError` for a shell that is not known."""
+    if len(words) > 1 and ASKS not in os.environ:
+        return _of_shell(words[0], words[1:])
+    _name_the_run()
+    app = Typer(cls=_Commands, add_completion=True, rich_markup_mode=None)
+    app.callback()(_no_words)
+    code: Any = get_command(app).main(list(words), prog_name=PROGRAM, standalone_mode=False)
+    if code and words:
+        raise ConfigError(f"{words[0]}: your shell is not known; name it: {words[0]} {'|'.join(SHELLS)}")
+    return int(code or 0)
+
+
+def _of_shell(option: str, named: Sequence[str]) -> int:
+    """Does what the option says for a shell that is named."""
+    if len(named) > 1 or named[0] not in SHELLS:
+        raise ConfigError(f"{option} {' '.join(named)}: there are {', '.join(SHELLS)}; without a word it is your shell")
+    if option == "--show-completion":
+        print(get_completion_script(prog_name=PROGRAM, complete_var=ASKS, shell=named[0]))
+    else:
+        _, path = install(shell=named[0], prog_name=PROGRAM)
+        say(f"{named[0]} completion installed in {path}; it works in a new terminal")
+    return 0
+
+
+def _name_the_run() -> None:
+    """Inserts the word `run` where the line holds a setting and no command: `run` completes settings.
+
+    bash ends a word at every `=`, and completes what is behind it: of `task`, `=` and `gs` the last word alone. The
+    setting's name is handed on by a variable.
+    """
+    variable = "COMP_WORDS" if os.environ.get(ASKS) == "complete_bash" else "_TYPER_COMPLETE_ARGS"
+    line = os.environ.get(variable, "")
+    words = line.split("\n" if "\n" in line else " ")  # typer's script for bash writes a word a line
+    if variable == "COMP_WORDS":
+        words = words[: int(os.environ["COMP_CWORD"]) + 1]
+        if len(words) > 2 and "=" in words[-2:]:
+            end = -2 if words[-1] == "=" else -3
+            os.environ[SETTING_NAME] = words[end]
+            words[end:] = [words[-1].removeprefix("=")]
+        while "=" in words[2:-1]:
+            place = words.index("=", 2)
+            words[place - 1 : place + 2] = ["".join(words[place - 1 : place + 2])]
+        os.environ["COMP_CWORD"] = str(len(words) - 1)
+    commands = {"run", *MODULES}.intersection(words[1:2])
+    if not commands and (os.environ.get(SETTING_NAME) or any(map(SETTING.match, words))):
+        words.insert(1, "run")
+        os.environ["COMP_CWORD"] = str(len(words) - 1)
+    os.environ[variable] = " ".join(words)
+
+
+def _group(commands: dict[str, Command]) -> Any:
+    group: Any = get_command(_with_callback())
+    group.commands = {name: command.typer_command for name, command in commands.items()}
+    return group
+
+
+def _with_callback() -> Typer:
+    app = Typer(add_completion=False, rich_markup_mode=None)
+    app.callback(invoke_without_command=True)(_no_words)
+    return app
+
+
+def _no_words(ctx: Context) -> None:
+    """The commands of evalengine."""

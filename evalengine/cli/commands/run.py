@@ -1,0 +1,140 @@
+"""The words of `python -m evalengine [run] [setting=value ...]`, and the help that names every command."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import textwrap
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from evalengine.cli.commands import MODULES
+from evalengine.cli.commands.lm_eval_words import in_our_words
+from evalengine.cli.commands.words import Command
+from evalengine.config.shipped import available
+from evalengine.errors import ConfigError
+from evalengine.util.command import Namespace
+
+NAMED = ("task", "model", "experiment", "cluster")  # the settings whose values are names of files
+# The variable with the setting's name, where a shell sends its value alone.
+SETTING_NAME = "_EVALENGINE_COMPLETED_SETTING"
+COMMANDS = ("run", *MODULES)
+EPILOG = """\
+  task=gsm8k                    what to run; several: 'task=[gsm8k,arc_easy]'; a file of yours: ./my_task.yaml
+{tasks}
+  model=tinymath                what to run it on; or model.path=<folder, Hub id or .gguf file>
+{models}
+  limit=16                      documents per task
+  task.num_fewshot=5            for every selected task; tasks.gsm8k.num_fewshot=5 for that one
+  batch_invariant=true          false: quickest arithmetic, whose bits may depend on the batch
+  data_dir=FOLDER               rows from FOLDER/<dataset>/<split>.jsonl, not from the Hub
+  engine.max_num_seqs=256       the engine: engine.dtype, engine.device, engine.max_model_len, ...
+  cluster=ray                   replicas on many GPUs: cluster.replicas=4 cluster.address=HOST:PORT cluster.audit=0.02
+  apply_chat_template=true      the prompts as the model's chat template writes them, on chat_template_date
+  system_instruction=TEXT       seed=0   long_prompts=truncate|error   output_dir=results   resume=auto|never|FOLDER
+  cache=FOLDER                  answers kept between runs: what was computed once is read; cache.audit=0.01
+
+  -m hydra/launcher=submitit_slurm  the runs as jobs of SLURM: hydra.launcher.partition=gpu, ...
+  experiment=noise_floor        a sweep, compared: who equals whom, and what fast arithmetic moves
+  experiment=checkpoints        one model's steps: each metric against the step; "model.path=glob('out/checkpoint-*')"
+  --install-completion [SHELL]  completes commands, tasks and models in your shell; --show-completion prints how
+
+Commands of their own:
+  tasks [NAME --show 3]         the tasks: rows, metrics, what they need; a task's prompts and targets (tasks --help)
+  compare RUN RUN               are runs the same; if not, where, and why; of models: which is better (compare --help)
+  baseline RUN -o FILE          a run as one small file that a gate can be held to (baseline --help)
+  gate BASELINE RUN             may this change be merged: exit code 0, 1 or 3 (gate --help)
+  report RUN [RUN ...]          a run, several compared, or a folder's list of runs, as one HTML file (report --help)
+  explain RUN RUN --item ITEM   the first layer and op where they part (explain --help)
+  verify                        certifies this installation: no schedule, no kernel changes a bit (verify --help)
+  bench                         measures the kernels, forward steps and whole runs on this GPU (bench --help)
+  prove RUN --item ITEM -o FILE one item of a run as a receipt that anyone can check (prove --help)
+  check FILE --model PATH       computes a receipt's item, or a sample of a run's, again: does every bit agree
+  cache FOLDER                  what a cache of answers holds, and making it smaller (cache --help)
+  lm_eval                       lm-eval's own command line, any of its tasks on this engine (lm_eval --help)
+
+A RUN is a run's folder; or `latest` (the newest in results/), FOLDER:latest, or SWEEP:3 (run 3 of an experiment).
+
+Exit codes: 0 done, 1 failed (compare, gate: the runs differ), 2 bad usage or configuration, 3 gate: inconclusive,
+130 ended by Ctrl-C, 143 by SIGTERM (the same command resumes)."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `run`, whose own name may be left out, with its words; returns the exit code."""
+    return command()(argv)
+
+
+def command() -> Command:
+    """The command. Its help names the tasks and models that are there."""
+    epilog = EPILOG.format(tasks=_wrapped(available("task")), models=_wrapped(available("model")))
+    return _Run("run", _words, "evalengine.cli.jobs:main", epilog)
+
+
+def _names(incomplete: str) -> list[str]:
+    """What completes a setting that names files of the configuration: task=gsm8k of task=gs, a list's last name."""
+    setting, _, value = incomplete.rpartition("=")
+    group = setting or os.environ.get(SETTING_NAME, "")
+    before = incomplete.removesuffix(re.split(r"[,\[]", value)[-1])
+    return [before + name for name in available(group)] if group in NAMED else []
+
+
+def _words(
+    words: Annotated[list[str] | None, Argument(metavar="setting=value", show_default=False, help="what to run, "
+                     "and how", autocompletion=_names)] = None,
+    multirun: Annotated[bool, Option("-m", "--multirun", help="one run a value: -m engine.max_num_seqs=1,8 "
+                                     "batch_invariant=true,false")] = False,
+    cfg: Annotated[bool, Option("-c", "--cfg", help="print the resolved configuration (every setting) and "
+                                "stop")] = False,
+    version: Annotated[bool, Option("--version", help="version and numerics contract")] = False,
+) -> Namespace:  # fmt: skip
+    """Runs evaluation tasks through evalengine's own inference engine and leaves results/<task>-<model>-<time>-<id>/.
+    The word run may be left out."""
+    return Namespace(settings=_settings(words or []), multirun=multirun, cfg=cfg, version=version)
+
+
+class _Run(Command):
+    """A word of `run` that is no setting may be the name of a command, misspelt: that is said before all else."""
+
+    def parse(self, argv: Sequence[str]) -> Any:
+        if argv and not argv[0].startswith(("-", "~")) and "=" not in argv[0] and argv[0] != "run":
+            raise ConfigError(_unknown_word(list(argv), 0))
+        if hint := in_our_words(argv):
+            raise ConfigError(hint)
+        words = _settings([word for word in argv if not word.startswith("-")])
+        if wrong := [place for place, word in enumerate(words) if "=" not in word and not word.startswith("~")]:
+            raise ConfigError(_unknown_word(words, wrong[0]))
+        return super().parse(argv)
+
+
+def _settings(words: list[str]) -> list[str]:
+    return words[1:] if words[:1] == ["run"] else words
+
+
+def _unknown_word(words: list[str], place: int) -> str:
+    """What is said of the word at `place`, which is no setting."""
+    word, before = words[place], words[place - 1] if place else ""
+    if word in MODULES:
+        return f"{word}: a command's name comes first: python -m evalengine {word} ..."
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    if before.count("[") <= before.count("]"):
+        for group in ("task", "model", "experiment"):
+            if word in available(group):
+                return f"{word}: settings are written name=value; did you mean {group}={word}?"
+    if before and not near:  # a shell parted a list or a text at its spaces
+        rest = takewhile(lambda other: "=" not in other, words[place:])
+        return (
+            f"{word}: a shell parts words at spaces; in quotes they are one: {shlex.quote(' '.join([before, *rest]))}"
+        )
+    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(COMMANDS)} (see --help)"
+    return f"{word}: no such command; {hint}"
+
+
+def _wrapped(names: list[str]) -> str:
+    """The names in lines of the help's width, indented like the help's second column."""
+    indent = " " * 32
+    return textwrap.fill("  ".join(names), 120, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

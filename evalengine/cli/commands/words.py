@@ -1,0 +1,153 @@
+"""Declares and parses a sub-command's words by typer: the annotated parameters of a function.
+
+This module also adds what typer lacks: options of several words, epilogs that keep their lines, lists and counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from typer import BadParameter, Exit, Typer, TyperException
+from typer.core import TyperCommand
+from typer.main import get_command
+
+from evalengine.errors import ConfigError
+from evalengine.util.command import PROGRAM, Namespace
+
+SEVERAL = " ..."  # an option whose metavar ends with this takes all words up to the next option
+SETTING = re.compile(r"[~+]{0,2}[a-z_][\w.@]*=")
+TEXTS = (  # typer's message -> this package's, which names the word first
+    (r"No such option: (\S+)", r"unrecognized arguments: \1"),
+    (r"Got unexpected extra arguments? \((.*)\)", r"unrecognized arguments: \1"),
+    (r"Missing (?:argument|option) '([^']*)'.*", r"the following arguments are required: \1"),
+    (r"Option '(.*)' requires an argument\.", r"argument \1: expected one argument"),
+    (r"Invalid value for '([^']*)': (?:Value error, )?", r"argument \1: "),
+    (r"Input should be a valid integer.*", "invalid int value: it must be an integer"),
+    (r"Input should be a valid number.*", "invalid float value: it must be a number"),
+    (r"'([^']*)' is not one of (.*)\.", r"invalid choice: '\1' (choose from \2)"),
+)
+
+
+class Words(TyperCommand):
+    """A command whose options may take several words (`--axes batch order`), and whose epilog keeps its lines."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses as click does, after `--axes batch order` has become `--axes batch --axes order`."""
+        several = {name: param.metavar or "" for param in self.params for name in param.opts}
+        several = {name: metavar for name, metavar in several.items() if metavar.endswith(SEVERAL)}
+        spread: list[str] = []
+        option, first = "", False
+        for word in args:
+            if word.startswith("-"):
+                option, first = word if word in several else "", True
+            elif option and SETTING.match(word) and "=" not in several[option]:
+                option = ""
+            elif option:
+                if not first:
+                    spread.append(option)
+                first = False
+            spread.append(word)
+        rest: list[str] = super().parse_args(ctx, spread)
+        return rest
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Shows arguments by their metavar alone: `RUN`, not `RUN <list[str]>`."""
+        for param in self.params:
+            if param.param_type_name == "argument":
+                setattr(param, "display_type_rich", lambda ctx: None)  # noqa: B010
+        super().format_options(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Writes the epilog unchanged: its examples and exit codes are lines, which must not be joined."""
+        formatter.write(f"\n{self.epilog}\n")
+
+
+class BadUsage(Exception):
+    """A command's words are wrong. `Command` adds the name of the command and of its help."""
+
+
+class Command:
+    """A sub-command: its arguments and options, and the function that does its work.
+
+    name: its words ("compare", "bench host"). words: a function whose annotated parameters are the arguments and
+    options and whose docstring is the help's first part; it returns them as a namespace, or raises `BadUsage`. work:
+    "module:function", imported after the words were parsed; it takes the namespace and returns the exit code.
+    """
+
+    def __init__(self, name: str, words: Callable[..., Namespace], work: str, epilog: str) -> None:
+        self.name, self.words, self.work, self.epilog = name, words, work, epilog
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        """Runs the command with the words after its name; returns the exit code. Raises ConfigError for wrong words."""
+        arguments = self.parse(argv)
+        if arguments is None:  # --help
+            return 0
+        module, _, function = self.work.partition(":")
+        code: int = getattr(import_module(module), function)(arguments)
+        return code
+
+    def parse(self, argv: Sequence[str]) -> Any:
+        """The namespace that the declared function returns, with `argv` added; None for --help."""
+        try:
+            # Not by typer's `main`, which returns 130 for a Ctrl-C as it returns 0 for --help.
+            with self.typer_command.make_context(f"{PROGRAM} {self.name}", list(argv)) as context:
+                arguments = self.typer_command.invoke(context)
+        except Exit:
+            return None
+        except (TyperException, BadUsage) as error:
+            message = error.format_message() if isinstance(error, TyperException) else str(error)
+            for pattern, text in TEXTS:
+                message = re.sub(pattern, text, message)
+            raise self.bad_usage(message) from error
+        arguments.argv = list(argv)
+        return arguments
+
+    def bad_usage(self, said: str) -> ConfigError:
+        """The error that says what is wrong with the words, and names the help."""
+        return ConfigError(f"{self.name}: {said} (see {self.name} --help)")
+
+    @cached_property
+    def typer_command(self) -> TyperCommand:
+        """The command that typer makes of the declared words; shell completion reads it as well."""
+        app = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        context = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+        app.command(cls=Words, epilog=self.epilog, context_settings=context)(self.words)
+        command: Any = get_command(app)
+        return command
+
+
+def names(text: str | list[str]) -> list[str]:
+    """The names of a text with commas between them, each once."""
+    if isinstance(text, list):
+        return text
+    unique = list(dict.fromkeys(text.split(",")))
+    if not all(unique):
+        raise BadParameter(f"{text!r}: give names with commas between them")
+    return unique
+
+
+def count(text: str | int) -> int:
+    """A positive integer."""
+    if not str(text).isdecimal() or not 0 < int(text) < 1 << 31:
+        raise BadParameter(f"{text!r}: must be an integer of at least 1")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """Positive integers with commas between them, each once."""
+    return [count(word) for word in names(text)]
+
+
+def setting_of(*allowed: str) -> Callable[[str], str]:
+    """A parser that accepts `SETTING=VALUE` if it begins with one of `allowed`."""
+
+    def check(text: str) -> str:
+        if "=" not in text or not text.startswith(allowed):
+            raise BadParameter(f"{text!r} must set one of {', '.join(name.rstrip('=.') for name in allowed)}")
+        return text
+
+    return check

@@ -1,0 +1,171 @@
+"""`experiment=NAME`: makes the runs of conf/experiment/NAME.yaml and reports on them together.
+
+    <output_dir>/<experiment>-<tasks>-<model>-<time>-<id>/
+      1-batch_invariant_True_max_num_seqs_1/<run folder>    one for each run
+      <experiment>.svg, <experiment>.json                   written last: without them the sweep is unfinished
+
+The same command resumes an unfinished sweep: finished runs are kept, the interrupted one goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from evalengine.cli import checkpoints
+from evalengine.config.compose import Job
+from evalengine.config.schema import OUTPUT_FIELDS, Config, selection
+from evalengine.errors import ConfigError
+from evalengine.harness.time_left import duration
+from evalengine.plain_text import warn
+from evalengine.records.folder import DIGEST, IDENTITY, sanitise, write_failed
+from evalengine.records.manifest import MANIFEST
+from evalengine.records.manifest_file import glance_at_manifest
+from evalengine.util.command import exit_code
+
+SAME_ROWS = ("engine", "batch_invariant", "numerics", "seed", *OUTPUT_FIELDS)  # they change neither model nor rows
+
+
+def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int]) -> int:
+    """Runs the jobs by `run` and reports on them; returns the exit code: 0, or 1 if a run failed, or if runs that must
+    have equal bits differ.
+
+    Raises `ConfigError`, before the first run starts, for anything that a job's settings, model or rows lack.
+    """
+    _check(name, jobs)
+    name = sanitise(name)  # it names files below; experiment=mine/short holds a slash
+    folder = _open(name, jobs)
+    places = [folder / sanitise(f"{number}-{label(job)}") for number, job in enumerate(jobs, 1)]
+    codes = []
+    finished = {number for number, place in enumerate(places, 1) if finished_run(place) is not None}
+    took = {number: seconds for number in finished if (seconds := _seconds(places[number - 1])) is not None}
+    for number, (job, place) in enumerate(zip(jobs, places, strict=True), 1):
+        left = [other for other in range(number, len(jobs) + 1) if other not in finished]
+        status = ": kept, it is finished" if number in finished else _time_left(jobs, took, left)
+        warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{status}", "")
+        if number not in finished:
+            begin = time.monotonic()
+            codes.append(exit_code(partial(run, replace(job.config, output_dir=str(place)))))
+            took |= {number: time.monotonic() - begin} if codes[-1] == 0 else {}
+    if failed := sum(code != 0 for code in codes):
+        warn(f"{failed} of {len(jobs)} runs failed; the same command runs those again")
+        return max(codes)
+    return _report(name, folder, jobs, places)
+
+
+def expected_seconds(jobs: Sequence[Job], took: Mapping[int, float], job: int) -> float:
+    """The seconds that a job will take: the mean of the finished jobs that share most of its settings.
+
+    Jobs are numbered from 1. took: seconds of each finished job, at least one.
+    """
+    mine = set(jobs[job - 1].overrides)
+    alike = {number: len(mine & set(jobs[number - 1].overrides)) for number in took}
+    nearest = [took[number] for number in took if alike[number] == max(alike.values())]
+    return sum(nearest) / len(nearest)
+
+
+def _time_left(jobs: Sequence[Job], took: Mapping[int, float], left: Sequence[int]) -> str:
+    """The time left for the whole sweep, in words; "" before a run has finished."""
+    if not took:
+        return ""
+    seconds = sum(expected_seconds(jobs, took, job) for job in left)
+    return f" (about {duration(seconds)} left for {len(left)} run{'' if len(left) == 1 else 's'})"
+
+
+def _seconds(place: Path) -> float | None:
+    """The seconds that a job's finished run took, by its manifest; None without one."""
+    folder = finished_run(place)
+    try:
+        return (glance_at_manifest(folder / MANIFEST).timings.total_seconds or None) if folder else None
+    except (OSError, ValueError):
+        return None
+
+
+def label(job: Job) -> str:
+    """The settings that set a job apart, in short: `batch_invariant=True,max_num_seqs=8`."""
+    return ",".join(f"{name}={value}" for name, value in _settings(job).items())
+
+
+def finished_run(place: Path) -> Path | None:
+    """The newest finished run below a job's folder. A run that was killed before it left its page does not count."""
+    whole = (path for path in place.glob(f"*/{DIGEST}") if not (path.parent / IDENTITY).exists())
+    digests = sorted(whole, key=lambda path: (path.stat().st_mtime_ns, path.parent.name))
+    return digests[-1].parent if digests else None
+
+
+def _check(name: str, jobs: Sequence[Job]) -> None:
+    """Checks every job as far as possible before a weight is loaded: a long sweep must not end in its middle for a
+    misspelt path. Raises ConfigError."""
+    problems: list[str] = []
+    if name == checkpoints.NAME:
+        problems += checkpoints.checkpoint_problems(jobs)
+    elif len(jobs) < 2:
+        problems.append(f"experiment={name}: one run is no sweep; give a setting several values (a=1,2)")
+    if jobs[0].config.resume not in ("auto", "never"):
+        problems.append(f"resume={jobs[0].config.resume}: names one run; an experiment takes auto or never")
+    if problems:
+        raise ConfigError(problems)
+    from evalengine.harness.answering import answering_problems
+    from evalengine.harness.plan import prepare
+
+    specs = {}
+    for job in jobs:
+        rows = json.dumps({key: value for key, value in asdict(job.config).items() if key not in SAME_ROWS})
+        config = job.config
+        if rows not in specs:
+            specs[rows] = prepare(config)[0].spec
+        problems += [f"{label(job)}: {problem}" for problem in answering_problems(config, specs[rows])]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _open(name: str, jobs: Sequence[Job]) -> Path:
+    """The newest unfinished folder of these very jobs, or a new one. Raises `EvalEngineError` if the disk refuses."""
+    settings = [{key: value for key, value in asdict(job.config).items() if key not in OUTPUT_FIELDS} for job in jobs]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    config = jobs[0].config
+    root, stem = Path(config.output_dir), sanitise(f"{name}-{selection(config)}-{config.model.name}")
+    earlier = sorted(root.glob(f"{stem}-*-{digest}"), key=lambda path: path.stat().st_mtime_ns)
+    unfinished = [path for path in earlier if path.is_dir() and not (path / f"{name}.json").exists()]
+    if unfinished and config.resume == "auto":
+        return unfinished[-1]
+    folder = root / f"{stem}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{digest}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_failed(folder, error) from error
+    return folder
+
+
+def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]) -> int:
+    """Writes the matrix and the noise floor to the terminal and into the folder; returns the exit code."""
+    from evalengine.report.html.leave import leave_report
+    from evalengine.report.read.load import load_run
+    from evalengine.report.sweep.sweep import Cell, sweep
+    from evalengine.report.sweep.tables import print_sweep
+    from evalengine.report.sweep.write import write_sweep
+
+    runs = [finished_run(place) for place in places]
+    if name == checkpoints.NAME:
+        return checkpoints.report_checkpoints(name, folder, jobs, [run for run in runs if run is not None])
+    cells = [Cell(_settings(job), load_run(path)) for job, path in zip(jobs, runs, strict=True) if path is not None]
+    result = sweep(name, cells)
+    files = write_sweep(result, folder)
+    for run in runs:
+        if run is not None:
+            leave_report(run)  # the first pages lack the noise floor, which needs a run in the other mode
+    print_sweep(result, files)
+    return 0 if result.promise_kept else 1
+
+
+def _settings(job: Job) -> dict[str, str]:
+    """The swept settings by the last part of their names, or by the whole name where two end alike."""
+    whole = dict(override.split("=", 1) for override in job.overrides)
+    ends = Counter(name.rpartition(".")[2] for name in whole)
+    return {end if ends[end := name.rpartition(".")[2]] == 1 else name: value for name, value in whole.items()}

@@ -1,0 +1,85 @@
+"""What `python -m evalengine [run]` does with its settings: makes a run, a sweep or an experiment.
+
+Hydra is imported for settings and torch when a run starts, so that configuration errors answer at once. The settings of
+many tasks take as long as importing torch, and are composed beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from evalengine.plain_text import say, warn
+from evalengine.util.beside import Beside, cores
+from evalengine.util.command import Namespace, exit_code
+from evalengine.version import CONTRACT_VERSION, __version__
+
+if TYPE_CHECKING:
+    from evalengine.config.compose import Job
+    from evalengine.config.schema import Config
+
+MANY_TASKS = 20  # tasks and groups that take half a second to compose; importing a run's modules takes two
+
+
+def main(arguments: Namespace) -> int:
+    """Runs what the settings describe; returns the exit code."""
+    if arguments.version:
+        say(f"evalengine {__version__} (contract {CONTRACT_VERSION})")
+        return 0
+    from evalengine.config.compose import compose_jobs, experiment_name
+    from evalengine.config.schema import to_yaml
+
+    runs_here = not arguments.cfg and not arguments.multirun
+    beside = runs_here and "torch" not in sys.modules and cores() > 1 and _chosen(arguments.settings) >= MANY_TASKS
+    with Beside(lambda: compose_jobs(arguments.settings, arguments.multirun), earns=beside) as composed:
+        if beside:
+            from evalengine.api.perform import preload
+
+            preload()
+        jobs = composed.result()
+    if arguments.cfg:
+        print("---\n".join(to_yaml(job.config) for job in jobs), end="")
+        return 0
+    if name := experiment_name(arguments.settings):
+        from evalengine.cli.experiment import run_experiment
+
+        return run_experiment(name, jobs, partial(_run, command=arguments.argv))
+    if jobs[0].launcher is not None:
+        from evalengine.cli.launch import submit
+
+        return submit(jobs, arguments.argv)
+    return _run_all(jobs, arguments.argv)
+
+
+def _chosen(settings: Sequence[str]) -> int:
+    """How many tasks and groups the settings choose by the name of a shipped file."""
+    from evalengine.config.task_outline import names_in
+
+    return sum(len(names_in(word.removeprefix("task="))) for word in settings if word.startswith("task="))
+
+
+def _run_all(jobs: list[Job], words: Sequence[str]) -> int:
+    codes: list[int] = []
+    digests: list[str] = []
+    for number, job in enumerate(jobs, 1):
+        if len(jobs) > 1:
+            warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", "")
+        run = partial(_run, job.config, words, digests)
+        codes.append(exit_code(run))  # a failure becomes a code, and the sweep goes on
+    if len(digests) > 1:
+        say(f"{len(digests)} runs, {len(set(digests))} digest{'s' * (len(set(digests)) > 1)}")
+    return max(codes)
+
+
+def _run(config: Config, command: Sequence[str] | None = None, digests: list[str] | None = None) -> int:
+    """Makes one run, with its report, table and digest, which is added to `digests`. command: the command line's
+    words."""
+    from evalengine.api.perform import perform
+    from evalengine.report.terminal.run_table import print_report
+
+    digest = print_report(perform(config, command))
+    if digests is not None:
+        digests.append(digest)
+    return 0

@@ -1,0 +1,191 @@
+"""`python -m evalengine tasks`: lists the tasks, and shows what a task asks a model, before any model is loaded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from evalengine.config.compose import compose_jobs
+from evalengine.config.schema import Config, TaskConfig, leaves
+from evalengine.config.shipped import available
+from evalengine.config.task_files import offered
+from evalengine.config.task_outline import outline
+from evalengine.errors import ConfigError
+from evalengine.plain_text import printable
+from evalengine.util.command import Namespace
+from evalengine.util.tables import print_table
+
+if TYPE_CHECKING:
+    from evalengine.tasks.base import Task
+    from evalengine.tasks.instance import Instance
+
+MOST = 1000  # documents shown at most
+SHORT = 8  # hex digits of a commit that are shown
+
+
+def main(arguments: Namespace) -> int:
+    """Runs `tasks` with its words; returns the exit code. Raises ConfigError for bad usage."""
+    names = [word for word in arguments.words if "=" not in word]
+    settings = [word for word in arguments.words if "=" in word]
+    if arguments.show is not None and not 1 <= arguments.show <= MOST:
+        raise ConfigError(f"tasks: --show {arguments.show}: must lie in 1 .. {MOST} documents")
+    if len(names) > 1:
+        raise ConfigError(f"tasks: {' '.join(names)}: name one task, or none to list them all")
+    if named := [word for word in settings if word.startswith("task=")]:
+        raise ConfigError(f"tasks: {named[0]}: name the task as it is, python -m evalengine tasks NAME")
+    if arguments.show is not None and not names:
+        raise ConfigError("tasks: --show needs a task: python -m evalengine tasks NAME --show 3")
+    configs = list(_configs(names, settings))
+    console = Console(file=sys.stdout, soft_wrap=True)
+    if arguments.show is None:
+        print_table(task_table(configs, folded=not names), console)
+    else:
+        for line in shown_documents(configs[0], arguments.show):
+            console.print(line, end="")
+    return 0
+
+
+def _configs(names: Sequence[str], settings: Sequence[str]) -> Iterator[Config]:
+    """The configuration of the named task, or of every task. Each is composed by itself, since a group may change the
+    settings of its tasks."""
+    shipped = [] if names or settings else available("task")
+    chosen = names or sorted({*available("task"), *offered()})
+    seen = Console(stderr=True)
+    for name in track(chosen, "tasks", console=seen, transient=True, disable=len(chosen) == 1 or not seen.is_terminal):
+        if name in shipped:
+            yield outline(name)
+        else:
+            yield from (job.config for job in compose_jobs([f"task={name}", *settings]))
+
+
+def task_table(configs: Sequence[Config], folded: bool = False) -> Table:
+    """A row for each task: name, source, documents, few-shots, metrics, needs. folded: groups without their members."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(("Task", "Rows", "Documents", "n-shot", "Metrics", "Needs")):
+        table.add_column(name, justify="right" if number in (2, 3) else "left", no_wrap=number != 5)
+    for config in configs:
+        for depth, name, members in _in_order(config):
+            if depth == 0 or not folded:
+                table.add_row(*(Text(printable(cell)) for cell in _cells(config, depth, name, members)))
+    return table
+
+
+def _cells(config: Config, depth: int, name: str, members: Sequence[str]) -> list[str]:
+    """The row of a task, or of a group: what its tasks have in common, and their documents together."""
+    group, tasks = config.groups.get(name), [config.tasks[member] for member in members]
+    sizes = [task.dataset.rows for task in tasks if task.dataset.rows is not None]
+    metrics = metric_names(tasks[0], name)
+    if group is not None:
+        metrics = [str(entry["metric"]) for entry in group.aggregate_metric_list or []]
+    return [
+        "  " * depth + name + ("" if group is None else f" ({len(members)} tasks)"),
+        _common(source(task, group is None) for task in tasks),
+        f"{sum(sizes):,}" if len(sizes) == len(tasks) else "",
+        _common(str(task.num_fewshot or 0) for task in tasks),
+        ", ".join(metrics),
+        "; ".join(dict.fromkeys(need for task in tasks for need in needs(task))),
+    ]
+
+
+def _common(values: Iterable[str]) -> str:
+    distinct = {*values}
+    return distinct.pop() if len(distinct) == 1 else "various"
+
+
+def _in_order(config: Config) -> Iterator[tuple[int, str, list[str]]]:
+    """(depth, name, its tasks) of every group, its members following it, and of every task outside all groups."""
+    grouped = {child for group in config.groups.values() for child in group.tasks}
+    waiting = [(0, name) for name in reversed([*config.groups, *config.tasks]) if name not in grouped]
+    while waiting:
+        depth, name = waiting.pop()
+        group = config.groups.get(name)
+        yield depth, name, [name] if group is None else leaves(name, config.groups)
+        if group is not None:
+            waiting.extend((depth + 1, child) for child in reversed(group.tasks))
+
+
+def source(task: TaskConfig, named: bool = True) -> str:
+    """The source of the rows, in words. named: with the Hub's configuration."""
+    path = task.dataset.path or "?"
+    if path.startswith("asset:"):
+        return "bundled"
+    if task.dataset.files and path in ("json", "csv", "parquet", "arrow", "text"):
+        return f"local {path}"
+    name = f" {task.dataset.name}" if task.dataset.name and named else ""
+    revision = task.dataset.revision
+    return f"{path}{name} @ {revision[:SHORT] if revision else 'newest'}"
+
+
+def metric_names(task: TaskConfig, name: str) -> list[str]:
+    """The metrics that a run of the task reports."""
+    from evalengine.tasks.registry import task_class
+    from evalengine.tasks.scores import read_metrics
+
+    cls = task_class(task.cls or "", f"tasks.{name}.cls")
+    if not cls.takes_templates or cls.runs_programs:
+        return cls.metric_names(task)
+    try:
+        kind = task.template.output_type or "generate_until"
+        return [*read_metrics(task.template.metric_list, kind, cls.metrics).metrics]
+    except (KeyError, ValueError):  # only a run lists the problems
+        return ["?"]
+
+
+def needs(task: TaskConfig) -> Iterator[str]:
+    """Yields what a run of the task needs beside the rows."""
+    from evalengine.tasks.registry import task_class
+
+    exemplars = task.fewshot_split or task.fewshot_file or task.template.fewshot_config.samples
+    if task.dataset.gated:
+        yield "access to the rows on the Hub"
+    cls = task_class(task.cls or "", "cls")
+    if cls.runs_programs:
+        yield "allow_code_execution=true"
+    extra = cls.extra or ("lm-eval" if task.template.lm_eval_file is not None else None)
+    if extra is not None:
+        yield f"pip install 'evalengine[{extra}]'"
+    elif task.num_fewshot and not exemplars:
+        yield "task.fewshot_file=FILE"
+
+
+def shown_documents(config: Config, count: int) -> Iterator[Text]:
+    """The first documents of each of the tasks, as text. Raises ConfigError as a run would."""
+    from evalengine.harness.plan import load_tasks
+
+    for task in load_tasks(config):
+        for doc_id, instances in enumerate(task.instances(count)):
+            yield from _document(task, doc_id, instances)
+
+
+def _document(task: Task, doc_id: int, instances: list[Instance]) -> Iterator[Text]:
+    doc = task.docs[doc_id]
+    yield Text(f"{printable(task.name)}, document {doc_id} of {len(task.docs)}\n", style="bold")
+    yield from _part("row", json.dumps(doc, ensure_ascii=False, default=str))
+    shown: str | None = None
+    for instance in instances:
+        if instance.context != shown:
+            yield from _part("text" if instance.kind == "loglikelihood_rolling" else "prompt", instance.context)
+            shown = instance.context
+        if instance.kind == "loglikelihood":
+            yield from _part(f"continuation {instance.index}", instance.continuation)
+    yield from _part("target", _plain(task.target(doc)))
+    yield Text("\n")
+
+
+def _part(name: str, content: str) -> Iterator[Text]:
+    """A name, and below it the content line by line, each line behind a bar so that its white space shows."""
+    yield Text(f"  {name}\n", style="dim")
+    for line in content.split("\n"):
+        yield Text(f"  | {printable(line)}\n")
+
+
+def _plain(target: Any) -> str:
+    return target if isinstance(target, str) else json.dumps(target, ensure_ascii=False, default=str)

@@ -1,0 +1,280 @@
+"""Command-line overrides -> `Config`s, by Hydra's compose API.
+
+Hydra's own application is not used: it would own argv, logging and exit codes, and write files of its own (a sweep
+always leaves `multirun.yaml`). This package uses Hydra's grammar, groups, search path and type checks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, make_dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from evalengine.config.files import check_files
+from evalengine.config.globs import with_folders
+from evalengine.config.node import complete_model, freeze, mutable, to_config
+from evalengine.config.run import validate
+from evalengine.config.schema import Config
+from evalengine.config.shipped import CONF, available
+from evalengine.config.task_files import with_task_files
+from evalengine.config.texts import read_texts
+from evalengine.config.words import LAUNCHER, first_line, names_set, parse
+from evalengine.errors import ConfigError
+from evalengine.util.plain_files import read_yaml
+
+MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
+# Errors that Hydra and OmegaConf raise for files and overrides of shapes that they do not expect.
+NOT_UNDERSTOOD = (
+    *(HydraException, OmegaConfBaseException, UserWarning, yaml.YAMLError, ValueError),
+    *(TypeError, AttributeError, LookupError, AssertionError, RecursionError),
+)
+
+# The schema without the types of single tasks. Messages name the class.
+_UNTYPED = make_dataclass("Config", [("tasks", dict[str, Any], field(default_factory=dict))], bases=(mutable(Config),))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep: the overrides that set it apart, and its configuration."""
+
+    overrides: tuple[str, ...]
+    config: Config
+    launcher: dict[str, Any] | None = None  # settings of `hydra/launcher=`; None: this process makes the run
+
+
+def compose_jobs(overrides: Sequence[str], multirun: bool = False) -> list[Job]:
+    """The validated configurations that the overrides describe: one, or a sweep's product.
+
+    An experiment sweeps the settings of its file, less those that the overrides name, and needs no `multirun`.
+    Raises `ConfigError` for bad grammar, unknown settings, wrong types and settings that contradict each other.
+    """
+    sweeps = multirun or experiment_name(overrides) is not None
+    parsed = parse(overrides, sweeps)
+    parsed = parse(with_task_files(parse(with_folders(parsed), sweeps), CONF, _literal), sweeps)
+    check_files(parsed, CONF)
+    if experiment_name(overrides):
+        if LAUNCHER in {override.key_or_group for override in parsed}:
+            raise ConfigError(f"{LAUNCHER}: an experiment compares its runs and starts them itself; leave it out")
+        parsed = [*_experiment_sweep(parsed), *parsed]
+    if (count := math.prod(map(_count, parsed))) > MAX_RUNS:
+        raise ConfigError(f"{count:,} runs: a sweep has at most {MAX_RUNS:,}; sweep fewer values, or in several parts")
+    choices = [_choices(override) for override in parsed]
+    jobs = []
+    for chosen in product(*choices):
+        config, launcher = _compose(list(chosen))
+        validate(config)
+        varied = tuple(text for text, options in zip(chosen, choices, strict=True) if len(options) > 1)
+        jobs.append(Job(varied, config, launcher))
+    return jobs
+
+
+def experiment_name(overrides: Sequence[str]) -> str | None:
+    """X of `experiment=X`; None without one. Raises `ConfigError` for more than one, and for bad grammar."""
+    parsed = parse([text for text in overrides if re.match(r"\+?experiment=", text)], multirun=True)
+    names = {override.get_value_string().strip() for override in parsed} - {"null"}
+    several = any(o.is_sweep_override() or isinstance(o.value(), list | dict) for o in parsed)
+    if len(names) > 1 or several:
+        raise ConfigError(f"experiment={','.join(sorted(names))}: name one experiment; each is a sweep of its own")
+    return next((str(override.value()) for override in parsed if override.value() is not None), None)
+
+
+def _experiment_sweep(parsed: list[Override]) -> list[Override]:
+    """The sweep of the chosen experiment's file, less the settings that the user's own overrides name."""
+    named = {override.key_or_group for override in parsed}
+    _, hydra = _composed([next(_texts(override)) for override in parsed])
+    sweep = {str(name): str(values) for name, values in (hydra.sweeper.get("params") or {}).items()}
+    return parse([f"{name}={values}" for name, values in sweep.items() if name not in named], multirun=True)
+
+
+COMPUTED_AGAIN = ("resume=auto", "cache=null", "cache.audit=0")  # no answer is read or kept
+
+
+def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
+    """The validated configuration of a `config.yaml`, with single settings overridden (no groups, no `task.` node).
+
+    Raises `ConfigError` if the file is missing or no configuration, and as `compose_jobs` does.
+    """
+    parsed = parse(overrides, multirun=False)
+    try:
+        written = read_yaml(file) or {}
+        if not isinstance(written, dict):
+            raise ValueError("it holds no settings")
+        merged = OmegaConf.merge(OmegaConf.structured(mutable(Config)), OmegaConf.create(_literal(written)))
+    except (OSError, *NOT_UNDERSTOOD) as error:
+        raise ConfigError(f"{file}: missing, damaged or of another version ({first_line(error)})") from error
+    for override in parsed:
+        try:
+            OmegaConf.update(merged, override.get_key_element(), override.value())
+        except (OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(f"{override.input_line}: {first_line(error)}") from error
+    try:
+        data = OmegaConf.to_container(merged, resolve=True)
+        assert isinstance(data, dict)
+        complete_model(data["model"], {override.key_or_group for override in parsed})
+        config: Config = freeze(Config, data)
+    except ConfigError:
+        raise
+    except NOT_UNDERSTOOD as error:  # `${...}` for a number, null for a task
+        raise ConfigError(f"{file}: {first_line(error)}") from error
+    validate(config)
+    return config
+
+
+def _literal(written: Any) -> Any:
+    """The values with texts escaped so that OmegaConf gives them back unchanged: a prompt's `${...}` is no reference,
+    and no file reads the environment."""
+    if isinstance(written, dict):
+        return {key: _literal(value) for key, value in written.items()}
+    if isinstance(written, list):
+        return [_literal(value) for value in written]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", written) if isinstance(written, str) else written
+
+
+def _count(override: Override) -> int:
+    """How many values a sweep has, computed without listing them; 1 if the override is no sweep."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if not isinstance(value, RangeSweep):
+        return 1
+    start, stop, step = (float(part or 0) for part in (value.start, value.stop, value.step))
+    if not all(map(math.isfinite, (start, stop, step))) or step == 0:
+        raise ConfigError(f"{override.input_line}: from {start} by steps of {step} nothing reaches {stop}")
+    return max(0, math.ceil((stop - start) / step))
+
+
+def _choices(override: Override) -> list[str]:
+    """The override itself, or one override for each value of its sweep."""
+    choices = list(_texts(override))
+    if not choices:
+        raise ConfigError(f"{override.input_line}: sweeps no value at all")
+    return choices
+
+
+def _texts(override: Override) -> Iterator[str]:
+    if not override.is_sweep_override():
+        yield str(override.input_line)
+        return
+    key = override.get_key_element()
+    try:
+        for value in override.sweep_string_iterator():
+            yield f"{key}={value}"
+    except HydraException as error:  # interval() and glob() cannot be swept
+        raise ConfigError(f"{override.input_line}: only lists, choice() and range() can be swept") from error
+
+
+def _compose(overrides: list[str]) -> tuple[Config, dict[str, Any] | None]:
+    """The run, and the launcher's settings if one is named."""
+    parsed = [OverridesParser.create().parse_override(text) for text in overrides]
+    keys = {override.key_or_group for override in parsed}
+    data, hydra = _composed(overrides)
+    problems: list[str] = []
+    data = read_texts(data, {name for o in parsed for name in names_set(o.key_or_group, o.value())}, problems)
+    if problems:
+        raise ConfigError(problems)
+    config = to_config(data, keys)
+    if LAUNCHER not in keys:
+        return config, None
+    hydra.sweep.dir = config.output_dir  # the launcher writes its logs there
+    launcher = OmegaConf.to_container(hydra.launcher, resolve=True)
+    assert isinstance(launcher, dict)
+    return config, {str(name): value for name, value in launcher.items()}
+
+
+def _composed(overrides: list[str]) -> tuple[dict[str, Any], Any]:
+    """(the values that Hydra composes of `conf/` and the overrides, Hydra's own node)."""
+    late = not any(re.match(r"[+~]*tasks\b", text) for text in overrides)
+    try:
+        node, hydra = _merged(overrides, _UNTYPED if late else mutable(Config))
+        if late:
+            # Hydra merges one file after another, and OmegaConf then walks over all that was merged before: for the 57
+            # tasks of MMLU with every field that a task can have, that took 1 s. The settings that their files hold
+            # are few, and get their types here, in one merge. If it refuses any, Hydra's merging names the file.
+            with suppress(*NOT_UNDERSTOOD):
+                return _values(OmegaConf.unsafe_merge(OmegaConf.structured(mutable(Config)), node)), hydra
+            node, hydra = _merged(overrides, mutable(Config))
+        return _values(node), hydra
+    except NOT_UNDERSTOOD as error:
+        raise ConfigError(_explain(error, overrides)) from error
+
+
+def _merged(overrides: list[str], schema: Any) -> tuple[DictConfig, Any]:
+    """(what Hydra merges of the schema, `conf/` and the overrides, Hydra's own node)."""
+    ConfigStore.instance().store("schema", schema)
+    with warnings.catch_warnings(), initialize_config_module(CONF, version_base="1.3", job_name="evalengine"):
+        warnings.simplefilter("error", UserWarning)  # Hydra warns of a search path that does not exist
+        node = compose("config", overrides=overrides, return_hydra_config=True)
+    hydra = OmegaConf.create({"hydra": OmegaConf.to_container(node.hydra, resolve=False)}).hydra
+    with open_dict(node):
+        del node["hydra"]  # only Hydra's own application fills in its values
+    return node, hydra
+
+
+def _values(node: DictConfig | ListConfig) -> dict[str, Any]:
+    data = OmegaConf.to_container(node, resolve=True, throw_on_missing=False)
+    assert isinstance(data, dict)
+    return {str(name): value for name, value in data.items()}
+
+
+def _explain(error: Exception, overrides: list[str]) -> str:
+    """Hydra's and OmegaConf's errors in one line that names the setting and, where one is near, the right name."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.partition("/")
+        return _no_such_file(group, name, error.options)
+    if isinstance(error, yaml.YAMLError):
+        return " ".join(str(error).split())
+    message = first_line(error)
+    if isinstance(error, InterpolationResolutionError) and error.full_key:
+        return f"{error.full_key}: {message}"
+    if named := re.match(r"Could not override 'tasks\.([^.']+)", message):
+        others = [name for text in overrides if text.startswith("task=") for name in text[5:].strip("[]").split(",")]
+        chosen = f"'task=[{','.join([*others, named[1]])}]'" if others else f"task={named[1]}"
+        if not {*others} <= {*available("task")}:  # a file has another name in Hydra's store
+            chosen = "a list, 'task=[...]'"
+        return f"tasks.{named[1]}: this task is not selected; add it with {chosen}"
+    if "must be a string or a list" in message:
+        empty = [text for text in overrides if text.endswith("=null")]
+        return f"{' '.join(empty)}: a group needs a name; see --help for those there are"
+    message = message.removeprefix("Error merging override ")
+    return _plainly(f"{message}: {first_line(error.__cause__)}" if error.__cause__ else message)
+
+
+def _no_such_file(group: str, name: str, options: Sequence[str] | None) -> str:
+    """options: the names that the group has, if Hydra says them."""
+    options, wanted = options or available(group), name.lower()
+    if group == "model":
+        wanted = wanted.rstrip("/").rpartition("/")[2]  # of a Hub id
+    near = [wanted] if wanted in options else difflib.get_close_matches(wanted, options, 2, 0.7)
+    near = near or [o for o in options if o.startswith(wanted)]
+    near = near or [o for o in options if difflib.get_close_matches(wanted, [o[: len(wanted) + 1]], 1, 0.8)]
+    near += [f"model.path={name}"] if group == "model" and "/" in name else []
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    own = {
+        "model": "; model.path=FOLDER, FILE.gguf or a Hub id takes any other",
+        "task": "; lm_eval/NAME: any of lm-eval's",
+    }
+    return f"{group}={name}: no such {group}; {hint}there are: {', '.join(options) or 'none'}{own.get(group, '')}"
+
+
+def _plainly(message: str) -> str:
+    """OmegaConf's words for a value of another type in ours."""
+    whole = "must be a whole number" + (" of documents, not a share of them" if message.startswith("limit=") else "")
+    message = re.sub(r"Value .* of type '\w+' could not be converted to Integer", whole, message)
+    message = re.sub(r"Value .* of type '\w+' could not be converted to Float", "must be a number", message)
+    return re.sub(r"Value .* is not a valid bool( \(type .*\))?", "must be true or false", message)

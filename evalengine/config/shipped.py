@@ -1,0 +1,35 @@
+"""The configuration files that come with the package, by group; listed without Hydra, so that help answers at once."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from evalengine.errors import ConfigError
+
+CONF = "evalengine.conf"
+
+
+def available(group: str) -> list[str]:
+    """The names of a configuration group ("task", "model", "engine"), sorted."""
+    folder = files(CONF) / group
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def shipped_model(name: str) -> dict[str, Any] | None:
+    """The settings of `conf/model/<name>.yaml`; None for a text that names no such file.
+
+    Raises ConfigError if a folder or file here has the same name: which of the two models is meant is not guessed.
+    """
+    if name not in available("model"):
+        return None
+    from evalengine.util.plain_files import read_yaml
+
+    settings: dict[str, Any] = read_yaml(Path(str(files(CONF) / "model" / f"{name}.yaml")))
+    if Path(name).exists():
+        raise ConfigError(
+            f"model={name}: is the name of a model that comes with the package, and of {Path(name).resolve()}; write "
+            f"./{name} for that, or {settings['path']} for the other"
+        )
+    return settings

@@ -1,0 +1,203 @@
+"""The command line's overrides, one by one and beside each other: grammar, names of settings, sweeps, and what is given
+twice. Every command that a message here tells to write is one that works (tests/unit/test_compose_words.py)."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from functools import lru_cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
+from hydra.errors import HydraException
+
+from evalengine.config.files import GROUPS, ONE_OF
+from evalengine.config.schema import Config
+from evalengine.config.texts import is_text
+from evalengine.errors import ConfigError
+
+LAUNCHER = "hydra/launcher"  # Hydra's own group; a launcher starts the runs of a sweep
+LAUNCHERS = ("submitit_slurm", "submitit_local")
+LISTS = ("task", "hydra.searchpath")  # what takes several names in one run, besides settings whose type is a list
+
+
+def parse(overrides: Sequence[str], multirun: bool) -> list[Override]:
+    """The overrides by Hydra's grammar. Raises `ConfigError` with all that is wrong with them."""
+    parser = OverridesParser.create()
+    parsed: list[Override] = []
+    problems: list[str] = []
+    for text in overrides:
+        try:
+            override = parser.parse_override(_in_full(text))
+        except ValueError:  # the number has more than Python's limit of 4,300 digits
+            problems.append(f"{text[:60]}...: a number of thousands of digits cannot be meant")
+            continue
+        except HydraException as error:
+            problems.append(f"{_shown(text)}: {_shown(first_line(error))} ({_how_to_quote(text)})")
+            continue
+        parsed.append(override)
+        problems.extend(_problems(override, multirun))
+    if problems := [*problems, *_given_twice(parsed)]:
+        raise ConfigError(problems)
+    return parsed
+
+
+def _in_full(text: str) -> str:
+    """The override with `cache=FOLDER` written as `cache.path=FOLDER`, and with quotes around a value that holds the
+    end of a line, as a shell's $'...' gives it: the grammar has no other place for one."""
+    text = re.sub(r"^(\+*)cache=(?!\{)", r"\1cache.path=", text)
+    name, _, value = text.partition("=")
+    return f"{name}={quoted(value)}" if "\n" in value and value[0] not in "'\"[{" else text
+
+
+def quoted(value: str) -> str:
+    """A text in quotes, by which the grammar takes it as it is."""
+    return str(QuotedString(value, Quote.double).with_quotes())
+
+
+def _shown(text: str) -> str:
+    return text.replace("\n", "\\n")
+
+
+def _how_to_quote(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not equals or value[:1] in ("'", '"', "[", "{"):
+        return "quote each text that holds = , a quote or brackets, and close each bracket"
+    return f"quote a value that holds = , or brackets: write {shlex.quote(f'{name}={quoted(_shown(value))}')}"
+
+
+def _problems(override: Override, multirun: bool) -> Iterator[str]:
+    key, value = override.key_or_group, override.get_value_string()
+    if key == LAUNCHER:
+        yield from _launcher_problems(override, multirun)
+        return
+    if key.startswith("hydra."):
+        if key != "hydra.searchpath" and not key.startswith("hydra.launcher."):
+            yield f"{key}: Hydra's own settings have no effect here, except hydra.searchpath and hydra.launcher"
+        return
+    known = known_keys()
+    if not any(re.fullmatch(pattern, key) for pattern in known.values()):
+        names = [name for name in known if name.split(".")[-1] == key.split(".")[-1] and "<" not in name]
+        names = names or difflib.get_close_matches(key, known, 2, 0.7)
+        yield f"{key}: no such setting" + (f"; did you mean {' or '.join(names)}?" if names else "; see --help")
+    if key in GROUPS and override.is_add():
+        yield f"{override.input_line}: is set already, and + only adds; write {shlex.quote(f'{key}={value}')}"
+    yield from _choice_problems(override)
+    if is_text(key) and re.search(r"\\\\[nrt]", value) and value[0] not in "'\"" and _has_bare_text(override.value()):
+        yield f"{value}: two backslashes are one outside quotes; {_how_to_quote(f'{key}={value}')}"
+    if override.is_sweep_override() and not multirun:
+        yield f"{key}={value}: has several values; {_either_way(key, value, text=True)}"
+
+
+def _choice_problems(override: Override) -> Iterator[str]:
+    """A list for a group of which a run has one: the settings of several files would be mixed, under one name."""
+    key, chosen = override.key_or_group, override.value()
+    lists = [one for one in (chosen.list if isinstance(chosen, ChoiceSweep) else [chosen]) if isinstance(one, list)]
+    if key in ONE_OF and lists:
+        written = override.get_value_string().replace("[", "").replace("]", "").strip()
+        several = "," in written
+        how = f"for a run of each write {_swept(key, written)}" if several else f"write {key}={written}"
+        yield f"{override.input_line}: a run has one {key}" + (f"; {how}" if written else "; name one")
+
+
+def _swept(key: str, values: str) -> str:
+    """A sweep's words, those of the command `run` wherever they are printed: verify and tasks have no -m."""
+    return f"run -m {shlex.quote(f'{key}={values}')}"
+
+
+def _either_way(key: str, values: str, text: bool) -> str:
+    """What to write for several values: a sweep or, where the setting allows it, a list; text: or one text of them."""
+    sweep, kind = f"for a run of each write {_swept(key, values)}", _kind(key)
+    if key == "experiment":
+        return "name one experiment, each is a sweep of its own"
+    if key in LISTS or _holds(kind, list):
+        return f"for all in one run write {shlex.quote(f'{key}=[{values}]')}, {sweep}"
+    if text and is_text(key):
+        return f"for one text write {shlex.quote(f'{key}={quoted(values)}')}, {sweep}"
+    return sweep
+
+
+def _given_twice(parsed: Sequence[Override]) -> Iterator[str]:
+    """Hydra takes the last of them, and the others would be dropped in silence. The same words twice do no harm."""
+    given: dict[str, dict[str, Override]] = {}
+    for override in parsed:
+        for name in names_set(override.key_or_group, override.value()):
+            given.setdefault(name, {})[_shown(str(override.input_line))] = override
+    for name, overrides in given.items():
+        if len(overrides) > 1:
+            values = [re.sub(r"^\[(.*)\]$", r"\1", o.get_value_string().strip()) for o in overrides.values()]
+            joined = not any(o.is_delete() or o.key_or_group != name for o in overrides.values())
+            cure = f"; {_either_way(name, ','.join(filter(None, values)), text=False)}" if joined else ""
+            yield f"{name}: is given as {' and as '.join(overrides)}; give it once{cure}"
+
+
+def _has_bare_text(value: Any) -> bool:
+    """Whether a value is a text without quotes, or holds one."""
+    if isinstance(value, ChoiceSweep | list | dict):
+        inner = value.list if isinstance(value, ChoiceSweep) else value.values() if isinstance(value, dict) else value
+        return any(map(_has_bare_text, inner))
+    return isinstance(value, str)
+
+
+def names_set(name: str, value: Any) -> Iterator[str]:
+    """The names of the settings that a value sets: those within a mapping one by one."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from names_set(f"{name}.{key}", inner)
+    else:
+        yield name
+
+
+def _launcher_problems(override: Override, multirun: bool) -> Iterator[str]:
+    name = override.value()
+    if name not in LAUNCHERS:
+        yield f"{LAUNCHER}={name}: must be one of {', '.join(LAUNCHERS)}"
+    elif importlib.util.find_spec("submitit") is None or importlib.util.find_spec("hydra_plugins") is None:
+        yield f"{LAUNCHER}={name}: its plugin is not installed; pip install 'evalengine[slurm]'"
+    elif not multirun:
+        yield f"{LAUNCHER}={name}: launches the runs of a sweep; add -m"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, with the next one if that says what it is about."""
+    first, *rest = str(error).split("\n")
+    return f"{first} {rest[0]}" if rest and first.endswith(":") else first
+
+
+@lru_cache(None)
+def known_keys() -> dict[str, str]:
+    """Every setting's dotted name -> a pattern that matches it (`tasks.<name>.split` stands for any task)."""
+    return {name: re.escape(name).replace("<name>", r"[^.]+") for name in _kinds()}
+
+
+@lru_cache(None)
+def _kinds() -> dict[str, Any]:
+    """Every setting's dotted name -> its type."""
+
+    def walk(kind: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, hint in get_type_hints(kind).items():
+            yield prefix + name, hint
+            if is_dataclass(hint):
+                yield from walk(hint, f"{prefix}{name}.")
+            elif get_origin(hint) is dict:
+                inner, kind = f"{prefix}{name}.<name>", get_args(hint)[1]
+                yield inner, kind
+                if is_dataclass(kind):
+                    yield from walk(kind, inner + ".")
+
+    return {**dict(walk(Config, "")), "experiment": str}  # its files set other settings, so it has no node
+
+
+def _kind(key: str) -> Any:
+    """The setting's type; None for one that is unknown."""
+    return next((_kinds()[name] for name, pattern in known_keys().items() if re.fullmatch(pattern, key)), None)
+
+
+def _holds(kind: Any, wanted: type) -> bool:
+    """Whether a type, or one of those that it joins by |, is `wanted`."""
+    return wanted in [get_origin(one) or one for one in (kind, *get_args(kind))] and get_origin(kind) is not dict

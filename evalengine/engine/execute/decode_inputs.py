@@ -1,0 +1,168 @@
+"""The inputs of a captured decode step: buffers of fixed addresses, and how they are filled from step to step.
+
+    n sequences with one new token each, N >= n rows of a captured step, P pages of a sequence at most.
+
+Rows past the batch are padding: token 0 at position 0 of a sequence without KV (length 0, slot -1), so they read no
+page, write none, and no row sees another. A step may be launched while the last one is computed, so there are two sets
+of buffers on the host, used by turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evalengine.engine.schedule.scheduler import Chunk
+from evalengine.layers.metadata import AttentionMetadata
+from evalengine.layers.ops import GREEDY
+
+ROW_BYTES = 3 * 8 + 4  # a row holds a sequence's token id, position and slot (int64), and its length (int32)
+
+
+class PageChange(NamedTuple):
+    """New pages of one row of the block table, from column `start` on."""
+
+    row: int
+    start: int
+    pages: list[int]
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """A step in which every sequence computes one token: all that a rank must be told to compute it."""
+
+    ids: np.ndarray  # int64 [n]: token ids, or references below 0 to what the last step chose (`LastTokens`)
+    positions: np.ndarray  # int64 [n]
+    changes: list[PageChange]  # pages that are new since the last such step
+
+
+class KnownPages:
+    """The pages that every row of the block table was last told to have; kept on rank 0, which has the sequences."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.forget()
+
+    def forget(self) -> None:
+        """Has the next step tell all rows' pages anew: it is not known whether a failed step's changes were written."""
+        self._known: list[tuple[list[int], int]] = [([], 0)] * self._rows  # a row's page list and its length
+
+    def decodes(self, chunks: Sequence[Chunk]) -> Decodes:
+        """The step of these chunks, with the pages that are new since the last one."""
+        n = len(chunks)
+        ids = np.fromiter((_token_id(c) for c in chunks), dtype=np.int64, count=n)
+        positions = np.fromiter((c.start for c in chunks), dtype=np.int64, count=n)
+        return Decodes(ids, positions, self._changes(chunks))
+
+    def _changes(self, chunks: Sequence[Chunk]) -> list[PageChange]:
+        """The rows whose pages have changed. A sequence's page list only grows; another sequence has another list."""
+        changes = []
+        for row, chunk in enumerate(chunks):
+            pages = chunk.seq.block_table
+            before, count = self._known[row]
+            if before is not pages or count != len(pages):
+                start = count if before is pages else 0
+                self._known[row] = pages, len(pages)
+                changes.append(PageChange(row, start, pages[start:]))
+        return changes
+
+
+class Stage:
+    """Pinned memory on the host for one step's inputs and results."""
+
+    def __init__(self, rows: int, pages: int, pinned: bool) -> None:
+        self.scalars = torch.zeros(rows * ROW_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        self.ids, self.positions, self.slots, self.lengths = (part.numpy() for part in _parts(self.scalars, rows))
+        self.pinned_table = torch.zeros(rows, pages, dtype=torch.int32, pin_memory=pinned)
+        self.table = self.pinned_table.numpy()
+        self.missed: list[PageChange] = []  # changes of the steps since this stage was last used
+        self.greedy_ids = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
+        self.logprobs = torch.zeros(rows, dtype=torch.float32, pin_memory=pinned)
+        self.event: Any = torch.cuda.Event() if pinned else None
+
+    def wait(self) -> None:
+        """Waits until the device has read and written everything in this stage."""
+        if self.event is not None:
+            self.event.synchronize()
+
+    def write_pages(self) -> None:
+        """Brings the host's block table up to date."""
+        for row, start, pages in self.missed:
+            self.table[row, start : start + len(pages)] = pages
+        self.missed.clear()
+
+    def fetch(self, greedy_ids: Tensor, logprobs: Tensor) -> None:
+        """Copies the step's results, [n] each, to the host once the device has computed them."""
+        self.greedy_ids[: len(greedy_ids)].copy_(greedy_ids, non_blocking=True)
+        self.logprobs[: len(logprobs)].copy_(logprobs, non_blocking=True)
+        if self.event is not None:
+            # Without an argument, the event would be recorded on the current device's stream.
+            self.event.record(torch.cuda.current_stream(greedy_ids.device))
+
+
+class DecodeInputs:
+    """The buffers on the device that every graph reads. One or two transfers a step fill them.
+
+    The block table is kept from step to step: only the rows that have changed are written.
+    """
+
+    def __init__(self, rows: int, pages: int, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._stages = [Stage(rows, pages, device.type == "cuda") for _ in range(2)]
+        self._scalars = torch.zeros(rows * ROW_BYTES, dtype=torch.uint8, device=device)
+        self.ids, self.positions, self.slots, self.lengths = _parts(self._scalars, rows)
+        self.slots.fill_(-1)  # before the first step all rows are padding
+        self.table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
+        self.starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self.wanted = torch.full((rows,), GREEDY, dtype=torch.int64, device=device)
+
+    def fill(self, decodes: Decodes, size: int) -> Stage:
+        """Sends the step's inputs to the device; rows from n to `size` become padding. Returns the stage in use."""
+        self._stages.reverse()
+        stage, n, positions = self._stages[0], len(decodes.ids), decodes.positions
+        for buffers in self._stages:
+            buffers.missed += decodes.changes
+        stage.wait()
+        stage.write_pages()
+        pages = stage.table[np.arange(n), positions // self._block_size].astype(np.int64)
+        stage.ids[:n] = decodes.ids
+        stage.positions[:n] = positions
+        stage.slots[:n] = pages * self._block_size + positions % self._block_size
+        stage.lengths[:n] = positions + 1
+        for values, padding in ((stage.ids, 0), (stage.positions, 0), (stage.slots, -1), (stage.lengths, 0)):
+            values[n:size] = padding
+        self._scalars.copy_(stage.scalars, non_blocking=True)
+        if changed := [change.row for change in decodes.changes]:
+            part = slice(min(changed), max(changed) + 1)
+            self.table[part].copy_(stage.pinned_table[part], non_blocking=True)
+        return stage
+
+    def metadata(self, size: int, kv_len: int) -> AttentionMetadata:
+        """The metadata of `size` decodes of up to `kv_len` tokens. The kernels' grids are laid out for that length, and
+        each sequence's own length is read from the buffer."""
+        return AttentionMetadata(
+            slot_mapping=self.slots[:size],
+            cu_seqlens_q=self.starts[: size + 1],
+            seqlens_k=self.lengths[:size],
+            block_table=self.table[:size, : -(-kv_len // self._block_size)],
+            query_lens=[1] * size,
+            kv_lens=[kv_len] * size,
+        )
+
+
+def _token_id(decode: Chunk) -> int:
+    """The token id at the chunk's position, or a reference below 0 to the token that the last step is computing."""
+    seq = decode.seq
+    return seq.token_ids[decode.start] if decode.start < seq.num_tokens else -1 - seq.device_row
+
+
+def _parts(buffer: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Views of a byte buffer: int64 [rows] three times and int32 [rows], one after another."""
+    words = buffer[: rows * 3 * 8]
+    ids, positions, slots = words.view(torch.int64).view(3, rows)
+    return ids, positions, slots, buffer[len(words) :].view(torch.int32)

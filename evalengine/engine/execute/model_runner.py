@@ -1,0 +1,226 @@
+"""Runs one scheduled step: puts it into integers, has the ranks compute it, and takes its results.
+
+T tokens in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evalengine.engine.execute.batch import Asked, Batch, NextToken, Pending, Result
+from evalengine.engine.execute.choosing import choose
+from evalengine.engine.execute.cuda_graphs import Decoded, Unread
+from evalengine.engine.execute.parallel.ranks import Ranks
+from evalengine.engine.execute.rank_runner import Culprits, RankRunner
+from evalengine.engine.execute.read_out import DeviceResults
+from evalengine.engine.schedule.scheduler import Chunk, SchedulerOutput
+from evalengine.engine.schedule.sequence import Generating, Status
+from evalengine.layers.metadata import Download
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that is being computed, or is done."""
+
+    chunks: list[Chunk]  # in the order of the batch's rows
+    results: Unread | Pending
+
+    @property
+    def needs_the_host(self) -> bool:
+        """Whether a step that follows cannot be launched before the host knows this one's tokens."""
+        seqs = (chunk.seq for chunk in self.chunks if chunk.seq.status is Status.RUNNING)
+        return any(isinstance(seq, Generating) and seq.processing is not None for seq in seqs)
+
+
+class ModelRunner(RankRunner):
+    """Rank 0's runner: it has the sequences, and tells the other ranks of each step before it computes its own part.
+
+    ranks: the other ranks.
+    """
+
+    def __init__(self, *args: Any, ranks: Ranks, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._ranks = ranks
+        self.num_graph_steps = 0
+        self.is_asynchronous = self.ops.device.type == "cuda"  # a step computes while the host prepares the next
+        self._last_step: torch.cuda.Event | None = None
+        # Called with every step before it runs, the chunks in the order of the batch's rows, so that the user of an
+        # `op_hook` can tell which rows belong to which sequence.
+        self.on_batch: Callable[[SchedulerOutput], None] | None = None
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Captures the decode steps of the usual sizes and lengths, if this level and device have CUDA graphs, while
+        there is memory for them."""
+        if self.graphs is not None:
+            with self._after_the_last_step():
+                for key in self.graphs.keys_at_start():
+                    self._ranks.tell("capture", *key)
+                    if not self.capture(*key):
+                        return
+
+    def fill_pool(self, value: float) -> None:
+        """Fills every rank's KV pool with one number, so that a slot which is read before it is written shows."""
+        self._ranks.tell("fill", value)
+        self.kv_pool.fill_(value)
+
+    @property
+    def can_launch_ahead(self) -> bool:
+        """Whether a step may be launched before the results of the last one are taken."""
+        return self.is_asynchronous and self.on_batch is None
+
+    @torch.inference_mode()
+    def launch(self, schedule: SchedulerOutput) -> Launched:
+        """Starts a step. The host waits only for the tokens that logits processors must know."""
+        try:
+            with self._after_the_last_step():
+                return self._launch(schedule)
+        except BaseException:
+            if self.graphs is not None:
+                self.graphs.forget()
+            raise
+
+    @contextmanager
+    def _after_the_last_step(self) -> Iterator[None]:
+        """Orders the step after the last one on the device: the caller's current stream may have changed in between."""
+        if self.ops.device.type != "cuda":
+            yield
+            return
+        stream = torch.cuda.current_stream(self.ops.device)
+        if self._last_step is not None:
+            stream.wait_event(self._last_step)
+        try:
+            yield
+        finally:  # recorded for a step that fails, too: its kernels may still be writing to pages
+            self._last_step = stream.record_event(self._last_step)
+
+    def _launch(self, schedule: SchedulerOutput) -> Launched:
+        chunks = sorted(schedule.chunks, key=_place)
+        copies = schedule.copies
+        heard = self.on_batch is not None  # a listener wants every op's output, and a replayed graph runs no hooks
+        if self.on_batch is not None:
+            self.on_batch(SchedulerOutput(chunks, schedule.copies))
+        if self.graphs is not None and not heard and (step := self.graphs.plan(chunks)) is not None:
+            asked = None if all(_wants_argmax(c) for c in chunks) else Asked(chunks)
+            wanted = None if asked is None else asked.wanted
+            self._ranks.tell("replay", copies, step, wanted)
+            replayed = self.replay(copies, step, wanted, None if asked is None else self._choose(asked))
+            if replayed is not None:
+                self.num_graph_steps += 1
+                return self._replayed(chunks, asked, *replayed)
+            copies = []
+        asked, batch = Asked(chunks), Batch.of(chunks)
+        self._ranks.tell("compute", copies, batch, asked.wanted)
+        return self._pending(chunks, asked, self.compute(copies, batch, asked.wanted, self._choose(asked)))
+
+    def _choose(self, asked: Asked) -> Callable[[slice, Tensor], Tensor]:
+        """The function that chooses some of the step's sampled tokens (`read_out.Choose`)."""
+        return lambda which, scores: choose(self.ops, asked.choosing[which], scores)
+
+    def _replayed(
+        self, chunks: list[Chunk], asked: Asked | None, decoded: Decoded, results: DeviceResults | None
+    ) -> Launched:
+        if asked is not None:
+            return self._pending(chunks, asked, results)
+        for row, chunk in enumerate(chunks):
+            chunk.seq.device_row = row
+        return Launched(chunks, decoded.greedy)
+
+    def _pending(self, chunks: list[Chunk], asked: Asked, results: DeviceResults | None) -> Launched:
+        for row, (_, seq) in enumerate(asked.generating):
+            seq.device_row = row
+        tensors, tops = ([], []) if results is None else (results.tensors, results.tops)
+        return Launched(chunks, Pending(asked, Download(tensors, self.ops.device), [top.rows for top in tops]))
+
+    @torch.inference_mode()
+    def results(self, launched: Launched) -> list[Result]:
+        """The results of a step's sequences that still run: a token of the step before may have ended one since."""
+        pending = launched.results
+        results = pending.results() if isinstance(pending, Pending) else _of_argmax(launched.chunks, pending)
+        self._ranks.check()  # a wait that ended because a rank died has fetched rubbish
+        self._explain_non_finite([c for c in launched.chunks if _runs(c)], results)
+        return results
+
+    def _explain_non_finite(self, chunks: list[Chunk], results: list[Result]) -> None:
+        """Names, for every row whose logprobs are NaN, the first op whose output was not finite there.
+
+        The step is computed again to find it. If that gives finite numbers, no op and no weight is to blame, and naming
+        one would mislead (it did, for a race in a kernel), so the message says that the step is finite now.
+        """
+        bad = [(r, p) for r in results if (p := _first_bad(r, self.spec.vocab_size)) is not None]
+        if not bad:
+            return
+        row_of = {(c.seq.seq_id, p): row for row, (c, p) in enumerate(_positions(chunks))}
+        rows = [row_of[result.seq.seq_id, position] for result, position in bad]
+        culprits, finite = self._again(Batch.of(chunks), rows)
+        for (result, position), row, is_finite in zip(bad, rows, finite, strict=True):
+            if row not in culprits and is_finite:
+                cause = "the step, computed again, is finite: a bug of a kernel or a fault of the machine; report it"
+            else:
+                cause = f"first in the output of {culprits.get(row, (0, 'lm_head'))[1]}"
+            result.error = f"not a finite number at token {position}: {cause}"
+
+    def _again(self, batch: Batch, rows: list[int]) -> tuple[Culprits, list[bool]]:
+        """The step computed again by all ranks: each row's first op that was not finite on any rank, and whether these
+        rows' logits are finite."""
+        answers = self._ranks.together("explain", (batch, rows), lambda: explain(self, batch, rows))
+        culprits: Culprits = {}
+        for row in rows:
+            if first_ops := [of_rank[row] for of_rank, _ in answers if row in of_rank]:
+                culprits[row] = min(first_ops)
+        return culprits, [all(of_row) for of_row in zip(*(finite for _, finite in answers), strict=True)]
+
+
+def explain(runner: RankRunner, batch: Batch, rows: list[int]) -> tuple[Culprits, list[bool]]:
+    """One rank's part of `ModelRunner._again`: the first op of each row that was not finite, and whether the logits of
+    `rows` are finite."""
+    culprits, hidden = runner.culprits(batch)
+    finite = [bool(runner.model.compute_logits(hidden[row : row + 1]).isfinite().all()) for row in rows]
+    return culprits, finite
+
+
+def _of_argmax(chunks: list[Chunk], unread: Unread) -> list[Result]:
+    """The results of decodes that want no more than their most probable token."""
+    results: list[Result] = []
+    for chunk, (token, logprob) in zip(chunks, unread.read(), strict=True):
+        if _runs(chunk):
+            assert isinstance(chunk.seq, Generating)
+            results.append(NextToken(chunk.seq, chunk.start, token, token, logprob))
+    return results
+
+
+def _first_bad(result: Result, vocab_size: int) -> int | None:
+    """The first position of a result whose logprobs are NaN; None if there is none."""
+    if isinstance(result, NextToken):
+        return result.position if result.greedy_id >= vocab_size else None
+    bad = np.flatnonzero(result.greedy_ids >= vocab_size)
+    return result.positions[int(bad[0])] if len(bad) else None
+
+
+def _place(chunk: Chunk) -> int:
+    """Where a batch has the chunk: decodes first (`AttentionMetadata`), the longest sequence first, so that the GPU is
+    full until the end of their attention (`kernels/attention_decode.py`); then prompts, as they were scheduled."""
+    return 1 if chunk.end - chunk.start > 1 else -chunk.end
+
+
+def _runs(chunk: Chunk) -> bool:
+    return chunk.seq.status is not Status.FINISHED
+
+
+def _wants_argmax(chunk: Chunk) -> bool:
+    """Whether the most probable token after the chunk and its logprob are wanted, and nothing else."""
+    seq = chunk.seq
+    at_end = chunk.end >= seq.num_tokens
+    return isinstance(seq, Generating) and at_end and seq.takes_argmax and not seq.num_logprobs
+
+
+def _positions(chunks: list[Chunk]) -> list[tuple[Chunk, int]]:
+    """The chunk and the position of each row of the batch."""
+    return [(c, p) for c in chunks for p in range(c.start, c.end)]

@@ -1,0 +1,116 @@
+"""One rank's part of a step: its share of the forward pass, of the pool and of the read-out.
+
+T tokens in the step. A step is described in integers (`Batch`, `Wanted`, `Replay`); only rank 0 has sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evalengine.engine.execute.batch import Batch, Wanted
+from evalengine.engine.execute.cuda_graphs import Decoded, DecodeGraphs, Replay
+from evalengine.engine.execute.read_out import Choose, DeviceResults, LastTokens, ReadOut
+from evalengine.layers.embedding import rows_per_slice
+from evalengine.layers.hooks import op_hook
+from evalengine.layers.metadata import AttentionMetadata, token_positions, upload
+from evalengine.layers.ops import Ops
+from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.spec import ModelSpec
+
+Culprits = dict[int, tuple[int, str]]  # row -> number and name of the first op that was not finite there
+
+
+class RankRunner:
+    """One rank's model and KV pool."""
+
+    def __init__(
+        self,
+        model: DecoderForCausalLM,
+        spec: ModelSpec,
+        ops: Ops,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        graphs_up_to: int | None = None,
+    ) -> None:
+        """graphs_up_to: the most tokens of a sequence whose decode steps are replayed as CUDA graphs; None: never."""
+        self.model = model
+        self.spec = spec
+        self.ops = ops
+        self.block_size = block_size
+        kv_heads = spec.kv_heads_of_rank(ops.tp.size)
+        shape = (spec.num_layers, 2, num_blocks, block_size, kv_heads, spec.head_dim)
+        self.kv_pool = torch.empty(shape, dtype=ops.dtype, device=ops.device)
+        self.kv_caches = [(layer[0], layer[1]) for layer in self.kv_pool]
+        self.last_tokens = LastTokens(max_num_seqs, spec.vocab_size, ops.device)
+        self.read_out = ReadOut(model, ops, rows_per_slice(spec.vocab_size, ops.device), self.last_tokens)
+        self.graphs: DecodeGraphs | None = None
+        if graphs_up_to is not None and ops.capturable:
+            seqs = min(max_num_seqs, self.read_out.rows_per_slice)  # one slice, verified at the start
+            sizes = {"block_size": block_size, "max_num_seqs": seqs, "max_model_len": graphs_up_to}
+            self.graphs = DecodeGraphs(model, ops, self.kv_caches, self.last_tokens, **sizes)
+
+    def capture(self, size: int, kv_len: int) -> bool:
+        """Captures a decode step; returns whether there was memory for its graph."""
+        assert self.graphs is not None
+        return self.graphs.capture(size, kv_len)
+
+    def compute(
+        self, copies: list[tuple[int, int]], batch: Batch, wanted: Wanted, choose: Choose | None = None
+    ) -> DeviceResults | None:
+        """Launches a step kernel by kernel. copies: pages to copy before it, (source, destination)."""
+        self._copy_pages(copies)
+        return self.read_out.launch(wanted, self.forward(batch), choose)
+
+    def replay(
+        self, copies: list[tuple[int, int]], step: Replay, wanted: Wanted | None, choose: Choose | None = None
+    ) -> tuple[Decoded, DeviceResults | None] | None:
+        """Replays a step as a CUDA graph. None if `DecodeGraphs.replay` gives None; the pages are copied all the same.
+
+        wanted: what is to be read out; None if no more than each row's most probable token.
+        """
+        assert self.graphs is not None
+        self._copy_pages(copies)
+        decoded = self.graphs.replay(step)
+        if decoded is None:
+            return None
+        return decoded, None if wanted is None else self.read_out.launch(wanted, decoded.hidden, choose)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The batch's hidden states, [T, H]."""
+        positions = token_positions(batch.query_lens, batch.kv_lens)
+        input_ids, where = upload([batch.ids, positions], self.ops.device)
+        if batch.ids.min() < 0:
+            input_ids = self.last_tokens.resolve(input_ids)
+        metadata = AttentionMetadata.build(
+            batch.query_lens, batch.kv_lens, batch.pages, self.block_size, self.ops.device
+        )
+        return self.model(input_ids, where, self.kv_caches, metadata)
+
+    def culprits(self, batch: Batch) -> tuple[Culprits, Tensor]:
+        """Computes the step once more, watching every op: the rows that are not finite, and the hidden states.
+
+        The KV that it writes is there already. With several ranks, each sees its own columns only.
+        """
+        culprits: Culprits = {}
+        number = 0
+
+        def watch(name: str, output: Tensor) -> None:
+            nonlocal number
+            number += 1
+            if output.shape[0] == len(batch.ids):
+                finite = output.reshape(len(batch.ids), -1).isfinite().all(dim=1)
+                for row in (~finite).nonzero().flatten().tolist():
+                    culprits.setdefault(row, (number, name))
+
+        with op_hook(self.model, watch):
+            hidden = self.forward(batch)
+        return culprits, hidden
+
+    def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
+        if copies:
+            source, destination = upload([*np.array(copies, dtype=np.int64).T], self.ops.device)
+            for layer in self.kv_pool:  # layer by layer, since the pages being copied lie in memory twice
+                layer[:, destination] = layer[:, source]

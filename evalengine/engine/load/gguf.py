@@ -1,0 +1,215 @@
+"""GGUF files: metadata to `ModelSpec`, tensors dequantised and named as in a Hugging Face checkpoint.
+
+Every type that the `gguf` library dequantises is read; the arithmetic then runs in the run's dtype. `gguf_header`
+checks the layout, `gguf_fields` the types of the metadata, `gguf_support` names what is asked for and not computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from evalengine.engine.load.gguf_fields import GGUFFields
+from evalengine.engine.load.gguf_header import read_header
+from evalengine.engine.load.gguf_names import EMBEDDING, HEAD, ROPE_FACTORS, hf_name, listing, tensor_shapes
+from evalengine.engine.load.gguf_support import ignored, unsupported
+from evalengine.errors import ConfigError, EvalEngineError
+from evalengine.models.registry import model_class_for_type
+from evalengine.models.spec import ModelSpec, RopeSpec
+from evalengine.models.spec_checks import spec_problems
+
+logger = logging.getLogger(__name__)
+
+HALVES = {GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
+QUANTIZATION_VERSION = 2  # the layout of quantised blocks; it is older than the first GGUF file
+
+
+class GGUFFile:
+    """One open GGUF file. Raises `EvalEngineError` if it is damaged, `ConfigError` if it is not supported."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not path.is_file():  # reading a pipe might never end
+                raise EvalEngineError(f"{path}: not a regular file; set model.path to another file")
+            with path.open("rb") as stream:
+                self._data = mmap(stream.fileno(), 0, access=ACCESS_READ)
+            header = read_header(self._data)
+        except OSError as error:
+            raise EvalEngineError(f"{path}: cannot be read ({error.strerror or error})") from error
+        except ValueError as error:  # raised for the header, or by mmap for an empty file
+            raise self._damaged(error) from error
+        self.fields = GGUFFields(path, header.metadata)
+        self._tensors = header.tensors
+        if self.fields.integer("split.count", 1) > 1:
+            raise ConfigError(f"{path}: split GGUF files are not supported; merge them first (gguf-split --merge)")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the file itself."""
+        return GGUFFile, (self.path,)
+
+    @cached_property
+    def architecture(self) -> str:
+        """llama.cpp's name of the architecture; it prefixes the model's metadata keys."""
+        name = self.fields.string("general.architecture")
+        if not re.fullmatch(r"[\w()-]{1,64}", name):
+            raise EvalEngineError(f"{self.path}: general.architecture is {name[:40]!r}; download or copy it again")
+        return name
+
+    def spec(self) -> ModelSpec:
+        """The model's description from the metadata, checked against the tensors.
+
+        `bos_token_id` and `eos_token_ids` are as transformers reads a GGUF file: the end of generation is
+        `eos_token_id` alone; only a file without one ends at `eot_token_id`. Raises `ConfigError` listing everything
+        that is not supported, `EvalEngineError` for metadata and tensors that contradict each other.
+        """
+        model = model_class_for_type(self.architecture)
+        fields, ids = self._model, self.fields.under("tokenizer.ggml")
+        if EMBEDDING not in self._tensors:
+            raise EvalEngineError(f"{self.path}: no tensor {EMBEDDING}; it is not a language model's GGUF file")
+        eos, eot = ids.integer("eos_token_id", None), ids.integer("eot_token_id", None)
+        heads = fields.integer("attention.head_count", least=1)
+        hidden = fields.integer("embedding_length", least=1)
+        head_dim = fields.integer("attention.key_length", hidden // heads, least=1)
+        qkv_bias, output_bias = "blk.0.attn_q.bias" in self._tensors, "blk.0.attn_output.bias" in self._tensors
+        spec = ModelSpec(
+            architecture=model.__name__,
+            vocab_size=self._tensors[EMBEDDING].shape[0],
+            hidden_size=hidden,
+            intermediate_size=fields.integer("feed_forward_length"),
+            num_layers=fields.integer("block_count"),
+            num_heads=heads,
+            num_kv_heads=fields.integer("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+            rope=self._rope(head_dim),
+            max_position_embeddings=fields.integer("context_length"),
+            tie_word_embeddings=HEAD not in self._tensors,
+            # The tensors say whether there are biases, the architecture whether there must or may be.
+            attention_bias=model.attention_biases(SimpleNamespace(attention_bias=qkv_bias))[0],
+            attention_output_bias=model.attention_biases(SimpleNamespace(attention_bias=output_bias))[1],
+            qk_norm=model.qk_norm,
+            dtype=self._dtype(),
+            bos_token_id=ids.integer("bos_token_id", None),
+            eos_token_ids=tuple(i for i in (eot if eos is None else eos,) if i is not None),
+        )
+        if problems := [*unsupported(self.fields, fields, head_dim), *spec_problems(spec)]:
+            raise ConfigError([f"{self.path}: {problem}" for problem in problems])
+        self._check_tensors(spec)
+        self._log(spec, eot)
+        return spec
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Pairs (Hugging Face name, float32 tensor) in name order; one dequantised tensor at a time."""
+        head_counts = {}
+        if model_class_for_type(self.architecture).gguf_interleaved_rope:
+            heads = self._model.integer("attention.head_count", least=1)
+            head_counts = {"attn_q": heads, "attn_k": self._model.integer("attention.head_count_kv", heads, least=1)}
+        for name in sorted(self._tensors):
+            if name == ROPE_FACTORS:
+                continue
+            tensor = self._dequantised(name)
+            role = name.split(".")[-2] if name.count(".") > 1 else name
+            yield hf_name(name), _half_split(tensor, head_counts[role]) if role in head_counts else tensor
+
+    @cached_property
+    def _model(self) -> GGUFFields:
+        return self.fields.under(self.architecture)
+
+    def _dequantised(self, name: str) -> Tensor:
+        info = self._tensors[name]
+        stored = np.frombuffer(self._data, np.uint8, info.size, info.start).reshape(info.stored_shape)
+        try:
+            return torch.tensor(dequantize(stored, info.kind), dtype=torch.float32)
+        except NotImplementedError as error:
+            kind = info.kind.name
+            raise ConfigError(f"{self.path}: {name} is {kind}, which the gguf library cannot dequantise") from error
+
+    def _dtype(self) -> torch.dtype:
+        """The narrowest dtype that holds every matrix of the file: float16 or bfloat16 if all have it, else float32.
+
+        Quantised blocks become float32, and neither float16 nor bfloat16 holds the other. Vectors (norms, biases) do
+        not count: llama.cpp's converter writes them as float32 whatever the model's own dtype, and in a run of that
+        dtype they are rounded to it again, as transformers does.
+        """
+        kinds = {info.kind for info in self._tensors.values() if len(info.shape) > 1}
+        return HALVES.get(next(iter(kinds)), torch.float32) if len(kinds) == 1 else torch.float32
+
+    def _rope(self, head_dim: int) -> RopeSpec:
+        """RoPE as llama.cpp reads it (`llama_model::load_hparams` in src/llama-model.cpp): scaling without a type is
+        linear, `rope.scale_linear` is the old name of its factor, 0 means none; the type "none" overrides a factor
+        (`llama_context`). A divisor for each frequency and a common factor both apply."""
+        theta = self._model.number("rope.freq_base", 10000.0)
+        factor = self._model.number("rope.scaling.factor", None)
+        if factor is None:
+            factor = self._model.number("rope.scale_linear", 0.0)
+        if factor == 0.0 or self._model.string("rope.scaling.type", "linear") == "none":
+            factor = 1.0
+        if ROPE_FACTORS in self._tensors:
+            if (shape := self._tensors[ROPE_FACTORS].shape) != (head_dim // 2,):
+                raise self._damaged(f"{ROPE_FACTORS} is {list(shape)}, and heads of {head_dim} need [{head_dim // 2}]")
+            factors = self._dequantised(ROPE_FACTORS) * factor
+            return RopeSpec(theta=theta, type="factors", freq_factors=tuple(factors.tolist()))
+        return RopeSpec(theta=theta) if factor == 1.0 else RopeSpec(theta=theta, type="linear", factor=factor)
+
+    def _check_tensors(self, spec: ModelSpec) -> None:
+        """Raises EvalEngineError unless the tensors are those that the spec names; asked before a model is made."""
+        expected = tensor_shapes(spec)
+        shapes = {name: info.shape for name, info in self._tensors.items() if name != ROPE_FACTORS}
+        problems = {
+            "missing": [name for name in expected if name not in shapes],
+            "unexpected": [name for name in shapes if name not in expected],
+            "wrong shape": [
+                f"{name} is {list(shape)}, expected {list(expected[name])}"
+                for name, shape in shapes.items()
+                if shape != expected.get(name, shape)
+            ],
+        }
+        faults = [f"{kind}: {listing(names)}" for kind, names in problems.items() if names]
+        tokens = self.fields.count("tokenizer.ggml.tokens")
+        if tokens not in (None, spec.vocab_size):
+            faults.append(f"{tokens} tokens for the {spec.vocab_size} rows of {EMBEDDING}")
+        version = self.fields.integer("general.quantization_version", QUANTIZATION_VERSION)
+        blocks = any(GGML_QUANT_SIZES[info.kind][0] > 1 for info in self._tensors.values())
+        if blocks and version != QUANTIZATION_VERSION:
+            faults.append(f"general.quantization_version={version}, only {QUANTIZATION_VERSION} is known")
+        if faults:
+            raise EvalEngineError(
+                f"{self.path}: the tensors do not fit {spec.architecture} as the metadata describe it; "
+                f"{'; '.join(faults)}. Download or copy it again, or set model.path to another file"
+            )
+
+    def _log(self, spec: ModelSpec, eot: int | None) -> None:
+        """Warns of decisions and unread metadata that a user may not expect."""
+        counts = Counter(info.kind for info in self._tensors.values() if len(info.shape) > 1)
+        if len(counts) > 1 and HALVES.keys() & counts.keys():
+            types = ", ".join(f"{count} {kind.name}" for kind, count in counts.most_common())
+            logger.warning("%s: its matrices are %s; together they are taken for float32", self.path, types)
+        if eot not in (None, *spec.eos_token_ids):
+            logger.warning("%s: eot_token_id=%d does not end generation, only %s", self.path, eot, spec.eos_token_ids)
+        if keys := ignored(self.fields, self.architecture):
+            logger.warning("%s: nothing reads these metadata keys: %s", self.path, listing(keys))
+
+    def _damaged(self, problem: object) -> EvalEngineError:
+        return EvalEngineError(
+            f"{self.path}: not a whole GGUF file ({problem}); "
+            "download or copy it again, or set model.path to another file"
+        )
+
+
+def _half_split(tensor: Tensor, heads: int) -> Tensor:
+    """Reorders rows [heads * D, ...]: RoPE pairs side by side become pairs (i, i + D / 2), as models compute them."""
+    return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,131 @@
+"""A Hugging Face folder's own account of its model: config.json, generation_config.json and what its weights add.
+
+Where files contradict each other, the value that transformers takes is taken, or the folder is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from evalengine.engine.load.locate import CONFIG_FILES, WEIGHT_FILES
+from evalengine.engine.load.shards import StoredTensor, equal_tensors, stored_dtype, stored_tensors
+from evalengine.errors import ConfigError, EvalEngineError, listed
+from evalengine.models.config_fields import unknown_fields
+from evalengine.models.file_values import one_line, plain
+from evalengine.models.hf_config import spec_from_json, token_ids
+from evalengine.models.spec import ModelSpec
+from evalengine.models.spec_checks import spec_problems
+from evalengine.util.plain_files import read_json
+
+logger = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+ADAPTER = "adapter_config.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def folder_spec(path: Path, setting: str, with_weights: bool) -> ModelSpec:
+    """The spec of a folder, or of one config .json file.
+
+    with_weights: the folder's weights will be loaded, so they tell the dtype, if the configuration leaves it out, and
+    whether the head is the embedding table.
+
+    Raises `ConfigError` for what is missing, not supported or cannot be meant, `EvalEngineError` for a damaged file.
+    """
+    refuse_pipes(path)
+    config_file = path / CONFIG if path.is_dir() else path
+    raw = _object(config_file)
+    if with_weights and (path / ADAPTER).exists():
+        raise ConfigError(
+            f"{setting}: {ADAPTER} says that an adapter belongs to these weights, which would be left out; merge it "
+            "into the model (PEFT's merge_and_unload) and save that, or remove the file to do without the adapter"
+        )
+    try:
+        spec = spec_from_json({**raw, "eos_token_id": None})
+    except ConfigError as error:
+        raise ConfigError([f"{setting}: {problem}" for problem in error.problems]) from error
+    _warn(unknown_fields(raw), setting, spec)
+    source, generation = generation_config(path)
+    spec = dataclasses.replace(spec, eos_token_ids=token_ids(generation.get("eos_token_id")))
+    if with_weights:
+        spec = _as_stored(spec, stored_tensors(path), has_dtype=_names_dtype(raw))
+    if problems := spec_problems(spec):
+        raise ConfigError([f"{setting}: {source}: {p.replace('eos_token_ids=', 'eos_token_id=')}" for p in problems])
+    return spec
+
+
+def generation_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """The name and content of the file from which transformers takes a model's generation settings:
+    generation_config.json or, only if there is none, config.json. `path` is a folder, or one config .json file."""
+    file = path / GENERATION_CONFIG if path.is_dir() else path
+    if not file.exists() and not file.is_symlink():  # a link that leads nowhere is a broken download
+        file = path / CONFIG
+    return file.name, _object(file)
+
+
+def model_tensors(path: Path, spec: ModelSpec) -> dict[str, StoredTensor]:
+    """The folder's tensors by the names that the model has for them.
+
+    RoPE frequencies, which are computed, and the copy in a tied head are left out. A tied table that was saved only as
+    the head becomes the embedding.
+    """
+    stored = {name: tensor for name, tensor in stored_tensors(path).items() if not name.endswith("rotary_emb.inv_freq")}
+    if spec.tie_word_embeddings and HEAD in stored:
+        head = stored.pop(HEAD)
+        stored.setdefault(EMBEDDING, head)
+    return stored
+
+
+def refuse_pipes(path: Path) -> None:
+    """Raises `EvalEngineError` for a named pipe, a device or a socket among a model's or tokenizer's files: a reader
+    would wait for ever."""
+    files = [path] if not path.is_dir() else [f for pattern in CONFIG_FILES + WEIGHT_FILES for f in path.glob(pattern)]
+    for file in files:
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise EvalEngineError(f"{file}: not a regular file; remove it, or copy the folder again")
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        content = read_json(file)
+    except FileNotFoundError as error:
+        raise ConfigError(f"model.path={file.parent}: no {file.name} there; it is not a model's folder") from error
+    except (OSError, ValueError) as error:
+        raise EvalEngineError(
+            f"{file}: cannot be read as JSON ({one_line(error)}); download or copy it again"
+        ) from error
+    if not isinstance(content, dict):
+        raise EvalEngineError(f"{file}: must hold a JSON object; download or copy it again")
+    return content
+
+
+def _warn(unknown: list[str], setting: str, spec: ModelSpec) -> None:
+    """Warns of fields that a user may expect to count."""
+    if "auto_map" in unknown:
+        unknown.remove("auto_map")
+        logger.warning("%s: auto_map names code of its own, which is not run: it is a %s", setting, spec.architecture)
+    if unknown:
+        names = listed([plain(name) for name in unknown], 8)
+        logger.warning("%s: nothing reads these fields of config.json: %s", setting, names)
+
+
+def _names_dtype(raw: dict[str, Any]) -> bool:
+    return raw.get("dtype") is not None or raw.get("torch_dtype") is not None
+
+
+def _as_stored(spec: ModelSpec, stored: dict[str, StoredTensor], has_dtype: bool) -> ModelSpec:
+    """The spec, completed from the weights.
+
+    A head that was saved beside the embedding with other values is not tied to it, whatever the configuration says
+    (typical after an adapter's merge): transformers 5 keeps both, with a warning.
+    """
+    if not has_dtype:
+        spec = dataclasses.replace(spec, dtype=stored_dtype(stored))
+    if spec.tie_word_embeddings and {EMBEDDING, HEAD} <= stored.keys():
+        tied = equal_tensors(stored[EMBEDDING], stored[HEAD])
+        spec = dataclasses.replace(spec, tie_word_embeddings=tied)
+    return spec

@@ -1,0 +1,265 @@
+"""Finds a checkpoint, and fills a model with its weights."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from evalengine.config.schema import ModelConfig
+from evalengine.engine.execute.memory import check_weights_fit
+from evalengine.engine.load.generation_config import read_processors
+from evalengine.engine.load.gguf import GGUFFile
+from evalengine.engine.load.gguf_tokenizer import gguf_tokenizer
+from evalengine.engine.load.hf_folder import folder_spec, model_tensors
+from evalengine.engine.load.locate import CONFIG_FILES, Absent, locate, locate_model
+from evalengine.engine.load.shards import DTYPES, MAX_NAMES, StoredTensor, read_tensors, weight_files
+from evalengine.engine.load.weights import dummy_tensors
+from evalengine.engine.text.tokenizer import load_tokenizer
+from evalengine.errors import ConfigError, EvalEngineError, listed
+from evalengine.layers.base import Layer
+from evalengine.layers.ops import Ops
+from evalengine.models.decoder import DecoderForCausalLM
+from evalengine.models.file_values import plain
+from evalengine.models.registry import get_model_class
+from evalengine.models.spec import ModelSpec, dtype_name
+from evalengine.models.spec_checks import SUPPORTED_DTYPES, spec_problems
+from evalengine.util.plain_files import fingerprint
+
+Format = Literal["safetensors", "gguf", "dummy"]
+Stamp = tuple[tuple[str, int, int, int, int], ...]  # name, device, inode, bytes and time of change of each weight file
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that was found and understood; no weights are read yet."""
+
+    path: Path  # a folder, or one .gguf or config .json file
+    format: Format
+    spec: ModelSpec
+    tokenizer: PreTrainedTokenizerBase | None  # None only for dummy weights without a tokenizer
+    source: str  # the path as configured
+    revision: str | None  # the Hub commit; None for a local model
+    gguf: GGUFFile | None = field(default=None, repr=False, compare=False)  # kept open, since parsing takes seconds
+    stamp: Stamp = field(default=(), repr=False, compare=False)  # the weight files as they were found
+    hashes: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # `weights_fingerprint`, once known
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where one checkpoint tensor goes."""
+
+    layer: Layer
+    param: nn.Parameter
+    shard: str
+    shape: tuple[int, ...]
+
+
+class _Fit:
+    """Compares a checkpoint's tensors with those that a model needs."""
+
+    def __init__(self, targets: dict[str, _Target]) -> None:
+        self.targets = targets
+        self._missing = set(targets)
+        self._unexpected: list[str] = []
+        self._wrong: list[str] = []
+
+    def take(self, name: str, dtype: torch.dtype | str, shape: tuple[int, ...]) -> _Target | None:
+        """Where the tensor goes; None for one that does not fit. `dtype` is a str for a type that no model can have."""
+        self._missing.discard(name)
+        target = self.targets.get(name)
+        if target is None:
+            self._unexpected.append(plain(name))
+        elif shape != target.shape or dtype not in SUPPORTED_DTYPES:
+            self._wrong.append(f"{name} is {dtype_name(dtype)} {list(shape)}, expected {list(target.shape)}")
+            return None
+        return target
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raises EvalEngineError that lists every tensor that is missing, unexpected or does not fit."""
+        misfits = {"missing": sorted(self._missing), "unexpected": self._unexpected, "wrong shape or type": self._wrong}
+        if problems := [f"{kind}: {listed(names, MAX_NAMES)}" for kind, names in misfits.items() if names]:
+            raise EvalEngineError(
+                f"{checkpoint.path}: the tensors do not fit {checkpoint.spec.architecture} as configured; "
+                f"{'; '.join(problems)}. Download or copy it again, or set model.path to another checkpoint"
+            )
+
+
+def resolve_checkpoint(model: ModelConfig) -> Checkpoint:
+    """Finds the model (`locate`), and reads its configuration and its tokenizer.
+
+    Raises `ConfigError` for a missing or unsupported model, `EvalEngineError` for a damaged file.
+    """
+    located = locate_model(model)
+    path, kind = _weights_of(located.path, model.load_format)
+    setting = f"model.path={located.source}"
+    tokenizer = _named_tokenizer(model.tokenizer) if model.tokenizer else None
+    file = GGUFFile(path) if kind == "gguf" else None
+    if file is not None:
+        spec = file.spec()
+        if tokenizer is None:
+            tokenizer = gguf_tokenizer(file.fields.under("tokenizer"), setting)
+    else:
+        spec = folder_spec(path, setting, with_weights=kind == "safetensors")
+        processors = read_processors(path, model.generation_config, spec.vocab_size, setting)
+        spec = dataclasses.replace(spec, processors=processors)
+        if tokenizer is None and (kind != "dummy" or (path / "tokenizer.json").exists()):
+            tokenizer = load_tokenizer(path, setting)
+    if tokenizer is not None:
+        spec = _with_tokenizer(spec, tokenizer, setting)
+    return Checkpoint(path, kind, spec, tokenizer, located.source, located.revision, file, file_stamp(path, kind))
+
+
+def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> DecoderForCausalLM:
+    """A model on `ops.device` with its weights in the form `ops` multiplies with, ready for `max_model_len` positions.
+
+    Raises one `EvalEngineError` that lists every missing, unexpected or misshapen tensor, and `ConfigError` for a model
+    that is larger than the free memory; for safetensors, both before anything is allocated. Raises `EvalEngineError` if
+    the files have changed since the checkpoint was found: a run would name other weights than those that compute it.
+    """
+    model_class = get_model_class(checkpoint.spec.architecture)
+    stored = None
+    if checkpoint.format == "safetensors":
+        stored = model_tensors(checkpoint.path, checkpoint.spec)
+        fit = _Fit(_targets(model_class(checkpoint.spec, _without_storage(ops))))
+        for name, header in stored.items():
+            fit.take(name, DTYPES.get(header.dtype, header.dtype), header.shape)
+        fit.check(checkpoint)
+    check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size)
+    model = model_class(checkpoint.spec, ops)
+    fit = _Fit(_targets(model))
+    for name, tensor in _tensors(checkpoint, fit.targets, stored, ops.device):
+        target = fit.take(name, tensor.dtype, tuple(tensor.shape))
+        if target is not None:
+            target.layer.weight_loader(target.param, tensor, target.shard)
+    fit.check(checkpoint)
+    _check_unchanged(checkpoint)
+    model.finalize(max_model_len)
+    return model.eval()
+
+
+def weights_fingerprint(checkpoint: Checkpoint) -> str:
+    """SHA-256 (hex) over the weight files' names and contents in name order; for dummy weights, over the spec.
+
+    The files are hashed once. Raises `EvalEngineError` if they have changed since the checkpoint was found: a model in
+    memory would be given the hash of the next one, which a training has saved in its place.
+    """
+    if checkpoint.format == "dummy":
+        return hashlib.sha256(f"dummy {checkpoint.spec}".encode()).hexdigest()
+    if "weights" not in checkpoint.hashes:
+        _check_unchanged(checkpoint)
+        found = fingerprint(_files(checkpoint.path, checkpoint.format))
+        _check_unchanged(checkpoint)
+        checkpoint.hashes["weights"] = found
+    return checkpoint.hashes["weights"]
+
+
+def _files(path: Path, kind: Format) -> list[Path]:
+    """The files that hold the weights; none for dummy ones."""
+    if kind == "dummy":
+        return []
+    return [path] if kind == "gguf" else weight_files(path)
+
+
+def file_stamp(path: Path, kind: Format) -> Stamp:
+    """What tells that a file was written anew or exchanged, without reading it."""
+    states = [(file.name, file.stat()) for file in _files(path, kind)]
+    return tuple((name, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in states)
+
+
+def _check_unchanged(checkpoint: Checkpoint) -> None:
+    try:
+        same = file_stamp(checkpoint.path, checkpoint.format) == checkpoint.stamp
+    except (OSError, EvalEngineError):  # a file is gone
+        same = False
+    if not same:
+        raise EvalEngineError(
+            f"{checkpoint.path}: its weight files have changed since the model was found, so no hash can name what is "
+            "in memory; load the model again, and let a training save each step in a folder of its own"
+        )
+
+
+def _weights_of(path: Path, load_format: str) -> tuple[Path, Format]:
+    """The folder or file to read, and its format; a folder whose only weights are one .gguf stands for that file."""
+    if load_format not in ("auto", "safetensors", "gguf", "dummy"):
+        raise ConfigError(f"model.load_format={load_format}: must be auto, safetensors, gguf or dummy")
+    if load_format == "dummy":
+        return path, "dummy"
+    ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else [path] if path.suffix.lower() == ".gguf" else []
+    if load_format == "gguf" or (load_format == "auto" and ggufs and not any(path.glob("*.safetensors"))):
+        if len(ggufs) != 1:
+            raise ConfigError(f"model.path={path}: {len(ggufs)} .gguf files here; set model.path to one of them")
+        return ggufs[0], "gguf"
+    if not path.is_dir():
+        raise ConfigError(f"model.path={path}: must be a folder with config.json and *.safetensors, or a .gguf file")
+    weight_files(path)
+    return path, "safetensors"
+
+
+def _named_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    try:
+        folder = locate(name, None, CONFIG_FILES).path
+    except Absent as error:
+        raise ConfigError(f"model.tokenizer={name}: not found. Tried: {error}") from error
+    return load_tokenizer(folder, f"model.tokenizer={name}")
+
+
+def _with_tokenizer(spec: ModelSpec, tokenizer: PreTrainedTokenizerBase, setting: str) -> ModelSpec:
+    """The spec with the tokenizer's beginning-of-sequence id where the config has none.
+
+    The tokenizer's end-of-sequence token does not end a generation by itself, as in transformers.
+    """
+    if len(tokenizer) > spec.vocab_size:
+        raise ConfigError(
+            f"{setting}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {spec.vocab_size}; "
+            "set model.tokenizer to the model's own"
+        )
+    bos = tokenizer.bos_token_id if spec.bos_token_id is None else spec.bos_token_id
+    spec = dataclasses.replace(spec, bos_token_id=bos)
+    if problems := [problem for problem in spec_problems(spec) if problem.startswith("bos_token_id")]:
+        raise ConfigError([f"{setting}: the tokenizer's {problem}" for problem in problems])
+    return spec
+
+
+def _targets(model: DecoderForCausalLM) -> dict[str, _Target]:
+    """Every checkpoint tensor that the model needs, by name."""
+    targets = {}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, Layer):
+            continue
+        parent, _, own_name = path.rpartition(".")
+        for shard, shape in layer.checkpoint_shards(own_name).items():
+            prefix = f"{parent}.{shard}" if parent else shard
+            for kind, param in layer.named_parameters(recurse=False):
+                whole = shape if kind == "weight" else shape[:1]
+                targets[f"{prefix}.{kind}"] = _Target(layer, param, shard, whole)
+    return targets
+
+
+def _without_storage(ops: Ops) -> Ops:
+    """A copy of the ops on the meta device, for a model of which only names and shapes are wanted."""
+    shapes_only = copy.copy(ops)
+    shapes_only.device = torch.device("meta")
+    return shapes_only
+
+
+def _tensors(
+    checkpoint: Checkpoint,
+    targets: dict[str, _Target],
+    stored: dict[str, StoredTensor] | None,
+    device: torch.device,
+) -> Iterator[tuple[str, Tensor]]:
+    """The checkpoint's tensors by their Hugging Face names."""
+    if stored is not None:
+        return read_tensors(stored)
+    if checkpoint.gguf is not None:
+        return checkpoint.gguf.tensors()
+    return dummy_tensors({name: target.shape for name, target in targets.items()}, device)

@@ -1,0 +1,197 @@
+"""Reads the safetensors of a checkpoint's folder: which files count, which tensors they hold, and the tensors.
+
+Headers are read first, so that a name in two files, a tensor that the index gives to another file and a shape that
+does not fit are known before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from evalengine.errors import ConfigError, EvalEngineError, listed
+from evalengine.models.file_values import one_line, plain, shown
+from evalengine.util.plain_files import read_json
+
+logger = logging.getLogger(__name__)
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+COMPARED_AT_ONCE = 1 << 12  # rows of two tensors that are compared in one go
+MAX_NAMES = 8  # the most names of tensors or files that a message lists
+CURE = "download or copy the folder again"
+# The names of the files that transformers writes for a model spread over ranks, and reads before any other file.
+_OF_A_RANK = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file, known from the file's header."""
+
+    name: str  # the name in the file
+    file: Path
+    dtype: str  # safetensors' name, e.g. "BF16"
+    shape: tuple[int, ...]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a checkpoint folder, sorted by name: `model.safetensors`, else those that the index names
+    (transformers' order), else every *.safetensors.
+
+    Raises `ConfigError` if there are none, `EvalEngineError` for a damaged index or a file that is not there.
+    """
+    return _files_and_index(folder)[0]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the folder by name, file by file.
+
+    Raises what `weight_files` raises, and one `EvalEngineError` for tensors that stand in two files or elsewhere than
+    the index says.
+    """
+    files, index = _files_and_index(folder)
+    tensors: dict[str, StoredTensor] = {}
+    problems = []
+    for tensor in (tensor for file in files for tensor in _header(file)):
+        if tensor.name in tensors:
+            first = tensors[tensor.name].file.name
+            problems.append(f"{plain(tensor.name)} stands in {first} and in {tensor.file.name}")
+        elif index is not None and index.get(tensor.name) != tensor.file.name:
+            entry = f"gives it to {index[tensor.name]}" if tensor.name in index else "does not name it"
+            problems.append(f"{plain(tensor.name)} stands in {tensor.file.name}, and {INDEX} {entry}")
+        else:
+            tensors[tensor.name] = tensor
+    lacking = [] if index is None else [name for name in index if name not in tensors]
+    problems += [f"{plain(name)} is not in {index[name]}, where {INDEX} has it" for name in lacking if index]
+    if problems:
+        raise EvalEngineError(f"{folder}: {listed(problems, MAX_NAMES, '; ')}; {CURE}")
+    return tensors
+
+
+def read_tensors(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Tensor]]:
+    """Pairs (key, tensor on the CPU), file by file, sorted by name in each file; one tensor in memory at a time."""
+    for file, items in groupby(
+        sorted(stored.items(), key=lambda item: (item[1].file, item[1].name)), key=lambda item: item[1].file
+    ):
+        with _open(file) as tensors:
+            for key, tensor in items:
+                yield key, tensors.get_tensor(tensor.name)
+
+
+def equal_tensors(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether two tensors have the same values, a part of them in memory at a time."""
+    if first.shape != second.shape or not first.shape or {first.dtype, second.dtype} - DTYPES.keys():
+        return False
+    with _open(first.file) as of_first, _open(second.file) as of_second:
+        a, b = of_first.get_slice(first.name), of_second.get_slice(second.name)
+        rows = range(0, first.shape[0], COMPARED_AT_ONCE)
+        return all(
+            torch.equal(a[i : i + COMPARED_AT_ONCE].double(), b[i : i + COMPARED_AT_ONCE].double()) for i in rows
+        )
+
+
+def stored_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The dtype of the first floating-point tensor, else float32: transformers' choice where config.json names none."""
+    return next((DTYPES[tensor.dtype] for tensor in stored.values() if tensor.dtype in DTYPES), torch.float32)
+
+
+def _files_and_index(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    if of_ranks := sorted(file.name for file in folder.glob("*.safetensors") if _OF_A_RANK.fullmatch(file.name)):
+        raise ConfigError(
+            f"model.path={folder}: {of_ranks[0]} is part of a checkpoint spread over ranks, which is not supported; "
+            "save it whole"
+        )
+    single, index_file = folder / SINGLE, folder / INDEX
+    if single.exists():
+        if index_file.exists():
+            logger.info("%s: %s is read, %s beside it is not (as in transformers)", folder, SINGLE, INDEX)
+        files, index = [single], None
+    elif index_file.exists():
+        index = _index(index_file)
+        files = [folder / name for name in sorted(set(index.values()))]
+        if absent := [file.name for file in files if not file.exists()]:
+            raise EvalEngineError(
+                f"{folder}: {len(absent)} of {len(files)} shards are missing: {listed(absent, MAX_NAMES)}; {CURE}"
+            )
+    else:
+        files, index = sorted(folder.glob("*.safetensors")), None
+    if not files:
+        raise ConfigError(
+            f"model.path={folder}: no *.safetensors file (other weight formats are not read); "
+            "convert the checkpoint to safetensors, or use model.load_format=dummy for random weights"
+        )
+    return files, index
+
+
+def _index(file: Path) -> dict[str, str]:
+    """The index: tensor name -> file name. Raises EvalEngineError for anything else."""
+    try:
+        content = read_json(file)
+    except (OSError, ValueError) as error:
+        raise EvalEngineError(
+            f"{file}: not an index of shards ({one_line(error)}); download or copy it again"
+        ) from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise EvalEngineError(
+            f"{file}: not an index of shards (no weight_map from tensors to files); download or copy it again"
+        )
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not _is_plain_file_name(name):
+            raise EvalEngineError(
+                f"{file}: weight_map gives {plain(tensor)} to {shown(name)}, which is not the plain name of a "
+                ".safetensors file in this folder; download or copy it again"
+            )
+    return weight_map
+
+
+def _is_plain_file_name(name: str) -> bool:
+    """Whether it is a file's name without a path, which would lead the reader out of the folder. No index has other
+    characters than these."""
+    return re.fullmatch(r"[\w.+-]{1,200}\.safetensors", name, re.ASCII) is not None
+
+
+def _header(file: Path) -> list[StoredTensor]:
+    """The file's tensors, in its own order. Raises EvalEngineError for two entries of one name, of which the library
+    would keep the last."""
+    with _open(file) as tensors:
+        names = list(tensors.keys())
+        parts = [tensors.get_slice(name) for name in names]
+        stored = [
+            StoredTensor(name, file, part.get_dtype(), tuple(part.get_shape()))
+            for name, part in zip(names, parts, strict=True)
+        ]
+    with file.open("rb") as stream:
+        text = stream.read(int.from_bytes(stream.read(8), "little"))
+    entries = Counter(name for name, _ in json.loads(text, object_pairs_hook=list))
+    if twice := [plain(name) for name, count in entries.items() if count > 1]:
+        raise EvalEngineError(f"{file}: {listed(twice, MAX_NAMES)}: twice in its header; download or copy it again")
+    return stored
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[Any]:
+    """An open safetensors file. Raises `EvalEngineError` for a damaged file, also while tensors are read from it."""
+    if not file.is_file():  # opening a pipe would wait for ever
+        raise EvalEngineError(f"{file}: not a regular file; download or copy it again")
+    try:
+        with safe_open(str(file), framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise EvalEngineError(
+            f"{file}: damaged or truncated safetensors file ({one_line(error)}); download or copy it again, "
+            "or set model.path to another checkpoint"
+        ) from error

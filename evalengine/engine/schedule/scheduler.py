@@ -1,0 +1,175 @@
+"""Decides which tokens the next step computes.
+
+One rule serves prefill, chunked prefill and decode: every sequence has `num_expected_tokens` (those that are known, and
+at most one that the step in flight chooses), of which `num_computed_tokens` have their KV in the pool, and a step
+computes as many of the rest as the budget allows. Running sequences come first, in the order they were admitted; when
+the pool is full the last admitted one is preempted, and computed again later.
+
+No choice of the scheduler changes a bit of a batch-invariant level's results.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from evalengine.engine.schedule.block_manager import BlockManager
+from evalengine.engine.schedule.sequence import Sequence, Status
+
+
+class Chunk(NamedTuple):
+    """Tokens [start, end) of a sequence, to be computed in this step."""
+
+    seq: Sequence
+    start: int
+    end: int
+
+
+@dataclass
+class SchedulerOutput:
+    """One step: the chunks to compute, and the pages to copy before."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (source page, destination page)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(c.end - c.start for c in self.chunks)
+
+
+class Scheduler:
+    """Holds the sequences that wait, run or leave, and gives each step its share of them."""
+
+    def __init__(self, block_manager: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.block_manager = block_manager
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.leaving: set[Sequence] = set()  # sequences whose last step is launched and whose results are not taken
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.leaving)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All sequences that have not finished."""
+        return [*self.running, *self.leaving, *self.waiting]
+
+    def add(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step; every token of the steps before it is known."""
+        schedule = SchedulerOutput()
+        preempted = self._schedule_running(schedule)
+        if not preempted:
+            self._admit_waiting(schedule)
+        assert schedule.chunks or not self.has_work, (
+            "work is left but nothing fits: LLM.submit must refuse such requests"
+        )
+        return schedule
+
+    def schedule_ahead(self) -> SchedulerOutput | None:
+        """The step after one whose tokens are still being computed on the device, where the new step takes them.
+
+        None if a sequence might have to be preempted (the step's results may free pages), or if there is nothing to do
+        without the results. A sequence that turns out to have ended (EOS, a stop string) is computed once in vain.
+        """
+        free, most = self.block_manager.num_free_blocks, self.block_manager.blocks_for(self.max_num_batched_tokens)
+        if free < most + len(self.running) and free < sum(self._missing_blocks(seq) for seq in self.running):
+            return None
+        schedule = SchedulerOutput()
+        preempted = self._schedule_running(schedule)
+        assert not preempted, "there are pages for everything that runs"
+        self._admit_waiting(schedule)
+        return schedule if schedule.chunks else None
+
+    def launched(self, chunk: Chunk) -> None:
+        """Notes that a step with this chunk is launched. From here on the KV of the chunk's tokens counts as present,
+        since every step that reads it is launched later. A sequence with nothing left to compute makes room at once."""
+        seq = chunk.seq
+        self.block_manager.mark_computed(seq, chunk.start, chunk.end)
+        if seq.launched(chunk.end):
+            seq.status = Status.LEAVING
+            self.running.remove(seq)
+            self.leaving.add(seq)
+            # They go ahead of all waiting sequences: their common prefix is the newest in the pool.
+            self.waiting.extendleft(reversed(seq.then))
+
+    def finish(self, seq: Sequence) -> None:
+        """Gives back the pages of a sequence whose last result has been taken."""
+        if seq.status is Status.LEAVING:
+            self.leaving.remove(seq)
+        else:
+            self.running.remove(seq)
+        seq.status = Status.FINISHED
+        self.block_manager.release(seq)
+
+    def abort(self) -> None:
+        """Takes back every sequence and its pages."""
+        for seq in (*self.running, *self.leaving):
+            self.block_manager.release(seq)
+        self.running.clear()
+        self.leaving.clear()
+        self.waiting.clear()
+
+    def _missing_blocks(self, seq: Sequence) -> int:
+        """How many new pages a step needs to compute all of the sequence's tokens."""
+        num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, self.max_num_batched_tokens)
+        return self.block_manager.blocks_for(seq.num_computed_tokens + num_new) - len(seq.block_table)
+
+    def _schedule_running(self, schedule: SchedulerOutput) -> bool:
+        """Adds chunks for the sequences that already hold pages; True if one had to be preempted."""
+        budget = self.max_num_batched_tokens
+        preempted = False
+        index = 0
+        while index < len(self.running) and budget > 0:
+            seq = self.running[index]
+            num_new = min(seq.num_expected_tokens - seq.num_computed_tokens, budget)
+            # Victims come from the tail, so none of them has been given a chunk in this step.
+            while not self.block_manager.extend(seq, num_new):
+                preempted = True
+                victim = self.running.pop()
+                self._preempt(victim)
+                if victim is seq:
+                    break
+            if seq.status is Status.RUNNING:
+                schedule.chunks.append(self._chunk(seq, num_new))
+                budget -= num_new
+                index += 1
+        return preempted
+
+    def _admit_waiting(self, schedule: SchedulerOutput) -> None:
+        """Adds chunks for waiting sequences, as long as pages, places and the token budget last."""
+        budget = self.max_num_batched_tokens - schedule.num_tokens
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            seq = self.waiting[0]
+            copies = self.block_manager.admit(seq)
+            if copies is None:
+                return
+            num_new = min(seq.num_tokens - seq.num_computed_tokens, budget)
+            extended = self.block_manager.extend(seq, num_new)
+            assert extended, "admit() has made sure of room"
+            self.waiting.popleft()
+            seq.status = Status.RUNNING
+            self.running.append(seq)
+            self.num_cached_tokens += seq.num_cached_tokens
+            schedule.chunks.append(self._chunk(seq, num_new))
+            schedule.copies.extend(copies)
+            budget -= num_new
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Takes all pages of a sequence back; its tokens stay, and their KV is computed again later (recompute)."""
+        self.block_manager.release(seq)
+        seq.status = Status.WAITING
+        self.waiting.appendleft(seq)
+        self.num_preemptions += 1
+
+    @staticmethod
+    def _chunk(seq: Sequence, num_new: int) -> Chunk:
+        return Chunk(seq, seq.num_computed_tokens, seq.num_computed_tokens + num_new)
