@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,20 +18,31 @@ def preload() -> None:
     import evalengine.report.html.leave  # noqa: F401
 
 
-def perform(config: Config, command: Sequence[str] | None = None, llm: LLM | None = None) -> Path:
+def perform(
+    config: Config,
+    command: Sequence[str] | None = None,
+    llm: LLM | None = None,
+    show: Callable[[Path], None] | None = None,
+) -> Path:
     """Runs the tasks, leaves the run's page and the list of all runs beside it; returns the run's folder.
 
-    command: the command line's words. llm: an engine that is loaded already (`harness.runner.run`).
+    command: the command line's words. llm: an engine that is loaded already (`harness.runner.run`). show: is called
+    with the folder once all this is left, and before the run counts as finished: whatever ends it earlier, the same
+    command finishes it.
 
     Raises `ConfigError` and `EvalEngineError` as `harness.runner.run` does.
     """
     from evalengine.harness.runner import run
     from evalengine.report.html.leave import leave_list, leave_report
 
-    folder = run(config, leave_report, command, llm).folder
-    leave_list(folder)
-    if config.log_to is not None:
-        from evalengine.report.export.tracking import leave_log
+    def leave(folder: Path) -> None:
+        leave_report(folder)
+        leave_list(folder)
+        if config.log_to is not None:
+            from evalengine.report.export.tracking import leave_log
 
-        leave_log(folder, config.log_to)
-    return folder
+            leave_log(folder, config.log_to)
+        if show is not None:
+            show(folder)
+
+    return run(config, leave, command, llm).folder

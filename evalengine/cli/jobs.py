@@ -79,7 +79,6 @@ def _run(config: Config, command: Sequence[str] | None = None, digests: list[str
     from evalengine.api.perform import perform
     from evalengine.report.terminal.run_table import print_report
 
-    digest = print_report(perform(config, command))
-    if digests is not None:
-        digests.append(digest)
+    shown: list[str] = [] if digests is None else digests
+    perform(config, command, show=lambda folder: shown.append(print_report(folder)))
     return 0

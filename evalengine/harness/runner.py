@@ -78,8 +78,8 @@ def run(
 ) -> RunResult:
     """Runs the configured tasks on the configured model. The configuration was checked where it was composed.
 
-    leave: writes what stands beside the evidence, such as a page; called with the finished run's folder. If a run is
-    killed before `leave` is over, the same command computes nothing again and only calls `leave`.
+    leave: writes and shows what stands beside the evidence, such as a page; called with the folder, whose evidence is
+    complete. If a run is killed before `leave` is over, the same command computes nothing again and only calls `leave`.
     command: the command line's words, for the manifest.
     llm: an engine that is loaded already, with the very settings of `config`; it stays open.
 
@@ -136,6 +136,7 @@ def _run(
             else:
                 digest = _own_manifest(folder).digest
             leave(folder.path)
+            opened.close()  # the engine; from here on nothing is left that could end the run unfinished
             folder.tidy()
             values = read_results(results_files(folder.path)[-1])["results"]
             return RunResult(folder.path, digest, {task: _metrics(values[task]) for task in values})
