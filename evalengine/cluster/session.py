@@ -64,12 +64,14 @@ def ray_session(address: str | None, cpus: int) -> Iterator[Path | None]:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keeps a handler of SIGTERM that this program has: Ray puts one in its place that exits with code 15."""
+    """Keeps what SIGTERM does in this program: Ray puts a handler in its place, which exits with code 15, and which
+    every process inherits that is forked later. One that is ended while it starts loses the handler's exception, and
+    runs on: the pool by which lm-eval estimates standard errors then waited for ever."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if callable(before) and threading.current_thread() is threading.main_thread():
+        if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
 
 
