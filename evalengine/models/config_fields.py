@@ -4,8 +4,8 @@ transformers keeps a field that a model's code does not ask for, and leaves it o
 Llama, whose logits Cohere's code would have multiplied, gives another model than the file describes. `refused_fields`
 refuses such a field by name, and `unknown_fields` finds those that no text model of transformers has.
 
-The names are those of every text model's configuration class in transformers, its aliases and its old spellings; a test
-compares them with the installed version.
+The names are those of every text model's configuration class in transformers `TABLE_OF`, its aliases and its old
+spellings. A field that only a later version has is warned of, as one that no model has.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 from evalengine.models.file_values import is_number, shown
 from evalengine.models.spec import ModelSpec
+
+TABLE_OF = "5.24"  # the version of transformers; a test compares the table with those up to it
 
 
 def _names(text: str) -> frozenset[str]:
@@ -162,8 +164,8 @@ _GROUPS: tuple[tuple[tuple[Any, ...], str], ...] = (
         audio_config audio_encoder audio_encoder_config audio_merge_size audio_soft_tokens_per_image audio_vocab_size
         autocast_kernel_dtype axial_pos_embds_dim axial_pos_shape backbone_hidden_size block_auto_adjust_ff_dim
         block_ff_dim block_multiple_of block_size block_types capacity_factor cca_time0 cca_time1
-        centroid_intermediate_top_k chroma_length chunk_size clip_qkv compress_rate_csa compress_rate_hca compress_rates
-        compress_ratios compress_rope_theta conv1d_width conv_L_cache conv_kernel conv_kernel_size
+        centroid_intermediate_top_k chroma_length chunk_size clip_qkv compress_rate_csa compress_rate_hca
+        compress_rates compress_ratios compress_rope_theta conv1d_width conv_L_cache conv_kernel conv_kernel_size
         cross_attention_hidden_size cross_attention_layers cross_attn_k d_inner d_rel decoder_attention_heads
         decoder_config decoder_ffn_dim decoder_layers decoder_sparse_step decoder_vocab_size default_language
         dense_intermediate_size dense_mlp_idx depth_decoder_config dim_ff dim_model_base embedding_dim embedding_size
@@ -171,45 +173,48 @@ _GROUPS: tuple[tuple[tuple[Any, ...], str], ...] = (
         encoder_hash_byte_group_size encoder_hash_byte_group_vocab encoder_hidden_size encoder_layers eps expand
         expansion_ratio expert_ffn_hidden_size expert_layer_offset expert_layer_period expert_selection_fn
         feed_forward_size ffn_config ffn_proj_factor ffn_round_up_to_multiple_of first_k_dense_replace floor_scale
-        full_attention_interval full_attn_idxs gelu_activation global_attn_every_n_layers global_config global_head_dim
-        global_rope_theta hash_seed hc_count hc_eps hc_lowrank hc_magnitude hc_mult hc_sinkhorn_iters heads_per_ngram
-        hidden_mamba_act hybrid_layer_ids hybrid_override_pattern image_size index_block_size index_head_dim index_kpool
-        index_local_blocks index_n_heads index_skip_topk_offset index_topk index_topk_blocks index_topk_freq
-        index_topk_pattern indexer_budget indexer_compress_ratio indexer_head_dim indexer_kv_heads indexer_n_heads
-        indexer_types inference_state_dtype input_embedding_size interleave_moe_layer_step intermediate_multiple_size
-        intermediate_size_mlp kda_lower_bound keep_window_size kv_lora_rank kv_source_layers lang_id language_config
-        languages laurel_rank layer_group_size layer_rope_theta layer_scale_init_value layers_num_experts
-        linear_attn_config linear_conv_kernel_dim linear_head_dim linear_key_head_dim linear_lower_bound
-        linear_num_heads linear_num_key_heads linear_num_value_heads linear_value_head_dim local_attention
-        local_attention_window_len local_attn_chunk_length local_layer_ids local_num_chunks_after
-        local_num_chunks_before local_rope_theta log_scaling_alpha log_scaling_n_floor lru_width lsh_attn_chunk_length
-        lsh_num_chunks_after lsh_num_chunks_before make_ngram_vocab_size_divisible_by mamba_chunk_size mamba_d_conv
-        mamba_d_head mamba_d_ssm mamba_d_state mamba_dt_limit mamba_dt_min mamba_dt_rank mamba_expand mamba_head_dim
-        mamba_headdim mamba_hidden_act mamba_n_groups mamba_n_heads mamba_ngroups mamba_num_heads mamba_ssm_cache_dtype
-        max_patch_length mem_len mixer_rms_eps mlp_only_layers mm_tokens_per_image moe_hidden_size moe_intermediate_size
-        moe_k moe_latent_size moe_layer_end_index moe_layer_freq moe_layer_interval moe_layer_start_index moe_layers
-        moe_layers_enum moe_norm_min moe_renormalize moe_shared_expert_intermediate_size moe_top_k moe_topk n_groups
-        n_layers_per_attn_res_block n_mamba_heads ngram ngram_size ngram_vocab_size_base no_rope_layer_interval
-        norm_type num_attention_heads_per_layer num_blocks num_buckets num_centroids num_channels num_chroma
-        num_codebooks num_decoder_attention_heads num_decoder_layers num_dense_layers num_encoder_attention_heads
-        num_encoder_layers num_global_key_value_heads num_hash_layers num_hashes num_image_with_embedding
-        num_layers_per_stack num_ln_in_parallel_attn num_mel_bins num_mem_blocks num_random_blocks
-        num_sliding_attention_heads o_groups o_lora_rank output_embedding_size output_gate_type patch_size
-        patcher_config patching_mode patching_threshold ple_conv_kernel_size ple_embed_dim ple_layer_ids pooling
-        pooling_epsilon position_bias_max_distance position_bias_num_buckets post_norm_eps
-        prefix_dense_intermediate_size prefix_dense_sliding_window_pattern project_dim projection_dim
-        projection_hidden_act projection_size projector_bias projector_hidden_act prompt_length prompt_mid_dim
-        prompt_types pronunciation_embed_dim pronunciation_vocab_size pyramid_num_routed q_lora_rank qk_dim_factor
-        qk_l2_clip_threshold qk_nope_head_dim qk_norm_type qk_rope_head_dim rel_extent rel_l2_clip_threshold
-        relative_attention_max_distance relative_attention_num_buckets relative_max_distance repmixer_kernel_size
-        residual_gate_temperature reuse_len rms_norm_eps_moe_gate rope_local_base_freq rope_scaling_layers
-        router_hidden_size scale_depth sconv_kernel_size scoring_func seed segment_types shape_embed_dim
-        shape_vocab_size share_expert_dim share_expert_dims shared_expert_combination_strategy
-        shared_expert_intermediate_size shared_experts_intermediate_size short_conv_kernel_size softmax_scale
-        sparse_attention_config split_ngram_parts ssm_state_size state_size swa_head_dim swa_num_attention_heads
-        swa_num_key_value_heads swa_qk_rope_head_dim swa_rope_theta task_type_vocab_size time_step_limit time_step_min
-        time_step_rank top_k_experts topk_method type_vocab_size v_dim_factor vision_soft_tokens_per_image
-        vision_vocab_size vocab_size_per_layer_input vocabulary_map vq_config whisper_config word_embed_proj_dim
+        full_attention_interval full_attn_idxs gelu_activation global_attn_every_n_layers global_config
+        global_head_dim global_rope_theta hash_seed hc_count hc_eps hc_lowrank hc_magnitude hc_mult hc_sinkhorn_iters
+        heads_per_ngram hidden_mamba_act hybrid_layer_ids hybrid_override_pattern image_size index_block_size
+        index_head_dim index_kpool index_local_blocks index_n_heads index_skip_topk_offset index_topk
+        index_topk_blocks index_topk_freq index_topk_pattern indexer_budget indexer_compress_ratio indexer_head_dim
+        indexer_kv_heads indexer_n_heads indexer_types inference_state_dtype input_embedding_size
+        interleave_moe_layer_step intermediate_multiple_size intermediate_size_mlp kda_lower_bound keep_window_size
+        kv_lora_rank kv_source_layers lang_id language_config languages laurel_rank layer_group_size layer_rope_theta
+        layer_scale_init_value layers_num_experts linear_attn_config linear_conv_kernel_dim linear_head_dim
+        linear_key_head_dim linear_lower_bound linear_num_heads linear_num_key_heads linear_num_value_heads
+        linear_value_head_dim local_attention local_attention_window_len local_attn_chunk_length local_layer_ids
+        local_num_chunks_after local_num_chunks_before local_rope_theta log_scaling_alpha log_scaling_n_floor
+        loop_config loop_gate_rank loop_layer_index_end loop_layer_index_start loop_num_passes lru_width
+        lsh_attn_chunk_length lsh_num_chunks_after lsh_num_chunks_before make_ngram_vocab_size_divisible_by
+        mamba_chunk_size mamba_d_conv mamba_d_head mamba_d_ssm mamba_d_state mamba_dt_limit mamba_dt_min mamba_dt_rank
+        mamba_expand mamba_head_dim mamba_headdim mamba_hidden_act mamba_n_groups mamba_n_heads mamba_ngroups
+        mamba_num_heads mamba_ssm_cache_dtype max_patch_length mem_len mixer_rms_eps mlp_only_layers
+        mm_tokens_per_image moe_hidden_size moe_intermediate_size moe_k moe_latent_size moe_layer_end_index
+        moe_layer_freq moe_layer_interval moe_layer_start_index moe_layers moe_layers_enum moe_norm_min
+        moe_renormalize moe_shared_expert_intermediate_size moe_top_k moe_topk n_groups n_input_layers
+        n_layers_per_attn_res_block n_mamba_heads n_output_layers n_recurrent_layers n_recurrent_loops ngpt_alpha_init
+        ngram ngram_size ngram_vocab_size_base no_rope_layer_interval norm_type num_attention_heads_per_layer
+        num_blocks num_buckets num_centroids num_channels num_chroma num_codebooks num_decoder_attention_heads
+        num_decoder_layers num_dense_layers num_encoder_attention_heads num_encoder_layers num_global_key_value_heads
+        num_hash_layers num_hashes num_image_with_embedding num_layers_per_stack num_ln_in_parallel_attn num_mel_bins
+        num_mem_blocks num_random_blocks num_sliding_attention_heads o_groups o_lora_rank output_embedding_size
+        output_gate_type output_vocab_size patch_size patcher_config patching_mode patching_threshold
+        ple_conv_kernel_size ple_embed_dim ple_layer_ids pooling pooling_epsilon position_bias_max_distance
+        position_bias_num_buckets post_norm_eps prefix_dense_intermediate_size prefix_dense_sliding_window_pattern
+        project_dim projection_dim projection_hidden_act projection_size projector_bias projector_hidden_act
+        prompt_length prompt_mid_dim prompt_types pronunciation_embed_dim pronunciation_vocab_size pyramid_num_routed
+        q_head_dim q_lora_rank qk_dim_factor qk_l2_clip_threshold qk_nope_head_dim qk_norm_type qk_rope_head_dim
+        recurrent_kv_cache_mode rel_extent rel_l2_clip_threshold relative_attention_max_distance
+        relative_attention_num_buckets relative_max_distance repmixer_kernel_size residual_gate_temperature reuse_len
+        rms_norm_eps_moe_gate rope_local_base_freq rope_scaling_layers router_hidden_size scale_depth
+        sconv_kernel_size scoring_func seed segment_types shape_embed_dim shape_vocab_size share_expert_dim
+        share_expert_dims shared_expert_combination_strategy shared_expert_intermediate_size
+        shared_experts_intermediate_size short_conv_kernel_size softmax_scale sparse_attention_config
+        split_ngram_parts ssm_state_size state_size swa_head_dim swa_num_attention_heads swa_num_key_value_heads
+        swa_qk_rope_head_dim swa_rope_theta task_type_vocab_size time_step_limit time_step_min time_step_rank
+        top_k_experts topk_method type_vocab_size v_dim_factor vision_soft_tokens_per_image vision_vocab_size
+        vocab_size_per_layer_input vocabulary_map vq_config whisper_config word_embed_proj_dim
         """,
     ),
 )
