@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.triton_interpreter import list_builtins_once
+from tests.triton_interpreter import list_builtins_once, multiply_each_row_alike
 
 pytest_plugins = ["tests.results_file"]
 gc.disable()  # While tests are collected nothing of what is made becomes free, and looking for it takes seconds.
@@ -18,6 +18,7 @@ gc.disable()  # While tests are collected nothing of what is made becomes free, 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when a kernel is defined
     list_builtins_once()
+    multiply_each_row_alike()
 
 
 @pytest.fixture(scope="session")
