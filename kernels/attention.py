@@ -34,6 +34,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from evalengine.kernels.attention_decode import decode_kernel, score_kernel, value_kernel
 from evalengine.kernels.attention_prefill import prefill_kernel
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.device_math import GLUON
 from evalengine.kernels.launching.launch import Again, Launch, kind, launch
 from evalengine.kernels.limits import HEAD_DIMS
@@ -159,19 +160,20 @@ def paged_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     batch: RaggedBatch,
-    scale: float,
+    variant: AttentionVariant,
+    sinks: Tensor | None = None,
     schedule: AttentionSchedule | None = None,
 ) -> Tensor:
     """[T, Hq, D] against the [B, block_size, Hkv, D] pools -> [T, Hq, D], each row up to its own position.
 
-    `scale` is the softmax's (head_dim^-0.5). q's and the pools' last dimension is contiguous; all three have one dtype:
+    q's and the pools' last dimension is contiguous; all three have one dtype:
     bf16, fp16 or fp32.
 
     Raises ValueError for a dtype or head_dim it does not cover.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # A step's layers differ in q and the pools alone: the first one lays the launches out, the others repeat them.
-    key = (__name__, kind(q), kind(k_cache), kind(v_cache), scale, schedule)
+    key = (__name__, kind(q), kind(k_cache), kind(v_cache), variant, schedule)
     if (plan := batch.plans.get(key)) is not None:
         operands = (q, k_cache, v_cache, out)
         for again, places in plan:
@@ -180,7 +182,7 @@ def paged_attention(
     _check(q, k_cache, v_cache)
     decodes = batch.num_decodes
     tokens = q.shape[0] - decodes
-    call = _Call(q, k_cache, v_cache, out, scale, batch)
+    call = _Call(q, k_cache, v_cache, out, variant, batch)
     if schedule is None:
         rows = tokens * call.group // max(1, len(batch.query_lens) - decodes)
         schedule = choose(q.shape[2], q.dtype, k_cache.shape[1], rows, q.get_device())
@@ -197,14 +199,16 @@ class _Call:
     """The operands and sizes that the launches of one call share."""
 
     def __init__(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, scale: float, batch: RaggedBatch
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor, variant: AttentionVariant, batch: RaggedBatch
     ) -> None:
         self.q, self.k_cache, self.v_cache, self.out, self.batch = q, k_cache, v_cache, out, batch
         self.page, self.kv_heads, self.head_dim = k_cache.shape[1:]
         self.group = q.shape[1] // self.kv_heads
         self.padded = max(16, triton.next_power_of_2(self.head_dim))
         self.rows = max(16, triton.next_power_of_2(self.group))  # rows of a decode's tile
-        self.scale = scale * LOG2_E  # A Python float, which is rounded to float32 once, as the kernel's argument.
+        self.scale = (
+            variant.scale * LOG2_E
+        )  # A Python float, which is rounded to float32 once, as the kernel's argument.
         self.in_blocks = self.page % BLOCK == 0 and self.padded == self.head_dim and k_cache.is_contiguous()
         self.strides = (
             *(q.stride(0), q.stride(1), out.stride(0), out.stride(1), k_cache.stride(1), k_cache.stride(2)),

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import exact_math as em
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.exact_product import (
     RIGHT_BITS,
     SEGMENT,
@@ -193,7 +194,8 @@ def paged_attention(
     block_table: Tensor,
     query_lens: list[int],
     kv_lens: list[int],
-    scale: float,
+    variant: AttentionVariant,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[T, Hq, D] against [B, block, Hkv, D] pools -> float32 [T, Hq, D], causal, GQA by Hq // Hkv.
 
@@ -208,6 +210,6 @@ def paged_attention(
         rows = (first_row[group][:, None] + torch.arange(queries)).flatten().to(q.device)
         pages = block_table[group]
         k, v = _gather(k_cache, pages, lens), _gather(v_cache, pages, lens)
-        o = attention(q[rows].view(len(group), queries, *q.shape[1:]), k, v, lens, scale)
+        o = attention(q[rows].view(len(group), queries, *q.shape[1:]), k, v, lens, variant.scale)
         out[rows] = o.flatten(0, 1)
     return out

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evalengine.kernels.attention_variant import AttentionVariant
+
 _MASK32 = 0xFFFFFFFF
 
 
@@ -77,9 +79,10 @@ def paged_attention(
     block_table: Tensor,
     query_lens: list[int],
     kv_lens: list[int],
-    scale: float,
+    variant: AttentionVariant,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """[T, Hq, D] against [B, block, Hkv, D] pools -> [T, Hq, D], causal, one sequence after another."""
+    """[T, Hq, D] against [B, block, Hkv, D] pools, sinks [Hq] -> [T, Hq, D], causal, one sequence after another."""
     group = q.shape[1] // k_cache.shape[2]
     outputs = [torch.empty(0, *q.shape[1:], dtype=torch.float64)]
     start = 0
@@ -87,9 +90,17 @@ def paged_attention(
         k, v = (
             cache[pages].flatten(0, 1)[:length].double().repeat_interleave(group, 1) for cache in (k_cache, v_cache)
         )
-        scores = torch.einsum("qhd,khd->hqk", q[start : start + queries].double(), k) * scale
-        hidden = torch.arange(length) > torch.arange(length - queries, length)[:, None]
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = torch.einsum("qhd,khd->hqk", q[start : start + queries].double(), k) * variant.scale
+        if variant.softcap is not None:
+            scores = variant.softcap * (scores / variant.softcap).tanh()
+        keys, rows = torch.arange(length), torch.arange(length - queries, length)[:, None]
+        hidden = keys > rows
+        if variant.window is not None:
+            hidden |= keys <= rows - variant.window
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, queries, 1)], -1)
+        weights = scores.softmax(-1)[..., :length]
         outputs.append(torch.einsum("hqk,khd->qhd", weights, v))
         start += queries
     return torch.cat(outputs)

@@ -33,6 +33,7 @@ from evalengine.bench.measure import (
 from evalengine.bench.models import shapes_of
 from evalengine.bench.report import Line, Timing
 from evalengine.kernels import reference
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import flash_attention
 from evalengine.layers.attention_backends import AttentionFunction
 from evalengine.layers.cuda import paged_attention
@@ -41,6 +42,7 @@ from evalengine.layers.metadata import AttentionMetadata
 SHAPES = shapes_of("Qwen3-8B")  # Llama-3.1-8B has the same heads: GQA 4
 Q_HEADS, KV_HEADS, HEAD_DIM = SHAPES.num_heads, SHAPES.num_kv_heads, SHAPES.head_dim
 SCALE = HEAD_DIM**-0.5
+PLAIN = AttentionVariant(SCALE)
 DTYPE = torch.bfloat16
 # (sequences, KV tokens) -> the target, as a share of a large copy's bandwidth
 DECODES: dict[tuple[int, int], float | None] = {(256, 1024): 0.88, (1, 32768): 0.55, (64, 1024): None, (16, 8192): None}
@@ -77,7 +79,7 @@ class Batch:
 
     def attend(self, function: AttentionFunction = paged_attention) -> Tensor:
         """[T, Hq, D], by default by our kernels."""
-        return function(self.q, self.k_cache, self.v_cache, self.metadata, SCALE)
+        return function(self.q, self.k_cache, self.v_cache, self.metadata, PLAIN, None)
 
     def check(self, name: str, output: Tensor) -> None:
         """Raises WrongResult unless the first and last rows of the first and last sequence are close to float64's."""
@@ -100,7 +102,7 @@ class Batch:
         visible = tokens - rows + first + count  # KV tokens that the last of these rows sees
         pages = self.metadata.block_table[s : s + 1, : -(-visible // self.k_cache.shape[1])]
         with torch.device(self.q.device):  # The reference makes its masks on this device.
-            return reference.paged_attention(q, self.k_cache, self.v_cache, pages, [count], [visible], SCALE)
+            return reference.paged_attention(q, self.k_cache, self.v_cache, pages, [count], [visible], PLAIN)
 
     def contiguous_kv(self) -> tuple[Tensor, Tensor]:
         """[S * L, Hkv, D] each, without pages; the dense kernels get them ready-made, untimed."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import exact, exact_attention
+from evalengine.kernels.attention_variant import AttentionVariant
 
 # The first 16 hex digits of each kernel's SHA-256, for contract version 2. Only a change of arithmetic, which raises
 # the contract's version, may replace them.
@@ -73,7 +74,8 @@ def workload(device: torch.device | str = "cpu") -> dict[str, list[Tensor]]:
     results["rope"] = [cos, sin, exact.apply_rope(numbers(5, 2001, 3, 48), cos, sin)]
     keys, values = (numbers(seed, 40, 64, 2, 48).bfloat16() for seed in (6, 7))
     pages, q = torch.arange(40, dtype=torch.int32, device=device).view(2, 20), numbers(8, 102, 6, 48)
-    results["attention"] = [exact_attention.paged_attention(q, keys, values, pages, [101, 1], [101, 1234], 48**-0.5)]
+    batch = pages, [101, 1], [101, 1234], AttentionVariant(48**-0.5)
+    results["attention"] = [exact_attention.paged_attention(q, keys, values, *batch)]
     return results
 
 

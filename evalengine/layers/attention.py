@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from evalengine.errors import ConfigError
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.base import Layer
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
@@ -38,14 +40,17 @@ class NormRopeStore(Layer):
 class PagedAttention(Layer):
     """Attends over the pools, which hold the step's k and v already: KV is written before it is read."""
 
-    def __init__(self, ops: Ops, scale: float) -> None:
+    def __init__(self, ops: Ops, variant: AttentionVariant) -> None:
+        """Raises `ConfigError` for a variant that the ops do not compute."""
         super().__init__(ops)
-        self.scale = scale
+        if problems := ops.problems(variant):
+            raise ConfigError("; ".join(problems))
+        self.variant = variant
 
-    def forward(self, q: Tensor, kv_cache: KVCache, metadata: AttentionMetadata) -> Tensor:
-        """q [T, Hq, D], pools [B, block_size, Hkv, D] -> [T, Hq, D]."""
+    def forward(self, q: Tensor, kv_cache: KVCache, metadata: AttentionMetadata, sinks: Tensor | None = None) -> Tensor:
+        """q [T, Hq, D], pools [B, block_size, Hkv, D], sinks [Hq] if the variant has them -> [T, Hq, D]."""
         k_cache, v_cache = kv_cache
-        return self.ops.attention(q, k_cache, v_cache, metadata, self.scale)
+        return self.ops.attention(q, k_cache, v_cache, metadata, self.variant, sinks)
 
 
 class StoreKV(Layer):

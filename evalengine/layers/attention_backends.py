@@ -10,11 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import fast_attention, flash_attention
 from evalengine.layers.kernel_support import capability_problems, head_dim_problems, kernel_problems
 from evalengine.layers.metadata import AttentionMetadata
 
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
+# q, the K and the V pool, the batch, the variant and its sinks (None without) -> the output
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionVariant, Tensor | None], Tensor]
 BACKENDS = ("flash_attn", "triton", "sdpa")
 HOPPER = (9, 0)  # compute capability
 

@@ -21,14 +21,22 @@ from evalengine.kernels import (
     rope,
     softmax_parts,
 )
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops
 from evalengine.layers.rows import rope_table
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    variant: AttentionVariant,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools, by the contract's arithmetic."""
-    return attention.paged_attention(q, k_cache, v_cache, metadata, scale)
+    return attention.paged_attention(q, k_cache, v_cache, metadata, variant, sinks)
 
 
 class CudaOps(Ops):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evalengine.errors import EvalEngineError
 from evalengine.kernels import exact, exact_attention
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.attention import store_kv
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.ops import Ops, PreparedWeight
@@ -66,10 +67,16 @@ class ExactOps(Ops):
         store_kv(k, v, k_cache, v_cache, slot_mapping)
 
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        variant: AttentionVariant,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         return exact_attention.paged_attention(
-            q, k_cache, v_cache, metadata.block_table, metadata.query_lens, metadata.kv_lens, scale
+            q, k_cache, v_cache, metadata.block_table, metadata.query_lens, metadata.kv_lens, variant, sinks
         )
 
     def log_softmax(self, logits: Tensor) -> Tensor:

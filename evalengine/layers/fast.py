@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.attention import store_kv
 from evalengine.layers.attention_backends import attention_function
 from evalengine.layers.metadata import AttentionMetadata
@@ -68,9 +69,15 @@ class FastOps(Ops):
         store_kv(k, v, k_cache, v_cache, slot_mapping)
 
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        variant: AttentionVariant,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        return self._attention(q, k_cache, v_cache, metadata, scale)
+        return self._attention(q, k_cache, v_cache, metadata, variant, sinks)
 
     def log_softmax(self, logits: Tensor) -> Tensor:
         return torch.log_softmax(logits, dim=-1)

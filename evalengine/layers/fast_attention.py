@@ -14,13 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata
 
 GROUP_TOKENS = 1 << 16  # KV tokens gathered at once; the limit bounds the copy
 GROUP_SCORES = 1 << 24  # query rows times KV tokens at once; the limit bounds the mask
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    variant: AttentionVariant,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools -> [T, Hq, D]."""
     output = torch.empty_like(q)
     starts = [0]
@@ -33,7 +41,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: Atten
         rows = torch.tensor([starts[s] for s in group])[:, None] + torch.minimum(steps, q_lens[:, None] - 1)
         real = steps < q_lens[:, None]
         k, v = (_gather(cache, metadata.block_table[group], kv_lens) for cache in (k_cache, v_cache))
-        out = _attend(q[rows.to(q.device)], k, v, q_lens, kv_lens, scale)
+        out = _attend(q[rows.to(q.device)], k, v, q_lens, kv_lens, variant.scale)
         real_places = real.flatten().nonzero().squeeze(1).to(q.device)
         output[rows[real].to(q.device)] = out.flatten(0, 1)[real_places]
     return output

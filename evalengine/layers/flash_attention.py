@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata
 
 PAGE_MULTIPLE = 256  # tokens; flash-attn says "Paged KV cache block size must be divisible by 256"
@@ -62,18 +63,27 @@ def shape_problems(dtype: torch.dtype | None, head_dim: int | None, block_size: 
     return problems
 
 
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    variant: AttentionVariant,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Causal attention of q [T, Hq, D] over the [B, block_size, Hkv, D] pools -> [T, Hq, D]; float16 or bfloat16."""
     n = metadata.num_decodes
     if n == len(metadata.query_lens):
-        return _decode(q, k_cache, v_cache, metadata, scale)
+        return _decode(q, k_cache, v_cache, metadata, variant)
     if n == 0:
-        return _prefill(q, k_cache, v_cache, metadata, scale)
-    parts = (_decode(q[:n], k_cache, v_cache, metadata, scale), _prefill(q[n:], k_cache, v_cache, metadata, scale))
+        return _prefill(q, k_cache, v_cache, metadata, variant)
+    parts = (_decode(q[:n], k_cache, v_cache, metadata, variant), _prefill(q[n:], k_cache, v_cache, metadata, variant))
     return torch.cat(parts)
 
 
-def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+def _decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, variant: AttentionVariant
+) -> Tensor:
     """Attention of the first `num_decodes` sequences, which have a row each."""
     n = metadata.num_decodes
     output: Tensor = package().flash_attn_with_kvcache(
@@ -82,13 +92,15 @@ def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMeta
         v_cache,
         cache_seqlens=metadata.seqlens_k[:n],
         block_table=metadata.block_table[:n],
-        softmax_scale=scale,
+        softmax_scale=variant.scale,
         causal=True,
     )
     return output[:, 0]
 
 
-def _prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+def _prefill(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, variant: AttentionVariant
+) -> Tensor:
     """Attention of the other sequences. The causal mask is aligned to the last token, so a chunk sees its prefix."""
     output: Tensor = package().flash_attn_varlen_func(
         q,
@@ -99,7 +111,7 @@ def _prefill(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMet
         # The package reads 1 as "one row in every sequence", and here a sequence may have none.
         max_seqlen_q=max(2, metadata.max_query_len),
         max_seqlen_k=metadata.max_prefill_kv_len,
-        softmax_scale=scale,
+        softmax_scale=variant.scale,
         causal=True,
         block_table=metadata.block_table[metadata.num_decodes :],
     )

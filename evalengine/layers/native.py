@@ -14,6 +14,7 @@ from torch import Tensor
 
 from evalengine.errors import EvalEngineError
 from evalengine.kernels import matmul
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.cuda import CudaOps, paged_attention
 from evalengine.layers.embedding import rows_per_slice
@@ -58,6 +59,12 @@ class NativeOps(CudaOps):
         return matmul.linear(x, weight, out_dtype=torch.float32)
 
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        variant: AttentionVariant,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        return paged_attention(q, k_cache, v_cache, metadata, scale)
+        return paged_attention(q, k_cache, v_cache, metadata, variant, sinks)

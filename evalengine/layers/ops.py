@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import sampling
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.shapes import Shapes
 from evalengine.layers.metadata import AttentionMetadata
 from evalengine.layers.parallel import SINGLE, TensorParallel, vocabulary_ranges
@@ -69,6 +70,10 @@ class Ops(ABC):
         promise."""
         return None
 
+    def problems(self, variant: AttentionVariant) -> list[str]:
+        """A sentence for each reason why this level cannot compute a layer's attention."""
+        return [f"numerics={self.name} does not compute attention with {variant}"] if str(variant) else []
+
     @abstractmethod
     def prepare_weight(self, weight: Tensor, *, lm_head: bool = False) -> PreparedWeight:
         """[N, K] in `dtype` -> the form that this level multiplies with; called once, after loading."""
@@ -111,9 +116,19 @@ class Ops(ABC):
 
     @abstractmethod
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        variant: AttentionVariant,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention of q [T, Hq, D] over the pools -> [T, Hq, D]; Hq // Hkv query heads share a KV head."""
+        """Causal attention of q [T, Hq, D] over the pools -> [T, Hq, D]; Hq // Hkv query heads share a KV head.
+
+        sinks: [Hq] if the variant has them, in the dtype of the weights. Raises ValueError for a variant that
+        `problems` names.
+        """
 
     @abstractmethod
     def log_softmax(self, logits: Tensor) -> Tensor:

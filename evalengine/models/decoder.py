@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.attention import KVCache, NormRopeStore, PagedAttention, StoreKV
 from evalengine.layers.base import Layer
 from evalengine.layers.embedding import LMHead, VocabEmbedding
@@ -37,7 +38,7 @@ class DecoderAttention(nn.Module):
         self.norms = (self.q_norm, self.k_norm) if spec.qk_norm else None
         self.norm_rope_store = NormRopeStore(ops)
         self.q_rope, self.k_rope, self.store_kv = Rope(ops), Rope(ops), StoreKV(ops)
-        self.attention = PagedAttention(ops, scale=spec.attention_scale)
+        self.attention = PagedAttention(ops, AttentionVariant(spec.attention_scale))
         features = spec.num_heads * spec.head_dim
         self.o_proj = OutputLinear(ops, features, spec.hidden_size, bias=spec.attention_output_bias)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from evalengine.kernels import attention
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.kernels.matmul_device import gpu_of
 from evalengine.verification import operands
 from evalengine.verification.verdict import Verdict
@@ -63,7 +64,7 @@ def verify_attention(
     def run(schedule: Any, count: int, as_decodes: bool = True) -> Tensor:
         batch = _batch(sequences[:count], table, as_decodes)
         # It runs twice, as two layers would: the second call repeats the launches of the first.
-        own = (q[: sum(batch.query_lens)], *caches, batch, head_dim**-0.5, schedule)
+        own = (q[: sum(batch.query_lens)], *caches, batch, AttentionVariant(head_dim**-0.5), None, schedule)
         return torch.stack([attention.paged_attention(*own) for _ in range(2)])
 
     where = f"D{head_dim} Hq{num_heads} Hkv{num_kv_heads} page {page_size} {dtype}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import attention, reference
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers.metadata import AttentionMetadata
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,7 +27,7 @@ class PagedBatch:
     v_cache: Tensor
     metadata: AttentionMetadata
     pages: list[list[int]]
-    scale: float
+    variant: AttentionVariant
 
     @classmethod
     def random(
@@ -51,10 +52,12 @@ class PagedBatch:
             [n for n, _ in lens], [kv for _, kv in lens], pages, page, torch.device(DEVICE)
         )
         q = randn(sum(n for n, _ in lens), heads, head_dim)
-        return cls(lens, q, caches[0], caches[1], metadata, pages, head_dim**-0.5)
+        return cls(lens, q, caches[0], caches[1], metadata, pages, AttentionVariant(head_dim**-0.5))
 
     def run(self, schedule: attention.AttentionSchedule | None = None) -> Tensor:
-        return attention.paged_attention(self.q, self.k_cache, self.v_cache, self.metadata, self.scale, schedule)
+        return attention.paged_attention(
+            self.q, self.k_cache, self.v_cache, self.metadata, self.variant, None, schedule
+        )
 
     def part(self, which: list[tuple[int, int, int]]) -> PagedBatch:
         """Returns a batch of the query positions `which`, each (sequence, first, last + 1), over the same KV pool."""
@@ -69,11 +72,11 @@ class PagedBatch:
             [n for n, _ in lens], [kv for _, kv in lens], pages, page, torch.device(DEVICE)
         )
         return PagedBatch(
-            lens, self.q[torch.cat(rows).to(DEVICE)], self.k_cache, self.v_cache, metadata, pages, self.scale
+            lens, self.q[torch.cat(rows).to(DEVICE)], self.k_cache, self.v_cache, metadata, pages, self.variant
         )
 
     def truth(self) -> Tensor:
         """Returns the float64 reference's output, computed on the CPU: [tokens, heads, head_dim]."""
         m = self.metadata
         k, v = (cache.double().nan_to_num(nan=0.0).cpu() for cache in (self.k_cache, self.v_cache))
-        return reference.paged_attention(self.q.cpu(), k, v, m.block_table.cpu(), m.query_lens, m.kv_lens, self.scale)
+        return reference.paged_attention(self.q.cpu(), k, v, m.block_table.cpu(), m.query_lens, m.kv_lens, self.variant)

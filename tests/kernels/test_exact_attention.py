@@ -8,6 +8,7 @@ from torch import Tensor
 
 from evalengine.kernels import exact_attention, reference
 from evalengine.kernels import exact_math as em
+from evalengine.kernels.attention_variant import AttentionVariant
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 KV_LENS = [1, 70, 64, 65, 33, 1300, 1025, 2051]
@@ -42,7 +43,9 @@ def attend(q: Tensor, k: list[Tensor], v: list[Tensor], queries: list[int], bloc
     k_pool, table = paged(k, block, seed=1)
     v_pool, _ = paged(v, block, seed=1)
     lens = [len(s) for s in k]
-    return exact_attention.paged_attention(q, k_pool, v_pool, table, queries, lens, q.shape[-1] ** -0.5)
+    return exact_attention.paged_attention(
+        q, k_pool, v_pool, table, queries, lens, AttentionVariant(q.shape[-1] ** -0.5)
+    )
 
 
 SHAPES = [(9, 3, 64, torch.bfloat16), (4, 4, 48, torch.float32), (8, 1, 128, torch.float16)]
@@ -55,7 +58,7 @@ def test_against_float64(heads: int, kv_heads: int, dim: int, dtype: torch.dtype
     result = attend(q, k, v, QUERY_LENS)
     k_pool, table = paged(k, 16, seed=1)
     v_pool, _ = paged(v, 16, seed=1)
-    truth = reference.paged_attention(q, k_pool, v_pool, table, QUERY_LENS, KV_LENS, dim**-0.5)
+    truth = reference.paged_attention(q, k_pool, v_pool, table, QUERY_LENS, KV_LENS, AttentionVariant(dim**-0.5))
     assert result.dtype == torch.float32
     assert (result - truth).abs().max() < 2e-6
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.load.loader import Checkpoint, load_model, resolve_checkpoint
 from evalengine.kernels import reference
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import create_ops
 from evalengine.layers.attention import store_kv as plain_store_kv
 from evalengine.layers.metadata import AttentionMetadata
@@ -66,10 +67,16 @@ class Float64Ops(Ops):
         plain_store_kv(k, v, k_cache, v_cache, slot_mapping)
 
     def attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        variant: AttentionVariant,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         return reference.paged_attention(
-            q, k_cache, v_cache, metadata.block_table, metadata.query_lens, metadata.kv_lens, scale
+            q, k_cache, v_cache, metadata.block_table, metadata.query_lens, metadata.kv_lens, variant, sinks
         )
 
     def log_softmax(self, logits: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import reference
+from evalengine.kernels.attention_variant import AttentionVariant
 
 
 def requires(condition: bool, words: str) -> None:
@@ -123,4 +124,4 @@ class FlashAttnDouble:
             "block_table must have shape (batch_size, max_num_blocks_per_seq)",
         )
         requires(causal and scale is not None, "causal attention, scaled")
-        return reference.paged_attention(q, k, v, block_table, query_lens, kv_lens, scale).to(q.dtype)
+        return reference.paged_attention(q, k, v, block_table, query_lens, kv_lens, AttentionVariant(scale)).to(q.dtype)

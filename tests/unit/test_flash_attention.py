@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import reference
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import attention_backends, flash_attention
 from evalengine.layers.metadata import AttentionMetadata
 from tests.bitwise import assert_bitwise_equal
@@ -59,7 +60,7 @@ def batch(
 def truth(q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
     """The attention in float64."""
     tensors = (x.cpu() for x in (q, k_cache, v_cache, metadata.block_table))
-    return reference.paged_attention(*tensors, metadata.query_lens, metadata.kv_lens, scale)
+    return reference.paged_attention(*tensors, metadata.query_lens, metadata.kv_lens, AttentionVariant(scale))
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_calls_keep_to_the_package_and_give_the_rows_in_order(
     name: str, block_size: int, double: FlashAttnDouble
 ) -> None:
     q, k_cache, v_cache, metadata = batch(BATCHES[name], block_size=block_size)
-    output = flash_attention.paged_attention(q, k_cache, v_cache, metadata, 0.17)
+    output = flash_attention.paged_attention(q, k_cache, v_cache, metadata, AttentionVariant(0.17))
     assert_bitwise_equal(output, truth(q, k_cache, v_cache, metadata, 0.17).to(q.dtype))
     decodes = metadata.num_decodes
     expected = [("flash_attn_with_kvcache", (decodes, 1, *q.shape[1:]))] if decodes else []
@@ -92,14 +93,16 @@ def test_q_may_be_a_view_of_qkv(dtype: torch.dtype, double: FlashAttnDouble) -> 
     q, k_cache, v_cache, metadata = batch(BATCHES["mixed"], dtype)
     view = torch.cat((q, q), dim=1)[:, : q.shape[1]]
     assert not view.is_contiguous()
-    outputs = [flash_attention.paged_attention(x, k_cache, v_cache, metadata, 0.17) for x in (q, view)]
+    outputs = [
+        flash_attention.paged_attention(x, k_cache, v_cache, metadata, AttentionVariant(0.17)) for x in (q, view)
+    ]
     assert_bitwise_equal(outputs[1], outputs[0])
 
 
 def test_running_lengths_are_made_once_a_step(double: FlashAttnDouble) -> None:
     q, k_cache, v_cache, metadata = batch(CHUNKS)
     for _layer in range(3):
-        flash_attention.paged_attention(q, k_cache, v_cache, metadata, 0.17)
+        flash_attention.paged_attention(q, k_cache, v_cache, metadata, AttentionVariant(0.17))
     assert len(double.calls) == 3 and all(call[2] is double.calls[0][2] for call in double.calls)
 
 
@@ -118,7 +121,7 @@ def test_the_double_refuses_what_the_package_refuses(
 ) -> None:
     q, k_cache, v_cache, metadata = batch(BATCHES[name], **changes)
     with pytest.raises(RuntimeError, match=words):
-        flash_attention.paged_attention(q, k_cache, v_cache, metadata, 0.17)
+        flash_attention.paged_attention(q, k_cache, v_cache, metadata, AttentionVariant(0.17))
     # The same problem is found at start.
     dtype, head_dim, block_size = q.dtype, q.shape[-1], k_cache.shape[1]
     assert len(flash_attention.shape_problems(dtype, head_dim, block_size)) == 1
@@ -175,9 +178,9 @@ def test_the_package_is_within_rounding_of_float64(
     """bfloat16: the weights and the output are rounded (2^-8 each, relative), the scores are float32's."""
     q, k_cache, v_cache, metadata = batch(BATCHES[name], heads=heads, head_dim=head_dim, device=CUDA)
     scale = head_dim**-0.5
-    error = flash_attention.paged_attention(q, k_cache, v_cache, metadata, scale).cpu().double() - truth(
-        q, k_cache, v_cache, metadata, scale
-    )
+    error = flash_attention.paged_attention(
+        q, k_cache, v_cache, metadata, AttentionVariant(scale)
+    ).cpu().double() - truth(q, k_cache, v_cache, metadata, scale)
     bound = 1.1 * 2**-7 * truth(q, k_cache, v_cache.abs(), metadata, scale)  # sum of weight * |v|
     assert (error.abs() <= bound).all(), (error.abs() / bound).max()
     # The same bound finds a wrong scale: it is not too wide to see a fault.

@@ -15,6 +15,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, app
 
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.kernels import exact
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import create_ops, fast_attention
 from evalengine.layers.base import Layer
 from evalengine.layers.embedding import LMHead, VocabEmbedding
@@ -233,7 +234,7 @@ def test_fast_attention(block_size: int, small_groups: bool, monkeypatch: pytest
             query_lens=[n for n, _ in lens],
             kv_lens=[kv_len for _, kv_len in lens],
         )
-        outputs.append(fast().attention(q, k_cache, v_cache, metadata, 0.17))
+        outputs.append(fast().attention(q, k_cache, v_cache, metadata, AttentionVariant(0.17)))
     assert same_bytes(outputs[0], outputs[1]), "a stale page reached the output"
     rows = q.split([n for n, _ in lens])
     expected = torch.cat([naive_attention(r, t[0], t[1], 0.17) for r, t in zip(rows, tokens, strict=True)])

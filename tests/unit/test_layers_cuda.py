@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evalengine.kernels import reference
+from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import create_ops
 from evalengine.layers.fast import FastOps
 from evalengine.layers.metadata import AttentionMetadata
@@ -157,11 +158,11 @@ def test_attention_by_triton_is_float64s_within_rounding(dtype: torch.dtype) -> 
     q = random(sum(n for n, _ in lens), 4, 16, dtype=dtype)
     k_cache, v_cache = random(2, 8, block_size, 2, 16, dtype=dtype, seed=1)
     metadata = AttentionMetadata.build([n for n, _ in lens], [n for _, n in lens], pages, block_size, DEVICE)
-    output = ours.attention(q, k_cache, v_cache, metadata, 0.25).cpu()
+    output = ours.attention(q, k_cache, v_cache, metadata, AttentionVariant(0.25)).cpu()
     tensors = [x.cpu() for x in (q, k_cache, v_cache.abs(), v_cache)]
     truth, magnitude = (
         reference.paged_attention(
-            *tensors[:2], v, metadata.block_table.cpu(), metadata.query_lens, metadata.kv_lens, 0.25
+            *tensors[:2], v, metadata.block_table.cpu(), metadata.query_lens, metadata.kv_lens, AttentionVariant(0.25)
         )
         for v in (tensors[3], tensors[2])
     )

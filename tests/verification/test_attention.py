@@ -44,10 +44,10 @@ def test_a_decode_wrong_only_if_chunks_are_merged_or_only_if_not_is_dropped(
     real, reference = attention.paged_attention, attention.REFERENCE
 
     def paged_attention(*args: Any) -> Tensor:
-        batch, schedule = args[3], args[5]
+        batch, schedule = args[3], args[6]
         if schedule.by_block > 0 and (batch.max_decode_kv_len > attention.CHUNK) == merged:
             return real(*args) + 1
-        return real(*args[:5], reference)  # In the interpreter other schedules differ.
+        return real(*args[:6], reference)  # In the interpreter other schedules differ.
 
     monkeypatch.setattr(attention, "paged_attention", paged_attention)
     verdict = check_attention()
