@@ -20,7 +20,7 @@ from evalengine.kernels.attention_variant import AttentionVariant
     ],
 )
 def test_what_no_attention_computes_is_refused(wrong: dict) -> None:
-    with pytest.raises(ValueError, match="attention's (scale|softcap|window) must be"):
+    with pytest.raises(ValueError, match=r"attention's (scale|softcap|window) must be"):
         AttentionVariant(**wrong)
 
 
