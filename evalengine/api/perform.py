@@ -45,4 +45,9 @@ def perform(
         if show is not None:
             show(folder)
 
-    return run(config, leave, command, llm).folder
+    decided = None
+    if config.sequential.step is not None:
+        from evalengine.report.gate.decider import decider
+
+        decided = decider(config.sequential)
+    return run(config, leave, command, llm, decided).folder

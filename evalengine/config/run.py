@@ -58,6 +58,9 @@ def run_problems(config: Config) -> Iterator[str]:
     """Yields what is wrong with a run's settings other than tasks, numerics and engine, a sentence each."""
     yield from least_problems("limit", config.limit, 1)
     yield from least_problems("logprobs", config.logprobs, 1)
+    yield from least_problems("sequential.step", config.sequential.step, 1)
+    if (config.sequential.step is None) != (config.sequential.baseline is None):
+        yield "sequential: step and baseline are set together, as `gate BASELINE --step 100 -- SETTINGS` does"
     if not 0 <= config.seed < 2**63:
         yield f"seed={config.seed}: must lie in 0 .. 2^63 - 1"
     yield from choice_problems("model.load_format", config.model.load_format, LOAD_FORMATS)

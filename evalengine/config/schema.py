@@ -199,6 +199,17 @@ class CacheConfig:
 
 
 @dataclass(frozen=True)
+class SequentialConfig:
+    """A run that asks its documents in steps and ends once a gate is decided; `gate --step` sets it."""
+
+    step: int | None = None  # documents of each task in a step; null: all at once
+    seed: int = 0  # of the random order in which they are asked
+    baseline: str | None = None  # what the gate holds the run to
+    policy: str = "accuracy"
+    base: str | None = None  # the git revision that the baseline is taken from
+
+
+@dataclass(frozen=True)
 class Config:
     """One run."""
 
@@ -229,6 +240,7 @@ class Config:
     log_to: str | None = None  # wandb | mlflow: where the finished run is logged, too
     allow_code_execution: Any = False  # true: the model's programs are run, isolated | without_isolation
     cache: CacheConfig = field(default_factory=CacheConfig)
+    sequential: SequentialConfig = field(default_factory=SequentialConfig)
 
 
 OUTPUT_FIELDS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 import numpy as np
 
@@ -26,10 +26,18 @@ MAX_LISTED = 10
 
 
 def execute(
-    plan: Plan, llm: Answering, cached: CachedEngine | None, folder: RunFolder, label: str, progress: bool
+    plan: Plan,
+    llm: Answering,
+    cached: CachedEngine | None,
+    folder: RunFolder,
+    label: str,
+    progress: bool,
+    part: Plan | None = None,
+    ran: Set[RecordKey] = frozenset(),
 ) -> tuple[Mapping[RecordKey, JournalEntry], set[RecordKey]]:
     """Every request's answer, and the keys of those that ran now (the others come from the journal).
 
+    part: the part of the plan that is asked now; None: all of it. ran: what this process has journaled before.
     cached: the cache before the engine, if there is one. What it answers is not journaled: a resumed run asks it again.
 
     Raises EvalEngineError for a journal that is not this run's; and, once all others are done and journaled, if a
@@ -41,16 +49,17 @@ def execute(
         return _asked(items[key], llm) if key in items else None
 
     with Journal.open(folder.journal, folder.identity_sha256, asked) as journal:
-        todo = {item.request.request_id: item for item in plan.requests if item.key not in journal.finished}
-        if journal.finished and progress:
-            done = f"{len(journal.finished)} of {len(plan.requests)} requests are kept from the interrupted run"
-            warn(f"resuming {folder.path}: {done}")
-        if journal.finished and llm.settings.numerics == "fast":
-            _warn_of_mixing(len(journal.finished), len(plan.requests))
+        wanted = (plan if part is None else part).requests
+        todo = {item.request.request_id: item for item in wanted if item.key not in journal.finished}
+        kept = 0 if ran else len(journal.finished)
+        if kept and progress:
+            warn(f"resuming {folder.path}: {kept} of {len(plan.requests)} requests are kept from the interrupted run")
+        if kept and llm.settings.numerics == "fast":
+            _warn_of_mixing(kept, len(plan.requests))
         failed = []
         limits = {request_id: _most_tokens(item, llm) for request_id, item in todo.items()}
         work = _work(todo.values(), limits)
-        shown = RunProgress(label, len(plan.requests), len(plan.requests) - len(todo), progress, work)
+        shown = RunProgress(label, len(wanted), len(wanted) - len(todo), progress, work)
         with shown as bar, Interrupts() as interrupts:
 
             def after_step(stats: EngineStats) -> None:

@@ -99,7 +99,8 @@ def _task_result(
     per_doc: list[dict[MetricKey, MetricValue]] = []
     hashes: list[SampleHashes] = []
     samples: dict[str, list[Sample]] = {name: [] for name in task.filters}
-    for doc_id, instances in enumerate(plan.instances):
+    for place, instances in enumerate(plan.instances):
+        doc_id = instances[0].doc_id if instances else place  # a run in steps has some of the documents only
         doc = task.docs[doc_id]
         # Where no program ran, nothing is looked up: hashing an instance takes time, and there may be 100,000.
         answers = [_response(i, entries.get(i, []), verdict.get(i) if verdict else None) for i in instances]

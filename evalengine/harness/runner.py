@@ -21,13 +21,13 @@ from evalengine.engine.stats import EngineStats
 from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.errors import ConfigError
 from evalengine.harness.answering import Answering, answering, cluster_facts, libraries
-from evalengine.harness.execute import execute
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.kept import answers_kept
 from evalengine.harness.outcome import records, scorer
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.plan import MANY_DOCUMENTS, Plan, TaskPlan, plan_and_load, prepare
+from evalengine.harness.steps import Decided, answered
 from evalengine.harness.thinking import thoughts
 from evalengine.harness.verdicts import program_facts, verdicts
 from evalengine.models.spec import dtype_name
@@ -75,6 +75,7 @@ def run(
     leave: Callable[[Path], None] = lambda folder: None,
     command: Sequence[str] | None = None,
     llm: Answering | None = None,
+    decided: Decided | None = None,
 ) -> RunResult:
     """Runs the configured tasks on the configured model. The configuration was checked where it was composed.
 
@@ -82,6 +83,7 @@ def run(
     complete. If a run is killed before `leave` is over, the same command computes nothing again and only calls `leave`.
     command: the command line's words, for the manifest.
     llm: an engine that is loaded already, with the very settings of `config`; it stays open.
+    decided: whether the scores so far end a run in steps (`config.sequential`).
 
     Raises:
         ConfigError: settings, rows or prompts that cannot be honoured; nothing has been written then.
@@ -90,7 +92,7 @@ def run(
     """
     started, begin = time.time(), time.perf_counter()
     with few_collections():
-        return _run(config, leave, command, llm, started, begin)
+        return _run(config, leave, command, llm, decided, started, begin)
 
 
 def _run(
@@ -98,6 +100,7 @@ def _run(
     leave: Callable[[Path], None],
     command: Sequence[str] | None,
     llm: Answering | None,
+    decided: Decided | None,
     started: float,
     begin: float,
 ) -> RunResult:
@@ -115,7 +118,7 @@ def _run(
         with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity, versions) as folder:
             if not folder.finished:
                 folder.write_text(CONFIG, to_yaml(config))
-                answers, ran = execute(plan, llm, cached, folder, selection(config), config.progress)
+                plan, (answers, ran) = answered(plan, config, llm, cached, folder, decided)
                 clock = _Clock(started, begin, loaded, time.perf_counter())
                 thought = thoughts(plan, answers, llm.tokenizer)
                 stats = llm.stats.since(before)

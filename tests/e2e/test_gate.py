@@ -8,6 +8,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,7 +16,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from evalengine.config.compose import compose_jobs
 from evalengine.errors import ConfigError
+from evalengine.harness import runner
+from evalengine.util.asking_order import first_of_order, in_order
 from tests.e2e.command import LIMIT, ROOT, SHORT, Run, call, finished
 
 SNIPPETS = ROOT / "conf" / "gate" / "ci"
@@ -217,3 +221,51 @@ def test_the_pytest_snippet(
     monkeypatch.setattr("subprocess.run", lambda *_, **__: None)
     with pytest.raises(ConfigError, match="A has 4 requests, B 2"):
         test(fewer.folder.parent)
+
+
+def test_a_gate_in_steps_asks_until_it_is_decided(tmp_path: Path) -> None:
+    """16 documents of a weak model in fast numerics, 4 at a time: a margin of 60 points is decided before the last."""
+    base = finished(tmp_path / "base", "limit=16", SHORT)
+    policy = tmp_path / "own.yaml"
+    policy.write_text("extends: accuracy\naccuracy: {margin: 60}\n")
+    words = ("--keep", str(tmp_path / "kept"), "--json", "-", "--", "limit=16", SHORT, "batch_invariant=false")
+    done = call("gate", str(base.folder), "--policy", str(policy), "--step", "4", *words)
+    (folder,) = (tmp_path / "kept").glob("*/arithmetic-*")
+    own = Run(folder)
+    assert done.code == 0 and own.manifest["identity"]["sequential"] == {"seed": 0, "step": 4}
+    samples = own.samples("arithmetic")
+    first = first_of_order(in_order(0, "arithmetic", range(16), None), len(samples))
+    assert 4 <= len(samples) < 16 and len(samples) % 4 == 0
+    assert (
+        sorted(sample["doc_id"] for sample in samples)
+        == sorted(first)
+        == sorted({record.doc_id for record in own.records})
+    )
+    assert own.manifest["counts"]["documents"] == len(samples) and own.manifest["counts"]["resumed_requests"] == 0
+    assert f"{len(samples)} documents (of 16, asked in steps)" in json.loads(done.out)["checks"][0]["message"]
+    again = call("gate", str(base.folder), str(folder), "--policy", str(policy), "--json", "-")
+    assert json.loads(again.out)["checks"] == json.loads(done.out)["checks"]
+    assert call("gate", "a", "b", "--step", "4").code == 2
+
+
+def test_a_run_in_steps_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    settings = (f"output_dir={tmp_path}", "limit=6", SHORT, "sequential.step=2", "sequential.baseline=none.json")
+    (job,) = compose_jobs([*settings, "progress=false"])
+    seen = []
+
+    def killed(scores: Any) -> bool:
+        seen.append(len(next(iter(scores.values()))))
+        if len(seen) == 2:
+            raise RuntimeError("killed")
+        return False
+
+    with pytest.raises(RuntimeError, match="killed"):
+        runner.run(job.config, decided=killed)
+    result = runner.run(job.config, decided=lambda scores: len(next(iter(scores.values()))) == 4)
+    manifest = Run(result.folder).manifest
+    assert seen == [2, 4]
+    assert (manifest["counts"]["documents"], manifest["counts"]["resumed_requests"]) == (4, 4)
+    whole = runner.run(replace(job.config, output_dir=str(tmp_path / "whole")), decided=lambda scores: False)
+    plain = finished(tmp_path / "plain", "limit=6", SHORT)
+    assert whole.digest == plain.digest, "the order of asking changes no bit"
+    assert call(f"output_dir={tmp_path}", "sequential.step=2").code == 2

@@ -22,6 +22,8 @@ def _words(
                                        "and say if it has changed here")] = None,
     keep: Annotated[Path | None, Option(metavar="FOLDER", help="where a run of `-- SETTINGS` stays (a new folder in "
                                         "it)")] = None,
+    step: Annotated[int | None, Option(metavar="N", min=1, help="with `-- SETTINGS`: ask N documents of each task at a "
+                                       "time, in a random order, and stop once it is decided")] = None,
     bootstrap: Annotated[Path | None, Option(metavar="FILE", help="where there is no baseline yet, make the run of "
                                              "`-- SETTINGS` all the same and write it as FILE, to commit")] = None,
     junit: Annotated[Path | None, Option(metavar="FILE", help="JUnit XML")] = None,
@@ -59,6 +61,8 @@ class _Gate(Command):
             raise self.bad_usage("give RUN, or -- and the settings of a run to make; not both")
         if arguments.keep is not None and arguments.settings is None:
             raise self.bad_usage("--keep is for a run that the gate makes: gate BASELINE --keep FOLDER -- SETTINGS")
+        if arguments.step is not None and arguments.settings is None:
+            raise self.bad_usage("--step is for a run that the gate makes: gate BASELINE --step 100 -- SETTINGS")
         if arguments.bootstrap is not None and arguments.settings is None:
             raise self.bad_usage("--bootstrap is for a run that the gate makes; of RUN: baseline RUN -o FILE")
 

@@ -7,6 +7,7 @@ names (the policy's `inconclusive` makes that 0 or 1). The reports that were ask
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,12 @@ from evalengine.report.gate.gate import NO_BASELINE, could_not_judge, gate, need
 from evalengine.report.gate.made_run import made_run
 from evalengine.report.gate.markdown import markdown
 from evalengine.report.gate.plain_text import plain
-from evalengine.report.gate.policy_files import load_policy
+from evalengine.report.gate.policy_files import available, load_policy
 from evalengine.report.gate.report import STYLES, Report, headline, to_json
 from evalengine.report.gate.terminal import report_lines
 from evalengine.report.read.baseline import write_baseline
 from evalengine.report.read.load import load_run
+from evalengine.report.read.names import stands_for
 from evalengine.util.command import Namespace
 
 
@@ -50,7 +52,7 @@ def _report(arguments: Namespace) -> Report:
     for line in [] if first else needs(arguments.baseline, *policy_and_base):
         warn(plain(line))
     try:
-        with made_run(arguments.settings, arguments.keep) as folder:
+        with made_run(arguments.settings, arguments.keep, {} if first else _steps(arguments)) as folder:
             if problem is not None:
                 return _bootstrapped(problem, folder, arguments)
             return gate(arguments.baseline, folder, *policy_and_base)
@@ -59,6 +61,16 @@ def _report(arguments: Namespace) -> Report:
     except EvalEngineError as error:
         policy = load_policy(arguments.policy)
         return could_not_judge(policy, arguments.baseline, "none", "the run failed", problems_of(error))
+
+
+def _steps(arguments: Namespace) -> dict[str, str]:
+    """The settings of a run that ends once this gate is decided; none without --step."""
+    if arguments.step is None:
+        return {}
+    base = {} if arguments.base is None else {"sequential.base": arguments.base}
+    policy = arguments.policy if arguments.policy in available() else os.path.abspath(arguments.policy)
+    named = {"sequential.baseline": os.path.abspath(stands_for(arguments.baseline)), "sequential.policy": policy}
+    return {"sequential.step": str(arguments.step), **named, **base}
 
 
 def _bootstrapped(report: Report, folder: Path, arguments: Namespace) -> Report:

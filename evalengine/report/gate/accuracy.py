@@ -13,15 +13,16 @@ from evalengine.report.gate.checks import DECIDED, SHOWN, Check
 from evalengine.report.gate.evidence import Evidence, of_average, of_documents, of_ratio
 from evalengine.report.gate.judging import judged, tested_p, without_spread
 from evalengine.report.gate.policies import AccuracyRule, Limits
+from evalengine.report.gate.steps import Steps
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.family import family_p, one_test
 from evalengine.report.stats.perplexity import ratios
 
 
-def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
+def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
     """A check per task and metric, and per average. Raises `ConfigError` for a task without a metric that could be
     tested, and if the policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an
-    any_of.
+    any_of. steps: of a run in steps, what it asked.
     """
     all_keys = sorted({*a.scores, *a.results})
     _check_names(rule, all_keys)
@@ -32,6 +33,10 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
     checks = [Check("accuracy", *_names(key), "skip", "left out by the policy") for key in all_keys if limits[key].skip]
     broken = {key: _broken(key, a, b) for key in a.scores}
     checks += [Check("accuracy", *_names(key), "fail", broken[key]) for key in unskipped if broken.get(key)]
+    waiting = [key for key in unskipped if steps and not steps.whole and key not in a.scores]
+    for_later = "is judged once all documents are asked"
+    checks += [Check("accuracy", *_names(key), "undecided", for_later) for key in waiting]
+    unskipped = [key for key in unskipped if key not in waiting]
     whole = [key for key in unskipped if key not in a.scores and ratios((a, b), key) is None]
     checks += [without_spread(key, a, b, limits[key], _higher(key, a, limits[key])) for key in whole]
     averages = {name: average_keys(name, average, a) for name, average in rule.averages.items()}
@@ -39,7 +44,7 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
         why = [f"{key[0]}: {broken[key]}" for key in averages.pop(name) if broken[key]]
         checks.append(Check("accuracy", f"average {name}", "", "fail", "; ".join(why[:SHOWN])))
     tested = {key: limits[key] for key in unskipped if key not in whole and not broken.get(key)}
-    checks += _tested(rule, a, b, tested, averages)
+    checks += _tested(rule, a, b, tested, averages, steps)
     untested_tasks = {key[0] for key in unskipped} - {check.task for check in checks if check.status in DECIDED}
     if untested_tasks or not checks:
         untested = ", ".join(sorted(untested_tasks)) or str(a.source)
@@ -49,8 +54,9 @@ def accuracy(rule: AccuracyRule, a: Run, b: Run) -> list[Check]:
 
 
 def _tested(
-    rule: AccuracyRule, a: Run, b: Run, limits: Mapping[ScoreKey, Limits], averages: Mapping[str, Sequence[ScoreKey]]
-) -> Iterator[Check]:
+    rule: AccuracyRule, a: Run, b: Run, limits: Mapping[ScoreKey, Limits], averages: Mapping[str, Sequence[ScoreKey]],
+    steps: Steps | None,
+) -> Iterator[Check]:  # fmt: skip
     """Checks of metrics with a spread, which can be tested; their p-values are one family for Holm's correction."""
     same: dict[ScoreKey | str, ScoreKey] = {
         key: first if limits[first] == limits[key] else key for key, first in one_test(limits, (a, b)).items()
@@ -61,7 +67,10 @@ def _tested(
     gathered: dict[ScoreKey | str, tuple[Evidence, Limits, tuple[str, ...], bool]] = {}
     for key, own in limits.items():
         higher = _higher(key, a, own)
-        evidence = (of_documents if key in a.scores else of_ratio)(key, a, b, own, higher, count)
+        if key in a.scores:
+            evidence = of_documents(key, a, b, own, higher, count, steps)
+        else:
+            evidence = of_ratio(key, a, b, own, higher, count)
         gathered[key] = evidence, own, tuple(_lost(key, a, b, 1 if higher else -1)), _same_bits(key, a, b)
     for name, keys in averages.items():
         average = rule.averages[name]

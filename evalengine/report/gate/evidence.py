@@ -12,6 +12,7 @@ import numpy as np
 
 from evalengine.report.compare.flips import changed_answers
 from evalengine.report.gate.policies import Average, Limits
+from evalengine.report.gate.steps import Steps
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import across_tasks, cluster_names, few_clusters
 from evalengine.report.stats.detectable_loss import Detectable, binary_loss
@@ -55,8 +56,11 @@ class Evidence:
     assuming: str = ""  # the assumption under which the least detectable loss holds
 
 
-def of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int) -> Evidence:
-    """The evidence on a metric with a score per document. metrics: how many share Holm's correction."""
+def of_documents(
+    key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, metrics: int, steps: Steps | None = None
+) -> Evidence:
+    """The evidence on a metric with a score per document. metrics: how many share Holm's correction. steps: of a run in
+    steps, what it asked."""
     documents = sorted(a.scores[key])
     x, y = (_column(run.scores[key], documents) for run in (a, b))
     names = cluster_names(a, b, key[0], documents)
@@ -68,16 +72,24 @@ def of_documents(key: ScoreKey, a: Run, b: Run, limits: Limits, higher: bool, me
     sign = 1 if higher else -1
     scale, most = (1.0, 1.0) if _shares(x, y) else (score_scale(x, y), math.inf)
     bound = loss_bound([stratum(sign * (x - y), codes)], scale, min(alpha, 0.5), most)
+    if steps is not None:
+        losses = dict(zip(documents, (sign * (x - y)).tolist(), strict=True))
+        bound = steps.bound(key[0], losses, bound, _shares(x, y))
     what = _counted(result.n, result.clusters, result.effective_clusters)
+    if steps is not None:
+        what = f"{what} (of {steps.total[key[0]]}, asked in steps)"
     changed = changed_answers(a, b, key, zip(documents, documents, strict=True))
     churn = "" if changed is None else f", {changed} answers changed"
     change = f"{_moved(result.mean_a, result.mean_b)}, {result.wins} better, {result.losses} worse of {what}{churn}"
     test = {"mcnemar-exact": "exact McNemar", "permutation": "permutation test"}[result.test]
     flips = (result.wins + result.losses) / result.n if result.test == "mcnemar-exact" else None
     assuming = _assuming(x if higher else 1 - x, flips, level, limits.power)
+    p = result.p_one_sided
+    if steps is not None:
+        p, test = bound.p_above(0.0), "betting, at every look"
     return Evidence(
-        key[0], f"{key[1]},{key[2]}", POINTS, change, result.p_one_sided, test, bound, least, result.n, what,
-        asks_all(b), assuming,
+        key[0], f"{key[1]},{key[2]}", POINTS, change, p, test, bound, least, result.n, what,
+        asks_all(b) and (steps is None or steps.whole), assuming,
     )  # fmt: skip
 
 

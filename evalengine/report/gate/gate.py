@@ -13,6 +13,7 @@ from evalengine.report.gate.policies import AccuracyRule, AllOf, Policy, Rule
 from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.report import Report, Verdict
 from evalengine.report.gate.rules import evaluate, level, standing
+from evalengine.report.gate.steps import Steps, steps_of
 from evalengine.report.read.load import load_run
 from evalengine.report.read.names import stands_for
 from evalengine.report.read.run import UNBOUND, Run
@@ -36,10 +37,12 @@ def gate(baseline: str | Path, run: str | Path, policy: str = "bitwise", base: s
     chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
     try:
         chosen, trouble = load_policy(policy), BAD_BASELINE
-        (a, warnings), trouble = _baseline(baseline, base), BAD_RUN
+        (a, warnings), trouble = baseline_of(baseline, base), BAD_RUN
         b, trouble = load_run(run), "not comparable"
+        steps = steps_of(chosen, a, b)
+        a = a if steps is None else steps.part
         notes, trouble = _comparable(chosen, a, b), "the policy does not fit the baseline"
-        return _judge(chosen, a, b, notes, warnings)
+        return _judge(chosen, a, b, notes, warnings, steps)
     except NoBaseline as error:
         return could_not_judge(chosen, baseline, run, NO_BASELINE, error.problems)
     except EvalEngineError as error:
@@ -52,7 +55,7 @@ def unready(baseline: str | Path, policy: str, base: str | None = None) -> Repor
     chosen, trouble = Policy(Path(policy).stem, AllOf(())), BAD_POLICY
     try:
         chosen, trouble = load_policy(policy), BAD_BASELINE
-        _baseline(baseline, base)
+        baseline_of(baseline, base)
         return None
     except NoBaseline as error:
         return could_not_judge(chosen, baseline, "not made", NO_BASELINE, error.problems)
@@ -65,7 +68,7 @@ def needs(baseline: str | Path, policy: str, base: str | None = None) -> list[st
     """What the policy's margins ask of the baseline's tasks, before a run is made: a sentence for each task whose
     scores are shares, with the documents that it has and that it needs."""
     rules, said = _accuracy_rules(load_policy(policy).rule), {}
-    run = _baseline(baseline, base)[0]
+    run = baseline_of(baseline, base)[0]
     for key, scores in run.scores.items():
         shares = all(0 <= value <= 1 for value in scores.values())
         for limits in [rule.of(*key) for rule in rules] if shares else []:
@@ -89,7 +92,8 @@ def problems_of(error: EvalEngineError) -> list[str]:
     return error.problems if isinstance(error, ConfigError) else [str(error)]
 
 
-def _baseline(baseline: str | Path, base: str | None) -> tuple[Run, tuple[str, ...]]:
+def baseline_of(baseline: str | Path, base: str | None) -> tuple[Run, tuple[str, ...]]:
+    """The baseline, and what a reviewer must know of it. Raises ConfigError."""
     return (load_run(baseline), ()) if base is None else load_from_base(Path(baseline), base)
 
 
@@ -139,8 +143,8 @@ def _comparable(policy: Policy, a: Run, b: Run) -> list[str]:
     return notes + [f"{run.source}: {UNBOUND}" for run in (a, b) if run.unbound]
 
 
-def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str, ...]) -> Report:
-    checks = tuple(evaluate(policy.rule, a, b))
+def _judge(policy: Policy, a: Run, b: Run, notes: list[str], warnings: tuple[str, ...], steps: Steps | None) -> Report:
+    checks = tuple(evaluate(policy.rule, a, b, steps))
     if not any(check.status in DECIDED for check in checks):
         raise ConfigError(f"policy {policy.name}: {a.source} holds nothing that it tests, so nothing was gated")
     return Report(

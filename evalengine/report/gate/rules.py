@@ -16,18 +16,22 @@ from evalengine.report.compare.item_differences import differing_leaves
 from evalengine.report.gate.accuracy import accuracy
 from evalengine.report.gate.checks import DECIDED, SHOWN, Check, first
 from evalengine.report.gate.policies import AccuracyRule, AnyOf, DigestRule, Policy, Rule, TokensRule
+from evalengine.report.gate.steps import Steps
 from evalengine.report.numbers import same_number, same_value
 from evalengine.report.read.run import Item, Run
 
 
-def evaluate(rule: Rule, a: Run, b: Run) -> list[Check]:
-    """The checks of `rule`: it does not hold if one has the status "fail", and is undecided if one is "undecided"."""
+def evaluate(rule: Rule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
+    """The checks of `rule`: it does not hold if one has the status "fail", and is undecided if one is "undecided".
+
+    steps: what a run in steps asked, of which `a` is the part (`steps.steps_of`).
+    """
     if isinstance(rule, DigestRule):
         return [*_digest(a, b), *_rescored("digest", a, b)]
     if isinstance(rule, TokensRule):
         return [*_tokens(rule, a, b), *_rescored("tokens", a, b)]
     if isinstance(rule, AccuracyRule):
-        return accuracy(rule, a, b)
+        return accuracy(rule, a, b, steps)
     branches = [evaluate(part, a, b) for part in rule.rules]
     checks = [check for branch in branches for check in branch]
     return _any_of(branches) if isinstance(rule, AnyOf) else checks

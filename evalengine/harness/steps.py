@@ -1,0 +1,109 @@
+"""Asks a run's documents in steps, in a fixed random order, until enough is known.
+
+The plan holds all documents: their prompts are part of the run's identity, and an interrupted run takes up the same
+steps. What was asked when it was decided is what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import replace
+
+from evalengine.cache.engine import CachedEngine
+from evalengine.config.schema import Config, SequentialConfig, selection
+from evalengine.harness.answering import Answering
+from evalengine.harness.execute import execute
+from evalengine.harness.journal import JournalEntry
+from evalengine.harness.outcome import scorer
+from evalengine.harness.plan import Plan, TaskPlan
+from evalengine.harness.thinking import thoughts
+from evalengine.harness.verdicts import verdicts
+from evalengine.records.folder import RunFolder
+from evalengine.records.lm_eval import TaskResult
+from evalengine.records.schema import RecordKey
+from evalengine.util.asking_order import first_of_order, in_order
+
+Document = tuple[str, int]  # task, document
+Scores = dict[tuple[str, str, str], dict[int, float]]  # (task, metric, filter) -> document -> value
+Decided = Callable[[Scores], bool]
+Answered = tuple[Mapping[RecordKey, JournalEntry], set[RecordKey]]
+
+
+def answered(
+    plan: Plan,
+    config: Config,
+    llm: Answering,
+    cached: CachedEngine | None,
+    folder: RunFolder,
+    decided: Decided | None,
+) -> tuple[Plan, Answered]:
+    """What was asked of the plan, with its answers: all of it, or as many steps as it took to decide."""
+    asking = (llm, cached, folder, selection(config), config.progress)
+    if config.sequential.step is None or decided is None:
+        return plan, execute(plan, *asking)
+
+    def score(part: Plan, answers: Mapping[RecordKey, JournalEntry]) -> list[TaskResult]:
+        judged = verdicts(part, answers, config, selection(config))
+        return [scorer(part, answers, thoughts(part, answers, llm.tokenizer), judged)(own)
+                for own in part.tasks if own.instances]  # fmt: skip
+
+    return in_steps(
+        plan, config.sequential, decided, lambda part, ran: execute(plan, *asking, part=part, ran=ran), score
+    )
+
+
+def in_steps(
+    plan: Plan,
+    settings: SequentialConfig,
+    decided: Decided,
+    ask: Callable[[Plan, Set[RecordKey]], Answered],
+    score: Callable[[Plan, Mapping[RecordKey, JournalEntry]], list[TaskResult]],
+) -> tuple[Plan, Answered]:
+    """The part of the plan that was asked, its answers, and the keys of those that ran now.
+
+    ask: answers a part of the plan; its second argument holds what ran before. score: scores a part, each document
+    once. decided: whether the scores so far are enough.
+    """
+    scores: Scores = {}
+    done: set[Document] = set()
+    ran: set[RecordKey] = set()
+    part = plan
+    answers: Mapping[RecordKey, JournalEntry] = {}
+    for documents in _steps(plan, settings):
+        part = cut(plan, documents)
+        answers, now = ask(part, ran)
+        ran |= now
+        for result in score(cut(plan, documents - done), answers):
+            for sample in result.samples:
+                for metric, value in sample.metrics.items():
+                    if isinstance(value, int | float):
+                        scores.setdefault((result.name, metric, sample.filter), {})[sample.doc_id] = float(value)
+        done = documents
+        if decided(scores):
+            break
+    return part, (answers, ran)
+
+
+def cut(plan: Plan, documents: Set[Document]) -> Plan:
+    """The plan of some of its documents; its hash of the prompts stays that of all."""
+    tasks = [TaskPlan(own.task, [i for i in own.instances if i and (own.task.name, i[0].doc_id) in documents])
+             for own in plan.tasks]  # fmt: skip
+    return replace(plan, tasks=tasks, requests=[item for item in plan.requests if item.key[:2] in documents])
+
+
+def _steps(plan: Plan, settings: SequentialConfig) -> Iterator[set[Document]]:
+    """Growing sets of documents, the last of which has all: `step` more of each task at a time."""
+    assert settings.step is not None
+    orders = {}
+    for own in plan.tasks:
+        asked = [instances[0].doc_id for instances in own.instances if instances]
+        names = own.task.clusters
+        clusters = None if names is None else {doc: names[doc] for doc in asked}
+        orders[own.task.name] = in_order(settings.seed, own.task.name, asked, clusters)
+    count, total = 0, sum(len(cluster) for order in orders.values() for cluster in order)
+    while True:
+        count += settings.step
+        documents = {(task, doc) for task, order in orders.items() for doc in first_of_order(order, count)}
+        yield documents
+        if len(documents) == total:
+            return

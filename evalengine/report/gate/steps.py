@@ -1,0 +1,105 @@
+"""A gate over a run in steps: what was asked of the baseline's documents, and when that decides.
+
+Half of alpha is spent on looking after every document, half on the whole set (`stats.stepped_bound`). Before all
+documents are asked, only metrics of shares with a margin can be decided; the others wait for the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from evalengine.errors import ConfigError
+from evalengine.report.gate.policies import AccuracyRule, Limits, Policy
+from evalengine.report.read.run import Run
+from evalengine.report.stats.clusters import cluster_names
+from evalengine.report.stats.loss_bound import LossBound
+from evalengine.report.stats.stepped_bound import SteppedBound
+from evalengine.util.asking_order import first_of_order, in_order
+
+SEQUENTIAL = "sequential"  # the identity's part that says a run is one in steps
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a run in steps asked."""
+
+    part: Run  # the baseline, with the documents that were asked
+    whole: bool  # whether all of them were
+    asked: Mapping[str, Sequence[Sequence[int]]]  # task -> its documents by cluster, in the order in which they came
+    largest: Mapping[str, int]  # task -> documents of its largest cluster, asked or not
+    total: Mapping[str, int]  # task -> its documents, asked or not
+
+    def bound(self, task: str, losses: Mapping[int, float], fixed: LossBound, shares: bool) -> SteppedBound:
+        """The bound of a task's losses (by document) that holds at every look; `fixed` is the one for a single look."""
+        groups = self.asked[task] if shares else ()
+        return SteppedBound(
+            **{field.name: getattr(fixed, field.name) for field in fields(LossBound)},
+            sums=np.array([sum(losses[doc] for doc in group) for group in groups], dtype=np.float64),
+            sizes=np.array([len(group) for group in groups], dtype=np.float64),
+            largest=float(self.largest[task]),
+            whole=replace(fixed, alpha=fixed.alpha / 2) if self.whole else None,
+        )
+
+
+def steps_of(policy: Policy, a: Run, b: Run) -> Steps | None:
+    """What `b` asked of the baseline `a`, if it is a run in steps.
+
+    Raises ConfigError for a policy by which it cannot be judged, and where its documents are not the first ones of the
+    order that its identity names: chosen documents prove nothing.
+    """
+    settings = b.identity.get(SEQUENTIAL)
+    if settings is None:
+        return None
+    if not isinstance(policy.rule, AccuracyRule):
+        raise ConfigError(f"{b.source}: a run in steps is judged by accuracy alone; policy {policy.name} asks for more")
+    asked: dict[str, list[list[int]]] = {}
+    largest, total = {}, {}
+    documents: dict[str, set[int]] = {}
+    for task in sorted({key[0] for key in a.scores}):
+        docs = sorted({doc for key, values in a.scores.items() if key[0] == task for doc in values})
+        names = cluster_names(b, a, task, docs) if len(b.clusters.get(task, ())) == len(docs) else None
+        names = names or cluster_names(a, a, task, docs)
+        if names is None and b.clusters.get(task):
+            raise ConfigError(f"{a.source}: {task}: names no clusters, and the run asks cluster by cluster; write the "
+                              "baseline anew from a run of this version")  # fmt: skip
+        clusters = None if names is None else dict(zip(docs, names, strict=True))
+        order = in_order(settings["seed"], task, docs, clusters)
+        done = {doc for key, values in b.scores.items() if key[0] == task for doc in values}
+        if set(first_of_order(order, len(done))) != done:
+            raise ConfigError(f"{b.source}: {task}: its {len(done)} documents are not the first of the order of seed "
+                              f"{settings['seed']}; run it again")  # fmt: skip
+        asked[task] = [group for group in order if group[0] in done]
+        largest[task], total[task], documents[task] = max(map(len, order)), len(docs), done
+    _check(policy.rule, a)
+    whole = all(len(documents[task]) == total[task] for task in total)
+    return Steps(_cut(a, documents, settings), whole, asked, largest, total)
+
+
+def _check(rule: AccuracyRule, a: Run) -> None:
+    """Raises ConfigError for limits that have no always-valid form."""
+    if rule.averages:
+        raise ConfigError("accuracy: averages: are judged over whole sets; leave --step out")
+    for key in a.scores:
+        limits: Limits = rule.of(*key)
+        if not limits.skip and (limits.margin is None or limits.alpha is None or limits.max_regression is not None):
+            raise ConfigError(f"{key[0]} {key[1]}: a run in steps is decided by margin and alpha, without "
+                              "max_regression; set those, or leave --step out")  # fmt: skip
+
+
+def _cut(a: Run, documents: Mapping[str, set[int]], settings: Any) -> Run:
+    """The baseline with these documents of each task alone, as if it had asked no more."""
+
+    def kept(task: str, doc: int) -> bool:
+        return task not in documents or doc in documents[task]
+
+    scores = {key: {doc: value for doc, value in values.items() if kept(key[0], doc)}
+              for key, values in a.scores.items()}  # fmt: skip
+    return replace(
+        a, identity={**a.identity, SEQUENTIAL: settings}, scores=scores,
+        items={key: item for key, item in a.items.items() if kept(key[0], key[1])},
+        hashes={task: {doc: own for doc, own in docs.items() if kept(task, doc)} for task, docs in a.hashes.items()},
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""The order in which a run in steps asks its documents: fixed by a seed, and the same for whoever reads the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+
+def in_order(seed: int, task: str, documents: Sequence[int], clusters: Mapping[int, str] | None) -> list[list[int]]:
+    """The task's documents in a random order, cluster by cluster: related ones are asked together, as statistics count
+    them. clusters: document -> its cluster; None: documents are unrelated.
+
+    A cluster's place is the SHA-256 of seed, task and name, so that no library's generator decides it.
+    """
+    members: dict[str, list[int]] = {}
+    for doc in sorted(documents):
+        members.setdefault(str(doc) if clusters is None else clusters[doc], []).append(doc)
+    return [members[name] for name in sorted(members, key=lambda name: _place(f"{seed} {task} {name}"))]
+
+
+def first_of_order(order: Sequence[Sequence[int]], count: int) -> list[int]:
+    """The first `count` documents of `in_order`, and the rest of the last one's cluster."""
+    asked: list[int] = []
+    for cluster in order:
+        if len(asked) >= count:
+            break
+        asked += cluster
+    return asked
+
+
+def _place(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
