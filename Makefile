@@ -39,7 +39,7 @@ sanitize:
 # Every kernel and whole forward steps beside their comparisons, then whole runs, on this machine's GPU, into
 # results/reference. WORKLOADS=FOLDER adds that folder's workloads (*.jsonl.gz) to the runs.
 bench:
-	$(PYTHON) -m evalengine bench all
+	$(PYTHON) -m benchmarks all
 	$(PYTHON) -m evalengine bench throughput $(if $(WORKLOADS),--files $(WORKLOADS))
 
 # What invariance costs on a CPU: the default task in both modes, one table each.

@@ -1,7 +1,7 @@
 """Which tiles a matrix product is cut into. No choice here changes a bit of the result (kernels/matmul.py); it only
 changes the time, so it may depend on anything.
 
-A row of `matmul_table.json` (made by `python -m evalengine bench matmul --tune`) is for a GPU and a shape [N, K] and
+A row of `matmul_table.json` (made by `python -m benchmarks matmul --tune`) is for a GPU and a shape [N, K] and
 holds schedules by bucket of M. `choose` takes, in this order:
 
 * the row's schedule for the bucket, below MANY_ROWS rows;

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evalengine.bench.report import environment
+from evalengine.bench.environment import environment
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,1 +1,1 @@
-"""Benchmarks on the live GPU (`python -m evalengine bench ...`): each figure beside its comparison, from one run."""
+"""What a user measures on his own machine (`python -m evalengine bench ...`): whole runs of the engine."""

@@ -6,7 +6,7 @@ modes' engines at once they take turns, round by round, each first in every othe
 memory taken for the first time affect both alike; else one mode comes after the other. Short runs have more rounds than
 asked.
 
-The JSON has `environment` (`bench.report.environment`), `settings`, `ceilings` (`floor.Ceilings`), `arrangement` (by
+The JSON has `environment` (`bench.environment`), `settings`, `ceilings` (`floor.Ceilings`), `arrangement` (by
 preset: how the modes shared the GPU), `failures` (what could not be measured) and `rows`, one a timed run:
 
     engine, mode          evalengine; invariant or fast
@@ -45,8 +45,8 @@ import torch
 
 from evalengine.bench.busy import gpu_busy_share
 from evalengine.bench.floor import Ceilings, Work, floor_seconds, measure_ceilings, work_of
-from evalengine.bench.measure import free_memory, reason
 from evalengine.bench.timed_engine import Engine, Plan, Preset, Row, preset_settings
+from evalengine.bench.timing import free_memory
 from evalengine.bench.workloads import Workload
 from evalengine.errors import ConfigError, EvalEngineError
 
@@ -224,3 +224,9 @@ def check_plan(preset: Preset, plan: Plan) -> None:
             problems += [f"{preset.name}, {mode}: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
+
+
+def reason(error: Exception) -> str:
+    """The error in one line, for a cell of a table."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}"[:300]

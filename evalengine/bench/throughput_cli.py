@@ -1,4 +1,4 @@
-"""`python -m evalengine bench throughput`: its arguments. Torch is imported once they are good."""
+"""`python -m evalengine bench throughput`: its work. Torch is imported once they are good."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalengine.bench.names import THROUGHPUT_MODELS
 from evalengine.errors import ConfigError, readable
 from evalengine.util.command import Namespace
 
@@ -18,14 +17,15 @@ if TYPE_CHECKING:
     from evalengine.bench.throughput_compare import Others
     from evalengine.bench.timed_engine import Plan, Preset, Row
 
+THROUGHPUT_MODELS = "shape:qwen3-0.6b,shape:qwen3-8b"  # as --models takes them
 LEAST_MODEL_LEN = 4096  # tokens that the engine is set up for at least, if the model takes as many
 PATH_OPTIONS = ("--files", "--output", "--compare")
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `bench throughput` with its words; returns the exit code."""
+    """Measures whole runs as the words say; returns the exit code."""
     from evalengine.bench import throughput, throughput_report
-    from evalengine.bench.report import environment, slug
+    from evalengine.bench.environment import environment, slug
     from evalengine.bench.throughput_compare import read_others
 
     with readable(arguments.output):
@@ -35,7 +35,7 @@ def main(arguments: Namespace) -> int:
     for preset in plan.presets:
         throughput.check_plan(preset, plan)
     gc.freeze()  # The collector would otherwise walk all workloads' token lists during each run.
-    about = environment(["python", "-m", "evalengine", "bench", "throughput", *_without_folders(arguments.argv)])
+    about = environment(["python", "-m", "evalengine", "bench", *_without_folders(arguments.argv)])
     measured = throughput.Measured(about, _settings(arguments))
     # A run of anything but all models on one GPU each gets a file of its own, and never replaces that of a whole run.
     all_models = arguments.models == THROUGHPUT_MODELS.split(",") and arguments.tensor_parallel_sizes == [1]

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from evalengine.bench.report import slug
+from evalengine.bench.environment import slug
 from evalengine.bench.throughput import Measured
 from evalengine.bench.throughput_compare import Key, Others, case_of
 from evalengine.bench.timed_engine import MODES, Row

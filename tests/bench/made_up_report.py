@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evalengine.bench.report import Failure, Report, Timing
+from benchmarks.report import Failure, Report, Timing
 
 
 def a_report() -> Report:

@@ -1,4 +1,4 @@
-"""`evalengine bench`: its arguments, its errors, its exit code."""
+"""`python -m benchmarks`: its arguments, its errors, its exit code."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.__main__ import main
-from evalengine.bench import cli
-from evalengine.bench.names import BENCHES
-from evalengine.cli.commands.bench import BENCH
+from benchmarks import kernels_and_steps
+from benchmarks.__main__ import main
+from benchmarks.kernels_and_steps import BENCHES
+from benchmarks.words import KERNELS_AND_STEPS
 from tests.bench.made_up_report import a_report
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["atention"], "bench atention: there is no such benchmark"),
-        (["--models", "Qwen3-9B"], "bench --models Qwen3-9B: there are Qwen3-0.6B, Qwen3-8B"),
+        (["atention"], "benchmarks atention: there is no such benchmark"),
+        (["--models", "Qwen3-9B"], "benchmarks --models Qwen3-9B: there are Qwen3-0.6B, Qwen3-8B"),
         (["--fast"], "unrecognized arguments: --fast"),
         (["--output"], "expected one argument"),
     ],
 )
 def test_bad_arguments_exit_2_with_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *argv]) == 2
+    assert main(argv) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
 
@@ -34,14 +34,14 @@ def test_bad_arguments_exit_2_with_one_line(argv: list[str], message: str, capsy
 @pytest.mark.parametrize("option", ["--tune", "--shapes=64,64"])
 def test_matmul_has_a_command_of_its_own(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forwarded: list[list[str]] = []
-    monkeypatch.setattr("evalengine.bench.matmul.main", lambda arguments: forwarded.append(arguments.argv) or 7)
-    assert main(["bench", "matmul", option, "--workers", "2"]) == 7
+    monkeypatch.setattr("benchmarks.matmul.main", lambda arguments: forwarded.append(arguments.argv) or 7)
+    assert main(["matmul", option, "--workers", "2"]) == 7
     assert forwarded == [[option, "--workers", "2"]]
-    assert main(["bench", "rows", option]) == 2 and len(forwarded) == 1
+    assert main(["rows", option]) == 2 and len(forwarded) == 1
 
 
 def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--help"]) == 0
+    assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {name} " in out for name in BENCHES)
 
@@ -50,9 +50,9 @@ def test_without_a_gpu_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["bench", "rows", "--output", str(tmp_path / "out")]) == 2
+    assert main(["rows", "--output", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == (
-        "evalengine: bench measures a CUDA device, and this machine has none that can be used.\n"
+        "evalengine: the benchmarks measure a CUDA device, and this machine has none that can be used.\n"
     )
     assert not (tmp_path / "out").exists()
 
@@ -68,15 +68,15 @@ def test_without_a_gpu_the_command_says_so(
 )
 def test_names_of_benchmarks(argv: list[str], names: tuple[str, ...]) -> None:
     """No name, or `all` among them, means every benchmark; names are put into the order of BENCHES."""
-    assert tuple(BENCH.parse(argv).names) == names
+    assert tuple(KERNELS_AND_STEPS.parse(argv).names) == names
 
 
 def run_with(lines: list[Any], monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
-    """Runs `bench rows` with these lines in the place of measured ones; returns the exit code."""
+    """Runs `benchmarks rows` with these lines in the place of measured ones; returns the exit code."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("evalengine.bench.report._gpu_name", lambda: "Some GPU")
-    monkeypatch.setattr(cli, "_lines", lambda name, models, collected: iter(lines))
-    return main(["bench", "rows", "--output", str(folder)])
+    monkeypatch.setattr("evalengine.bench.environment._gpu_name", lambda: "Some GPU")
+    monkeypatch.setattr(kernels_and_steps, "_lines", lambda name, models, collected: iter(lines))
+    return main(["rows", "--output", str(folder)])
 
 
 def test_a_missed_target_is_no_failure_but_a_wrong_result_is(
@@ -87,6 +87,4 @@ def test_a_missed_target_is_no_failure_but_a_wrong_result_is(
     assert "0 of 1 targets reached." in capsys.readouterr().out
     assert run_with([missed, wrong], monkeypatch, tmp_path) == 1
     written = json.loads((tmp_path / "speed-rows-some-gpu.json").read_text())
-    assert len(written["lines"]) == 2 and written["environment"]["command"].startswith(
-        "python -m evalengine bench rows"
-    )
+    assert len(written["lines"]) == 2 and written["environment"]["command"].startswith("python -m benchmarks rows")

@@ -1,4 +1,4 @@
-"""`bench forward`: whole steps, their comparison with each other, and the breakdown into kernels."""
+"""`benchmarks forward`: whole steps, their comparison with each other, and the breakdown into kernels."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.bench import breakdown, forward, measure
-from evalengine.bench.models import published_spec
-from evalengine.bench.names import MODELS
-from evalengine.bench.report import Failure, Timing
+from benchmarks import breakdown, forward, measure
+from benchmarks.kernels_and_steps import MODELS
+from benchmarks.models import published_spec
+from benchmarks.report import Failure, Timing
 from evalengine.layers import create_ops
 
 CPU = torch.device("cpu")

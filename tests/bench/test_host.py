@@ -1,4 +1,4 @@
-"""`bench host`: every step is really scheduled and launched, no kernel computes, and a table holds the host's times."""
+"""`benchmarks host`: every step is really scheduled and launched, no kernel computes, and a table has the times."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.bench import host
+from benchmarks import host
+from benchmarks.words import OWN
 from evalengine.bench.workload_files import SUFFIX
-from evalengine.cli.commands.bench import OWN
 from evalengine.errors import ConfigError
 
 

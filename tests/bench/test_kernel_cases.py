@@ -1,4 +1,4 @@
-"""`bench rows` and `bench attention`: every kernel is measured, and no wrong result gets a time."""
+"""`benchmarks rows` and `benchmarks attention`: every kernel is measured, and no wrong result gets a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.bench import attention, measure, row_cases, rows
-from evalengine.bench.report import Failure, Timing
+from benchmarks import attention, measure, row_cases, rows
+from benchmarks.report import Failure, Timing
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Triton interprets the kernels on a CPU
 
@@ -91,7 +91,7 @@ def test_one_wrong_row_is_seen(build: Callable[[], row_cases.RowCase]) -> None:
 
 @pytest.fixture
 def small_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bench attention` with shapes that Triton's interpreter can compute."""
+    """`benchmarks attention` with shapes that Triton's interpreter can compute."""
     sizes = {"Q_HEADS": 2, "KV_HEADS": 1, "HEAD_DIM": 16, "DTYPE": torch.float16, "LARGE_COPY_BYTES": 1 << 20}
     for name, value in sizes.items():
         monkeypatch.setattr(attention, name, value)

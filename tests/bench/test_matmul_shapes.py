@@ -1,8 +1,8 @@
-"""The shapes that `bench matmul` measures and tunes."""
+"""The shapes that `benchmarks matmul` measures and tunes."""
 
 from __future__ import annotations
 
-from evalengine.bench.matmul_points import shapes
+from benchmarks.matmul_points import shapes
 
 
 def test_a_rank_has_its_own_rows_of_every_weight() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.bench import measure
-from evalengine.bench.report import Failure, Timing, markdown, summary, table, write
+from benchmarks import measure
+from benchmarks.report import Failure, Timing, markdown, summary, table, write
 from tests.bench.made_up_report import a_report
 
 ABOUT: dict[str, Any] = {
-    "command": "python -m evalengine bench",
+    "command": "python -m benchmarks",
     "date": "2026-01-01T00:00:00+00:00",
     "code": {"commit": "abc", "dirty": True},
     "gpu": "Some GPU (80 GB)",

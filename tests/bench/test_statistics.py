@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.__main__ import main
-from evalengine.bench import statistics, statistics_cli
-from evalengine.bench.figures import Figure
-from evalengine.bench.statistics import figures
-from evalengine.bench.statistics_cases import bonett_price_bound, gate_bound, passing
+from benchmarks import statistics, statistics_cli
+from benchmarks.__main__ import main
+from benchmarks.figures import Figure
+from benchmarks.statistics import figures
+from benchmarks.statistics_cases import bonett_price_bound, gate_bound, passing
 from evalengine.report.stats import permutation
 from evalengine.report.stats.loss_bound import loss_bound, stratum
 
@@ -96,7 +96,7 @@ def test_the_command_writes_both_files(
     good, bad = Figure("g", "w", "c", 0.04, 100, at_most=0.05), Figure("g", "v", "c", 0.4, 100, at_most=0.05)
     for drawn, code in (([good], 0), ([good, bad], 1)):
         monkeypatch.setattr(statistics_cli, "figures", lambda draws, seed, drawn=drawn: iter(drawn))
-        assert main(["bench", "statistics", "--draws", "100", "--output", str(tmp_path / "new")]) == code
+        assert main(["statistics", "--draws", "100", "--output", str(tmp_path / "new")]) == code
     text = (tmp_path / "new" / "statistics.md").read_text(encoding="utf-8")
     assert "| w | c | 0.0400 ± 0.0588 | ≤ 0.05: holds |" in text and "≤ 0.05: DOES NOT HOLD" in text
     lines = json.loads((tmp_path / "new" / "statistics.json").read_text(encoding="utf-8"))["figures"]
@@ -106,8 +106,8 @@ def test_the_command_writes_both_files(
 
 def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """Too few draws and unknown words exit with 2."""
-    assert main(["bench", "statistics", "--draws", "0"]) == 2 and "--draws 0" in capsys.readouterr().err
-    assert main(["bench", "statistics", "more"]) == 2
+    assert main(["statistics", "--draws", "0"]) == 2 and "--draws 0" in capsys.readouterr().err
+    assert main(["statistics", "more"]) == 2
 
 
 def test_the_table_groups_its_lines() -> None:

@@ -1,4 +1,4 @@
-"""`bench transformers`: both sides of every case are timed, and no wrong result gets a time."""
+"""`benchmarks transformers`: both sides of every case are timed, and no wrong result gets a time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.bench import transformers_model
-from evalengine.bench.report import Failure, Timing
-from evalengine.bench.transformers_model import Sizes, measure
+from benchmarks import transformers_model
+from benchmarks.report import Failure, Timing
+from benchmarks.transformers_model import Sizes, measure
 from evalengine.invariant import is_batch_invariant_mode
 from tests.invariant.cuda_operands import DEVICE
 

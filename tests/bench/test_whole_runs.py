@@ -1,4 +1,4 @@
-"""`bench harness` and `bench cache` time real processes, and say what failed in them."""
+"""`benchmarks harness` and `benchmarks cache` time real processes, and say what failed in them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evalengine.bench.whole_run import timed, without_places
-from evalengine.cli.commands.bench import OWN
+from benchmarks.whole_run import timed, without_places
+from benchmarks.words import OWN
 from evalengine.errors import EvalEngineError
 
 FEW = ["limit=2", "task.generation.max_gen_toks=4", "engine.device=cpu"]

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from evalengine.bench.null_engine import NullEngine
+from benchmarks.null_engine import NullEngine
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 
 ROWS, PREFIXES = 1000, 10

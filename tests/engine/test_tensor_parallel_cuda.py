@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from evalengine.bench.push_gather import TOKENS
+from benchmarks.push_gather import TOKENS
+from benchmarks.words import OWN
 from evalengine.certify.model import open_checkpoint
-from evalengine.cli.commands.bench import OWN
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.llm import LLM
 from evalengine.engine.request import GenerateRequest, Request, RequestOutput, SamplingParams

@@ -116,7 +116,7 @@ def test_clusters_of_a_set_are_shared_by_the_tasks_that_name_it_and_no_others() 
 
 
 def test_few_clusters_and_few_successes_are_said() -> None:
-    """Intervals of few effective clusters, or of few shares above 0, cover less than they say (`bench statistics`)."""
+    """Intervals of few effective clusters, or of few shares above 0, cover less than they say."""
     even, uneven = [str(i // 4) for i in range(100)], ["large"] * 60 + [str(i) for i in range(40)]
     scores = [float(i % 3 == 0) for i in range(100)]
     assert cautions(scores, None) == cautions(scores, even) == []

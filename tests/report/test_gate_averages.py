@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.bench.statistics_cases import flips
+from benchmarks.statistics_cases import flips
 from evalengine.errors import ConfigError
 from evalengine.report.gate.checks import Check
 from evalengine.report.gate.policy_reader import parse_policy

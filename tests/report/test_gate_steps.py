@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evalengine.bench.statistics_cases import flips
-from evalengine.bench.statistics_steps import stepped
+from benchmarks.statistics_cases import flips
+from benchmarks.statistics_steps import stepped
 from evalengine.config.schema import SequentialConfig
 from evalengine.errors import ConfigError
 from evalengine.report.gate import decider as decider_module

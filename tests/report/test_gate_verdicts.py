@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from benchmarks.statistics_cases import flips
 from evalengine.__main__ import main
-from evalengine.bench.statistics_cases import flips
 from evalengine.report.cli import gate as gate_cli
 from evalengine.report.gate.checks import Check
 from evalengine.report.gate.ci import junit, workflow_commands

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evalengine.bench.statistics_cases import bonett_price_bound, passing
+from benchmarks.statistics_cases import bonett_price_bound, passing
 from evalengine.report.stats.intervals import clustered_stderr
 from evalengine.report.stats.loss_bound import LossBound, Stratum, documents_for, loss_bound, stratum
 

@@ -26,7 +26,7 @@ def package_of(file: Path) -> str:
 
 def sources() -> Iterator[Path]:
     """Every source file once: linked folders are read where they stand."""
-    for top in ("evalengine", "kernels", "tasks"):
+    for top in ("evalengine", "kernels", "tasks", "benchmarks"):
         for file in sorted((ROOT / top).rglob("*.py")):
             if top != "evalengine" or file.relative_to(ROOT).parts[1] not in ("kernels", "tasks", "conf"):
                 yield file
@@ -35,7 +35,7 @@ def sources() -> Iterator[Path]:
 def module_of(file: Path) -> str:
     """The file's module, as `evalengine.report.read.run`; `kernels/` and `tasks/` are links inside the package."""
     parts = file.relative_to(ROOT).with_suffix("").parts
-    parts = parts if parts[0] == "evalengine" else ("evalengine", *parts)
+    parts = ("evalengine", *parts) if parts[0] in ("kernels", "tasks") else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -71,7 +71,8 @@ def test_every_arrow_is_allowed() -> None:
         allowed = ARROWS[package] | {package, "plain_text"}
         for name in imports(file):
             top, _, rest = name.partition(".")
-            if top == "evalengine" and rest and rest.split(".")[0] not in allowed:
+            outside = top in ("benchmarks", "tests") and top != package
+            if outside or (top == "evalengine" and rest and rest.split(".")[0] not in allowed):
                 wrong.append(f"{file.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
 
@@ -79,7 +80,7 @@ def test_every_arrow_is_allowed() -> None:
 def test_lines_are_printed_in_one_place() -> None:
     """`print` writes what a file holds as it is: `say` and `warn` escape it. Left are whole JSON and YAML, GitHub's
     commands, a shell's script, a worker's pipe, and the benchmark's own numbers."""
-    raw = {"plain_text", "bench", "assets", "programs"}
+    raw = {"plain_text", "bench", "programs"}
     calls = {
         f"{module_of(file).removeprefix('evalengine.')}: {ast.unparse(node.args[0])}"
         for file in sources()
@@ -167,7 +168,7 @@ def test_the_search_finds_circles() -> None:
     assert "evalengine.report.read.load" in whole["evalengine.report.cli.compare"]
     whole["evalengine.report.read.run"].add("evalengine.report.read.load")  # the data model must not import it
     assert any("evalengine.report.read.run" in circle for circle in circles(whole))
-    assert "evalengine.bench.cli" in whole["evalengine.cli.commands.bench"]  # by a text: its words' work
+    assert "benchmarks.kernels_and_steps" in whole["benchmarks.words"]  # by a text: its words' work
 
 
 def test_only_the_plugin_and_the_adaptor_import_lm_eval() -> None:
@@ -221,6 +222,7 @@ LIGHT = [
     "evalengine.cli.commands.run",
     "evalengine.cli.jobs",
     "evalengine.cli.commands.bench",
+    "benchmarks.words",
     "evalengine.cli.commands.completion",
     "evalengine.report.terminal.run_table",
     "evalengine.report.cli.report",
@@ -228,9 +230,9 @@ LIGHT = [
     "evalengine.records.lm_eval",
     "evalengine.certify.cli",
     "evalengine.explain.cli",
-    "evalengine.bench.cli",
+    "benchmarks.kernels_and_steps",
+    "benchmarks.cached",
     "evalengine.bench.throughput_cli",
-    "evalengine.bench.cached",
     "evalengine.cache.cli",
     "evalengine.receipts.prove_cli",
     "evalengine.receipts.check_cli",

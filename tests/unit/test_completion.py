@@ -19,8 +19,7 @@ from evalengine.config.shipped import available
         ("evalengine com", ["compare"]),
         ("evalengine compare --le", ["--level"]),
         ("evalengine run --mu", ["--multirun"]),
-        ("evalengine bench thr", ["throughput"]),
-        ("evalengine bench statistics --dr", ["--draws"]),
+        ("evalengine bench --round", ["--rounds"]),
         ("evalengine tasks gsm", ["gsm8k", "gsm8k_cot"]),
         ("evalengine task = gsm", ["gsm8k", "gsm8k_cot"]),  # bash ends a word at '='
         ("evalengine task=gsm", ["task=gsm8k", "task=gsm8k_cot"]),  # unless COMP_WORDBREAKS was changed

@@ -14,9 +14,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from evalengine.assets import train_tinymath
-from evalengine.assets.train_tinymath import ASSETS, ROW, Candidates, _answer, documents, learning_rate, pack
-from evalengine.assets.word_problems import EXEMPLAR_ROWS, EXEMPLAR_SEED, held_out_split, training_stream
+from tests.tinymath import train
+from tests.tinymath.train import ASSETS, ROW, Candidates, _answer, documents, learning_rate, pack
+from tests.tinymath.word_problems import EXEMPLAR_ROWS, EXEMPLAR_SEED, held_out_split, training_stream
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -43,8 +43,8 @@ def test_files_are_what_the_script_writes(tmp_path: Path, monkeypatch: pytest.Mo
     class Stub:
         def save(self, path: str) -> None: ...
 
-    monkeypatch.setattr(train_tinymath, "build_tokenizer", Stub)
-    train_tinymath.write_files(tmp_path)
+    monkeypatch.setattr(train, "build_tokenizer", Stub)
+    train.write_files(tmp_path)
     written = sorted(path.name for path in tmp_path.iterdir())
     assert written == ["config.json", "generation_config.json", "test.jsonl", "tokenizer_config.json", "train.jsonl"]
     for name in written:
@@ -125,7 +125,7 @@ def test_packing_keeps_documents_whole() -> None:
 
 
 def test_training_rows_waste_little() -> None:
-    packed = train_tinymath._shard((5, 64))
+    packed = train._shard((5, 64))
     assert 0.02 < (packed < 0).mean() < 0.15
     assert packed.max() < 1024
 

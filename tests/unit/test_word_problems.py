@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from evalengine.assets import word_problems
-from evalengine.assets.story_templates import CHANGES, ENDINGS, STARTS, TEMPLATES
-from evalengine.assets.word_problems import (
+from tests.tinymath import word_problems
+from tests.tinymath.story_templates import CHANGES, ENDINGS, STARTS, TEMPLATES
+from tests.tinymath.word_problems import (
     TEST_ROWS,
     Difficulty,
     Problem,

@@ -1,72 +1,23 @@
-"""The arguments and options of `bench`, and of the benchmarks that are commands of their own."""
+"""The arguments and options of `bench`: what a user measures on his own machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from evalengine.bench.names import BENCHES, MODELS, THROUGHPUT_MODELS
+from evalengine.bench.throughput_cli import THROUGHPUT_MODELS
 from evalengine.cli.commands.words import BadUsage, Command, count, counts, names
-from evalengine.errors import ConfigError
 from evalengine.util.command import Namespace
 
-MATMUL_OPTIONS = {"--tune", "--shapes"}  # with one of these `bench matmul` is a command of its own
-DRAWS, SEED = 1000, 0
 Output = Annotated[Path, Option(metavar="FOLDER", help="where the figures go, as JSON and Markdown")]
-Rounds = Annotated[int, Option(metavar="N", parser=count, help="how often each is run")]
 Files = Annotated[Path | None, Option(metavar="FOLDER", help="every FOLDER/<name>.jsonl.gz is a workload of token ids")]
 Requests = Annotated[int | None, Option(metavar="N", parser=count, help="the first N requests of each workload")]
-REFERENCE = Path("results/reference")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs `bench` with the words after it; returns the exit code."""
-    if list(argv[:1]) == ["matmul"] and MATMUL_OPTIONS & {word.partition("=")[0] for word in argv}:
-        return MATMUL(argv[1:])
-    if argv and argv[0] in OWN:
-        return OWN[argv[0]](argv[1:])
-    return BENCH(argv)
-
-
-def _bench(
-    words: Annotated[list[str] | None, Argument(metavar="[NAME ...]", show_default=False, help=f"{', '.join(BENCHES)} "
-                     "or all (default: all)")] = None,
-    output: Output = REFERENCE,
-    models: Annotated[str, Option(metavar="NAME,...", help="of forward and transformers: which models' "
-                     "shapes")] = ",".join(MODELS),
-) -> Namespace:  # fmt: skip
-    """Measures the kernels and whole forward steps on this machine's GPU, each beside its comparison in the same run.
-    Writes the lines to a folder as JSON and as a Markdown table."""
-    chosen = words or ["all"]
-    if unknown := [name for name in chosen if name not in (*BENCHES, "all")]:
-        there = ", ".join([*BENCHES, *OWN])
-        raise ConfigError(f"bench {unknown[0]}: there is no such benchmark; there are {there} and all")
-    if unknown := [name for name in models.split(",") if name not in MODELS]:
-        raise ConfigError(f"bench --models {unknown[0]}: there are {', '.join(MODELS)}")
-    measured = BENCHES if "all" in chosen else tuple(name for name in BENCHES if name in chosen)
-    return Namespace(names=measured, models=models.split(","), output=output)
-
-
-def _matmul(
-    tune: Annotated[bool, Option("--tune", help="make the table of schedules")] = False,
-    shapes: Annotated[str | None, Option(metavar="SHAPE;...", help="only these, as N,K or a part of a layer's name; "
-                      "several with ';'")] = None,
-    ranks: Annotated[int, Option(metavar="N", parser=count, help="the shapes that one of N tensor-parallel ranks "
-                     "has")] = 1,
-    out: Annotated[Path | None, Option(metavar="FILE", help="the table, which is extended (default: the "
-                   "package's)")] = None,
-    report: Annotated[Path | None, Option(metavar="FILE", help="write every point's times here as JSON")] = None,
-    budget_s: Annotated[float, Option(metavar="S", help="start no shape after so many seconds of tuning")] = 600,
-    workers: Annotated[int, Option(metavar="N", help="processes that compile beforehand")] = 8,
-) -> Namespace:  # fmt: skip
-    """Times linear layers' shapes beside cuBLAS and a fixed tile, or makes the table of matmul schedules."""
-    return Namespace(**locals())
-
-
-def _throughput(
+def _words(
+    what: Annotated[str, Argument(metavar="throughput", show_default=False, help="what to measure")],
     models: Annotated[Any, Option(metavar="NAME,...", parser=names, help="model.path of each; a shape has dummy "
                       "weights")] = THROUGHPUT_MODELS,
     workloads: Annotated[Any, Option(metavar="NAME,...", parser=names, help="random, batch1, long, "
@@ -79,7 +30,7 @@ def _throughput(
                      "both)")] = None,
     compare: Annotated[Path | None, Option(metavar="FILE", help="beside an earlier JSON, or another engine's with the "
                        "same keys")] = None,
-    output: Output = REFERENCE,
+    output: Output = Path("results/reference"),
     tensor_parallel_sizes: Annotated[Any, Option(metavar="N,...", parser=counts, help="every model once "
                                      'for each number of ranks (default: 1); "-tp2" is added to its name')] = None,
     max_num_seqs: Annotated[int, Option(metavar="N", parser=count, help="of the engines")] = 256,
@@ -95,6 +46,9 @@ def _throughput(
     empty prefix cache after a warm-up, and prints seconds, tokens or requests a second, the share of the floor's speed
     (the least time that two ceilings measured in the same run allow) and, with --compare, another engine's time."""
     arguments = Namespace(**locals())
+    if what != "throughput":
+        cure = "there is throughput; kernels, steps and statistics are measured from a checkout: python -m benchmarks"
+        raise BadUsage(f"{what}: there is no such benchmark; {cure}")
     arguments.modes = modes or ["invariant", "fast"]
     arguments.tensor_parallel_sizes = tensor_parallel_sizes or [1]
     if unknown := [mode for mode in arguments.modes if mode not in ("invariant", "fast")]:
@@ -102,106 +56,8 @@ def _throughput(
     return arguments
 
 
-def _host(
-    workloads: Annotated[Any, Option(metavar="NAME,...", parser=names, help="random, gsm8k_cot, or a "
-                         "file's name (default: these two and all files)")] = None,
-    files: Files = None, requests: Requests = None, rounds: Rounds = 3, output: Output = REFERENCE,
-) -> Namespace:  # fmt: skip
-    """Runs workloads of `bench throughput` through the engine over a model that computes nothing: what is left is
-    scheduling, page tables, uploads and results, which a GPU hides as long as it takes longer itself. Needs no GPU; the
-    quickest round counts."""
-    return Namespace(**locals())
-
-
-Settings = Annotated[list[str] | None, Argument(metavar="[setting=value ...]", show_default=False, help="those of a "
-                     "run: task=mmlu task.num_fewshot=5 model=smollm2-135m data_dir=FOLDER")]  # fmt: skip
-
-
-def _cache(settings: Settings = None, rounds: Rounds = 3, output: Output = REFERENCE) -> Namespace:
-    """Fills a cache with an answer to every request of a run, and times the run that reads them: a process from its
-    start to its end, page and all. The answers are made up (nothing is computed, so the scores mean nothing): what is
-    timed is reading, planning and writing. Needs no GPU; the median counts."""
-    return Namespace(settings=settings or [], rounds=rounds, output=output)
-
-
-def _harness(settings: Settings = None, rounds: Rounds = 3, output: Output = REFERENCE) -> Namespace:
-    """Times a whole run, from the command to its end, beside a process that has its engine alone answer the same
-    requests: how much prompts, records, digest and page add."""
-    return Namespace(settings=settings or [], rounds=rounds, output=output)
-
-
-def _statistics(
-    draws: Annotated[int, Option(metavar="N", help="of each simulated figure; figures without draws are counted over "
-                     "all outcomes")] = DRAWS,
-    seed: Annotated[int, Option(metavar="N", help="of all draws")] = SEED,
-    output: Output = REFERENCE,
-) -> Namespace:  # fmt: skip
-    """Draws runs whose truth is known, and counts how often the statistics of gate and compare are wrong: false alarms,
-    losses as large as the margin that pass, intervals that miss, losses that are seen. No GPU and no model; minutes."""
-    if draws < 1 or seed < 0:
-        raise ConfigError(f"bench statistics: --draws {draws} --seed {seed}: 1 and 0 are the least")
-    return Namespace(**locals())
-
-
-def _push_gather(
-    model: Annotated[str, Option(metavar="NAME", help=f"whose layers: {', '.join(MODELS)}")] = MODELS[-1],
-    ranks: Annotated[int, Option(metavar="N", parser=count, help="GPUs, a process each")] = 2,
-    output: Output = REFERENCE,
-) -> Namespace:  # fmt: skip
-    """Times what the ranks of a tensor-parallel layer exchange: the batch-invariant mode's gathers by pushes into the
-    other GPUs' memory and by NCCL, and the sums of the ordinary mode, for 1 to 8,192 tokens; also with the norms and
-    the activation beside them, with which the mode gathers in one where the tokens are few."""
-    if model not in MODELS:
-        raise ConfigError(f"bench push_gather --model {model}: there are {', '.join(MODELS)}")
-    if ranks < 2:
-        raise ConfigError(f"bench push_gather --ranks {ranks}: one rank exchanges nothing; 2 are the least")
-    return Namespace(**locals())
-
-
-BENCH = Command("bench", _bench, "evalengine.bench.cli:main", f"""\
-  matmul      linear layers' shapes, beside cuBLAS and beside one fixed tile
-  attention   decode beside copy bandwidth; prefill beside SDPA and flash-attn
-  rows        norms, means, softmaxes, SiLU, RoPE, KV writes and sampling beside a copy of the same bytes
-  forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native beside fast
-  transformers  the same models' bodies in transformers, in the batch-invariant mode, beside themselves out of it
-
-Commands of their own, which `all` does not include (each has its --help):
-  throughput  whole runs of the engine, both modes, beside the least time possible
-  host        the host's share of such runs, on a CPU
-  cache       a run of which every answer is in the cache
-  harness     a whole run beside its engine alone
-  statistics  how often the statistics of gate and compare are wrong
-  push_gather what the ranks of a tensor-parallel layer exchange, over several GPUs
-  matmul --tune|--shapes   makes the table of matmul schedules, or times some
-
-Exit codes: 0 measured (a target that is missed is said in the table), 1 a result was wrong or a line could not be
-measured, 2 bad usage or no GPU.""")  # fmt: skip
-MATMUL = Command("bench matmul", _matmul, "evalengine.bench.matmul:main", """\
-Exit codes: 0 done, 1 a schedule gave other bytes or a shape could not be tuned, 2 bad usage or no GPU.""")  # fmt: skip
-OWN = {
-    "throughput": Command("bench throughput", _throughput, "evalengine.bench.throughput_cli:main", """\
+main = Command("bench", _words, "evalengine.bench.throughput_cli:main", """\
 Writes throughput-<gpu>.json and .md to the folder (throughput-<models>-<gpu> with --models) after every run; the JSON's
 keys are in evalengine/bench/throughput.py.
 
-Exit codes: 0 measured, 1 a run failed, or the invariant mode gave other bytes in another round, 2 bad usage."""),
-    "host": Command("bench host", _host, "evalengine.bench.host:main", """\
-Prints a table and writes host-<cpu>.json and .md to the folder.
-
-Exit codes: 0 measured, 2 bad usage."""),
-    "cache": Command("bench cache", _cache, "evalengine.bench.cached:main", """\
-Writes cache-<cpu>.json and .md to the folder.
-
-Exit codes: 0 measured, 1 a run failed, 2 bad usage."""),
-    "harness": Command("bench harness", _harness, "evalengine.bench.harness:main", """\
-Writes harness-<gpu>.json and .md to the folder (harness-<cpu> without a GPU).
-
-Exit codes: 0 measured, 1 a run failed, 2 bad usage."""),
-    "push_gather": Command("bench push_gather", _push_gather, "evalengine.bench.push_gather:main", """\
-Writes push-gather-<ranks>-<gpu>.json and .md to the folder.
-
-Exit codes: 0 measured, 1 a rank failed or pushes gave other bytes, 2 bad usage or too few GPUs."""),
-    "statistics": Command("bench statistics", _statistics, "evalengine.bench.statistics_cli:main", """\
-Writes statistics.md and .json to the folder.
-
-Exit codes: 0 every claim holds (but for three standard errors of chance), 1 one does not, 2 bad usage."""),
-}  # fmt: skip
+Exit codes: 0 measured, 1 a run failed, or a round of the invariant mode gave other bytes, 2 bad usage.""")  # fmt: skip

@@ -12,7 +12,6 @@ from typer.completion import get_completion_script, install
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from evalengine.bench.names import BENCHES
 from evalengine.cli.commands import MODULES
 from evalengine.cli.commands.run import SETTING_NAME
 from evalengine.cli.commands.words import SETTING, Command
@@ -36,8 +35,6 @@ class _Commands(TyperGroup):
         if cmd_name not in MODULES:
             return None
         module = import_module(MODULES[cmd_name])
-        if cmd_name == "bench":
-            return _group({**dict.fromkeys(BENCHES, module.BENCH), **module.OWN})
         return module.main.typer_command if isinstance(module.main, Command) else None
 
 
@@ -90,18 +87,6 @@ def _name_the_run() -> None:
         words.insert(1, "run")
         os.environ["COMP_CWORD"] = str(len(words) - 1)
     os.environ[variable] = " ".join(words)
-
-
-def _group(commands: dict[str, Command]) -> Any:
-    group: Any = get_command(_with_callback())
-    group.commands = {name: command.typer_command for name, command in commands.items()}
-    return group
-
-
-def _with_callback() -> Typer:
-    app = Typer(add_completion=False, rich_markup_mode=None)
-    app.callback(invoke_without_command=True)(_no_words)
-    return app
 
 
 def _no_words(ctx: Context) -> None:

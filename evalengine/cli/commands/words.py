@@ -73,13 +73,16 @@ class BadUsage(Exception):
 class Command:
     """A sub-command: its arguments and options, and the function that does its work.
 
-    name: its words ("compare", "bench host"). words: a function whose annotated parameters are the arguments and
+    name: its word ("compare"). words: a function whose annotated parameters are the arguments and
     options and whose docstring is the help's first part; it returns them as a namespace, or raises `BadUsage`. work:
     "module:function", imported after the words were parsed; it takes the namespace and returns the exit code.
+    program: what stands before the name on the command line.
     """
 
-    def __init__(self, name: str, words: Callable[..., Namespace], work: str, epilog: str) -> None:
-        self.name, self.words, self.work, self.epilog = name, words, work, epilog
+    def __init__(
+        self, name: str, words: Callable[..., Namespace], work: str, epilog: str, program: str = PROGRAM
+    ) -> None:
+        self.name, self.words, self.work, self.epilog, self.program = name, words, work, epilog, program
 
     def __call__(self, argv: Sequence[str]) -> int:
         """Runs the command with the words after its name; returns the exit code. Raises ConfigError for wrong words."""
@@ -94,7 +97,7 @@ class Command:
         """The namespace that the declared function returns, with `argv` added; None for --help."""
         try:
             # Not by typer's `main`, which returns 130 for a Ctrl-C as it returns 0 for --help.
-            with self.typer_command.make_context(f"{PROGRAM} {self.name}", list(argv)) as context:
+            with self.typer_command.make_context(f"{self.program} {self.name}", list(argv)) as context:
                 arguments = self.typer_command.invoke(context)
         except Exit:
             return None

@@ -1,7 +1,7 @@
 """Which documents of a task are related, as two runs say: questions about one passage, variants of one item.
 
 Statistics count clusters, not documents: without them the tests' false alarms grow with a cluster's size
-(`python -m evalengine bench statistics` has the figures).
+(`python -m benchmarks statistics` has the figures).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def across_tasks(task: str, names: Sequence[str]) -> list[str]:
 
 def cautions(scores: Sequence[float], clusters: Sequence[str] | None) -> list[str]:
     """Why the interval of the mean of a task's scores may cover less than it says: too few clusters, or too few shares
-    above 0 or below 1 (`bench statistics` has the figures). Empty where nothing speaks against it."""
+    above 0 or below 1 (`benchmarks statistics` has the figures). Empty where nothing speaks against it."""
     from evalengine.report.stats.intervals import cluster_degrees, cluster_sums  # SciPy takes most of a second
     from evalengine.report.stats.paired import cluster_codes
 

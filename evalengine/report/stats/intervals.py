@@ -54,7 +54,7 @@ def cluster_degrees(sizes: Floats) -> float:
     within their cluster (Imbens & Kolesar 2016, "Robust Standard Errors in Small Samples", Review of Economics and
     Statistics 98(4), take such a correlation in place of none). So a few large clusters count as the few that they
     are: of 100 clusters with 10 that are 20 times as large as the others 6 degrees are left; with G - 1 the 95 %
-    interval covers .86 there (`bench statistics`). NaN for one cluster.
+    interval covers .86 there (`benchmarks statistics`). NaN for one cluster.
 
     With shares s = n / sum n, d = 1 - s and q = sum s^2: B_gh = s_g s_h (q - s_g - s_h) / sqrt(d_g d_h) for g != h, and
     B_gg = s_g^2 (1 + q - 2 s_g) / d_g. The sums over pairs are products of moments.

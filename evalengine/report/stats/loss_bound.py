@@ -184,8 +184,8 @@ def loss_bound(strata: Sequence[Stratum], scale: float, alpha: float, most: floa
     - as t^2 in the variance, one more flip than was seen (Agresti & Coull's and Bonett & Price's way), so that no flip
       among n is no certainty: the bound is then 3.2 t at 95 %, where the rule of three has 3.0 t.
     Without these terms a bound of few flips is wrong far too often: Bonett and Price's one-sided bound in up to 9 % of
-    comparisons instead of 5 % (200 documents, 2 points), a plain t in 11 % of those of 100 clusters. `bench
-    statistics` computes these errors.
+    comparisons instead of 5 % (200 documents, 2 points), a plain t in 11 % of those of 100 clusters.
+    `benchmarks statistics` computes these errors.
     """
     groups = sum(len(layer.parts) for layer in strata)
     parts = np.concatenate([layer.parts for layer in strata])

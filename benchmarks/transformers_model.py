@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.bench.measure import WrongResult, free_memory, guarded
-from evalengine.bench.report import Line, Timing
+from benchmarks.measure import WrongResult, guarded
+from benchmarks.report import Line, Timing
+from evalengine.bench.timing import free_memory
 from evalengine.certify.model import SHAPES
 from evalengine.invariant import set_batch_invariant_mode
 

@@ -1,4 +1,4 @@
-"""Figures of `bench statistics` on gates in steps: their errors over all looks, and how much of a set they ask."""
+"""Figures of `benchmarks statistics` on gates in steps: their errors over all looks, and how much of a set they ask."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from evalengine.bench.figures import Figure, shares
-from evalengine.bench.statistics_cases import ALPHA, flips, related_flips, unequal_groups
+from benchmarks.figures import Figure, shares
+from benchmarks.statistics_cases import ALPHA, flips, related_flips, unequal_groups
 from evalengine.report.stats.intervals import Floats, cluster_sums
 from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
 from evalengine.report.stats.stepped_bound import SteppedBound

@@ -1,4 +1,4 @@
-"""`python -m evalengine bench cache`: how long a run takes if every answer is in the cache."""
+"""`python -m benchmarks cache`: how long a run takes if every answer is in the cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from evalengine.bench.whole_run import planned, timed, without_places
+from benchmarks.whole_run import planned, timed, without_places
 from evalengine.errors import EvalEngineError
 from evalengine.records.evidence import AGAIN
 from evalengine.records.manifest import MANIFEST
@@ -21,8 +21,8 @@ COLUMNS = ("requests", "to the digest, s", "whole command, s", "CPU, s", "load o
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `bench cache` with its words; returns the exit code."""
-    from evalengine.bench.report import environment
+    """Runs `benchmarks cache` with its words; returns the exit code."""
+    from evalengine.bench.environment import environment
 
     with tempfile.TemporaryDirectory(prefix="evalengine-bench-") as scratch:
         cache, output = Path(scratch) / "cache", Path(scratch) / "out"
@@ -32,7 +32,7 @@ def main(arguments: Namespace) -> int:
         for number in range(arguments.rounds):
             rounds.append(_timed([*settings, f"output_dir={output / str(number)}"], output / str(number), requests))
             print(f"bench: {rounds[-1]}", file=sys.stderr, flush=True)
-    command = ["python", "-m", "evalengine", "bench", "cache", *without_places(arguments.settings)]
+    command = ["python", "-m", "benchmarks", "cache", *without_places(arguments.settings)]
     about = environment(command)
     _write(requests, rounds, about, arguments.output)
     print("\n".join(_table(requests, rounds)))
@@ -67,12 +67,12 @@ def _fill(settings: Sequence[str]) -> int:
 
 def _timed(settings: Sequence[str], output: Path, requests: int) -> dict[str, Any]:
     """One run in a process of its own. Raises EvalEngineError if it fails, or computes anything."""
-    run = timed("bench cache", ["-m", "evalengine", *settings])
+    run = timed("benchmarks cache", ["-m", "evalengine", *settings])
     (folder,) = output.glob("*-*")
     cache = load_manifest(folder / MANIFEST, AGAIN).cache
     hits = 0 if cache is None else cache.hits
     if hits != requests:
-        raise EvalEngineError(f"bench cache: {hits} hits of {requests} requests: not all were in the cache")
+        raise EvalEngineError(f"benchmarks cache: {hits} hits of {requests} requests: not all were in the cache")
     return {
         "to_digest_s": round((folder / "digest.txt").stat().st_mtime - run.started, 2),
         "whole_s": round(run.seconds, 2),
@@ -89,7 +89,8 @@ def _table(requests: int, rounds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _write(requests: int, rounds: Sequence[Mapping[str, Any]], about: Mapping[str, Any], folder: Path) -> None:
-    from evalengine.bench.report import slug, write_page
+    from benchmarks.report import write_page
+    from evalengine.bench.environment import slug
 
     content = {"environment": {**about, "gpu": None}, "requests": requests, "rounds": list(rounds)}
     title = f"A run out of the cache, on {about['cpu']}, {os.cpu_count()} cores"

@@ -1,8 +1,7 @@
-"""Tools of every benchmark besides the clock: copies to compare with, poisoned outputs, and checks of results."""
+"""Tools of the kernels' benchmarks besides the clock: poisoned outputs, and checks of results."""
 
 from __future__ import annotations
 
-import gc
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.bench.report import Failure, Line
+from benchmarks.report import Failure, Line
+from evalengine.bench.throughput import reason
 from evalengine.bench.timing import as_graph, compare_gpu_seconds
 from evalengine.errors import EvalEngineError
 
 Timer = Callable[[Mapping[str, Callable[[], Any]]], dict[str, float]]  # functions by name -> their median seconds
 
-LARGE_COPY_BYTES = 4 << 30  # read plus written, far above any cache
 # Largest error of an element over (its magnitude + the tensor's root mean square): a few roundings of the dtype.
 TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 2**-16}
 
@@ -35,12 +34,6 @@ def guarded(what: str, case: str, compare: Callable[[], Sequence[Line]]) -> Sequ
     except Exception as error:
         traceback.print_exc()
         return [Failure(what, case, reason(error), wrong=False)]
-
-
-def reason(error: Exception) -> str:
-    """The error in one line, for a cell of a table."""
-    first = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {first}"[:300]
 
 
 def compare_graphs(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
@@ -65,24 +58,6 @@ def capture(function: Callable[[], Any]) -> Callable[[], None] | str:
     except Exception as error:
         torch.cuda.set_stream(stream)  # a capture that breaks leaves its own stream behind
         return reason(error)
-
-
-def copies_of(num_bytes: int, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """Copies on the device, by torch, that read half of `num_bytes` and write half: the driver's, and a kernel's.
-
-    The driver's alone is no yardstick: in a CUDA graph, an H200's reached 2.7 TB/s for some sizes and 4.2 for others.
-    """
-    source = torch.randint(0, 256, (max(4, num_bytes // 8 * 4),), dtype=torch.uint8, device=device).view(torch.int32)
-    target = torch.empty_like(source)
-    return {
-        "copy by the driver": lambda: target.copy_(source),
-        "copy by a kernel": lambda: torch.bitwise_not(source, out=target),
-    }
-
-
-def quickest_copy(seconds: Mapping[str, float]) -> float:
-    """The least time of the `copies_of`; `seconds` may hold other functions' times, too."""
-    return min(value for name, value in seconds.items() if name.startswith("copy by"))
 
 
 def run_poisoned(run: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
@@ -124,10 +99,3 @@ def nbytes(*tensors: Tensor) -> int:
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
-
-
-def free_memory() -> None:
-    """Gives cached blocks back before a large case."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
-import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from evalengine.bench.environment import slug
 from evalengine.records.folder import write_text_file
-from evalengine.records.manifest import code_version, cpu_name, library_versions
 
 COLUMNS = ("what", "case", "ours", "beside", "theirs", "ratio", "target", "verdict")
-LIBRARIES = ("torch", "triton", "flash-attn")
 
 
 @dataclass(frozen=True)
@@ -91,24 +86,6 @@ class Report:
         return [line for line in self.lines if isinstance(line, Timing) and line.passed is False]
 
 
-def environment(command: Sequence[str]) -> dict[str, Any]:
-    """The machine and the software of the measurement, without the names of a user, a host or a path."""
-    import torch
-
-    installed = library_versions()
-    return {
-        "command": " ".join(command),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "code": asdict(code_version()),
-        "gpu": _gpu_name(),
-        "driver": _driver_version(),
-        "cuda": torch.version.cuda,
-        "libraries": {name: installed.get(name) or _imported_version(name) for name in LIBRARIES},
-        "python": platform.python_version(),
-        "cpu": cpu_name(),
-    }
-
-
 def write(report: Report, about: Mapping[str, Any], folder: Path, stem: str) -> tuple[Path, Path]:
     """Writes `<stem>-<gpu>.json` and `.md` into `folder`, which is made; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,11 +138,6 @@ def summary(report: Report) -> str:
     return f"{reached} of {len(judged)} targets reached{failed}."
 
 
-def slug(text: str) -> str:
-    """Lower case letters, digits and hyphens: part of a file's name."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
 def _row(line: Line) -> list[str]:
     if isinstance(line, Failure):
         verdict = f"{'WRONG RESULT' if line.wrong else 'not measured'}: {line.reason}"
@@ -182,28 +154,3 @@ def _quantity(line: Timing, seconds: float) -> str:
         return time
     rate = line.work / seconds / 1e12
     return f"{time}, {rate:.2f} {line.unit}" if rate < 100 else f"{time}, {rate:.0f} {line.unit}"
-
-
-def _gpu_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-
-
-def _driver_version() -> str | None:
-    try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return process.stdout.split("\n")[0].strip() or None
-
-
-def _imported_version(name: str) -> str | None:
-    """The version that a module states itself: a package that lies on the path without metadata has only that."""
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(name.replace("-", "_")), "__version__", None)
-    except ImportError:
-        return None

@@ -1,4 +1,4 @@
-"""`python -m evalengine bench harness`: how long a whole run takes, beside its engine's own time.
+"""`python -m benchmarks harness`: how long a whole run takes, beside its engine's own time.
 
 Two processes are timed by turns. One is the run: `python -m evalengine SETTINGS`, from its start to its end: settings,
 rows, prompts, the engine, records, results, digest, page. The other is the engine alone: a process that imports the
@@ -16,30 +16,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from evalengine.bench.whole_run import planned, timed, without_places
+from benchmarks.whole_run import planned, timed, without_places
 from evalengine.records.evidence import PAGE
 from evalengine.util.command import Namespace
 
 COLUMNS = ("requests", "whole run, s", "engine alone, s", "ratio", "its start, s", "its steps, s", "page, MB")
-ENGINE_ALONE = "evalengine.bench.engine_alone"
+ENGINE_ALONE = "benchmarks.engine_alone"
 WARM_UP = 1_000  # requests that are answered untimed, first of all
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `bench harness` with its words; returns the exit code."""
-    from evalengine.bench.report import environment
+    """Runs `benchmarks harness` with its words; returns the exit code."""
+    from evalengine.bench.environment import environment
 
     with tempfile.TemporaryDirectory(prefix="evalengine-bench-") as scratch:
         settings = [*arguments.settings, "progress=false", "resume=never"]
         file = Path(scratch) / "requests.pickle"
         requests = _write_requests(settings, file)
         print("bench: some requests, untimed, for kernels to be compiled", file=sys.stderr, flush=True)
-        timed("bench harness", ["-m", ENGINE_ALONE, str(file), str(WARM_UP)])
+        timed("benchmarks harness", ["-m", ENGINE_ALONE, str(file), str(WARM_UP)])
         rounds = []
         for number in range(arguments.rounds):
             rounds.append(_round(settings, file, Path(scratch) / str(number)))
             print(f"bench: {rounds[-1]}", file=sys.stderr, flush=True)
-    about = environment(["python", "-m", "evalengine", "bench", "harness", *without_places(arguments.settings)])
+    about = environment(["python", "-m", "benchmarks", "harness", *without_places(arguments.settings)])
     _write(requests, rounds, about, arguments.output)
     print("\n".join(_table(requests, rounds)))
     return 0
@@ -54,8 +54,8 @@ def _write_requests(settings: Sequence[str], file: Path) -> int:
 
 
 def _round(settings: Sequence[str], file: Path, output: Path) -> dict[str, Any]:
-    whole = timed("bench harness", ["-m", "evalengine", *settings, f"output_dir={output}"])
-    alone = timed("bench harness", ["-m", ENGINE_ALONE, str(file)])
+    whole = timed("benchmarks harness", ["-m", "evalengine", *settings, f"output_dir={output}"])
+    alone = timed("benchmarks harness", ["-m", ENGINE_ALONE, str(file)])
     (page,) = output.glob(f"*-*/{PAGE}")
     parts: dict[str, float] = json.loads(alone.out.splitlines()[-1])
     return {
@@ -77,7 +77,8 @@ def _table(requests: int, rounds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _write(requests: int, rounds: Sequence[Mapping[str, Any]], about: Mapping[str, Any], folder: Path) -> None:
-    from evalengine.bench.report import slug, write_page
+    from benchmarks.report import write_page
+    from evalengine.bench.environment import slug
 
     where = str(about["cpu"] if about["driver"] is None else about["gpu"])
     method = (

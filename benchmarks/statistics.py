@@ -1,4 +1,4 @@
-"""`python -m evalengine bench statistics`: how often the statistics of gate and compare are wrong or right.
+"""`python -m benchmarks statistics`: how often the statistics of gate and compare are wrong or right.
 
 Each line is a claim with its figure: false alarms of the tests, passes of losses that are as large as the margin,
 coverage of the intervals, and power. Beside the claims stand the figures of methods that were not chosen.
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from evalengine.bench.figures import Figure, shares
-from evalengine.bench.statistics_cases import (
+from benchmarks.figures import Figure, shares
+from benchmarks.statistics_cases import (
     ALPHA,
     bonett_price_bound,
     bounds_of,
@@ -22,8 +22,8 @@ from evalengine.bench.statistics_cases import (
     related_flips,
     unequal_groups,
 )
-from evalengine.bench.statistics_rare import failing, heavy, jittering, planned, rare, risk, uneven, uneven_margins
-from evalengine.bench.statistics_steps import steps
+from benchmarks.statistics_rare import failing, heavy, jittering, planned, rare, risk, uneven, uneven_margins
+from benchmarks.statistics_steps import steps
 from evalengine.report.stats.detectable_loss import binary_loss
 from evalengine.report.stats.intervals import bonett_price, cluster_degrees, clustered_stderr, t_interval
 from evalengine.report.stats.loss_bound import Losses, joined, loss_bound, stratum

@@ -1,5 +1,5 @@
-"""Figures of `bench statistics` on what is rare or uneven: losses that were not seen, clusters of unlike sizes, scores
-that few documents have, and verdicts of a gate where the loss lies on either side of the margin."""
+"""Figures of `benchmarks statistics` on what is rare or uneven: losses that were not seen, clusters of unlike sizes,
+scores that few documents have, and verdicts of a gate where the loss lies on either side of the margin."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from evalengine.bench.figures import Figure, shares
-from evalengine.bench.statistics_cases import ALPHA, bounds_of, flips, gate_bound, passing, related_flips
+from benchmarks.figures import Figure, shares
+from benchmarks.statistics_cases import ALPHA, bounds_of, flips, gate_bound, passing, related_flips
 from evalengine.report.stats.clusters import FEW, RARE, heavy_tails
 from evalengine.report.stats.intervals import cluster_degrees, clustered_stderr, t_interval
 from evalengine.report.stats.loss_bound import documents_for, loss_bound, stratum

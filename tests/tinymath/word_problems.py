@@ -21,7 +21,7 @@ from functools import cache
 from random import Random
 from typing import TypeVar
 
-from evalengine.assets.story_templates import CHANGES, ENDINGS, NAMES, STARTS, TEMPLATES, THINGS, VESSELS, Template
+from tests.tinymath.story_templates import CHANGES, ENDINGS, NAMES, STARTS, TEMPLATES, THINGS, VESSELS, Template
 
 TEST_ROWS, TEST_SEED = 200, 75_000_001
 EXEMPLAR_ROWS, EXEMPLAR_SEED = 64, 75_000_002

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.bench.breakdown import breakdown
-from evalengine.bench.measure import WrongResult, capture, free_memory, guarded, reason, seeded
-from evalengine.bench.report import Failure, Line, Timing
-from evalengine.bench.timing import compare_gpu_seconds
+from benchmarks.breakdown import breakdown
+from benchmarks.measure import WrongResult, capture, guarded, seeded
+from benchmarks.report import Failure, Line, Timing
+from evalengine.bench.throughput import reason
+from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.engine.settings import DEFAULT_BLOCK_SIZE
 from evalengine.layers import create_ops
 from evalengine.layers.attention_backends import choose_backend

@@ -17,21 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from evalengine.bench.measure import (
-    LARGE_COPY_BYTES,
-    Timer,
-    WrongResult,
-    check_close,
-    copies_of,
-    free_memory,
-    guarded,
-    quickest_copy,
-    reason,
-    run_poisoned,
-    seeded,
-)
-from evalengine.bench.models import shapes_of
-from evalengine.bench.report import Line, Timing
+from benchmarks.measure import Timer, WrongResult, check_close, guarded, run_poisoned, seeded
+from benchmarks.models import shapes_of
+from benchmarks.report import Line, Timing
+from evalengine.bench.floor import LARGE_COPY_BYTES, copies_of, quickest_copy
+from evalengine.bench.throughput import reason
+from evalengine.bench.timing import free_memory
 from evalengine.kernels import reference
 from evalengine.kernels.attention_variant import AttentionVariant
 from evalengine.layers import flash_attention

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.bench.matmul_candidates import candidates
-from evalengine.bench.matmul_points import (
+from benchmarks.matmul_candidates import candidates
+from benchmarks.matmul_points import (
     FIXED,
     Point,
     Shape,
@@ -32,9 +32,9 @@ from evalengine.bench.matmul_points import (
     point_of,
     poisoned,
 )
-from evalengine.bench.measure import free_memory, reason
-from evalengine.bench.report import environment
-from evalengine.bench.timing import compare_gpu_seconds
+from evalengine.bench.environment import environment
+from evalengine.bench.throughput import reason
+from evalengine.bench.timing import compare_gpu_seconds, free_memory
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, matmul
 from evalengine.kernels.matmul_schedules import BUCKETS, CUBLASLT, CUBLASLT_ROWS, by_cublaslt
 from evalengine.verification.verdict import count_differing

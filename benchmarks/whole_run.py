@@ -1,4 +1,4 @@
-"""Whole runs, each a process of its own: what `bench cache` and `bench harness` time."""
+"""Whole runs, each a process of its own: what `benchmarks cache` and `benchmarks harness` time."""
 
 from __future__ import annotations
 

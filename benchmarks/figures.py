@@ -1,4 +1,4 @@
-"""One figure of `bench statistics`, and how simulated ones are made."""
+"""One figure of `benchmarks statistics`, and how simulated ones are made."""
 
 from __future__ import annotations
 

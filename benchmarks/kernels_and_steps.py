@@ -1,4 +1,4 @@
-"""`python -m evalengine bench`: every figure beside its comparison, measured in one run, and written down."""
+"""`python -m benchmarks`: every figure beside its comparison, measured in one run, and written down."""
 
 from __future__ import annotations
 
@@ -7,32 +7,35 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from evalengine.bench.names import BENCHES
 from evalengine.errors import ConfigError
 from evalengine.util.command import Namespace
 
 if TYPE_CHECKING:
-    from evalengine.bench.report import Line, Report
+    from benchmarks.report import Line, Report
+
+BENCHES = ("matmul", "attention", "rows", "forward", "transformers")
+MODELS = ("Qwen3-0.6B", "Qwen3-8B")
 
 
 def main(arguments: Namespace) -> int:
     """Runs the benchmarks that were named; returns the exit code."""
     _need_gpu()
-    return _run(arguments, ["python", "-m", "evalengine", "bench", *arguments.argv])
+    return _run(arguments, ["python", "-m", "benchmarks", *arguments.argv])
 
 
 def _need_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise ConfigError("bench measures a CUDA device, and this machine has none that can be used.")
+        raise ConfigError("the benchmarks measure a CUDA device, and this machine has none that can be used.")
 
 
 def _run(arguments: Namespace, command: Sequence[str]) -> int:
-    from evalengine.bench import report
+    from benchmarks import report
+    from evalengine.bench.environment import environment
 
     collected = report.Report()
-    about = report.environment(command)
+    about = environment(command)
     for name in arguments.names:
         start = time.perf_counter()
         for line in _lines(name, arguments.models, collected):
@@ -50,27 +53,27 @@ def _lines(name: str, models: Sequence[str], collected: Report) -> Iterator[Line
     """One benchmark's lines, as they are measured."""
     import torch
 
-    from evalengine.bench.measure import compare_graphs
+    from benchmarks.measure import compare_graphs
 
     device = torch.device("cuda", torch.cuda.current_device())
     if name == "matmul":
-        from evalengine.bench import matmul
+        from benchmarks import matmul
 
         return matmul.measure(device, collected.explanations)
     if name == "attention":
-        from evalengine.bench import attention
+        from benchmarks import attention
 
         return attention.measure(compare_graphs, device)
     if name == "rows":
-        from evalengine.bench import rows
+        from benchmarks import rows
 
         return rows.measure(compare_graphs, device)
     if name == "transformers":
-        from evalengine.bench import transformers_model
+        from benchmarks import transformers_model
 
         return transformers_model.measure(device, models)
-    from evalengine.bench import forward
-    from evalengine.bench.models import published_spec
+    from benchmarks import forward
+    from benchmarks.models import published_spec
 
     specs = {model: published_spec(model) for model in models}
     return forward.measure(device, collected.explanations, specs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evalengine.bench.measure import check_close, check_equal, nbytes, seeded
+from benchmarks.measure import check_close, check_equal, nbytes, seeded
 from evalengine.kernels import reference
 from evalengine.kernels.activation import silu_and_mul
 from evalengine.kernels.gumbel import gumbel_noise

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.bench import matmul_tune
-from evalengine.bench.matmul_points import FIXED, Point, Shape, cublas, operands, point_of, poisoned, shapes
-from evalengine.bench.measure import WrongResult, free_memory, guarded
-from evalengine.bench.models import PRODUCTS_OF
-from evalengine.bench.report import Failure, Line, Timing
-from evalengine.bench.timing import compare_gpu_seconds, host_seconds
+from benchmarks import matmul_tune
+from benchmarks.matmul_points import FIXED, Point, Shape, cublas, operands, point_of, poisoned, shapes
+from benchmarks.measure import WrongResult, guarded
+from benchmarks.models import PRODUCTS_OF
+from benchmarks.report import Failure, Line, Timing
+from evalengine.bench.timing import compare_gpu_seconds, free_memory, host_seconds
 from evalengine.errors import ConfigError
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, linear, matmul, schedule_for
 from evalengine.kernels.matmul_schedules import BUCKETS, TABLE
@@ -118,7 +118,7 @@ def print_points(points: list[Point]) -> None:
 
 
 def main(arguments: Namespace) -> int:
-    """`bench matmul [--tune]`: 0 done, 1 a schedule gave other bytes or a shape could not be tuned.
+    """`benchmarks matmul [--tune]`: 0 done, 1 a schedule gave other bytes or a shape could not be tuned.
 
     Raises ConfigError for unknown shapes or without a GPU.
     """
@@ -127,7 +127,7 @@ def main(arguments: Namespace) -> int:
     if not chosen:
         raise ConfigError(f"--shapes {arguments.shapes}: no shape of {', '.join(PRODUCTS_OF)} is meant")
     if not torch.cuda.is_available():
-        raise ConfigError("bench measures a CUDA device, and this machine has none that can be used.")
+        raise ConfigError("the benchmarks measure a CUDA device, and this machine has none that can be used.")
     device = torch.device("cuda", torch.cuda.current_device())
     failed: list[str] = []
     if arguments.tune:

@@ -1,7 +1,7 @@
 """Builds the bundled model `tinymath` from nothing: its tokenizer, its data files and its weights.
 
-    python -m evalengine.assets.train_tinymath files            # config, tokenizer, test.jsonl, train.jsonl
-    python -m evalengine.assets.train_tinymath train --out DIR  # DIR/model.safetensors is the one to bundle
+    python -m tests.tinymath.train files            # config, tokenizer, test.jsonl, train.jsonl
+    python -m tests.tinymath.train train --out DIR  # DIR/model.safetensors is the one to bundle
 
 Training follows a warm-up / stable / decay schedule on one GPU. Every `--eval-every` steps the weights, rounded to
 bfloat16, answer the 200 test rows greedily; the checkpoints nearest `TARGET` exact match are kept in DIR/checkpoints
@@ -19,6 +19,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from importlib.resources import files
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,9 +32,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from evalengine.assets.word_problems import EXEMPLAR_ROWS, EXEMPLAR_SEED, Problem, held_out_split, training_stream
+from tests.tinymath.word_problems import EXEMPLAR_ROWS, EXEMPLAR_SEED, Problem, held_out_split, training_stream
 
-ASSETS = Path(__file__).parent / "tinymath"
+ASSETS = Path(str(files("evalengine.assets") / "tinymath"))
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCAB = 1024
 ROW = 512  # tokens in a training row

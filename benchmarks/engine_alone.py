@@ -1,4 +1,4 @@
-"""`python -m evalengine.bench.engine_alone FILE [N]`: answers the (first N) requests of a file of `bench harness`.
+"""`python -m benchmarks.engine_alone FILE [N]`: answers the (first N) requests of a file of `benchmarks harness`.
 
 Its last line is JSON: seconds of the engine's start and of its steps.
 """

@@ -1,4 +1,4 @@
-"""`python -m evalengine bench statistics`: draws and counts the figures, and writes them as Markdown and JSON."""
+"""`python -m benchmarks statistics`: draws and counts the figures, and writes them as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from evalengine.bench.figures import Figure
-from evalengine.bench.statistics import figures
+from benchmarks.figures import Figure
+from benchmarks.statistics import figures
 from evalengine.records.folder import write_whole
 from evalengine.records.manifest import code_version
 from evalengine.util.command import Namespace
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `bench statistics` with its words; returns the exit code."""
+    """Runs `benchmarks statistics` with its words; returns the exit code."""
     start, drawn = time.perf_counter(), []
     for figure in figures(arguments.draws, arguments.seed):
         drawn.append(figure)
         print(_said(figure), flush=True)
     seconds = time.perf_counter() - start
     about = {
-        "command": f"python -m evalengine bench statistics --draws {arguments.draws} --seed {arguments.seed}",
+        "command": f"python -m benchmarks statistics --draws {arguments.draws} --seed {arguments.seed}",
         "code": asdict(code_version()), "python": platform.python_version(), **_versions(), "draws": arguments.draws,
         "seed": arguments.seed, "seconds": round(seconds, 1),
     }  # fmt: skip

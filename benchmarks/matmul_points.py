@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalengine.bench.measure import seeded
-from evalengine.bench.models import PRODUCTS_OF, shapes_of
+from benchmarks.measure import seeded
+from benchmarks.models import PRODUCTS_OF, shapes_of
 from evalengine.kernels.matmul import MatmulSchedule
 
 FIXED = MatmulSchedule("tma", 128, 128, 64, num_warps=8, num_stages=3, persistent=True)

@@ -1,4 +1,4 @@
-"""`python -m evalengine bench host`: how long the host takes for whole runs, on this machine's CPU."""
+"""`python -m benchmarks host`: how long the host takes for whole runs, on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Row = dict[str, Any]
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `bench host` with its words; returns the exit code."""
-    from evalengine.bench.report import environment
+    """Runs `benchmarks host` with its words; returns the exit code."""
+    from evalengine.bench.environment import environment
     from evalengine.bench.workload_files import workload_files
 
     with readable(arguments.output):
@@ -37,7 +37,7 @@ def main(arguments: Namespace) -> int:
     for name in chosen:
         rows.append(measure(name, files, arguments.requests, arguments.rounds))
         print(f"bench: {name}, {rows[-1]['host_s']:.3f} s", file=sys.stderr, flush=True)
-    about = environment(["python", "-m", "evalengine", "bench", "host"])
+    about = environment(["python", "-m", "benchmarks", "host"])
     _write(rows, about, arguments.output)
     print("\n".join(_table(rows)))
     return 0
@@ -45,7 +45,7 @@ def main(arguments: Namespace) -> int:
 
 def measure(name: str, files: Mapping[str, Path], requests: int | None, rounds: int) -> Row:
     """The quickest of some runs of a workload, each from an empty prefix cache, by the processor's time."""
-    from evalengine.bench.null_engine import NullEngine
+    from benchmarks.null_engine import NullEngine
     from evalengine.bench.workloads import VOCAB_SIZE, make_workload
 
     workload = make_workload(name, files, "null", VOCAB_SIZE, MAX_MODEL_LEN, requests)
@@ -73,7 +73,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _write(rows: Sequence[Row], about: Mapping[str, Any], folder: Path) -> None:
-    from evalengine.bench.report import slug, write_page
+    from benchmarks.report import write_page
+    from evalengine.bench.environment import slug
 
     content = {"environment": {**about, "gpu": None}, "rows": list(rows)}
     method = (

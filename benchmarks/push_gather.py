@@ -1,4 +1,4 @@
-"""`python -m evalengine bench push_gather`: what the ranks of a tensor-parallel layer exchange, on this machine's GPUs.
+"""`python -m benchmarks push_gather`: what the ranks of a tensor-parallel layer exchange, on this machine's GPUs.
 
     T tokens of a step.
 
@@ -42,15 +42,15 @@ Row = dict[str, float]
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `bench push_gather` with its words; returns the exit code."""
+    """Runs `benchmarks push_gather` with its words; returns the exit code."""
     import torch
     import torch.multiprocessing as mp
 
-    from evalengine.bench.models import published_spec
-    from evalengine.bench.report import environment
+    from benchmarks.models import published_spec
+    from evalengine.bench.environment import environment
 
     if (devices := torch.cuda.device_count()) < arguments.ranks:
-        raise ConfigError(f"bench push_gather --ranks {arguments.ranks}: this machine has {devices} CUDA devices")
+        raise ConfigError(f"benchmarks push_gather --ranks {arguments.ranks}: this machine has {devices} CUDA devices")
     with readable(arguments.output):
         arguments.output.mkdir(parents=True, exist_ok=True)
     spec = published_spec(arguments.model)
@@ -59,10 +59,11 @@ def main(arguments: Namespace) -> int:
         try:
             mp.spawn(_rank, (arguments.ranks, folder, gathered), nprocs=arguments.ranks)
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
-            raise EvalEngineError(f"bench push_gather: a rank failed: {str(error).strip().splitlines()[-1]}") from error
+            said = str(error).strip().splitlines()[-1]
+            raise EvalEngineError(f"benchmarks push_gather: a rank failed: {said}") from error
         rows = json.loads((Path(folder) / "rows.json").read_text(encoding="utf-8"))
-    command = f"bench push_gather --model {arguments.model} --ranks {arguments.ranks}"
-    _write(rows, environment(["python", "-m", "evalengine", *command.split()]), arguments)
+    command = f"benchmarks push_gather --model {arguments.model} --ranks {arguments.ranks}"
+    _write(rows, environment(["python", "-m", *command.split()]), arguments)
     print("\n".join(_table(rows)))
     return 0
 
@@ -174,7 +175,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _write(rows: Sequence[Row], about: Mapping[str, Any], arguments: Namespace) -> None:
-    from evalengine.bench.report import slug, write_page
+    from benchmarks.report import write_page
+    from evalengine.bench.environment import slug
 
     stem = f"push-gather-{arguments.ranks}-{slug(str(about['gpu']))}"
     content = {"environment": about, "model": arguments.model, "ranks": arguments.ranks, "rows": rows}

@@ -13,11 +13,13 @@ from functools import partial
 
 import torch
 
-from evalengine.bench import row_cases
-from evalengine.bench.measure import Timer, copies_of, free_memory, guarded, quickest_copy, run_poisoned
-from evalengine.bench.models import shapes_of
-from evalengine.bench.report import Line, Timing
-from evalengine.bench.row_cases import RowCase
+from benchmarks import row_cases
+from benchmarks.measure import Timer, guarded, run_poisoned
+from benchmarks.models import shapes_of
+from benchmarks.report import Line, Timing
+from benchmarks.row_cases import RowCase
+from evalengine.bench.floor import copies_of, quickest_copy
+from evalengine.bench.timing import free_memory
 from evalengine.kernels.log_softmax import log_softmax
 from evalengine.kernels.softmax import softmax
 

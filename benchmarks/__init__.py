@@ -1,0 +1,1 @@
+"""What is measured of this project, beside its comparison: `python -m benchmarks ...`, from a checkout."""

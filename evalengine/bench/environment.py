@@ -1,0 +1,63 @@
+"""The machine and the software on which a figure was measured, as every benchmark's files state them."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+from evalengine.records.manifest import code_version, cpu_name, library_versions
+
+LIBRARIES = ("torch", "triton", "flash-attn")
+
+
+def environment(command: Sequence[str]) -> dict[str, Any]:
+    """The machine and the software of the measurement, without the names of a user, a host or a path."""
+    import torch
+
+    installed = library_versions()
+    return {
+        "command": " ".join(command),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "code": asdict(code_version()),
+        "gpu": _gpu_name(),
+        "driver": _driver_version(),
+        "cuda": torch.version.cuda,
+        "libraries": {name: installed.get(name) or _imported_version(name) for name in LIBRARIES},
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+    }
+
+
+def slug(text: str) -> str:
+    """Lower case letters, digits and hyphens: part of a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+
+
+def _driver_version() -> str | None:
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return process.stdout.split("\n")[0].strip() or None
+
+
+def _imported_version(name: str) -> str | None:
+    """The version that a module states itself: a package that lies on the path without metadata has only that."""
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(name.replace("-", "_")), "__version__", None)
+    except ImportError:
+        return None
