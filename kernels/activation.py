@@ -14,27 +14,11 @@ import triton.language as tl
 from torch import Tensor
 
 from evalengine.kernels import device_math
-from evalengine.kernels.launching.launch import INTERPRETED, Again, kind, launch, remember
+from evalengine.kernels.launching.launch import Again, kind, launch, remember
 
 _again: dict[tuple, Again] = {}
 BLOCK = 1024  # elements of a program: with 4 warps a thread moves 8 bf16 values, 16 bytes, of each operand
 WARPS = 4
-
-
-if INTERPRETED:
-
-    @triton.jit
-    def _approximate_reciprocal(x):
-        return 1.0 / x
-
-else:
-
-    @triton.jit
-    def _approximate_reciprocal(x):
-        """1/x within one ulp for a float32 x in [2^-126, 2^126], one instruction; 0 for inf."""
-        return tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
 
 
 @triton.jit
@@ -53,7 +37,7 @@ def _silu(x, dtype: tl.constexpr):
     else:
         divisor = tl.fma(exponential, 0.25, 0.25)
         dividend = x * 0.25
-        reciprocal = _approximate_reciprocal(divisor)
+        reciprocal = device_math.approximate_reciprocal(divisor)
         quotient = dividend * reciprocal
         remainder = tl.fma(-divisor, quotient, dividend)
         corrected = tl.fma(remainder, reciprocal, quotient)

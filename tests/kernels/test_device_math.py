@@ -1,9 +1,10 @@
-"""The elementary functions inside kernels have torch's bits on CUDA, and the row maximum keeps NaN."""
+"""The elementary functions in kernels have torch's bits on CUDA or an error bound; the row maximum keeps NaN."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -14,6 +15,7 @@ from evalengine.kernels import device_math
 from tests.bitwise import assert_bitwise_equal, count_differing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+IGNORE_INTERPRETER = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
 
 @triton.jit
@@ -25,6 +27,14 @@ def _functions_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr + n + i, device_math.log(tl.abs(x)))
     tl.store(out_ptr + 2 * n + i, device_math.rsqrt(tl.abs(x)))
     tl.store(out_ptr + 3 * n + i, tl.exp(x))
+
+
+@triton.jit
+def _softcap_kernel(x_ptr, out_ptr, cap, reciprocal, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i)
+    tl.store(out_ptr + i, device_math.tanh(x))
+    tl.store(out_ptr + tl.num_programs(0) * BLOCK + i, device_math.softcap(x, cap, reciprocal))
 
 
 @triton.jit
@@ -57,6 +67,35 @@ def test_against_float64(row: int, truth: Callable[[Tensor], Tensor]) -> None:
     expected = truth(x.double())
     error = (functions(x)[row].cpu() - expected).abs()
     assert (error <= 2.0**-22 * expected.abs() + 2.0**-149).all()
+
+
+def tanh_and_softcap(x: Tensor, cap: float) -> Tensor:
+    """float32 [n] -> [2, n]: tanh(x) and cap tanh(x / cap), in blocks of 1024 that numbers of 1 fill."""
+    padded = torch.cat((x, torch.ones(-len(x) % 1024))).to(DEVICE)
+    out = torch.empty(2, len(padded), device=DEVICE)
+    _softcap_kernel[(len(padded) // 1024,)](padded, out, cap, 1 / cap, BLOCK=1024, enable_fp_fusion=False)
+    return out[:, : len(x)].cpu()
+
+
+@IGNORE_INTERPRETER
+def test_tanh_and_softcap_against_float64() -> None:
+    """tanh is within 3 ulp of float64 (4 in the interpreter, whose fma rounds twice), and odd; softcap within 6."""
+    x = torch.cat((values(60_000), torch.linspace(-12, 12, 60_001), torch.tensor([0.5, 0.49999997, 9.5, 1e-40, 1e30])))
+    for result, truth, ulps in zip(
+        tanh_and_softcap(x, 30.0), (x.double().tanh(), 30 * (x.double() / 30).tanh()), (3, 6), strict=True
+    ):
+        wrong = torch.from_numpy(np.spacing(truth.abs().float().numpy())) * (ulps + (DEVICE == "cpu"))
+        assert ((result - truth).abs() <= wrong + 30 * 2.0**-149).all()  # x / 30 may be subnormal
+    assert_bitwise_equal(tanh_and_softcap(-x[x != 0], 30.0), -tanh_and_softcap(x[x != 0], 30.0))
+
+
+@IGNORE_INTERPRETER
+def test_tanh_and_softcap_at_the_edges() -> None:
+    """tanh is 1 far out and at infinity, 0 at 0, and NaN at NaN alone."""
+    x = torch.tensor([torch.inf, -torch.inf, 3e38, 10.0, 0.0, -0.0, torch.nan])
+    tanh, capped = tanh_and_softcap(x, 2.0)
+    assert tanh[:6].tolist() == [1.0, -1.0, 1.0, 1.0, 0.0, 0.0] and tanh[6].isnan()
+    assert capped[:3].tolist() == [2.0, -2.0, 2.0] and capped[6].isnan()
 
 
 @pytest.mark.gpu
