@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import combinations
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from evalengine.cli.paces import Pace, pace
 from evalengine.config.shipped import available
 from evalengine.config.task_outline import outline
 from evalengine.errors import ConfigError
-from evalengine.report.read.index import Entry, entries
+from evalengine.report.read.names import named_runs
 from evalengine.report.read.places import RESULTS
+from evalengine.report.read.run_data import RunData, load_run_data
 from evalengine.report.stats.loss_bound import documents_for
+from evalengine.report.stats.measured import Flips, flips, sampled, spreads
 from evalengine.util.command import Namespace
 
 FLIPS = (0.0, 0.005, 0.02, 0.05, 0.1)  # shares of changed answers for which the need is said
+SAMPLES = (1, 2, 4, 8, 16)  # samples a document for which it is said, where runs tell of any
 LEVELS = {"margin": None, "flips": None, "alpha": 0.05, "power": 0.8}
 
 
@@ -29,33 +33,88 @@ class Wanted:
     """What a gate is to show. Shares of 1."""
 
     margin: float
-    flips: tuple[float, ...]
+    flips: tuple[float, ...]  # empty: those that runs show, or else `FLIPS`
     alpha: float
     power: float
 
+    def documents(self, variance: float) -> int:
+        """The documents that it needs, if a document's difference without a loss has this variance: of right or wrong,
+        the share that flips."""
+        return documents_for(self.margin, variance, self.alpha, self.power)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One of the chosen tasks or groups."""
+
+    name: str
+    tasks: tuple[str, ...]
+    rows: int | None  # documents
+
+    @property
+    def label(self) -> str:
+        return self.name if len(self.tasks) == 1 else f"{self.name} ({len(self.tasks)} tasks)"
+
 
 def main(arguments: Namespace) -> int:
-    """Runs `plan` with its words; returns the exit code. Raises ConfigError for bad usage."""
-    tasks, wanted = _parsed(arguments.words)
-    documents = {task: rows for name in tasks for task, rows in _documents(name).items()}
-    needs = [documents_for(wanted.margin, flips, wanted.alpha, wanted.power) for flips in wanted.flips]
-    console = Console(file=sys.stdout, soft_wrap=True)
+    """Runs `plan` with its words; returns the exit code. Raises ConfigError for bad usage, and for bad runs."""
+    names, runs, wanted = _parsed(arguments.words)
+    loaded = [load_run_data(run) for run in named_runs(runs)]
+    console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
     console.print(Text(f"A margin of {100 * wanted.margin:g} points: documents for a pass with probability "
                        f"{wanted.power:g}, if nothing is lost (alpha {wanted.alpha:g})"))  # fmt: skip
-    console.print(_table(documents, wanted, needs, _seconds(RESULTS)))
+    planned = [_planned(name) for name in names]
+    seen = {one.name: flips([run.run for run in loaded], one.tasks) for one in planned}
+    paces = {one.name: pace(one.name, RESULTS) for one in planned}
+    console.print(_table(planned, wanted, seen, paces))
+    for line in [line for one in planned for line in _said(one, wanted, seen[one.name], paces[one.name], loaded)]:
+        console.print(Text(line))
     console.print(Text("Flips: the share of answers that change for better or worse, as many of each. Exact and native "
                        "runs of equal weights have none; two checkpoints often 2 to 10 %."))  # fmt: skip
     return 0
 
 
-def _parsed(words: Sequence[str]) -> tuple[list[str], Wanted]:
-    """The tasks and what is wanted. Raises ConfigError with all problems."""
+def _said(
+    one: Planned, wanted: Wanted, seen: Flips | None, took: Pace | None, runs: Sequence[RunData]
+) -> Iterator[str]:
+    """What is known of a task besides the table: where its figures are from, and what would need fewer documents."""
+    if took is not None:
+        yield f"{one.name}: time by {took.source}: {took.seconds:.3g} s a document, without loading"
+    if seen is not None:
+        pairs = "a pair" if seen.pairs == 1 else f"{seen.pairs} pairs"
+        between = "fast runs of one configuration, by the schedule alone" if seen.schedule else "the runs"
+        yield (
+            f"{one.name}: flips measured: {seen.flipped} of {seen.documents} scores over {pairs} of {between} "
+            f"(at most {100 * seen.most:.2g} % at 95 %)"
+        )
+    for data in runs:
+        for (task, metric, _), (count, parts) in sampled(data.run, one.tasks).items():
+            needs = ", ".join(f"{wanted.documents(2 * parts.within / k):,} ({k})" for k in SAMPLES)
+            yield (
+                f"{task} {metric}, {data.run.name}: a variance of {parts.between:.3g} between documents and of "
+                f"{parts.within:.3g} within ({count} samples each). Runs of one model differ by that alone, which "
+                f"k samples divide by k: documents needed (samples each): {needs}"
+            )
+    for task in one.tasks:
+        apart = [found for a, b in combinations(runs, 2) if (found := spreads(a, b, task)) is not None]
+        if any(right for right, _ in apart):
+            right, likely = (sum(pair[which] for pair in apart) / len(apart) for which in (0, 1))
+            yield (
+                f"{task}: these runs differ by {right:.3g} in right or wrong (mean square), by {likely:.3g} in the "
+                f"right choice's probability: scored by that, {wanted.documents(likely):,} documents do in place of "
+                f"{wanted.documents(right):,}, for a margin in points of probability"
+            )
+
+
+def _parsed(words: Sequence[str]) -> tuple[list[str], list[str], Wanted]:
+    """The tasks, earlier runs, and what is wanted. Raises ConfigError with all problems."""
     values: dict[str, str] = {}
     problems = []
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or name not in ("task", *LEVELS):
-            problems.append(f"{word!r} is none of task=NAME, margin=POINTS, flips=2%, alpha=0.05, power=0.8")
+        if not equals or name not in ("task", "runs", *LEVELS):
+            words_known = "task=NAME, margin=POINTS, flips=2%, runs=RUN,RUN, alpha=0.05, power=0.8"
+            problems.append(f"{word!r} is none of {words_known}")
         elif name in values:
             problems.append(f"{name} is given twice")
         values[name] = value
@@ -71,52 +130,49 @@ def _parsed(words: Sequence[str]) -> tuple[list[str], Wanted]:
     problems += [f"task={name}: no task or group that is shipped; `python -m evalengine tasks` lists them"
                  for name in tasks if name not in available("task")]  # fmt: skip
     problems += [] if tasks else ["task=NAME is needed"]
-    margin, flips, alpha, power = (numbers[name] for name in ("margin", "flips", "alpha", "power"))
+    margin, share, alpha, power = (numbers[name] for name in ("margin", "flips", "alpha", "power"))
     if margin is None:
         problems.append("margin=POINTS is needed: margin=1 is one point, 0.75 to 0.74")
     elif not 0 < margin <= 100:
         problems.append(f"margin={margin:g}: must lie in (0, 100] points")
-    if flips is not None and not 0 <= flips <= 1:
-        problems.append(f"flips={flips:g}: a share, 0.02 or 2%, of at most 1")
+    if share is not None and not 0 <= share <= 1:
+        problems.append(f"flips={share:g}: a share, 0.02 or 2%, of at most 1")
     assert alpha is not None and power is not None
     if not 0 < alpha <= 0.5 or not alpha < power < 1:
         problems.append(f"alpha={alpha:g} power={power:g}: alpha must lie in (0, 0.5], and power between it and 1")
     if problems:
         raise ConfigError([f"plan: {problem}" for problem in problems])
     assert margin is not None
-    return tasks, Wanted(margin / 100, FLIPS if flips is None else (flips,), alpha, power)
+    runs = [name for name in values.get("runs", "").strip("[]").split(",") if name]
+    return tasks, runs, Wanted(margin / 100, () if share is None else (share,), alpha, power)
 
 
-def _documents(name: str) -> dict[str, int | None]:
-    """How many documents each task has that `task=NAME` chooses; a group has those of its tasks together."""
-    config = outline(name)
-    rows = {task: settings.dataset.rows for task, settings in config.tasks.items()}
-    if len(rows) > 1:
-        whole = [count for count in rows.values() if count is not None]
-        return {f"{name} ({len(rows)} tasks)": sum(whole) if len(whole) == len(rows) else None}
-    return dict(rows)
-
-
-def _seconds(root: Path) -> dict[str, float]:
-    """Seconds a document took in the newest finished run of each task here."""
-    try:
-        listed: Sequence[Entry] = entries(root) if root.is_dir() else ()
-    except OSError:
-        return {}
-    return {entry.task: entry.pace for entry in reversed(listed) if entry.pace is not None}
+def _planned(name: str) -> Planned:
+    """What `task=NAME` chooses; a group has the documents of its tasks together."""
+    rows = {task: settings.dataset.rows for task, settings in outline(name).tasks.items()}
+    whole = [count for count in rows.values() if count is not None]
+    return Planned(name, tuple(rows), sum(whole) if len(whole) == len(rows) else None)
 
 
 def _table(
-    documents: Mapping[str, int | None], wanted: Wanted, needs: Sequence[int], seconds: Mapping[str, float]
+    planned: Sequence[Planned], wanted: Wanted, seen: Mapping[str, Flips | None], paces: Mapping[str, Pace | None]
 ) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, head in enumerate(("Task", "Has", "Flips", "Needs", "Enough", "Time here")):
+    for number, head in enumerate(("Task", "Has", "Flips", "Needs", "Enough", "Time")):
         table.add_column(head, justify="right" if number in (1, 2, 3, 5) else "left", no_wrap=True)
-    for task, has in documents.items():
-        for number, (flips, need) in enumerate(zip(wanted.flips, needs, strict=True)):
-            first = [task, "?" if has is None else f"{has:,}"] if number == 0 else ["", ""]
-            enough = "" if has is None else "yes" if has >= need else "no"
-            each = seconds.get(task)
-            time = "" if each is None or enough == "no" else f"{each * need:,.0f} s"
-            table.add_row(*map(Text, [*first, f"{100 * flips:g} %", f"{need:,}", enough, time]))
+    for one in planned:
+        measured, took = seen[one.name], paces[one.name]
+        shares = wanted.flips or (FLIPS if measured is None else (measured.share,))
+        for number, share in enumerate(shares):
+            need = wanted.documents(share)
+            first = [one.label, "?" if one.rows is None else f"{one.rows:,}"] if number == 0 else ["", ""]
+            enough = "" if one.rows is None else "yes" if one.rows >= need else "no"
+            time = "" if took is None or enough == "no" else _duration(took.seconds * need)
+            table.add_row(*map(Text, [*first, f"{100 * share:.3g} %", f"{need:,}", enough, time]))
     return table
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "< 1 s"
+    return f"{seconds:,.0f} s" if seconds < 600 else f"{seconds / 60:,.0f} min"

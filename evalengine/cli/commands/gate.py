@@ -24,6 +24,8 @@ def _words(
                                         "it)")] = None,
     step: Annotated[int | None, Option(metavar="N", min=1, help="with `-- SETTINGS`: ask N documents of each task at a "
                                        "time, in a random order, and stop once it is decided")] = None,
+    noise: Annotated[str | None, Option(metavar="RUN", help="of a baseline in fast mode: a run of its configuration "
+                                        "under another schedule, whose flips are set beside RUN's")] = None,
     bootstrap: Annotated[Path | None, Option(metavar="FILE", help="where there is no baseline yet, make the run of "
                                              "`-- SETTINGS` all the same and write it as FILE, to commit")] = None,
     junit: Annotated[Path | None, Option(metavar="FILE", help="JUnit XML")] = None,

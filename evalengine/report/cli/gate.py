@@ -44,7 +44,7 @@ def main(arguments: Namespace) -> int:
 def _report(arguments: Namespace) -> Report:
     policy_and_base = (arguments.policy, arguments.base)
     if arguments.run is not None:
-        return gate(arguments.baseline, arguments.run, *policy_and_base)
+        return gate(arguments.baseline, arguments.run, *policy_and_base, arguments.noise)
     problem = unready(arguments.baseline, *policy_and_base)  # before minutes are spent on a run
     first = problem is not None and problem.trouble == NO_BASELINE and arguments.bootstrap is not None
     if problem is not None and not first:
@@ -55,7 +55,7 @@ def _report(arguments: Namespace) -> Report:
         with made_run(arguments.settings, arguments.keep, {} if first else _steps(arguments)) as folder:
             if problem is not None:
                 return _bootstrapped(problem, folder, arguments)
-            return gate(arguments.baseline, folder, *policy_and_base)
+            return gate(arguments.baseline, folder, *policy_and_base, arguments.noise)
     except ConfigError:
         raise
     except EvalEngineError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.report.compare.comparability import findings, incomparable
 from evalengine.report.gate.base_branch import NoBaseline, load_from_base
 from evalengine.report.gate.checks import DECIDED
+from evalengine.report.gate.noise import beside_noise, check_noise
 from evalengine.report.gate.policies import AccuracyRule, AllOf, Policy, Rule
 from evalengine.report.gate.policy_files import load_policy
 from evalengine.report.gate.report import Report, Verdict
@@ -25,11 +27,18 @@ BAD_POLICY, BAD_BASELINE, BAD_RUN = "bad policy", "the baseline cannot be read",
 VERDICTS: dict[str, Verdict] = {"pass": "pass", "fail": "fail", "undecided": "inconclusive"}
 
 
-def gate(baseline: str | Path, run: str | Path, policy: str = "bitwise", base: str | None = None) -> Report:
+def gate(
+    baseline: str | Path,
+    run: str | Path,
+    policy: str = "bitwise",
+    base: str | None = None,
+    noise: str | Path | None = None,
+) -> Report:
     """Judges `run` against `baseline` (run folders, lm-eval folders or baseline files) by a policy's name or file.
 
     base: a git revision, usually the branch that a change is to be merged into; the baseline file is taken from it, and
-    a change of that file is among the report's warnings.
+    a change of that file is among the report's warnings. noise: a run of the baseline's configuration in fast mode
+    under another schedule, whose flips are set beside the run's.
 
     Never raises for a bad policy, baseline or run: the report then has `problems`, their title `trouble`, and exit code
     2.
@@ -39,10 +48,14 @@ def gate(baseline: str | Path, run: str | Path, policy: str = "bitwise", base: s
         chosen, trouble = load_policy(policy), BAD_BASELINE
         (a, warnings), trouble = baseline_of(baseline, base), BAD_RUN
         b, trouble = load_run(run), "not comparable"
+        if noise is not None:
+            other, trouble = load_run(noise), "the noise cannot be judged"
+            check_noise(a, other)
         steps = steps_of(chosen, a, b)
         a = a if steps is None else steps.part
         notes, trouble = _comparable(chosen, a, b), "the policy does not fit the baseline"
-        return _judge(chosen, a, b, notes, warnings, steps)
+        report = _judge(chosen, a, b, notes, warnings, steps)
+        return report if noise is None else replace(report, checks=tuple(beside_noise(report.checks, a, b, other)))
     except NoBaseline as error:
         return could_not_judge(chosen, baseline, run, NO_BASELINE, error.problems)
     except EvalEngineError as error:

@@ -21,6 +21,7 @@ class Choice:
     target: int | None  # None where the samples do not say which choice is right
     confidence: float  # the chosen one's softmax over the choices' summed log-likelihoods
     margin: float | None  # the target's log-likelihood less the best other's, nat; > 0 if it was chosen
+    probability: float | None = None  # the target's softmax over the choices' summed log-likelihoods
 
     @property
     def correct(self) -> bool:
@@ -70,7 +71,8 @@ def _choice(doc: int, sums: np.ndarray, target: int | None) -> Choice:
     chosen = int(np.argmax(sums))  # the first of equals, as in lm-eval
     weights = np.exp(sums - sums[chosen])
     margin = None if target is None else float(sums[target] - np.delete(sums, target).max())
-    return Choice(doc, chosen, target, float(1.0 / weights.sum()), margin)
+    probability = None if target is None else float(weights[target] / weights.sum())
+    return Choice(doc, chosen, target, float(1.0 / weights.sum()), margin, probability)
 
 
 def margins(taken: Sequence[Choice]) -> Iterator[float]:

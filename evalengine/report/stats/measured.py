@@ -1,0 +1,93 @@
+"""What earlier runs say of a task before the next one is planned: how many scores flip by the schedule alone, what more
+samples of a document would buy, and what the probability of the right choice would, in place of right or wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from evalengine.report.read.choices import choices
+from evalengine.report.read.run import Run, ScoreKey
+from evalengine.report.read.run_data import RunData
+from evalengine.report.stats.components import Samples, samples
+from evalengine.report.stats.mean_interval import wilson
+
+AVERAGED = re.compile(r"(?:.* )?avg@(\d+)")  # a metric that is a document's mean over samples
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Scores of 0 or 1 that differ between runs."""
+
+    flipped: int
+    documents: int  # over all pairs of runs
+    pairs: int
+    schedule: bool  # whether nothing but the schedule of fast numerics sets the runs apart
+
+    @property
+    def share(self) -> float:
+        return self.flipped / self.documents
+
+    @property
+    def most(self) -> float:
+        """The end of its one-sided 95 % interval (Wilson's), the documents counted once: pairs share them."""
+        once = self.documents // self.pairs
+        return wilson(round(self.share * once), once, 0.9)[1]
+
+
+def flips(runs: Sequence[Run], tasks: Collection[str]) -> Flips | None:
+    """The flips of the tasks' documents: between fast runs of one configuration, which differ by their schedules alone,
+    if there are two; else between the two runs that were given. None where there is no pair, or no 0/1 score."""
+    alike = [pair for pair in combinations(runs, 2) if _one_configuration(*pair)]
+    pairs = alike or ([(runs[0], runs[1])] if len(runs) == 2 else [])
+    counted = [count for a, b in pairs if (count := _flipped(a, b, tasks)) is not None]
+    if not counted:
+        return None
+    return Flips(sum(one for one, _ in counted), sum(of for _, of in counted), len(counted), bool(alike))
+
+
+def sampled(run: Run, tasks: Collection[str]) -> dict[ScoreKey, tuple[int, Samples]]:
+    """(samples a document, their variances) of each metric that is a mean over several samples, right or wrong."""
+    found = {}
+    for key, values in run.scores.items():
+        named = AVERAGED.fullmatch(key[1])
+        count = int(named[1]) if named and key[0] in tasks else 0
+        means = np.array([*values.values()], dtype=np.float64)
+        if count > 1 and len(means) > 1 and np.allclose(means * count, np.round(means * count), atol=1e-6):
+            found[key] = (count, samples(means, count))
+    return found
+
+
+def spreads(a: RunData, b: RunData, task: str) -> tuple[float, float] | None:
+    """Mean squared differences between two runs of a multiple-choice task: of right or wrong, and of the probability of
+    the right choice among all. None where the runs do not hold both for two documents or more."""
+    pairs = []
+    for run in (a, b):
+        known = {c.doc_id: (float(c.correct), c.probability) for c in choices(run, task) if c.target is not None}
+        pairs.append({doc: (right, p) for doc, (right, p) in known.items() if p is not None})
+    shared = pairs[0].keys() & pairs[1].keys()
+    if len(shared) < 2:
+        return None
+    apart = [[(pairs[0][doc][which] - pairs[1][doc][which]) ** 2 for doc in shared] for which in (0, 1)]
+    return math.fsum(apart[0]) / len(shared), math.fsum(apart[1]) / len(shared)
+
+
+def _one_configuration(a: Run, b: Run) -> bool:
+    return a.identity == b.identity and a.identity.get("numerics") == "fast"
+
+
+def _flipped(a: Run, b: Run, tasks: Collection[str]) -> tuple[int, int] | None:
+    """(flips, documents) over the tasks; of a task's metrics the one with the most flips."""
+    by_task: dict[str, tuple[int, int]] = {}
+    for key in a.scores.keys() & b.scores.keys():
+        x, y = a.scores[key], b.scores[key]
+        shared = x.keys() & y.keys()
+        if key[0] not in tasks or not shared or not {x[d] for d in shared} | {y[d] for d in shared} <= {0.0, 1.0}:
+            continue
+        by_task[key[0]] = max(by_task.get(key[0], (-1, 0)), (sum(x[d] != y[d] for d in shared), len(shared)))
+    return (sum(f for f, _ in by_task.values()), sum(n for _, n in by_task.values())) if by_task else None

@@ -1,0 +1,37 @@
+"""Flips of the schedule alone, beside those of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from evalengine.report.gate import gate as gate_module
+from evalengine.report.gate.gate import gate
+from evalengine.report.gate.report import Report
+from evalengine.report.read.run import Run
+from tests.report.gate_runs import make_run
+
+
+def flipped(*documents: int, numerics: str = "fast", total: float = -1.6) -> Run:
+    return make_run({"t": [float(doc not in documents) for doc in range(400)]}, total=total, numerics=numerics)
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, b: Run, noise: Run, a: Run | None = None) -> Report:
+    runs = {"a": a or flipped(total=-1.5), "b": b, "noise": noise}
+    monkeypatch.setattr(gate_module, "load_run", runs.__getitem__)
+    return gate("a", "b", "accuracy", noise="noise")
+
+
+def test_flips_are_held_to_those_of_another_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = flipped(*range(6))
+    (same,) = judged(monkeypatch, flipped(*range(3, 9)), noise).checks
+    assert "; 6 scores flip, 6 by another schedule of the baseline alone (one-sided p of no more than that 0.66)" in (
+        same.message
+    )
+    (more,) = judged(monkeypatch, flipped(*range(14)), noise).checks
+    assert "14 scores flip, 6 by another" in more.message and "p of no more than that 0.0039)" in more.message
+
+
+def test_another_configuration_is_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for noise in (flipped(numerics="exact"), make_run({"t": [1.0] * 400}, numerics="fast", seed=7)):
+        report = judged(monkeypatch, flipped(1), noise)
+        assert report.exit_code == 2 and "must be a run of the baseline's configuration" in report.problems[0]
