@@ -10,7 +10,8 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-from evalengine.records.manifest import code_version, cpu_name, library_versions
+from evalengine.records.manifest import code_version, cpu_name
+from evalengine.util.libraries import library_versions
 
 LIBRARIES = ("torch", "triton", "flash-attn")
 

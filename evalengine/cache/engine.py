@@ -9,40 +9,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from evalengine.cache.answers import answer_of, entry_of
 from evalengine.cache.keys import Computer, Keys
 from evalengine.cache.store import Entry, Lookup, Store, cure
+from evalengine.engine.answering import Answering, OnStep
 from evalengine.engine.difference import difference
 from evalengine.engine.expected import ExpectedAnswer
 from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.settings import Settings
-from evalengine.engine.stats import EngineStats
 from evalengine.errors import DoubtedAnswersError, EvalEngineError, listed
-from evalengine.models.spec import ModelSpec
 from evalengine.plain_text import warn
 
 BATCH, SECONDS = 512, 5.0  # computed answers are written in batches: of this many, or after this many seconds
 MAX_LISTED = 5
 ADDED = ("hits", "misses", "audited", "corrupt", "kept")  # the fields of `Counts` that add up
-
-OnStep = Callable[[EngineStats], None] | None
-
-
-class Answering(Protocol):
-    """The part of an engine that the cache uses."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def tokenizer(self) -> Any: ...
-
-    def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]: ...
 
 
 @dataclass

@@ -22,9 +22,9 @@ from typing import Any
 
 from evalengine.engine.request import GenerateRequest, Request, ScoreRequest
 from evalengine.models.spec import ModelSpec
-from evalengine.records.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
 from evalengine.records.schema import packed_ids
 from evalengine.records.sealed import canonical
+from evalengine.util.libraries import NATIVE_LIBRARIES, TEXT_LIBRARIES
 
 VERSION = 1  # the keys' version: answers kept under another one are not found
 # The keys of a run's identity on which its answers depend.
@@ -42,7 +42,7 @@ class Computer:
     @classmethod
     def of(cls, name: str, identity: Mapping[str, Any], versions: Mapping[str, str | None]) -> Computer:
         """name: what the model is called; it changes no key. identity: a run's, or what `engine_identity` gives.
-        versions: those of the libraries where the answers are computed (`records.libraries`)."""
+        versions: those of the libraries where the answers are computed (`util.libraries`)."""
         assert identity["numerics"] in ("exact", "native"), "fast numerics' answers depend on the batch"
         facts = {key: identity[key] for key in COMPUTING if key in identity}
         if identity["numerics"] == "native":

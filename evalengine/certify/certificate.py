@@ -26,7 +26,8 @@ from evalengine.certify.subject import Subject
 from evalengine.engine.request import GenerateRequest
 from evalengine.errors import EvalEngineError
 from evalengine.records.folder import write_whole
-from evalengine.records.manifest import code_version, cpu_name, gpu_names, library_versions
+from evalengine.records.manifest import code_version, cpu_name, gpu_names
+from evalengine.util.libraries import library_versions
 from evalengine.verification.verdict_cache import sources_sha256
 
 VERSION = 3  # the version of the certificate file's layout

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from evalengine.cluster.session import ray_session
 from evalengine.cluster.settings import Share, cluster_share, local_replicas, local_share
 from evalengine.cluster.work import Work
 from evalengine.config.schema import Config, ModelConfig
+from evalengine.engine.answering import OnStep, Provenance
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
 from evalengine.engine.prompts import items
@@ -150,9 +151,19 @@ class RayEngines:
         return self.first.kernels_verdict
 
     @property
-    def weights_sha256(self) -> str:
-        """SHA-256 of the driver's weight files; those of every other machine have the same."""
-        return self._weights.result()
+    def loaded(self) -> bool:
+        """True: inside `with`, a replica is loaded."""
+        return True
+
+    def load(self) -> None:
+        """Does nothing, for the same reason."""
+
+    def facts(self) -> Provenance:
+        """What answers depend on: the first replica's machine, which the others are like, and who they are. The
+        weights' hash is that of the driver's files, which every other machine has as well."""
+        first = self.first
+        cluster = {"cluster": self.roster.facts(), "hardware": asdict(first.hardware)}
+        return Provenance(self._weights.result(), first.gpu_architecture, first.libraries, cluster)
 
     @property
     def stats(self) -> EngineStats:
@@ -163,9 +174,7 @@ class RayEngines:
         """Every replica forgets the prefixes whose KV it holds."""
         self._pool.reset_prefix_cache()
 
-    def run(
-        self, requests: Iterable[Request], on_step: Callable[[EngineStats], None] | None = None
-    ) -> Iterator[RequestOutput]:
+    def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]:
         """Runs the requests on the replicas and yields each output once it stands, as `LLM.run` does.
 
         Raises:

@@ -14,7 +14,7 @@ from evalengine.cluster.replica import Orders, Refusal, Replica, ReplicaFacts, R
 from evalengine.cluster.settings import Share
 from evalengine.engine.load.loader import Checkpoint, Stamp
 from evalengine.models.spec import ModelSpec, dtype_name
-from evalengine.records.libraries import deciding
+from evalengine.util.libraries import deciding
 
 REPLACED = 3  # times that a replica is made anew, on average, before the fleet is left to shrink
 LOG_LINES = 15

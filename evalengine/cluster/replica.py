@@ -14,10 +14,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from evalengine import version
 from evalengine.config.schema import EngineConfig, ModelConfig
+from evalengine.engine.answering import gpu_architecture
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Stamp, resolve_checkpoint, weights_fingerprint
 from evalengine.engine.request import Request, RequestOutput
@@ -27,10 +26,10 @@ from evalengine.engine.submission import Limits
 from evalengine.engine.text.tokenizer import plain_tokenizer
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.models.spec import ModelSpec
-from evalengine.records.libraries import installed_libraries
 from evalengine.records.manifest import machine_facts
 from evalengine.records.manifest_parts import Hardware
 from evalengine.records.sealed import content_sha256
+from evalengine.util.libraries import installed_libraries
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Replica:
             spec=llm.spec,
             stamp=llm.checkpoint.stamp,
             tokenizer=tokenizer_sha256(llm.tokenizer),
-            gpu_architecture="sm_{}{}".format(*torch.cuda.get_device_capability(device)) if cuda else None,
+            gpu_architecture=gpu_architecture(device),
             libraries=installed_libraries(),
             hardware=machine_facts(str(device)).hardware,
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from evalengine.config.schema import EngineConfig
+from evalengine.engine.answering import OnStep, Provenance
 from evalengine.engine.llm import LLM
 from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.request import Request, RequestOutput
@@ -32,11 +33,23 @@ class DeferredLLM:
         self.settings = resolve_settings(engine, batch_invariant, numerics, checkpoint.spec)
         self._llm: LLM | None = None
 
-    def load(self) -> LLM:
-        """The LLM. Raises ConfigError and EvalEngineError as `LLM` does."""
+    @property
+    def loaded(self) -> bool:
+        """Whether there is an LLM yet."""
+        return self._llm is not None
+
+    def load(self) -> None:
+        """Makes the LLM if there is none. Raises ConfigError and EvalEngineError as `LLM` does."""
+        self._made()
+
+    def _made(self) -> LLM:
         if self._llm is None:
             self._llm = LLM(self.checkpoint, **self._mode, engine=self.config)
         return self._llm
+
+    def facts(self) -> Provenance:
+        """What answers depend on here; loads nothing, but may read all weight files for their hash."""
+        return Provenance.here(self.checkpoint, self.settings.device)
 
     @property
     def limits(self) -> Limits:
@@ -61,11 +74,14 @@ class DeferredLLM:
         """`Engine.kernels_verdict`; None while no kernel has run."""
         return None if self._llm is None else self._llm.kernels_verdict
 
-    def run(
-        self, requests: Iterable[Request], on_step: Callable[[EngineStats], None] | None = None
-    ) -> Iterator[RequestOutput]:
+    def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]:
         """`Engine.run`, by an LLM that is made if there is none."""
-        return self.load().run(requests, on_step)
+        return self._made().run(requests, on_step)
+
+    def reset_prefix_cache(self) -> None:
+        """`Engine.reset_prefix_cache`, where there is an engine."""
+        if self._llm is not None:
+            self._llm.reset_prefix_cache()
 
     def close(self) -> None:
         """Closes the LLM, if there is one."""

@@ -13,6 +13,7 @@ import torch
 from evalengine.config.arguments import no_model
 from evalengine.config.schema import SCHEDULE_FIELDS, EngineConfig, ModelConfig
 from evalengine.config.shipped import shipped_model
+from evalengine.engine.answering import Provenance
 from evalengine.engine.execute.memory import memory_problems, plan_num_kv_blocks
 from evalengine.engine.execute.model_runner import ModelRunner
 from evalengine.engine.execute.parallel.group import share_memory, slot_bytes
@@ -122,6 +123,18 @@ class LoadedModel:
         return Limits(
             settings.max_model_len, self.spec.vocab_size, settings.block_size, self.num_kv_blocks, has_tokenizer
         )
+
+    @property
+    def loaded(self) -> bool:
+        """True: weights are loaded where an engine is made. (`DeferredLLM` is an engine that waits with that.)"""
+        return True
+
+    def load(self) -> None:
+        """Does nothing, for the same reason."""
+
+    def facts(self) -> Provenance:
+        """What answers depend on here. Reads all weight files, unless they have been hashed already."""
+        return Provenance.here(self.checkpoint, self.settings.device)
 
     def _reconfigure(self, schedule: dict[str, Any]) -> None:
         """Builds the pool anew under other settings; the settings of before come back if that fails (ConfigError)."""

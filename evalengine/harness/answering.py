@@ -1,54 +1,19 @@
-"""The engine that answers a run's requests: an `LLM` in this process, or replicas of it (`evalengine.cluster`)."""
+"""Opens what answers a run's requests: an `LLM` in this process, or replicas of it (`evalengine.cluster`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, Protocol, cast
-
-import torch
+from typing import Any
 
 from evalengine.cluster.engines import RayEngines
 from evalengine.cluster.settings import ray_problems, uses_ray
-from evalengine.config.schema import Config, EngineConfig
+from evalengine.config.schema import Config
+from evalengine.engine.answering import Answering
 from evalengine.engine.deferred import DeferredLLM
-from evalengine.engine.load.loader import Checkpoint, weights_fingerprint
-from evalengine.engine.request import Request, RequestOutput
-from evalengine.engine.settings import Settings, settings_problems
-from evalengine.engine.stats import EngineStats
-from evalengine.engine.submission import Limits
+from evalengine.engine.load.loader import Checkpoint
+from evalengine.engine.settings import settings_problems
 from evalengine.models.spec import ModelSpec
-from evalengine.records.libraries import installed_libraries
-
-
-class Answering(Protocol):
-    """The part of an `LLM` that the harness uses; replicas have it, too."""
-
-    @property
-    def config(self) -> EngineConfig: ...
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def spec(self) -> ModelSpec: ...
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def checkpoint(self) -> Checkpoint: ...
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def stats(self) -> EngineStats: ...
-    @property
-    def num_kv_blocks(self) -> int: ...
-    @property
-    def kernels_verdict(self) -> dict[str, Any] | None: ...
-
-    def reset_prefix_cache(self) -> None: ...
-
-    def run(
-        self, requests: Iterable[Request], on_step: Callable[[EngineStats], None] | None = None
-    ) -> Iterator[RequestOutput]: ...
 
 
 @contextmanager
@@ -64,7 +29,7 @@ def answering(config: Config, checkpoint: Checkpoint, loaded: Answering | None) 
     else:
         mode: Any = {"batch_invariant": config.batch_invariant, "numerics": config.numerics}
         with DeferredLLM(checkpoint, **mode, engine=config.engine) as deferred:
-            yield cast(Answering, deferred)  # a DeferredLLM has all that a run asks of its own engine
+            yield deferred
 
 
 def answering_problems(config: Config, spec: ModelSpec | None) -> Iterator[str]:
@@ -73,27 +38,3 @@ def answering_problems(config: Config, spec: ModelSpec | None) -> Iterator[str]:
     yield from ray_problems(config)
     if config.cluster.address is None:
         yield from settings_problems(config.engine, config.batch_invariant, config.numerics, spec)
-
-
-def weights_sha256(llm: Answering) -> str:
-    """SHA-256 of the weight files; reads all of them, unless the replicas have hashed them already."""
-    return llm.weights_sha256 if isinstance(llm, RayEngines) else weights_fingerprint(llm.checkpoint)
-
-
-def gpu_architecture(llm: Answering) -> str:
-    """The architecture of the GPU that computes, as `sm_90`."""
-    if isinstance(llm, RayEngines):
-        return str(llm.first.gpu_architecture)
-    return "sm_{}{}".format(*torch.cuda.get_device_capability(llm.settings.device))
-
-
-def libraries(llm: Answering) -> dict[str, str | None]:
-    """The versions of what an answer can depend on, where it is computed: all replicas have the first one's."""
-    return llm.first.libraries if isinstance(llm, RayEngines) else installed_libraries()
-
-
-def cluster_facts(llm: Answering) -> dict[str, Any]:
-    """The manifest's facts about replicas: their roster, and the first one's hardware; {} without replicas."""
-    if not isinstance(llm, RayEngines):
-        return {}
-    return {"cluster": llm.roster.facts(), "hardware": asdict(llm.first.hardware)}

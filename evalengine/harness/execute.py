@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 import numpy as np
 
 from evalengine.cache.engine import CachedEngine
+from evalengine.engine.answering import Answering
 from evalengine.engine.expected import ExpectedAnswer, Top
 from evalengine.engine.interrupts import Interrupts
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.engine.stats import EngineStats
 from evalengine.errors import DoubtedAnswersError, EvalEngineError, first_of
-from evalengine.harness.answering import Answering
 from evalengine.harness.journal import Asked, Journal, JournalEntry
 from evalengine.harness.plan import Plan
 from evalengine.harness.progress import RunProgress

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evalengine.config.schema import Config
+from evalengine.engine.answering import Answering
 from evalengine.engine.text.tokenizer import plain_tokenizer
-from evalengine.harness.answering import Answering, gpu_architecture, weights_sha256
 from evalengine.harness.plan import Plan
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.records.manifest import run_id, run_identity
@@ -44,8 +44,9 @@ def run_facts(config: Config, plan: Plan, llm: Answering) -> Facts:
 
 def engine_identity(config: Config, llm: Answering) -> dict[str, Any]:
     """The part of the identity that computes: the model by content, numerics and dtype. Hashes the weight files."""
+    facts = llm.facts()
     identity = {
-        "weights": weights_sha256(llm),
+        "weights": facts.weights_sha256,
         **model_identity(config, llm),
         "numerics": llm.settings.numerics,
         "dtype": dtype_name(llm.settings.dtype),
@@ -53,7 +54,7 @@ def engine_identity(config: Config, llm: Answering) -> dict[str, Any]:
     if llm.settings.numerics == "fast":
         identity["attention_backend"] = llm.settings.attention_backend
     if llm.settings.numerics == "native":  # native promises equal bits on one GPU architecture only
-        identity["gpu_architecture"] = gpu_architecture(llm)
+        identity["gpu_architecture"] = facts.gpu_architecture
     return identity
 
 

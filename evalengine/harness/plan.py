@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from evalengine.config.schema import Config, template_date, template_variables
-from evalengine.engine.deferred import DeferredLLM
+from evalengine.engine.answering import Answering
 from evalengine.engine.load.loader import Checkpoint, resolve_checkpoint
 from evalengine.engine.request import Request
 from evalengine.engine.submission import check_requests
@@ -19,7 +19,7 @@ from evalengine.engine.text.chat_template import ChatTemplate
 from evalengine.engine.text.encode import special_tokens
 from evalengine.engine.text.pieces import PieceTokenizer
 from evalengine.errors import ConfigError
-from evalengine.harness.answering import Answering, answering_problems
+from evalengine.harness.answering import answering_problems
 from evalengine.harness.budgets import budget_problems
 from evalengine.harness.permission import execution_problems
 from evalengine.harness.rehearsal import rehearse
@@ -142,20 +142,20 @@ def build_plan(config: Config, tasks: list[Task], llm: Answering) -> Plan:
 def plan_and_load(config: Config, tasks: list[Task], llm: Answering) -> Plan:
     """`build_plan`; meanwhile an engine whose weights are not loaded yet loads them, if no cache may spare it that. The
     prompts of many documents are written by processes of their own. Raises what `build_plan` and loading raise."""
-    deferred = llm if isinstance(llm, DeferredLLM) and config.cache.path is None else None
+    loads = not llm.loaded and config.cache.path is None
     # A chat template has a process of its own, which no two others may ask.
     may_share = not config.apply_chat_template and _may_fork(tasks, config.limit)
     sizes = [len(task.docs[: config.limit]) for task in tasks]
-    ahead = COPIED if deferred is None else 0.0
+    ahead = 0.0 if loads else COPIED
     parts = shares(tasks, MANY_DOCUMENTS, sizes, ahead) if may_share else [tasks]
     with ExitStack() as started:
         written = []
         for number, part in enumerate(parts):
-            forks = may_share and (deferred is not None or number > 0)  # this process loads, or writes the first part
+            forks = may_share and (loads or number > 0)  # this process loads, or writes the first part
             work = partial(_write_prompts, config, llm, part)
             written.append(started.enter_context(Beside(work, forks)))
-        if deferred is not None:
-            deferred.load()
+        if loads:
+            llm.load()
         problems: list[str] = []
         prompts = [_collect(problems, process.result) for process in written]
         if problems:

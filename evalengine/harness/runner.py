@@ -17,10 +17,11 @@ import transformers
 
 from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, selection, to_yaml
+from evalengine.engine.answering import Answering
 from evalengine.engine.stats import EngineStats
 from evalengine.engine.text.encode import find_prefix_token_id
 from evalengine.errors import ConfigError
-from evalengine.harness.answering import Answering, answering, cluster_facts, libraries
+from evalengine.harness.answering import answering
 from evalengine.harness.groups import group_results
 from evalengine.harness.identity import Facts, run_facts
 from evalengine.harness.kept import answers_kept
@@ -34,7 +35,6 @@ from evalengine.models.spec import dtype_name
 from evalengine.records.digest import digests
 from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
-from evalengine.records.libraries import deciding
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
 from evalengine.records.manifest import MANIFEST, build_manifest, code_version
@@ -44,6 +44,7 @@ from evalengine.records.schema import RecordKey, RequestRecord, write_records
 from evalengine.records.tokens import TOKENS, tokens_json, used_ids
 from evalengine.util.beside import Beside, spread
 from evalengine.util.garbage import few_collections
+from evalengine.util.libraries import deciding
 from evalengine.version import __version__
 
 MANY = 5_000  # requests whose records take a quarter of a second to write and hash
@@ -113,7 +114,7 @@ def _run(
         cached = opened.enter_context(answers_kept(config, plan, llm, facts.identity))
         loaded = time.perf_counter()
         name = f"{selection(config)}-{config.model.name}"
-        installed = libraries(llm)
+        installed = llm.facts().libraries
         versions = {library: installed[library] for library in deciding(llm.settings.numerics)}
         with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity, versions) as folder:
             if not folder.finished:
@@ -200,7 +201,7 @@ def _write(
         started=clock.started,
         command=command,
         programs=programs,
-        cluster=cluster_facts(llm),
+        cluster=llm.facts().cluster,
         cache=None if cached is None else asdict(cached.counts),
     )
     write_results(

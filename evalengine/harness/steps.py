@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from evalengine.cache.engine import CachedEngine
 from evalengine.config.schema import Config, SequentialConfig, selection
-from evalengine.harness.answering import Answering
+from evalengine.engine.answering import Answering
 from evalengine.harness.execute import execute
 from evalengine.harness.journal import JournalEntry
 from evalengine.harness.outcome import scorer

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from evalengine.config.schema import (
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical
+from evalengine.util.libraries import library_versions
 from evalengine.util.plain_files import YAML_SUFFIXES
 
 MANIFEST = "manifest.json"
@@ -34,10 +34,6 @@ NEW_SETTINGS = ("enable_thinking", "chat_template_args")  # null asks for nothin
 NEW_TASK_SETTINGS = ("repeats", "pass_at", "gen_prefix", "code_timeout")  # a task's; null asks for nothing
 FAST_IDENTITY_KEYS = ("attention_backend",)  # resolved too; at the other levels they change nothing
 _STANDS_FOR = ("model", "batch_invariant", "numerics", "task")
-LIBRARIES = (
-    *("torch", "triton", "transformers", "tokenizers", "datasets", "safetensors", "gguf", "flash-attn", "hydra-core"),
-    *("numpy", "scipy", "pandas", "pyarrow", "jinja2"),
-)
 
 
 def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,17 +179,6 @@ def code_version() -> Code:
         return Code(version.__version__, os.environ.get("EVALENGINE_COMMIT"), None)
     commit, status = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
     return Code(version.__version__, commit, None if status is None else bool(status))
-
-
-def library_versions() -> dict[str, str]:
-    """The versions of the libraries that a result can depend on, those that are installed."""
-    versions = {}
-    for name in LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def cpu_name() -> str:

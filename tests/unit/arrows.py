@@ -21,7 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "tasks": {"programs", "config", "util", "errors"},
     "records": {"config", "util", "errors", "version"},
     "report": {"records", "tasks", "config", "util", "errors", "version"},
-    "cluster": {"engine", "models", "records", "config", "errors", "version"},
+    "cluster": {"engine", "models", "records", "config", "util", "errors", "version"},
     "cache": {"engine", "models", "records", "util", "errors"},
     "harness": {
         "cache",

@@ -21,10 +21,11 @@ from evalengine.cluster.replica import ReplicaFacts, tokenizer_sha256
 from evalengine.cluster.settings import Share, cluster_share, local_share, ray_problems, uses_ray
 from evalengine.config.compose import compose_jobs
 from evalengine.config.schema import ClusterConfig, Config
+from evalengine.engine.answering import Provenance
+from evalengine.engine.load.loader import Checkpoint
 from evalengine.engine.settings import Settings
 from evalengine.engine.submission import Limits
 from evalengine.errors import ConfigError
-from evalengine.harness.answering import libraries
 from evalengine.harness.plan import prepare
 from evalengine.records.manifest import run_identity
 from evalengine.records.manifest_parts import Hardware
@@ -152,16 +153,21 @@ LIBRARIES: dict[str, str | None] = {
 }  # fmt: skip
 
 
-def test_a_replica_unlike_the_first_is_named() -> None:
-    checkpoint = prepare(compose("engine.device=cpu"))[0]
+def replica_facts(checkpoint: Checkpoint) -> ReplicaFacts:
     native = Settings(torch.device("cuda"), "native", torch.bfloat16, "triton", 512, 64, 1)
     limits = Limits(512, checkpoint.spec.vocab_size, 64, 100, True)
-    like = ReplicaFacts(
+    return ReplicaFacts(
         *("hosta", "node", 1, ("0",), native, limits, None, evalengine.CONTRACT_VERSION, checkpoint.spec, "abc"),
         gpu_architecture="sm_90",
         libraries=LIBRARIES,
         hardware=Hardware("cuda", "Xeon", 64, ["H100"]),
     )
+
+
+def test_a_replica_unlike_the_first_is_named() -> None:
+    checkpoint = prepare(compose("engine.device=cpu"))[0]
+    like = replica_facts(checkpoint)
+    native = like.settings
     assert [*unlike(like, like, checkpoint.spec, "abc")] == []
     assert like.where == "hosta GPU 0 (H100)"
     spec = replace(checkpoint.spec, vocab_size=checkpoint.spec.vocab_size + 1)
@@ -223,10 +229,17 @@ def test_replicas_tokenizers_are_alike_in_all_they_decode_by() -> None:
     assert tokenizer_sha256(tokenizer) == tokenizer_sha256(copy.deepcopy(tokenizer)) and tokenizer_sha256(None) is None
 
 
-def test_a_cache_key_holds_the_libraries_of_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = RayEngines.__new__(RayEngines)
-    first = SimpleNamespace(libraries={**LIBRARIES, "triton": "3.5.0"})
-    monkeypatch.setattr(RayEngines, "first", first)
-    assert libraries(fleet)["triton"] == "3.5.0"
-    here: Any = object()
-    assert libraries(here)["torch"] == torch.__version__
+def test_the_facts_of_replicas_are_those_of_their_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose("engine.device=cpu")
+    checkpoint = prepare(config)[0]
+    fleet = RayEngines(config, checkpoint)
+    fleet._hash_weights()
+    monkeypatch.setattr(
+        RayEngines, "first", replace(replica_facts(checkpoint), libraries={**LIBRARIES, "triton": "3.5.0"})
+    )
+    theirs = fleet.facts()
+    assert (theirs.libraries["triton"], theirs.gpu_architecture) == ("3.5.0", "sm_90")
+    assert theirs.cluster["hardware"]["device"] == "cuda" and "replicas" in theirs.cluster["cluster"]
+    here = Provenance.here(checkpoint, torch.device("cpu"))
+    assert here.libraries["torch"] == torch.__version__ and not here.cluster and here.gpu_architecture is None
+    assert here.weights_sha256 == theirs.weights_sha256

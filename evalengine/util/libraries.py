@@ -1,9 +1,14 @@
-"""The libraries that an answer's bits or text can depend on, beyond what its numerics level promises."""
+"""The versions of libraries: those that a result can depend on, and those that an answer's bits or text can depend on
+beyond what its numerics level promises."""
 
 from __future__ import annotations
 
-from evalengine.records.manifest import library_versions
+from importlib import metadata
 
+LIBRARIES = (
+    *("torch", "triton", "transformers", "tokenizers", "datasets", "safetensors", "gguf", "flash-attn", "hydra-core"),
+    *("numpy", "scipy", "pandas", "pyarrow", "jinja2"),
+)
 # No test compares what two compilers make of a kernel, so `native` is only held to be equal within one version of each.
 NATIVE_LIBRARIES = ("torch", "cuda", "triton")
 # Stop strings are found in text, which these decode.
@@ -22,3 +27,14 @@ def installed_libraries() -> dict[str, str | None]:
 
     versions = {**library_versions(), "cuda": torch.version.cuda}
     return {name: versions.get(name) for name in (*NATIVE_LIBRARIES, *TEXT_LIBRARIES)}
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of the libraries that a result can depend on, those that are installed."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
