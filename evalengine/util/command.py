@@ -12,6 +12,7 @@ from types import SimpleNamespace as Namespace
 
 from evalengine.errors import ConfigError, EvalEngineError
 from evalengine.plain_text import warn, warn_of_bug
+from evalengine.util.endings import raise_what_was_taken
 
 __all__ = ["PROGRAM", "Namespace", "exit_code", "fail"]
 
@@ -28,20 +29,24 @@ def exit_code(work: Callable[[], int]) -> int:
         return work()
     except SystemExit as exit:  # lm-eval's command line and typer's completion end so
         return int(exit.code or 0)
-    except EvalEngineError as error:
-        return fail(error)
     except BrokenPipeError:
         raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = error.filename or error
-            cure = "free space and give the same command again; a run resumes"
-            return fail(EvalEngineError(f"the disk is full ({where}); {cure}"))
-        if isinstance(error, FileNotFoundError) and _folder_is_gone():
-            return fail(ConfigError("the working directory no longer exists: change to one that does (cd)"))
-        warn_of_bug()
-    except Exception:
-        warn_of_bug()
+    except Exception as error:
+        raise_what_was_taken()
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    """Prints an error that is being handled; returns its exit code."""
+    if isinstance(error, EvalEngineError):
+        return fail(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = error.filename or error
+        cure = "free space and give the same command again; a run resumes"
+        return fail(EvalEngineError(f"the disk is full ({where}); {cure}"))
+    if isinstance(error, FileNotFoundError) and _folder_is_gone():
+        return fail(ConfigError("the working directory no longer exists: change to one that does (cd)"))
+    warn_of_bug()
     return 1
 
 

@@ -60,6 +60,13 @@ def ended(code: int) -> int:
     return _code
 
 
+def raise_what_was_taken() -> None:
+    """Raises the signal that ends the command, if one does: for where an error was caught. A library's clean-up that
+    the signal came amid may fail by an error of its own, in the place of the signal's."""
+    if _taken:
+        raise_for(_taken)
+
+
 def say(interrupt: KeyboardInterrupt) -> int:
     """Says on standard error what ended the command, and what is kept; returns the exit code."""
     number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT

@@ -47,6 +47,14 @@ SWALLOWS = """
         pass
     return 0
 """
+REPLACES = """
+    from evalengine.errors import ConfigError
+    class Lock:
+        def __enter__(self): pass
+        def __exit__(self, *_): raise ConfigError(": 'NoneType' object has no attribute 'cache'")
+    with Lock():
+        press()
+"""
 ENDS = """
     def last_words(stop=gc_freeze):
         stop()
@@ -82,6 +90,14 @@ def test_an_import_swallows_a_signal_that_only_raises(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_that_was_swallowed_elsewhere_is_no_success(tmp_path: Path, number: signal.Signals) -> None:
     assert ran(tmp_path, number, SWALLOWS).returncode == CODES[number]
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_an_error_of_what_a_signal_came_amid_is_not_the_reason(tmp_path: Path, number: signal.Signals) -> None:
+    """OmegaConf's clean-up fails so where a signal comes amid its start."""
+    done = ran(tmp_path, number, REPLACES)
+    assert (done.returncode, done.stdout) == (CODES[number], "")
+    assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("number", CODES)
