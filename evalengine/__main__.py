@@ -61,7 +61,10 @@ def _command(words: list[str]) -> int:
 
 def program() -> int:
     """The installed command and `python -m evalengine`: `main`, in a process that ends with it."""
-    watch_signals()
+    try:
+        watch_signals()
+    except KeyboardInterrupt as interrupt:  # Python's own handler heard a signal that came before ours was there
+        return say(interrupt)
     from evalengine.util.garbage import few_collections
 
     with few_collections():

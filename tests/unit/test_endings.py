@@ -100,6 +100,13 @@ def test_an_error_of_what_a_signal_came_amid_is_not_the_reason(tmp_path: Path, n
     assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr, done.stderr
 
 
+def test_a_signal_before_the_handlers_are_there_is_no_traceback(tmp_path: Path) -> None:
+    way = "(setattr(signal, 'set_wakeup_fd', lambda *_, **__: press()), m.program())[1]"
+    done = ran(tmp_path, signal.SIGINT, SWALLOWS, way=way)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_after_the_end_changes_nothing(tmp_path: Path, number: signal.Signals) -> None:
     done = ran(tmp_path, number, ENDS)
