@@ -20,6 +20,11 @@ def main(arguments: Namespace) -> int:
         if arguments.model is None:
             raise ConfigError("check: --model names the model that is to compute the receipt's item; give its path")
         return _check_receipt(arguments)
+    from evalengine.report.read.names import stands_for
+
+    if not Path(stands_for(arguments.source)).exists():
+        raise ConfigError(f"check: {arguments.source}: no such file or folder; give a receipt, as `prove` writes one, "
+                          "or a run's folder")  # fmt: skip
     if arguments.model or arguments.digest or arguments.tokenizer:
         raise ConfigError("check: --model, --tokenizer and --digest are for a receipt; of a run, --with model.path=...")
     return _check_run(arguments)
@@ -64,11 +69,7 @@ def _asked(settings: Mapping[str, Any] | None) -> str:
 def _check_run(arguments: Namespace) -> int:
     from evalengine.receipts.check_run import differing
     from evalengine.report.read.load import load_run
-    from evalengine.report.read.names import stands_for
 
-    if not Path(stands_for(arguments.source)).exists():
-        raise ConfigError(f"check: {arguments.source}: no such file or folder; give a receipt, as `prove` writes one, "
-                          "or a run's folder")  # fmt: skip
     run = load_run(arguments.source)
     checked, differences = differing(run, arguments.sample, arguments.seed, arguments.places)
     for line in differences:

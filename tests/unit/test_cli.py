@@ -124,6 +124,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["limit=4", "compare"], "compare: a command's name comes first: python -m evalengine compare ..."),
         (["help", "comapre"], "comapre: no such command; did you mean compare?"),
         (["check", "/nowhere/r.json"], "check: /nowhere/r.json: no such file or folder; give a receipt"),
+        (["check", "/nowhere/r.json", "--model", "m"], "check: /nowhere/r.json: no such file or folder; give a"),
         (["report", "/nowhere/a", "/nowhere/b"], "/nowhere/a: no such file or folder; name a run's folder"),
         (["--install-completion", "WORD"], "--install-completion WORD: there are bash, zsh, fish,"),
         (["--show-completion", "bash", "zsh"], "--show-completion bash zsh: there are bash, zsh, fish,"),
