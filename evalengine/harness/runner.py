@@ -37,7 +37,14 @@ from evalengine.records.evidence import CONFIG, bind, bind_failed, open_run
 from evalengine.records.folder import RECORDS, RunFolder
 from evalengine.records.lm_eval import Invocation, ModelInfo, TaskResult, remove_results, write_results, write_samples
 from evalengine.records.lm_eval_file import read_results, results_files
-from evalengine.records.manifest import MANIFEST, build_manifest, code_version
+from evalengine.records.manifest import (
+    MANIFEST,
+    RunContext,
+    RunOutcome,
+    build_manifest,
+    code_version,
+    identity_sha256,
+)
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, write_records
@@ -60,17 +67,36 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class _Clock:
+class _Run:
+    """What a run is resolved to before its first answer."""
+
+    config: Config
+    command: Sequence[str] | None
     started: float  # UNIX seconds
-    begin: float  # seconds of the monotonic clock, as the two below
+    begin: float  # seconds of the monotonic clock, as the next
     loaded: float
-    executed: float
+    plan: Plan
+    llm: Answering
+    facts: Facts
+    cached: CachedEngine | None
+    folder: RunFolder
 
-    def timings(self) -> RunTimings:
-        now = time.perf_counter()
-        return RunTimings(self.loaded - self.begin, self.executed - self.loaded, now - self.begin)
+
+@dataclass(frozen=True)
+class _Answers:
+    """What was answered, and what it amounts to."""
+
+    plan: Plan  # the part of the run's plan that was asked
+    rows: Sequence[RequestRecord]
+    ran: set[RecordKey]  # the requests that the journal lacked
+    results: Sequence[TaskResult]
+    programs: Mapping[str, Any] | None
+    stats: EngineStats
+    executed: float  # seconds of the monotonic clock, when the last answer was there
+    scored: datetime
 
 
+@few_collections()
 def run(
     config: Config,
     leave: Callable[[Path], None] = lambda folder: None,
@@ -92,19 +118,6 @@ def run(
         KeyboardInterrupt: with the run's folder as its argument, once there is one.
     """
     started, begin = time.time(), time.perf_counter()
-    with few_collections():
-        return _run(config, leave, command, llm, decided, started, begin)
-
-
-def _run(
-    config: Config,
-    leave: Callable[[Path], None],
-    command: Sequence[str] | None,
-    llm: Answering | None,
-    decided: Decided | None,
-    started: float,
-    begin: float,
-) -> RunResult:
     checkpoint, tasks = prepare(config, None if llm is None else llm.checkpoint)
     with ExitStack() as opened:
         llm = opened.enter_context(answering(config, checkpoint, llm))
@@ -117,33 +130,37 @@ def _run(
         installed = llm.facts().libraries
         versions = {library: installed[library] for library in deciding(llm.settings.numerics)}
         with RunFolder.open(config.output_dir, name, facts.run_id, config.resume, facts.identity, versions) as folder:
-            if not folder.finished:
-                folder.write_text(CONFIG, to_yaml(config))
-                plan, (answers, ran) = answered(plan, config, llm, cached, folder, decided)
-                clock = _Clock(started, begin, loaded, time.perf_counter())
-                thought = thoughts(plan, answers, llm.tokenizer)
-                stats = llm.stats.since(before)
-                judged = verdicts(plan, answers, config, selection(config))
-                rows = records(plan, answers, thought, judged)
-                programs = program_facts(plan, config, judged)
-                # Several forked processes need it, and this one later. It is imported late, as it takes 0.2 s and a run
-                # that is refused does not need it.
-                import pyarrow.parquet  # noqa: F401
-
-                with Beside(lambda: _write_records(folder, rows), len(rows) >= MANY) as written:
-                    finished = datetime.now()
-                    results = _score(plan, scorer(plan, answers, thought, judged), folder, finished)
-                    digest = _write(
-                        *(config, plan, llm, folder, facts, rows, written, results, ran, clock, command, stats),
-                        *(programs, cached, finished),
-                    )
-            else:
+            if folder.finished:
                 digest = _own_manifest(folder).digest
+            else:
+                folder.write_text(CONFIG, to_yaml(config))
+                this = _Run(config, command, started, begin, loaded, plan, llm, facts, cached, folder)
+                digest = _answer(this, decided, before)
             leave(folder.path)
             opened.close()  # the engine; from here on nothing is left that could end the run unfinished
             folder.tidy()
             values = read_results(results_files(folder.path)[-1])["results"]
             return RunResult(folder.path, digest, {task: _metrics(values[task]) for task in values})
+
+
+def _answer(run: _Run, decided: Decided | None, before: EngineStats) -> str:
+    """Asks what is missing, scores the answers and writes the evidence; returns the digest."""
+    config, llm = run.config, run.llm
+    plan, (answers, ran) = answered(run.plan, config, llm, run.cached, run.folder, decided)
+    executed = time.perf_counter()
+    thought = thoughts(plan, answers, llm.tokenizer)
+    stats = llm.stats.since(before)
+    judged = verdicts(plan, answers, config, selection(config))
+    rows = records(plan, answers, thought, judged)
+    programs = program_facts(plan, config, judged)
+    # Several forked processes need it, and this one later. It is imported late, as it takes 0.2 s and a run that is
+    # refused does not need it.
+    import pyarrow.parquet  # noqa: F401
+
+    with Beside(lambda: _write_records(run.folder, rows), len(rows) >= MANY) as written:
+        scored = datetime.now()
+        results = _score(plan, scorer(plan, answers, thought, judged), run.folder, scored)
+        return _write(run, _Answers(plan, rows, ran, results, programs, stats, executed, scored), written)
 
 
 def _own_manifest(folder: RunFolder) -> Manifest:
@@ -159,63 +176,38 @@ def _metrics(results: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if "," in name}
 
 
-def _write(
-    config: Config,
-    plan: Plan,
-    llm: Answering,
-    folder: RunFolder,
-    facts: Facts,
-    rows: Sequence[RequestRecord],
-    written: Beside[None],
-    results: Sequence[TaskResult],
-    ran: set[RecordKey],
-    clock: _Clock,
-    command: Sequence[str] | None,
-    stats: EngineStats,
-    programs: Mapping[str, Any] | None,
-    cached: CachedEngine | None,
-    finished: datetime,
-) -> str:
+def _write(run: _Run, answers: _Answers, written: Beside[None]) -> str:
     """All other files of a finished run: the manifest after those whose hashes it holds, and last the digest, which it
     returns.
 
     written: the writing of the records, by a process of its own where they are many.
     """
-    used = used_ids(row.output_ids for row in rows)
+    config, llm, folder, cached = run.config, run.llm, run.folder, run.cached
+    used = used_ids(row.output_ids for row in answers.rows)
     folder.write_json(TOKENS, tokens_json(token_bytes(llm.tokenizer, used)))
-    digest = digests(rows)
+    found = digests(answers.rows)
     written.result()
-    timings = clock.timings()
-    manifest = build_manifest(
-        run_id=facts.run_id,
-        identity=facts.identity,
-        model=model_facts(config, llm, facts.identity),
-        tokenizer={**facts.identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
-        datasets=facts.datasets,
-        engine={**engine_settings(llm), "kernels": llm.kernels_verdict, "stats": asdict(stats)},
-        device=str(llm.settings.device),
-        counts=_counts(plan, rows, ran, cached),
-        timings=timings,
-        digest=digest.run,
-        task_digests=digest.tasks,
-        started=clock.started,
-        command=command,
-        programs=programs,
-        cluster=llm.facts().cluster,
+    now = time.perf_counter()
+    timings = RunTimings(run.loaded - run.begin, answers.executed - run.loaded, now - run.begin)
+    context = run_context(config, llm, run.facts.identity, run.facts.datasets, run.started, run.command)
+    outcome = RunOutcome(
+        *(found, _counts(answers, cached), timings, engine_facts(llm, answers.stats), answers.programs),
         cache=None if cached is None else asdict(cached.counts),
+        cluster=llm.facts().cluster,
     )
     write_results(
-        *(folder, results, _model_info(config, llm, facts.identity), _invocation(config, clock, timings)),
-        finished=finished,
-        groups=group_results(config.groups, results),
+        *(folder, answers.results, _model_info(config, llm, run.facts.identity)),
+        _invocation(config, run.started, timings),
+        finished=answers.scored,
+        groups=group_results(config.groups, answers.results),
     )
     try:
-        bound = bind(manifest, folder.path, digest.run)
+        bound = bind(build_manifest(context, outcome), folder.path, found.run)
     except OSError as error:
         raise bind_failed(folder.path, error) from error
     folder.write_text(MANIFEST, bound.file_text())
-    folder.finish(digest.run)
-    return digest.run
+    folder.finish(found.run)
+    return found.run
 
 
 def _score(
@@ -241,9 +233,16 @@ def _write_records(folder: RunFolder, rows: Sequence[RequestRecord]) -> None:
     folder.write_with(RECORDS, lambda path: write_records(path, rows))
 
 
-def model_facts(config: Config, llm: Answering, identity: Mapping[str, Any]) -> Model:
-    """The manifest's `model`."""
-    return Model(
+def run_context(
+    config: Config,
+    llm: Answering,
+    identity: Mapping[str, Any],
+    datasets: Mapping[str, Any],
+    started: float,
+    command: Sequence[str] | None = None,
+) -> RunContext:
+    """What the manifest says of a run besides what it came to."""
+    model = Model(
         name=config.model.name,
         source=llm.checkpoint.source,
         revision=llm.checkpoint.revision,
@@ -255,6 +254,14 @@ def model_facts(config: Config, llm: Answering, identity: Mapping[str, Any]) -> 
         prefix_token_id=find_prefix_token_id(llm.tokenizer),  # it precedes texts scored without context
         processors=llm.spec.processors.in_force(),
     )
+    tokenizer = {**identity["tokenizer"], "vocab_size": llm.spec.vocab_size}
+    run_id, device = identity_sha256(identity)[:8], str(llm.settings.device)
+    return RunContext(run_id, identity, model, tokenizer, datasets, device, started, command)
+
+
+def engine_facts(llm: Answering, stats: EngineStats) -> dict[str, Any]:
+    """The manifest's `engine`: its settings, its verdict on its kernels, and what it counted for the run."""
+    return {**engine_settings(llm), "kernels": llm.kernels_verdict, "stats": asdict(stats)}
 
 
 def engine_settings(llm: Answering) -> dict[str, Any]:
@@ -272,15 +279,16 @@ def engine_settings(llm: Answering) -> dict[str, Any]:
     return {**asdict(llm.config), **resolved}
 
 
-def _counts(plan: Plan, rows: Sequence[RequestRecord], ran: set[RecordKey], cached: CachedEngine | None) -> RunCounts:
-    """The manifest's counts. ran: the requests that the journal lacked; the cache may have answered some of them."""
+def _counts(answers: _Answers, cached: CachedEngine | None) -> RunCounts:
+    """The manifest's counts. The cache may have answered some of the requests that the journal lacked."""
+    plan, rows = answers.plan, answers.rows
     read = set() if cached is None else {i.key for i in plan.requests if i.request.request_id in cached.answered}
-    computed = ran - read
+    computed = answers.ran - read
     done_now = [row for row in rows if row.key in computed]
     return RunCounts(
         documents=sum(len(p.instances) for p in plan.tasks),
         requests=len(rows),
-        resumed_requests=len(rows) - len(ran),
+        resumed_requests=len(rows) - len(answers.ran),
         cached_requests=len(read),
         truncated_prompts=sum(row.truncated > 0 for row in rows),
         truncated_thinking=sum(bool(row.thinking_truncated) for row in rows),
@@ -311,12 +319,12 @@ def _model_info(config: Config, llm: Answering, identity: Mapping[str, Any]) -> 
     )
 
 
-def _invocation(config: Config, clock: _Clock, timings: RunTimings) -> Invocation:
+def _invocation(config: Config, started: float, timings: RunTimings) -> Invocation:
     return Invocation(
         limit=config.limit,
         seed=config.seed,
         fewshot_seed=config.fewshot_seed,
-        started=clock.started,
+        started=started,
         total_seconds=timings.total_seconds,
         evalengine_version=__version__,
         transformers_version=transformers.__version__,

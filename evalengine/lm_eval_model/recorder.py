@@ -26,7 +26,7 @@ from evalengine.errors import EvalEngineError
 from evalengine.harness.identity import engine_identity
 from evalengine.harness.pieces import token_bytes
 from evalengine.harness.requests import requests_sha256
-from evalengine.harness.runner import engine_settings, model_facts
+from evalengine.harness.runner import engine_facts, run_context
 from evalengine.lm_eval_model import LOGGER
 from evalengine.lm_eval_model.arguments import DEFAULT_MAX_GEN_TOKS, ModelArguments
 from evalengine.lm_eval_model.place import Place
@@ -34,7 +34,7 @@ from evalengine.lm_eval_model.requests import Asked
 from evalengine.records.digest import Digests, digests
 from evalengine.records.evidence import bind
 from evalengine.records.folder import DIGEST, RECORDS, write_whole
-from evalengine.records.manifest import MANIFEST, build_manifest, identity_sha256, run_identity
+from evalengine.records.manifest import MANIFEST, RunOutcome, build_manifest, run_identity
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import RunCounts, RunTimings
 from evalengine.records.schema import RecordKey, RequestRecord, ids_sha256, write_records
@@ -128,22 +128,16 @@ class Recorder:
     def _manifest(self, rows: Sequence[RequestRecord], digest: Digests) -> Manifest:
         llm, config = self.llm, self.arguments.config
         identity = self._run_identity()
-        return build_manifest(
-            run_id=identity_sha256(identity)[:8],
-            identity=identity,
-            model=model_facts(config, llm, identity),
-            tokenizer={**identity["tokenizer"], "vocab_size": llm.spec.vocab_size},
-            datasets={},
-            engine={**engine_settings(llm), "kernels": llm.kernels_verdict, "stats": asdict(llm.stats)},
-            device=str(llm.settings.device),
-            counts=_counts(rows, 0 if self.cache is None else self.cache.hits),
-            timings=RunTimings(self.loaded - self.begin, self.seconds, time.perf_counter() - self.begin),
-            digest=digest.run,
-            task_digests=digest.tasks,
-            started=self.started,
+        run = run_context(config, llm, identity, {}, self.started)
+        outcome = RunOutcome(
+            digest,
+            _counts(rows, 0 if self.cache is None else self.cache.hits),
+            RunTimings(self.loaded - self.begin, self.seconds, time.perf_counter() - self.begin),
+            engine_facts(llm, llm.stats),
             cache=None if self.cache is None else asdict(self.cache),
-            more_libraries={"lm-eval": str(getattr(lm_eval, "__version__", "unknown"))},
         )
+        libraries = {"lm-eval": str(getattr(lm_eval, "__version__", "unknown"))}
+        return build_manifest(replace(run, libraries=libraries), outcome)
 
     def _run_identity(self) -> dict[str, Any]:
         """The run's identity: the engine's, every prompt, and what decides which part of an answer is scored. Settings

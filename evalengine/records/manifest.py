@@ -9,7 +9,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from evalengine.config.schema import (
     TemplateConfig,
     template_date,
 )
+from evalengine.records.digest import Digests
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Hardware, Machine, Model, RunCounts, RunTimings
 from evalengine.records.sealed import canonical
@@ -101,58 +102,69 @@ def resumed_fast(manifest: Manifest) -> int:
     return manifest.counts.resumed_requests if manifest.numerics == "fast" else 0
 
 
-def build_manifest(
-    *,
-    run_id: str,
-    identity: Mapping[str, Any],
-    model: Model,
-    tokenizer: Mapping[str, Any],
-    datasets: Mapping[str, Any],
-    engine: Mapping[str, Any],
-    device: str,
-    counts: RunCounts,
-    timings: RunTimings,
-    digest: str,
-    task_digests: Mapping[str, str],
-    started: float,
-    command: Sequence[str] | None = None,
-    programs: Mapping[str, Any] | None = None,
-    cluster: Mapping[str, Any] | None = None,
-    cache: Mapping[str, Any] | None = None,
-    more_libraries: Mapping[str, str] | None = None,
-) -> Manifest:
-    """`manifest.json`. The mappings are plain JSON values; `engine` holds the resolved settings. No environment
-    variables and user names go in, and no host names but those of replicas, by which a bad machine is found.
+@dataclass(frozen=True)
+class RunContext:
+    """What a run is, resolved before its first answer. The mappings are plain JSON values.
 
-    cache: what it did for the run (`cache.engine.Counts`), if there was one.
-    started: UNIX seconds. command: the words after `python -m evalengine`; None for a run that Python code started.
-    programs: how those that the model wrote were run and ended; None where no task runs any.
-    cluster: of a run on replicas, `cluster` (who they are) and `hardware` (theirs); this machine computed nothing then.
-    more_libraries: versions of what this run depends on besides `LIBRARIES`.
+    device: as torch names it. started: UNIX seconds. command: the words after `python -m evalengine`; None for a run
+    that Python code started. libraries: versions of what it depends on besides `LIBRARIES`.
     """
-    machine = machine_facts("cpu" if cluster else device)
-    libraries = {**machine.libraries, **(more_libraries or {})}
+
+    run_id: str
+    identity: Mapping[str, Any]
+    model: Model
+    tokenizer: Mapping[str, Any]
+    datasets: Mapping[str, Any]
+    device: str
+    started: float
+    command: Sequence[str] | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run came to. The mappings are plain JSON values.
+
+    engine: its resolved settings, its verdict on its kernels, and what it counted. programs: how those that the model
+    wrote were run and ended; None where no task runs any. cache: what it did for the run (`cache.engine.Counts`), if
+    there was one. cluster: of a run on replicas, `cluster` (who they are) and `hardware` (theirs); this machine
+    computed nothing then.
+    """
+
+    digests: Digests
+    counts: RunCounts
+    timings: RunTimings
+    engine: Mapping[str, Any]
+    programs: Mapping[str, Any] | None = None
+    cache: Mapping[str, Any] | None = None
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build_manifest(run: RunContext, outcome: RunOutcome) -> Manifest:
+    """`manifest.json`. No environment variables and user names go in, and no host names but those of replicas, by which
+    a bad machine is found."""
+    machine = machine_facts("cpu" if outcome.cluster else run.device)
     content = {
-        "run_id": run_id,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "command": None if command is None else list(command),
-        "digest": digest,
-        "task_digests": dict(task_digests),
+        "run_id": run.run_id,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.started)),
+        "command": None if run.command is None else list(run.command),
+        "digest": outcome.digests.run,
+        "task_digests": dict(outcome.digests.tasks),
         "contract_version": version.CONTRACT_VERSION,
-        "numerics": identity["numerics"],
-        "identity": dict(identity),
-        "model": asdict(model),
-        "tokenizer": dict(tokenizer),
-        "datasets": dict(datasets),
-        "engine": dict(engine),
-        "counts": asdict(counts),
+        "numerics": run.identity["numerics"],
+        "identity": dict(run.identity),
+        "model": asdict(run.model),
+        "tokenizer": dict(run.tokenizer),
+        "datasets": dict(run.datasets),
+        "engine": dict(outcome.engine),
+        "counts": asdict(outcome.counts),
         # Whether part of it ran in the batches of an interrupted run, on which fast numerics' bits depend.
-        "resumed_fast": identity["numerics"] == "fast" and counts.resumed_requests > 0,
-        "timings": asdict(timings),
-        **({} if programs is None else {"programs": dict(programs)}),
-        **({} if cache is None else {"cache": dict(cache)}),
-        **asdict(replace(machine, libraries=libraries)),
-        **(cluster or {}),
+        "resumed_fast": run.identity["numerics"] == "fast" and outcome.counts.resumed_requests > 0,
+        "timings": asdict(outcome.timings),
+        **({} if outcome.programs is None else {"programs": dict(outcome.programs)}),
+        **({} if outcome.cache is None else {"cache": dict(outcome.cache)}),
+        **asdict(replace(machine, libraries={**machine.libraries, **run.libraries})),
+        **outcome.cluster,
     }
     return Manifest(content)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from evalengine.records.digest import digests
 from evalengine.records.evidence import bind
 from evalengine.records.lm_eval import Invocation, ModelInfo, Sample, TaskResult, results_dict, sample_row
-from evalengine.records.manifest import build_manifest
+from evalengine.records.manifest import RunContext, RunOutcome, build_manifest
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Model, RunCounts, RunTimings
 from evalengine.records.schema import RequestRecord, ids_sha256, write_records
@@ -153,18 +153,20 @@ def _manifest(
         prefix_token_id=None,
         processors={},
     )
-    return build_manifest(
+    run = RunContext(
         run_id="0" * 8,
         identity={**IDENTITY, "numerics": numerics, "weights": weights},
         model=model,
         tokenizer={"sha256": "b"},
         datasets={task: {"dataset": "made", "name": None, "split": "test", "rows": 2, "sha256": "d" * 64}},
-        engine={"dtype": "float32", "device": "cpu", "max_num_seqs": 8, "stats": stats},
         device="cpu",
-        counts=RunCounts(len(records), len(records), 0, 0, 30, 60),
-        timings=RunTimings(0.1, 2.0 if numerics == "fast" else 4.0, 4.5),
-        digest=digest,
-        task_digests=digests(records).tasks,
         started=1767323045.0,
         command=["task=" + task, "output_dir=my results"],
     )
+    outcome = RunOutcome(
+        replace(digests(records), run=digest),
+        counts=RunCounts(len(records), len(records), 0, 0, 30, 60),
+        timings=RunTimings(0.1, 2.0 if numerics == "fast" else 4.0, 4.5),
+        engine={"dtype": "float32", "device": "cpu", "max_num_seqs": 8, "stats": stats},
+    )
+    return build_manifest(run, outcome)

@@ -30,7 +30,7 @@ from evalengine.records.lm_eval import (
     write_results,
     write_samples,
 )
-from evalengine.records.manifest import build_manifest, code_version, run_id, run_identity
+from evalengine.records.manifest import RunContext, RunOutcome, build_manifest, code_version, run_id, run_identity
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import Code, Model, RunCounts, RunTimings, read_part
 from evalengine.records.schema import RequestRecord, ids_sha256, read_records, write_records
@@ -216,21 +216,13 @@ def test_sample_row_is_lm_evals() -> None:
 
 
 def manifest(resumed: int = 0, truncated: int = 0) -> Manifest:
-    return build_manifest(
-        run_id="01234567",
-        identity=run_identity(config(), EXTRA),
-        model=read_part(Model, {"name": "m"}),
-        tokenizer={},
-        datasets={},
-        engine={"max_num_seqs": 1},
-        device="cpu",
-        counts=RunCounts(1, 2, resumed, truncated, prompt_tokens=30, output_tokens=10),
-        timings=RunTimings(1.0, 4.0, 5.0),
-        digest="ab" * 32,
-        task_digests=digests([]).tasks,
-        started=1767323045.9,
-        command=["limit=2"],
+    model, identity = read_part(Model, {"name": "m"}), run_identity(config(), EXTRA)
+    run = RunContext("01234567", identity, model, {}, {}, "cpu", started=1767323045.9, command=["limit=2"])
+    counts = RunCounts(1, 2, resumed, truncated, prompt_tokens=30, output_tokens=10)
+    outcome = RunOutcome(
+        replace(digests([]), run="ab" * 32), counts, RunTimings(1.0, 4.0, 5.0), engine={"max_num_seqs": 1}
     )
+    return build_manifest(run, outcome)
 
 
 def test_manifest_tells_what_ran_and_keeps_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
