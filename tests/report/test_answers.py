@@ -51,7 +51,7 @@ def test_another_wrong_choice_is_another_answer(
     file, page = tmp_path / "c.json", tmp_path / "c.html"
     assert main(["compare", str(a), str(b), "--level", "answers", "--json", str(file), "--html", str(page)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "verdict: DIFFERENT (0 of 80 outputs and 6 answers differ, 5 from one wrong answer to another)"
+    assert lines[-1] == "verdict: DIFFERENT (0 of 80 outputs differ; 6 documents changed: 1 score, 5 answers only)"
     assert any(re.fullmatch(r" pick +none +acc +1 +5 ", line) for line in lines), "wrong to right, wrong to wrong"
     assert any("1: choice 1" in line and "2: choice 2" in line and "wrong to wrong" in line for line in lines)
     saved = json.loads(file.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def test_another_wrong_choice_is_another_answer(
         (doc, 1, 2) for doc in OTHER_WRONG
     ]
     html = page.read_text(encoding="utf-8")
-    assert "5 from one wrong answer to another" in html and '"wrong to wrong"' in html
+    assert "1 score, 5 answers only" in html and '"wrong to wrong"' in html
 
 
 def test_the_noise_floor_and_the_sweep_count_another_wrong_choice(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -182,4 +182,4 @@ def test_generated_answers_are_told_apart_as_well() -> None:
     c = compare(run(BASE, scores={1: 0.0}), run(changed, scores={0: 0.0, 1: 0.0}, answers={0: "3"}))
     assert c.answers == {"right to wrong": 1, "wrong to wrong": 1}
     assert tally(c.flips) == {KEY: {"right to wrong": 1, "wrong to wrong": 1}}
-    assert "1 from one wrong answer to another" in comparison_page(c).render()
+    assert "1 score, 1 answer only" in comparison_page(c).render()

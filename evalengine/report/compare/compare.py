@@ -21,6 +21,7 @@ from evalengine.report.compare.item_differences import KINDS, ItemDifference, it
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
 from evalengine.report.compare.unchecked import unchecked
 from evalengine.report.numbers import same_value
+from evalengine.report.read.asked import Asked
 from evalengine.report.read.rolling import aligned
 from evalengine.report.read.run import Key, Run
 
@@ -50,6 +51,8 @@ class Comparison:
     surroundings: list[str]  # how machine, schedule and versions differ, which are outside the identity
     why: dict[str, list[str]] = field(default_factory=dict)  # cause -> what it means, a sentence each
     tensors: list[str] = field(default_factory=list)  # which weights differ, if they could be read
+    # (task, doc_id) -> what a document whose output or answer differs was asked, if it was read
+    asked: Mapping[tuple[str, int], Asked] = field(default_factory=dict)
 
     @property
     def partial(self) -> bool:
@@ -80,6 +83,12 @@ class Comparison:
     def other_prompts(self) -> set[Key]:
         """Requests whose prompts differ, so that their tokens cannot be compared one by one."""
         return {difference.key for difference in self.differences if "prompt" in difference.kinds}
+
+    @property
+    def regressions(self) -> list[Flip]:
+        """The answers that went from right to wrong, each document once."""
+        lost = [flip for flip in self.flips if flip.change == "right to wrong"]
+        return list({(flip.task, flip.doc_id): flip for flip in reversed(lost)}.values())[::-1]
 
     @property
     def outputs(self) -> int:

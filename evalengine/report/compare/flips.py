@@ -22,7 +22,7 @@ CHANGES: dict[Change, str] = {  # changes of the score first; a document with se
     "score": "by another score than from 0 to 1 or back",
     "wrong to wrong": "from one wrong answer to another",
     "right to right": "from one right answer to another",
-    "answer": "with an equal score, or none",
+    "answer": "at an equal score",
 }
 OF_ANSWER: tuple[Change, ...] = ("wrong to wrong", "right to right", "answer")  # the score did not change
 

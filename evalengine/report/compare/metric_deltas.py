@@ -14,8 +14,10 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from evalengine.report.compare.comparability import document_change
+from evalengine.report.compare.group_deltas import group_pairs
 from evalengine.report.compare.weighted import weighted_values
 from evalengine.report.numbers import exact_sum, same_number
+from evalengine.report.read.groups import members
 from evalengine.report.read.lm_eval_samples import ROLLING
 from evalengine.report.read.run import Key, Run, ScoreKey
 from evalengine.report.stats.clusters import cluster_names
@@ -59,10 +61,12 @@ class MetricDelta:
 
 def metric_deltas(a: Run, b: Run) -> list[MetricDelta]:
     """The metrics of either run's results; and for rolling tasks, whose perplexities have no number by document, the
-    log-likelihoods behind them."""
+    log-likelihoods behind them. The tests of one family (Holm) are those of groups and of tasks in no group: what is
+    part of a tested mean is shown with its own p alone."""
     keys = sorted(a.results.keys() | b.results.keys())
     deltas = [*(delta for key in keys for delta in _metrics(a, b, key)), *_rolling(a, b)]
-    p_values = {m.key: m.paired.p_value for m in deltas if m.paired is not None}
+    in_groups = _parts(deltas, a)
+    p_values = {m.key: m.paired.p_value for m in deltas if m.paired is not None and m.key not in in_groups}
     adjusted = family_p(p_values, one_test(p_values, (a, b)))
     return [replace(m, p_holm=adjusted.get(m.key)) for m in deltas]
 
@@ -79,7 +83,9 @@ def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
         result = paired(*_columns(left, right, docs), clusters=clusters, higher_is_better=better is not False)
     value_a, value_b = (run.results.get(key, (None, None))[0] for run in (a, b))
     delta = MetricDelta(key, value_a, value_b, None, 0, better)
-    if not shared:
+    if not shared and (whole := group_pairs(a, b, key, better is not False)) is not None:
+        yield replace(delta, paired=whole[0], common_a=whole[1][0], common_b=whole[1][1])
+    elif not shared:
         yield _of_a_whole(delta, a, b)
     elif _is_mean(a, key) or _is_mean(b, key):
         same = left.keys() == right.keys() and len(docs) == len(shared)
@@ -92,6 +98,12 @@ def _metrics(a: Run, b: Run, key: ScoreKey) -> Iterator[MetricDelta]:
         means = _mean([*left.values()]), _mean([*right.values()])
         delta = MetricDelta(name, *means, result, len(shared) - len(docs), better, nats=True)
         yield replace(delta, common_a=columns[0], common_b=columns[1])
+
+
+def _parts(deltas: Sequence[MetricDelta], run: Run) -> set[ScoreKey]:
+    """The metrics of tasks that belong to a group whose mean is tested."""
+    tested = {delta.key for delta in deltas if delta.paired is not None and delta.key[0] in run.groups}
+    return {part for key in tested for part, _ in members(run, key)}
 
 
 def _of_a_whole(reported: MetricDelta, a: Run, b: Run) -> MetricDelta:

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 
 from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.headline import changed_words, headline
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_tables import MDE, metrics_table, p_words, pairing_notes, units
+from evalengine.report.compare.regressions import regression_lines
 from evalengine.report.compare.tables import (
     ROWS,
     answers_table,
@@ -27,6 +29,9 @@ AGGREGATED = "No document's score changed, yet the reported results did: they we
 def report(comparison: Comparison) -> Iterator[Table | str]:
     """Everything to print, in order; a string is one line."""
     c = comparison
+    yield f"{headline(c)}."
+    if c.verdict == "DIFFERENT":
+        yield f"{changed_words(c)[0].upper()}{changed_words(c)[1:]}."
     for label, run in (("A", c.a), ("B", c.b)):
         yield f"{label}: {run.source} ({f'digest {run.digest[:12]}...' if run.digest else 'no digest'})"
     yield from bullets("Compared although they are unlike", c.unlike)
@@ -36,6 +41,7 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
     yield from bullets("Not known", c.unchecked)
     yield from bullets("Weights that differ", c.tensors)
     yield ""
+    yield from regression_lines(c)
     yield from _summary(c)
     if c.logprobs is not None and c.logprobs.differing:
         yield logprobs_table(c.logprobs)

@@ -9,7 +9,8 @@ from rich.table import Table
 from evalengine.plain_text import printable
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.divergence import NEAR_TIE, TIE_CEILING, LogprobChange
-from evalengine.report.compare.flips import CHANGES, score_unchanged, tally
+from evalengine.report.compare.flips import CHANGES, tally
+from evalengine.report.compare.headline import changed_words
 from evalengine.report.numbers import shown
 from evalengine.report.read.items import item_name
 from evalengine.report.terminal.tables import add, house_table
@@ -41,11 +42,8 @@ def evidence(c: Comparison) -> str:
             logprobs = f"{c.logprobs.differing} of {_total(c)} logprobs differ"
         return "; ".join(part for part in (logprobs, f"{texts} differ" if texts else "") if part)
     asked = [f"{c.kinds[kind]} of {c.common} {kind}s" for kind in ("document", "prompt") if c.kinds[kind]]
-    documents = sum(c.answers.values())
-    answers = f"{documents} answer{'' if documents == 1 else 's'}"
-    counts = " and ".join(part for part in (", ".join([*asked, f"{c.outputs} of {c.common} outputs"]), answers))
     also = "; results were aggregated in another way" if c.rescored and not c.flips else ""
-    return f"{counts} differ{_alone(c)}{also}"
+    return f"{' and '.join([*asked, f'{c.outputs} of {c.common} outputs'])} differ; {changed_words(c)}{also}"
 
 
 def answers_table(c: Comparison) -> Table:
@@ -114,14 +112,8 @@ def near_ties(c: Comparison) -> Iterator[str]:
         yield (
             f"{sum(judged)} of {len(judged)} diverging outputs may have parted at a near-tie (two candidates within "
             f"{NEAR_TIE} nat): both logprobs are at most {TIE_CEILING:.3f} and no further apart than that.{others} "
-            "Gap: the logprob of A's token in A less that of B's token in B; the runner-up's is not recorded."
+            "Gap: A's confidence in its token minus B's in its own (logprobs); the runner-up's is not recorded."
         )
-
-
-def _alone(c: Comparison) -> str:
-    """How many answers changed without their score, as a part of a sentence."""
-    unchanged = score_unchanged(c.flips)
-    return f", {unchanged}" if unchanged else ""
 
 
 def _total(c: Comparison) -> int:

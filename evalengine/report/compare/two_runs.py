@@ -9,11 +9,12 @@ from evalengine.errors import ConfigError
 from evalengine.report.compare.comparability import incomparable
 from evalengine.report.compare.compare import Comparison, compare
 from evalengine.report.compare.weight_files import differing_weights
+from evalengine.report.read.asked import asked_of
 from evalengine.report.read.run import Run
 
 
 def compared(a: Run, b: Run, allow: bool) -> Comparison:
-    """Two runs compared, and their weights where they differ and can be read.
+    """Two runs compared, with their weights where they differ and can be read, and what the changed documents asked.
 
     Raises `ConfigError` for unlike runs (unless `allow`), and for runs that share no request.
     """
@@ -22,7 +23,9 @@ def compared(a: Run, b: Run, allow: bool) -> Comparison:
         raise _refusal(a, b, why, "They have no request in common.")
     if why and not allow:
         raise _refusal(a, b, why, "--allow compares them on the requests that they share.")
-    return replace(compare(a, b), tensors=differing_weights(a, b))
+    c = compare(a, b)
+    changed = {(flip.task, flip.doc_id) for flip in c.flips} | {d.key[:2] for d in c.differences if "output" in d.kinds}
+    return replace(c, tensors=differing_weights(a, b), asked=asked_of((a, b), changed))
 
 
 def _refusal(a: Run, b: Run, why: Sequence[str], cure: str) -> ConfigError:

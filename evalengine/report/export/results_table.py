@@ -8,7 +8,7 @@ from evalengine.report.compare.metric_tables import value_text
 from evalengine.report.leaderboard.formats import latex_table, markdown_table
 from evalengine.report.leaderboard.models import labels
 from evalengine.report.leaderboard.sheets import MINUS, Sheet
-from evalengine.report.read.groups import group_subtasks, groups_first
+from evalengine.report.read.groups import groups_first
 from evalengine.report.read.run import Run, ScoreKey
 
 NEEDS = "% needs \\usepackage{booktabs}; made by evalengine report"
@@ -24,7 +24,7 @@ def results_sheet(runs: Sequence[Run]) -> Sheet:
     digest."""
     names = labels(runs)
     met = list(dict.fromkeys(key for run in runs for key in run.results))
-    subtasks = {name: tasks for run in reversed(runs) for name, tasks in group_subtasks(run).items()}
+    subtasks = {name: tasks for run in reversed(runs) for name, tasks in run.groups.items()}
     keys = [key for task in groups_first((key[0] for key in met), subtasks) for key in met if key[0] == task]
     rows = [[*_words(runs, key), *(_cell(run, key) for run in runs)] for key in keys]
     origins = [f"{name}: {_made(run)}." for name, run in zip(names, runs, strict=True)]

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from evalengine.report.compare.compare import Comparison
-from evalengine.report.compare.flips import CHANGES, score_unchanged, tally
+from evalengine.report.compare.flips import CHANGES, tally
+from evalengine.report.compare.headline import asked_for, changed_words, headline
 from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.compare.metric_tables import (
@@ -30,10 +31,12 @@ from evalengine.report.html.origin import origin_line
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import details, facts, table, tiles, verdict
 from evalengine.report.html.plots import interval
+from evalengine.report.html.regressions import regressions_section
 from evalengine.report.numbers import shown
 from evalengine.report.read.run import Run
 from evalengine.report.stats.paired import PairedResult
 
+TILES = 3  # metrics shown large
 LEVEL = 0.05  # a worse metric colours the verdict if its adjusted p-value is at most this
 GOOD = {"IDENTICAL": True, "SAME TOKENS": None, "DIFFERENT": False}
 TESTS = {"mcnemar-exact": "exact McNemar on the pairs that differ", "permutation": "paired permutation"}
@@ -43,8 +46,8 @@ def comparison_page(c: Comparison) -> Page:
     """A comparison as a page, the verdict first."""
     page = Page(title(c.a, "Two"), eyebrow="Comparison", scripts=("comparison.js", "map_picture.js", "map.js"))
     numbers = evidence(c)
-    sentence = f"{numbers[0].upper()}{numbers[1:]}."
-    page.lead(verdict(f"{c.verdict}{scope(c)}", sentence, _good(c)), tiles(_figures(c)), _runs(c))
+    page.lead(verdict(f"{headline(c)}.", f"{c.verdict}{scope(c)}: {numbers}.", _good(c)), tiles(_figures(c)), _runs(c))
+    regressions_section(page, c)
     page.section("comparability", "Comparability", *_comparability(c))
     if c.causes:
         page.section("attribution", "Attribution", *_attribution(c))
@@ -73,27 +76,23 @@ def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
         if c.kinds[kind]:
             yield f"{kind.capitalize()}s that differ", f"{c.kinds[kind]:,}", basis
     yield "Outputs that part", f"{c.outputs:,}", f"{c.outputs / c.common:.1%}" if c.outputs else None
-    yield "Answers that flipped", f"{sum(c.answers.values()):,}", score_unchanged(c.flips) or None
-    if (change := c.logprobs) is not None:
-        yield "Logprobs that differ", f"{change.differing:,}", f"of {change.compared:,} in requests that differ"
-        if change.measured:
-            odd = f"; {change.not_finite:,} more are NaN or infinite" if change.not_finite else ""
-            yield "Largest |Δ logprob|", f"{change.max_abs:.3g}", f"nat{odd}"
-        elif change.not_finite:
-            yield "Largest |Δ logprob|", "NaN or ∞", "no logprob that differs has a distance"
+    yield "Documents that changed", f"{sum(c.answers.values()):,}", _changed(c)
 
 
 def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
-    """A tile for the first metric that was tested: its values in A and B, and its p-value."""
-    tested = [m for m in c.metrics if m.paired is not None and not m.nats]
-    if tested and c.verdict == "DIFFERENT":
-        metric = tested[0]
+    """A tile for each of the first metrics that were asked for: its values in A and B, and its p-value."""
+    for metric in asked_for(c)[:TILES] if c.verdict == "DIFFERENT" else ():
         share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
         values = ["" if v is None else shown(100 * v, ".1f") if share else shown(v, ".4g") for v in metric.shown]
         p, holm = p_values(metric)
-        tests = sum(m.paired is not None for m in c.metrics)
+        tests = sum(m.p_holm is not None for m in c.metrics)
         several = f", after Holm over {tests}: {holm}" if tests > 1 else ""
         yield f"{' '.join(metric.key[:2])}{', %' if share else ''}", " → ".join(values), f"p {p}{several}"
+
+
+def _changed(c: Comparison) -> str | None:
+    """`31 scores, 8 answers only`; None where no document changed."""
+    return changed_words(c).partition(": ")[2] or None
 
 
 def _good(c: Comparison) -> bool | None:
@@ -155,6 +154,8 @@ def _attribution(c: Comparison) -> Iterator[Markup]:
         yield tag("p", AGGREGATED)
     if (change := c.logprobs) is None:
         return
+    yield tag("p", f"{change.differing:,} of {change.compared:,} logprobs differ, in requests that differ. "
+                   f"Largest |Δ logprob|: {change.largest}.")  # fmt: skip
     yield from (tag("p", text) for text in no_distance(change))
     if change.measured:
         rows = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from evalengine.report.compare.compare import Comparison, ItemDifference
@@ -12,7 +13,7 @@ from evalengine.report.html.markup import Markup
 from evalengine.report.html.page import Page
 from evalengine.report.html.parts import Column, beginning, grid
 from evalengine.report.numbers import shown
-from evalengine.report.read.items import item_name
+from evalengine.report.read.items import document_name, item_name
 from evalengine.report.read.run import Key
 
 TEXT_BYTES = 10_000_000  # most of all texts in UTF-8: packed, they then take below 15 MB of the file, however random
@@ -43,10 +44,11 @@ def outputs_grid(page: Page, c: Comparison) -> Markup:
     for key, divergence in rows:
         item = _output(c, key, divergence, room)
         item["flips"] = [_flip(flip, room) for flip in flips.get(key[:2], ())]
+        item["asked"] = _asked(c, key[:2], room)
         items.append(item)
-        cells.append(_output_cells(item, causes[key], cell))
+        cells.append([key[0], document_name(key), *_output_cells(item, causes[key], cell)])
     columns = [
-        Column("Item", "text", "minmax(14ch, 1fr)"),
+        *_item_columns(cells),
         Column("Token", "number", "7ch"),
         Column("Goes on in A", "text", "minmax(5ch, 1.2fr)"),
         Column("Goes on in B", "text", "minmax(5ch, 1.2fr)"),
@@ -56,6 +58,7 @@ def outputs_grid(page: Page, c: Comparison) -> Markup:
         CAUSE,
     ]
     page.blocks("outputs", items)
+    columns, cells = _telling(columns, cells)
     return grid(page, "outputs", columns, cells, detail="output", blocks="outputs", noun="outputs")
 
 
@@ -71,11 +74,11 @@ def flips_grid(page: Page, c: Comparison) -> Markup:
     for flip in c.flips:
         document = (flip.task, flip.doc_id)
         place, divergence = places.get(document, nowhere)
-        name = item_name((*document, 0, 0))
-        items.append({"name": name, "flip": _flip(flip, room), "output": place, "choices": sums.get(document, [])})
-        cells.append(_flip_cells(c, flip, name, divergence, cell))
+        item = {"name": item_name((*document, 0, 0)), "flip": _flip(flip, room), "output": place}
+        items.append({**item, "choices": sums.get(document, []), "asked": _asked(c, document, room)})
+        cells.append([flip.task, str(flip.doc_id), *_flip_cells(c, flip, divergence, cell)])
     columns = [
-        Column("Item", "text", "minmax(13ch, 1fr)"),
+        *_item_columns(cells),
         Column("Filter", "text", "16ch", phone=False, choose=True),
         Column("Metric", "text", "12ch", phone=False, choose=True),
         Column("Answer A", "text", "minmax(6ch, 1fr)"),
@@ -97,13 +100,32 @@ def _rooms(count: int) -> tuple[int, int]:
     return min(ITEM_BYTES, TEXT_BYTES // max(1, count)), min(4 * CELL, CELL_BYTES // (2 * max(1, count)))
 
 
+def _item_columns(cells: Sequence[Sequence[Any]]) -> tuple[Column, Column]:
+    """The task's name, which may be cut, and the document's number, which is not."""
+    longest = max((len(row[1]) for row in cells), default=0)
+    return Column("Task", "text", "minmax(7ch, 1fr)", choose=True), Column("Doc", "text", f"{max(5, longest + 1)}ch")
+
+
+def _asked(c: Comparison, document: tuple[str, int], room: int) -> list[str] | None:
+    """[question, target] of a document; None where no run's files tell."""
+    asked = c.asked.get(document)
+    return None if asked is None else [_end(asked.question, room // 4), beginning(asked.target, room // 8)]
+
+
 def _telling(columns: list[Column], rows: list[list[Any]]) -> tuple[list[Column], list[list[Any]]]:
-    """Columns and rows without the columns that say nothing: tokens of scored choices, one filter or metric for all."""
+    """Columns and rows without the columns that say nothing: tokens of scored choices, one task or filter for all."""
     values = {column.title: {row[i] for row in rows} for i, column in enumerate(columns)}
     silent = {title for title, cells in values.items() if cells == {None}}
-    silent |= {title for title in ("Filter", "Metric", "What changed") if len(values[title]) == 1}
+    silent |= {title for title in ("Task", "Filter", "Metric", "What changed") if len(values.get(title, ())) == 1}
     shown_columns = [i for i, column in enumerate(columns) if column.title not in silent]
     return [columns[i] for i in shown_columns], [[row[i] for i in shown_columns] for row in rows]
+
+
+def document_texts(c: Comparison, key: Key, room: int) -> tuple[str, str, str]:
+    """(the end of the text that two outputs share, how A goes on, how B does), each of `room` bytes at most."""
+    x, y = (run.items[key].text or "" for run in (c.a, c.b))
+    at = shared_text(x, y)
+    return _end(x[:at], room), beginning(x[at:], room), beginning(y[at:], room)
 
 
 def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -> dict[str, Any]:
@@ -133,11 +155,10 @@ def _output(c: Comparison, key: Key, divergence: Divergence | None, room: int) -
 
 def _output_cells(item: dict[str, Any], difference: ItemDifference, cell: int) -> list[Any]:
     texts = [None if item[side] is None else (beginning(item[side], cell)[:CELL] or "(ends)") for side in ("a", "b")]
-    rest = (item["gap"], item["near_tie"], not item["flips"], difference.cause)
-    return [item["name"], item["position"], *texts, *rest]
+    return [item["position"], *texts, item["gap"], item["near_tie"], not item["flips"], difference.cause]
 
 
-def _flip_cells(c: Comparison, flip: Flip, name: str, divergence: Divergence | None, cell: int) -> list[Any]:
+def _flip_cells(c: Comparison, flip: Flip, divergence: Divergence | None, cell: int) -> list[Any]:
     old, new = finite(flip.value_a), finite(flip.value_b)
     key = (flip.task, flip.metric or "", flip.filter)
     higher = c.a.higher_is_better.get(key, c.b.higher_is_better.get(key))
@@ -147,7 +168,7 @@ def _flip_cells(c: Comparison, flip: Flip, name: str, divergence: Divergence | N
     score = " → ".join(shown(value, "g") for value in values if value is not None) if None not in values else None
     answers = [None if text is None else beginning(text, cell)[:CELL] for text in (flip.answer_a, flip.answer_b)]
     place = (None, None) if divergence is None else (divergence.position, divergence.near_tie)
-    return [name, flip.filter, flip.metric, *answers, score, better, flip.change, *place, flip.cause]
+    return [flip.filter, flip.metric, *answers, score, better, flip.change, *place, flip.cause]
 
 
 def _flip(flip: Flip, room: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from evalengine.records.tokens import token_texts
 from evalengine.report.html.markup import Markup, join, tag
 from evalengine.report.html.page import LEAST, Page, in_blocks, pack, packed
 from evalengine.report.html.parts import Column, beginning, grid
+from evalengine.report.read.asked import prompt_of, target_of
 from evalengine.report.read.choices import continuations, target_index
 from evalengine.report.read.run import Item, ScoreKey
 from evalengine.report.read.run_data import RunData
@@ -163,9 +164,9 @@ def _row(data: RunData, shape: _Shape, task: str, doc: int, room: int) -> list[A
         (a for f in data.filters(task) if (a := data.run.answers.get((task, f), {}).get(doc)) is not None), ""
     )
     row: list[Any] = [task] if len(shape.tasks) > 1 else []
-    row += [doc, _preview(_prompt(sample), room)]
+    row += [doc, _preview(prompt_of(sample), room)]
     row += [_preview(answer, room)] if shape.answers else []
-    row.append(_preview(_target(sample, texts), room))
+    row.append(_preview(target_of(sample, texts), room))
     for _, keys in shape.marks:
         value = data.run.scores[keys[task]].get(doc) if task in keys else None
         row.append(None if value is None else value == 1.0)
@@ -186,7 +187,7 @@ def _texts(data: RunData, task: str, doc: int, cut: Scissors) -> list[Any]:
     return [
         task,
         doc,
-        cut.prompt(_prompt(rows[0])),
+        cut.prompt(prompt_of(rows[0])),
         cut.other(str(rows[0].get("target", ""))),
         [_filter(data, task, doc, row, cut) for row in rows],
         list(_requests(data, task, doc, cut)),
@@ -257,21 +258,6 @@ def _estimate(data: RunData, places: Sequence[Place], prompt: int, other: int) -
     """About how many bytes all texts take at these limits, from one document in 16 if there are many."""
     every, cut = 16 if len(places) > 2000 else 1, Scissors(prompt, other)
     return every * sum(len(block) for block in packed([_texts(data, *place, cut) for place in places[::every]]))
-
-
-def _prompt(sample: Mapping[str, Any]) -> str:
-    """The context of the first request; all requests of a sample share it, but for rolling ones, which score it."""
-    arguments = sample.get("arguments")
-    first: Any = next(iter(arguments.values()), {}) if isinstance(arguments, Mapping) else {}
-    return str(first.get("arg_0", "")) if isinstance(first, Mapping) else ""
-
-
-def _target(sample: Mapping[str, Any], texts: Sequence[str]) -> str:
-    place = target_index(sample, texts) if len(texts) > 1 else None
-    if place is not None:
-        return f"{place}: {texts[place].strip()}"
-    lines = str(sample.get("target", "")).strip().splitlines()
-    return lines[-1] if lines else ""  # a worked solution ends with its answer
 
 
 def _preview(text: str, room: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from evalengine.report.leaderboard.board import Contest, Score, contest, pair_tests, ranked
 from evalengine.report.read.run import ScoreKey
 from evalengine.report.stats.clusters import across_tasks
+from evalengine.report.stats.weighted_mean import scaled, weighted_interval
 
 
 @dataclass(frozen=True)
@@ -68,29 +69,16 @@ def _mean(key: ScoreKey, kind: str, parts: Sequence[Part], single: Sequence[Cont
     for place in whole:
         scores[place] = _weighted([entry.scores[place] for entry in single], weights)
     share = all(entry.share for entry in single)
-    tests = pair_tests(
-        {place: _columns(parts, place, weights) for place in whole}, parts[0].better, share, _clusters(parts)
-    )
+    columns = {place: scaled([part.columns[place] for part in parts], weights) for place in whole}
+    tests = pair_tests(columns, parts[0].better, share, _clusters(parts))
     return Contest(key, parts[0].better, share, total, ranked(scores, parts[0].better), tests, kind)
 
 
 def _weighted(scores: Sequence[Score | None], weights: Sequence[float]) -> Score:
-    """The weighted mean, its interval by variance estimates recovered from the parts' own intervals.
-
-    With parts t_i in (l_i, u_i) and weights w_i: sum w_i t_i -+ sqrt(sum w_i^2 (t_i - l_i)^2), and with u_i above
-    (Zou, Huang & Zhang 2009, "A note on confidence interval estimation for a linear function of binomial proportions",
-    Computational Statistics & Data Analysis 53(4)). The parts are fixed: the interval is about their documents.
-    Where a part has no interval, the mean has none.
-    """
-    weighted_scores = [(score, weight) for score, weight in zip(scores, weights, strict=True) if score is not None]
-    value = math.fsum(weight * score.value for score, weight in weighted_scores)
-    below, above = [], []
-    for score, weight in weighted_scores:
-        if score.interval is None:
-            return Score(value, None)
-        below.append((weight * (score.value - score.interval[0])) ** 2)
-        above.append((weight * (score.interval[1] - score.value)) ** 2)
-    return Score(value, (value - math.sqrt(math.fsum(below)), value + math.sqrt(math.fsum(above))))
+    """The weighted mean of the parts' scores, with its interval."""
+    held = [score for score in scores if score is not None]
+    value = math.fsum(weight * score.value for score, weight in zip(held, weights, strict=True))
+    return Score(value, weighted_interval([s.value for s in held], [s.interval for s in held], weights))
 
 
 def _clusters(parts: Sequence[Part]) -> list[str] | None:
@@ -104,18 +92,6 @@ def _clusters(parts: Sequence[Part]) -> list[str] | None:
         names = part.clusters or [f"{place} {number}" for number in range(count)]
         clusters += across_tasks(part.key[0], names)
     return clusters
-
-
-def _columns(parts: Sequence[Part], place: int, weights: Sequence[float]) -> list[float]:
-    """Scales each document's value by its part's weight over the part's share of the documents. The plain mean of the
-    scaled values is the weighted mean, and the permutation test may still exchange labels document by document."""
-    total = sum(len(part.columns[place]) for part in parts)
-    weighted: list[float] = []
-    for part, weight in zip(parts, weights, strict=True):
-        values = part.columns[place]
-        factor = weight * total / len(values)
-        weighted += values if math.isclose(factor, 1.0, rel_tol=1e-12) else [factor * value for value in values]
-    return weighted
 
 
 def average_parts(parts_by_task: Mapping[str, Sequence[Part]]) -> Iterator[Part]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from evalengine.errors import ConfigError
 from evalengine.report.leaderboard.pairing import Shared
-from evalengine.report.read.groups import group_subtasks, leaves
+from evalengine.report.read.groups import leaves
 from evalengine.report.read.lm_eval_folder import newest
 from evalengine.report.read.run import Run
 from evalengine.util.plain_files import parse_json
@@ -22,7 +22,7 @@ def group_tasks(runs: Sequence[Run], tasks: Sequence[str]) -> dict[str, list[str
     """The tasks of each group that some run's results name, groups of groups resolved; groups of two tasks or more."""
     subtasks: dict[str, list[str]] = {}
     for run in runs:
-        for name, members in group_subtasks(run).items():
+        for name, members in run.groups.items():
             subtasks.setdefault(name, members)
     groups = {name: [task for task in dict.fromkeys(leaves(name, subtasks)) if task in tasks] for name in subtasks}
     return {name: members for name, members in groups.items() if len(members) > 1}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evalengine.errors import ConfigError
 from evalengine.records.folder import RECORDS
 from evalengine.records.schema import RequestRecord, read_records
-from evalengine.report.read.groups import group_documents, group_subtasks, groups_first
+from evalengine.report.read.groups import group_documents, groups_first
 from evalengine.report.read.run import Run
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def metrics_frame(run: Run) -> DataFrame:
     """A row per task, metric and filter. `value` and `stderr` are in the metric's own units (a share of 1, a
     perplexity); what the run does not say is missing. `documents`: how many have a score of their own; of a
     group, how many its tasks have together. A group stands above its tasks."""
-    subtasks = group_subtasks(run)
+    subtasks = run.groups
     rows = [
         (*key, *run.results[key], run.higher_is_better.get(key), len(run.scores[key]) if key in run.scores
-         else group_documents(run, subtasks, key))
+         else group_documents(run, key))
         for task in groups_first((key[0] for key in run.results), subtasks)
         for key in run.results if key[0] == task
     ]  # fmt: skip

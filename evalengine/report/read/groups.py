@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evalengine.records.lm_eval_file import results_files
-from evalengine.report.read.run import Run
-from evalengine.util.plain_files import read_json
-
-
-def group_subtasks(run: Run) -> dict[str, list[str]]:
-    """The members of each group that the results file names; none for a baseline."""
-    try:
-        listed = read_json(results_files(run.source)[-1]).get("group_subtasks")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return {}
-    groups = listed.items() if isinstance(listed, dict) else ()
-    return {name: [str(task) for task in tasks] for name, tasks in groups if isinstance(tasks, list) and tasks}
+from evalengine.report.numbers import exact_sum
+from evalengine.report.read.run import Run, ScoreKey
 
 
 def leaves(name: str, subtasks: Mapping[str, Sequence[str]], above: tuple[str, ...] = ()) -> Iterator[str]:
@@ -53,10 +43,41 @@ def in_groups(results: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         waiting.extend((child, depth + 1) for child in reversed(groups.get(name, [])))
 
 
-def group_documents(run: Run, subtasks: Mapping[str, Sequence[str]], key: tuple[str, str, str]) -> int | None:
+def members(run: Run, key: ScoreKey) -> list[tuple[ScoreKey, float]]:
+    """A group's tasks under one metric, each with its weight in the group's mean: of its documents, or all alike.
+
+    Empty for a key of no group, and where neither mean of the documents' scores is what the run reports.
+    """
+    group, metric, name = key
+    tasks = dict.fromkeys(leaves(group, run.groups)) if group in run.groups else ()
+    keys: list[ScoreKey] = [(task, metric, name) for task in tasks]
+    scores = [run.scores.get(task_key, {}) for task_key in keys]
+    if not keys or key not in run.results or not all(scores):
+        return []
+    total = sum(map(len, scores))
+    means = [exact_sum(own.values()) / len(own) for own in scores]
+    for weights in ([len(own) / total for own in scores], [1 / len(keys)] * len(keys)):
+        mean = exact_sum(weight * value for weight, value in zip(weights, means, strict=True))
+        if math.isclose(mean, run.results[key][0], rel_tol=1e-6, abs_tol=1e-6):
+            return list(zip(keys, weights, strict=True))
+    return []
+
+
+def above(groups: Mapping[str, Sequence[str]], name: str) -> list[str]:
+    """The groups that hold a task or group, directly or by way of others."""
+    return [group for group in groups if group != name and name in {*_below(groups, group)}]
+
+
+def group_documents(run: Run, key: ScoreKey) -> int | None:
     """How many documents a group's mean covers; None for a key of no group, or of a group without scored documents."""
     group, metric, filter_name = key
-    if group not in subtasks:
+    if group not in run.groups:
         return None
-    tasks = dict.fromkeys(leaves(group, subtasks))
+    tasks = dict.fromkeys(leaves(group, run.groups))
     return sum(len(run.scores.get((task, metric, filter_name), {})) for task in tasks) or None
+
+
+def _below(groups: Mapping[str, Sequence[str]], name: str, seen: tuple[str, ...] = ()) -> Iterator[str]:
+    for member in groups.get(name, ()) if name not in seen else ():
+        yield member
+        yield from _below(groups, member, (*seen, name))

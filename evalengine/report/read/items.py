@@ -24,5 +24,10 @@ def named_item(run: Run, text: str, command: str) -> Key:
 
 def item_name(key: Key) -> str:
     """An item's name for people: `gsm8k doc 3`, with request and repeat where they are not the first."""
-    task, doc, request, repeat = key
-    return f"{task} doc {doc}" + (f" request {request}" if request else "") + (f" repeat {repeat}" if repeat else "")
+    return f"{key[0]} doc {document_name(key)}"
+
+
+def document_name(key: Key) -> str:
+    """An item's name beside its task's: `3`, or `3 request 1`."""
+    _, doc, request, repeat = key
+    return str(doc) + (f" request {request}" if request else "") + (f" repeat {repeat}" if repeat else "")

@@ -135,7 +135,15 @@ def outcome_of(
         "weighted": dict(weighted),
         **_choices(results, samples, kinds),
         "clusters": dict(clusters),
+        "groups": _groups(results),
     }
+
+
+def _groups(results: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The members of each group that the results name."""
+    listed = results.get("group_subtasks")
+    groups = listed.items() if isinstance(listed, dict) else ()
+    return {name: [str(task) for task in tasks] for name, tasks in groups if isinstance(tasks, list) and tasks}
 
 
 def _choices(

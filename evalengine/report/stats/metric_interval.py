@@ -8,24 +8,35 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from evalengine.report.read.groups import members
 from evalengine.report.read.run import Run, ScoreKey
 from evalengine.report.stats.clusters import cautions, cluster_names, heavy_tails
 from evalengine.report.stats.mean_interval import mean_interval
+from evalengine.report.stats.weighted_mean import weighted_interval
 
 if TYPE_CHECKING:
     from evalengine.report.stats.perplexity import Ratio
 
 
 def metric_interval(run: Run, key: ScoreKey) -> tuple[float, float] | None:
-    """(low, high) of a metric, with the documents' clusters; None for a metric that is neither a mean nor a ratio of
-    sums, and where the documents cannot tell (`mean_interval`)."""
+    """(low, high) of a metric, with the documents' clusters; a group's follows from its tasks' own. None for a metric
+    that is neither a mean nor a ratio of sums, and where the documents cannot tell (`mean_interval`)."""
     scores, value = run.scores.get(key), run.results[key][0]
+    if parts := members(run, key):
+        keys, weights = [part for part, _ in parts], [weight for _, weight in parts]
+        values = [math.fsum(run.scores[part].values()) / len(run.scores[part]) for part in keys]
+        intervals = [mean_interval([*run.scores[part].values()], clusters=_clusters(run, part)) for part in keys]
+        return weighted_interval(values, intervals, weights)
     if not scores:
         return _of_ratio(run, key)
     values = list(scores.values())
     if not math.isclose(math.fsum(values) / len(values), value, rel_tol=1e-6, abs_tol=1e-6):
         return None
-    return mean_interval(values, clusters=cluster_names(run, run, key[0], list(scores)))
+    return mean_interval(values, clusters=_clusters(run, key))
+
+
+def _clusters(run: Run, key: ScoreKey) -> list[str] | None:
+    return cluster_names(run, run, key[0], list(run.scores[key]))
 
 
 def interval_cautions(run: Run, key: ScoreKey) -> list[str]:

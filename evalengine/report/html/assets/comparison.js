@@ -4,12 +4,19 @@
   const { make, number } = report;
   const nat = (value) => (value === null ? "not known" : typeof value === "string" ? value : `${number(value, 4)} nat`);
 
-  report.details.output = (row, item) => make("div", "", make("h2", "", item.name), ...output(item), ...answers(item.flips));
+  report.details.output = (row, item) => make("div", "", make("h2", "", item.name), ...asked(item), ...answers(item.flips), ...output(item));
 
   report.details.flip = async (row, item) => {
     const other = item.output === null ? null : await report.blocks("outputs").get(item.output);
-    return make("div", "", make("h2", "", item.name), ...answers([item.flip]), ...(other ? output(other) : []), ...choices(item.choices));
+    return make("div", "", make("h2", "", item.name), ...asked(item), ...answers([item.flip]), ...(other ? output(other) : []), ...choices(item.choices));
   };
+
+  /** The document's question and target, where a run holds them. */
+  function asked({ asked: known }) {
+    if (known === null) return [];
+    const [question, target] = known;
+    return [make("h3", "", "Question"), make("pre", "", question), make("h3", "", "Target"), make("pre", "", make("mark", "right", target))];
+  }
 
   function answers(flips) {
     return flips.flatMap((flip) => [

@@ -1,0 +1,134 @@
+"""A comparison in one sentence, by which a person decides: how much better or worse, how sure, and what would tell."""
+
+from __future__ import annotations
+
+import math
+
+from evalengine.report.compare.compare import Comparison
+from evalengine.report.compare.flips import OF_ANSWER
+from evalengine.report.compare.matrix_scores import ALPHA
+from evalengine.report.compare.metric_deltas import MetricDelta
+from evalengine.report.numbers import shown
+from evalengine.report.read.groups import above
+from evalengine.report.stats.documents_to_tell import documents_to_tell
+
+Oriented = tuple[float, float, float]  # a change and its interval's ends; positive: B is better
+
+
+def headline(c: Comparison) -> str:
+    """The sentence, without a full stop."""
+    metric = leading(c)
+    if c.verdict == "IDENTICAL":
+        return f"A and B are the same, bit for bit{_on_both(c)}"
+    if c.verdict == "SAME TOKENS":
+        return f"Every output and every answer is the same{_on_both(c)}; {_logprobs(c)}"
+    if metric is None or metric.paired is None:
+        return f"A and B differ, and no metric has a number per document by which they could be tested{_on_both(c)}"
+    others = [m for m in asked_for(c) if m is not metric]
+    name = f"On {' '.join(part for part in metric.key if part not in ('none', ''))}, " if others else ""
+    said = f"{name}{difference_words(metric, _asked_all(c))}"
+    if not others:
+        return said
+    sure = sum(_sure(m) for m in others)
+    rest = f"{sure} more" if sure else "no other"
+    return f"{said}; {rest} of the {len(others) + 1} metrics changed by more than chance explains"
+
+
+def leading(c: Comparison) -> MetricDelta | None:
+    """The metric of the sentence: the first of the only task or group that was asked for; of several, the one whose
+    change is the least likely chance."""
+    tested = asked_for(c)
+    return min(tested, key=lambda m: (not _sure(m), _p(m)), default=None)
+
+
+def asked_for(c: Comparison) -> list[MetricDelta]:
+    """The first tested metric of every group and task that is part of no other group."""
+    first: dict[str, MetricDelta] = {}
+    for metric in c.metrics:
+        if metric.paired is not None and metric.p_holm is not None and not metric.nats:
+            first.setdefault(metric.key[0], metric)
+    return [metric for task, metric in first.items() if not any(group in first for group in above(c.a.groups, task))]
+
+
+def difference_words(metric: MetricDelta, all_asked: bool = False) -> str:
+    """`B is 1.0 points better, could be -3.3 to +5.3: undecided; about 1,700 documents would tell`.
+
+    all_asked: whether the runs asked every document that there is."""
+    p, (change, low, high) = metric.paired, _oriented(metric)
+    assert p is not None
+    share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
+    unit = " points" if share else " nats" if metric.nats else ""
+    size = _size(abs(change), share)
+    said = f"B is {size}{unit} {'better' if change > 0 else 'worse'}" if change else "B is neither better nor worse"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{said}; one {metric.unit} cannot tell whether that is chance"
+    said += f", could be {_size(low, share, '+')} to {_size(high, share, '+')}"
+    if _sure(metric):
+        return f"{said}: a real difference (p {_p_text(_p(metric))})"
+    need = documents_to_tell(p)
+    if need is None:
+        return f"{said}: no difference seen in {p.n:,} {metric.unit}s"
+    told = f"about {_rounded(max(need, p.n + 1)):,} {metric.unit}s would tell"
+    return f"{said}: undecided; {told}{f', and the set has {p.n:,}' if all_asked else ''}"
+
+
+def changed_words(c: Comparison) -> str:
+    """`39 documents changed: 31 scores, 8 answers only`."""
+    documents = sum(c.answers.values())
+    if not documents:
+        return "no answer changed"
+    alone = sum(c.answers.get(change, 0) for change in OF_ANSWER)
+    parts = [_counted(documents - alone, "score"), _counted(alone, "answer") + " only"]
+    kept = [part for part, number in zip(parts, (documents - alone, alone), strict=True) if number]
+    return f"{_counted(documents, 'document')} changed: {', '.join(kept)}"
+
+
+def _logprobs(c: Comparison) -> str:
+    if count := c.kinds["logprobs"]:
+        return f"logprobs differ in {count:,} of {c.common:,} requests"
+    if c.kinds["text"]:
+        return f"{_counted(c.kinds['text'], 'text')} of equal tokens differ"
+    return "lm-eval's files hold no bits to compare"
+
+
+def _asked_all(c: Comparison) -> bool:
+    return all("limit" in run.identity and run.identity["limit"] is None for run in (c.a, c.b)) and not c.partial
+
+
+def _on_both(c: Comparison) -> str:
+    return f" on the {c.common:,} requests of both" if c.partial else ""
+
+
+def _oriented(metric: MetricDelta) -> Oriented:
+    p = metric.paired
+    assert p is not None
+    if metric.higher_is_better is False:
+        return -p.difference, -p.ci_high, -p.ci_low
+    return p.difference, p.ci_low, p.ci_high
+
+
+def _p(metric: MetricDelta) -> float:
+    """The p that counts: adjusted for all tests of the comparison."""
+    return 1.0 if metric.p_holm is None else metric.p_holm
+
+
+def _sure(metric: MetricDelta) -> bool:
+    return _p(metric) < ALPHA
+
+
+def _p_text(p: float) -> str:
+    return f"{p:.2g}" if p >= 0.0001 else f"{p:.1e}"
+
+
+def _size(value: float, share: bool, sign: str = "") -> str:
+    return shown(100 * value, f"{sign}.1f") if share else shown(value, f"{sign}.4g")
+
+
+def _rounded(count: int) -> int:
+    """A count to two significant digits, upwards: more would be false precision."""
+    step = 10 ** max(0, len(str(count)) - 2)
+    return -(-count // step) * step
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,123 @@
+"""A comparison's first sentence: how much better or worse, how sure, and how many documents would tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalengine.report.compare.compare import Comparison, compare
+from evalengine.report.compare.headline import asked_for, changed_words, headline
+from evalengine.report.compare.report import report
+from evalengine.report.html.comparison_page import comparison_page
+from evalengine.report.stats.documents_to_tell import documents_to_tell
+from evalengine.report.stats.paired import PairedResult, mcnemar, paired
+from tests.report.compared_runs import BASE, BIT, run
+from tests.report.model_runs import model
+
+
+def compared(a: dict[str, Sequence[float]], b: dict[str, Sequence[float]], **how: Any) -> Comparison:
+    """Two runs with these scores, and with outputs that differ."""
+    left, right = model("a", a, **how), model("b", b, **how)
+    items = {key: replace(item, output_sha256="o", text="B") for key, item in right.items.items()}
+    asked = {key: replace(item, output_sha256="a", text="A") for key, item in left.items.items()}
+    return compare(replace(left, items=asked), replace(right, items=items))
+
+
+def ones(count: int, wrong: int, first: int = 0) -> list[float]:
+    """So many 0/1 scores, of which `wrong` are 0, from document `first` on."""
+    return [0.0 if first <= n < first + wrong else 1.0 for n in range(count)]
+
+
+def test_an_open_difference_says_how_many_documents_would_tell() -> None:
+    c = compared({"t": ones(200, 46)}, {"t": ones(200, 45)})
+    sentence = "B is 0.5 points better, could be -1.2 to +2.2: undecided; about 1,600 documents would tell"
+    assert headline(c) == sentence
+    assert next(iter(report(c))) == f"{sentence}."  # the first line
+    assert comparison_page(c).render().index(sentence) < comparison_page(c).render().index("DIFFERENT")
+
+
+def test_a_set_without_more_documents_is_said() -> None:
+    c = compared({"t": ones(200, 46)}, {"t": ones(200, 45)}, limit=None)
+    assert headline(c).endswith("about 1,600 documents would tell, and the set has 200")
+
+
+def test_a_loss_beyond_chance_is_a_real_difference() -> None:
+    c = compared({"t": ones(200, 20)}, {"t": ones(200, 50)})  # Bonett and Price's interval, by hand
+    assert headline(c) == "B is 15.0 points worse, could be -19.9 to -9.8: a real difference (p 1.9e-09)"
+
+
+def test_better_is_better_where_less_is_better() -> None:
+    c = compared({"t": [3.0, 4.0, 5.0, 9.0]}, {"t": [2.0, 3.0, 4.0, 9.0]}, better=False)
+    assert headline(c).startswith("B is 0.75 better, could be -0.0")
+
+
+def test_equal_scores_are_no_difference_that_was_seen() -> None:
+    c = compared({"t": ones(100, 2)}, {"t": ones(100, 2, first=50)})
+    assert headline(c).startswith("B is neither better nor worse, could be -")
+    assert headline(c).endswith("no difference seen in 100 documents")
+
+
+def test_of_several_tasks_the_surest_change_is_said_and_the_others_are_counted() -> None:
+    a = {"first": ones(100, 10), "second": ones(100, 10), "third": ones(100, 10)}
+    c = compared(a, {**a, "second": ones(100, 40)})
+    said = headline(c)
+    assert said.startswith("On second acc, B is 30.0 points worse")
+    assert said.endswith("no other of the 3 metrics changed by more than chance explains")
+
+
+def test_equal_bits_and_equal_tokens_are_said_as_such() -> None:
+    assert headline(compare(run(BASE), run(BASE))) == "A and B are the same, bit for bit"
+    other = headline(compare(run(BASE), run(BIT)))
+    assert other == "Every output and every answer is the same; logprobs differ in 1 of 3 requests"
+
+
+def test_changed_documents_are_counted_by_what_changed() -> None:
+    outputs = {doc: ([5, doc], [-0.5, -0.5]) for doc in range(10)}
+    others = {doc: ([6, doc], [-0.5, -0.5]) for doc in range(10)}
+    wrong = dict.fromkeys(range(10), 0.0)
+    c = compare(run(outputs, scores=wrong), run(others, scores={**wrong, 1: 1.0, 2: 1.0}))
+    assert changed_words(c) == "10 documents changed: 2 scores, 8 answers only"
+    assert changed_words(compare(run(BASE), run(BASE))) == "no answer changed"
+
+
+def grouped(name: str, x: Sequence[float], y: Sequence[float]) -> Any:
+    """A run of two tasks in a group, whose mean is over all documents."""
+    base = model(name, {"x": x, "y": y})
+    mean = (sum(x) + sum(y)) / (len(x) + len(y))
+    items = {key: replace(item, output_sha256=name, text=name) for key, item in base.items.items()}
+    results = {**base.results, ("both", "acc", "none"): (mean, None)}
+    better = {**base.higher_is_better, ("both", "acc", "none"): True}
+    return replace(base, items=items, results=results, higher_is_better=better, groups={"both": ["x", "y"]})
+
+
+def test_a_group_is_one_test_over_all_its_documents() -> None:
+    c = compare(grouped("a", ones(40, 5), ones(60, 5)), grouped("b", ones(40, 9), ones(60, 12)))
+    (group,) = asked_for(c)
+    assert group.key[0] == "both" and group.paired is not None
+    assert (group.paired.n, group.paired.losses, group.paired.test) == (100, 11, "mcnemar-exact")
+    assert group.p_holm == group.paired.p_value == pytest.approx(mcnemar(0, 11)[0])  # one test, not three
+    assert {m.key[0]: m.p_holm for m in c.metrics if m.key[0] != "both"} == {"x": None, "y": None}
+    assert headline(c).startswith("B is 11.0 points worse") and "a real difference" in headline(c)
+
+
+@pytest.mark.parametrize("kind", ["0/1", "mean"])
+def test_that_many_documents_find_such_a_difference_four_times_in_five(kind: str) -> None:
+    """By simulation: the chance that the test is significant on as many documents as are named."""
+    draw = np.random.default_rng(4)
+
+    def pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
+        if kind == "mean":
+            return np.zeros(count), draw.normal(0.3, 1.0, count)
+        worse, better = draw.random((2, count)) < np.array([[0.03], [0.10]])
+        return (~better).astype(float), (~worse).astype(float)
+
+    seen: PairedResult = paired(*pairs(20_000))
+    count = documents_to_tell(seen)
+    assert count is not None
+    found = np.mean([paired(*pairs(count)).p_value < 0.05 for _ in range(200 if kind == "mean" else 400)])
+    assert 0.72 <= found <= 0.88
+    assert documents_to_tell(paired(np.ones(20), np.ones(20))) is None
