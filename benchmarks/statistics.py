@@ -23,7 +23,7 @@ from benchmarks.statistics_cases import (
     unequal_groups,
 )
 from benchmarks.statistics_rare import failing, heavy, jittering, planned, rare, risk, uneven, uneven_margins
-from benchmarks.statistics_steps import steps
+from benchmarks.statistics_steps import prompts, steps
 from evalengine.report.stats.detectable_loss import binary_loss
 from evalengine.report.stats.intervals import bonett_price, cluster_degrees, clustered_stderr, t_interval
 from evalengine.report.stats.loss_bound import Losses, joined, loss_bound, stratum
@@ -37,7 +37,7 @@ def figures(draws: int, seed: int) -> Iterator[Figure]:
     """Yields all figures in the report's order, simulated with `draws` each. Every group has a generator of its own."""
     parts = (
         *(_tests, _margins, _related_margins, _averages, _perplexities, _coverage, _power),
-        *(jittering, failing, planned, uneven, uneven_margins, rare, risk, heavy, steps),
+        *(jittering, failing, planned, uneven, uneven_margins, rare, risk, heavy, steps, prompts),
     )
     for number, part in enumerate(parts):
         yield from part(np.random.default_rng([seed, number]), draws)

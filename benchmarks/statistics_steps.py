@@ -1,4 +1,4 @@
-"""Figures of `benchmarks statistics` on gates in steps: their errors over all looks, and how much of a set they ask."""
+"""Figures of `benchmarks statistics` on prompts, and on gates in steps: errors over all looks, what share they ask."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, shares
 from benchmarks.statistics_cases import ALPHA, flips, related_flips, unequal_groups
+from evalengine.report.stats.components import two_way
 from evalengine.report.stats.intervals import Floats, cluster_sums
 from evalengine.report.stats.loss_bound import LossBound, loss_bound, stratum
 from evalengine.report.stats.stepped_bound import SteppedBound
@@ -71,3 +72,17 @@ def _asked(
         total, passed = total + asked, passed + (bound.bound <= margin)
     yield Figure(group, "passes without a loss", case, passed / draws, draws)
     yield Figure(group, "share of the set that is asked without a loss", case, total / draws / count, draws)
+
+
+def prompts(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
+    """False alarms of the test of prompts, where documents are of unlike difficulty and no prompt is better."""
+    group = f"Prompts that do not differ: p at most {ALPHA:g}"
+    for documents, count in ((50, 3), (200, 5), (200, 16)):
+
+        def draw(rng: np.random.Generator, documents: int = documents, count: int = count) -> tuple[bool, ...]:
+            chances = rng.beta(0.4, 0.4, (documents, 1))  # most are nearly always right, or nearly always wrong
+            scores = (rng.random((documents, count)) < chances).astype(np.float64)
+            return (two_way(scores).p_value <= ALPHA,)
+
+        (wrong,) = shares(rng, draws, draw)
+        yield Figure(group, "F test", f"{count} prompts of {documents} documents", wrong, draws, at_most=ALPHA)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from evalengine.config.schema import TaskConfig, TemplateConfig
 from evalengine.errors import ConfigError
+from evalengine.tasks.choice_order import reordered
 from evalengine.tasks.dataset import load_rows, text_lines
 from evalengine.tasks.documents import Doc, Shapes, checked, documents_of
 from evalengine.tasks.fewshot import Chat, Sampler, Turn, join_system, prefixed, read_exemplars, render
@@ -143,13 +144,19 @@ class Task(ABC):
         self._rows = load_rows(
             self.config.dataset, self.config.split, data_dir=self._data_dir, read_text=self.read_text
         )
-        self.docs = documents_of(self._rows, self.columns, self.shapes, self.document)
+        self.docs = documents_of(self._rows, self.columns, self.shapes, self._document)
         self.clusters = cluster_names(self._rows, self.config, self.name)
         if self.num_fewshot == 0:
             return
         self._exemplar_rows = self._load_exemplars()
         columns = self.fewshot_columns or self.columns
-        self._exemplars = documents_of(self._exemplar_rows, columns, self.shapes, self.document)
+        self._exemplars = documents_of(self._exemplar_rows, columns, self.shapes, self._document)
+
+    def _document(self, row: Doc) -> Doc:
+        """The document of a row whose options stand in the order of `choice_order`: exemplars too, since one that is
+        the document itself is known by being equal."""
+        order = self.config.choice_order
+        return self.document(row if order is None else reordered(row, order))
 
     def _check_rows(self) -> None:
         assert self._rows is not None, "read() first"

@@ -92,6 +92,8 @@ def problems(
             "allow_code_execution=without_isolation allows it, in a container or virtual machine that may be lost "
             "(with HF_ALLOW_CODE_EVAL=1 where the task asks for that); humaneval and mbpp of this package are isolated"
         )
+    if config.choice_order is not None:
+        yield f"choice_order={config.choice_order}: lm-eval's task lists its options itself"
     if config.pass_at is not None or config.code_timeout is not None:
         yield "pass_at, code_timeout: lm-eval's task scores by its own metrics and runs programs by its own limits"
     if generates(settings):

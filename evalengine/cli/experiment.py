@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from evalengine.cli import checkpoints
+from evalengine.cli import checkpoints, prompts
 from evalengine.config.compose import Job
 from evalengine.config.schema import OUTPUT_FIELDS, Config, selection
 from evalengine.errors import ConfigError
@@ -105,6 +105,8 @@ def _check(name: str, jobs: Sequence[Job]) -> None:
     problems: list[str] = []
     if name == checkpoints.NAME:
         problems += checkpoints.checkpoint_problems(jobs)
+    elif name == prompts.NAME:
+        problems += prompts.prompt_problems(jobs)
     elif len(jobs) < 2:
         problems.append(f"experiment={name}: one run is no sweep; give a setting several values (a=1,2)")
     if jobs[0].config.resume not in ("auto", "never"):
@@ -154,6 +156,9 @@ def _report(name: str, folder: Path, jobs: Sequence[Job], places: Sequence[Path]
     runs = [finished_run(place) for place in places]
     if name == checkpoints.NAME:
         return checkpoints.report_checkpoints(name, folder, jobs, [run for run in runs if run is not None])
+    if name == prompts.NAME:
+        finished = [(_settings(job), run) for job, run in zip(jobs, runs, strict=True) if run is not None]
+        return prompts.report_prompts(name, folder, [own for own, _ in finished], [run for _, run in finished])
     cells = [Cell(_settings(job), load_run(path)) for job, path in zip(jobs, runs, strict=True) if path is not None]
     result = sweep(name, cells)
     files = write_sweep(result, folder)

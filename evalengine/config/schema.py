@@ -174,6 +174,7 @@ class TaskConfig:
     repeats: int | None = None  # samples a document, at a temperature above 0
     gen_prefix: str | None = None  # the start of the assistant's answer: a text, or a template if the task takes them
     pass_at: list[int] | None = None  # the j of each pass@j that is reported; pass@repeats always is
+    choice_order: int | None = None  # the seed of another order of the options that questions list; null: the rows' own
     code_timeout: int | None = None  # seconds of processor time for each program of a task that runs them; null: 3
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     template: TemplateConfig = field(default_factory=TemplateConfig)  # for tasks that a file describes

@@ -32,7 +32,8 @@ MANIFEST = "manifest.json"
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
 IDENTITY_KEYS = (*("weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts", "numerics", "dtype"),)
 NEW_SETTINGS = ("enable_thinking", "chat_template_args")  # null asks for nothing
-NEW_TASK_SETTINGS = ("repeats", "pass_at", "gen_prefix", "code_timeout")  # a task's; null asks for nothing
+# A task's; null asks for nothing.
+NEW_TASK_SETTINGS = ("repeats", "pass_at", "gen_prefix", "code_timeout", "choice_order")
 FAST_IDENTITY_KEYS = ("attention_backend",)  # resolved too; at the other levels they change nothing
 _STANDS_FOR = ("model", "batch_invariant", "numerics", "task")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from evalengine.report.stats.components import TwoWay, samples, two_way
 
@@ -11,9 +12,14 @@ from evalengine.report.stats.components import TwoWay, samples, two_way
 def test_documents_by_prompts_by_hand() -> None:
     """Rows 1, 2 and 3 points apart, columns 2: no residue, MS_documents = 2 * 1, MS_prompts = 3 * 2."""
     scores = np.array([[0.0, 2.0], [1.0, 3.0], [2.0, 4.0]])
-    assert two_way(scores) == TwoWay(pytest.approx(1.0), pytest.approx(2.0), pytest.approx(0.0))
+    found = two_way(scores)
+    assert (found.documents, found.prompts, found.both) == pytest.approx((1.0, 2.0, 0.0)) and found.p_value < 1e-6
     scores[0, 0] = 1.0  # MS_rest is 1/3: residues of 1/3 and 1/6 in six cells, over 2 degrees of freedom
-    assert two_way(scores).both == pytest.approx((2 * (1 / 3) ** 2 + 4 * (1 / 6) ** 2) / 2)
+    found = two_way(scores)
+    assert found.both == pytest.approx((2 * (1 / 3) ** 2 + 4 * (1 / 6) ** 2) / 2)
+    f = 6 * (5 / 6) ** 2 / found.both  # columns of 4/3 and 3: MS_prompts is 3 * 2 * (5/6)^2
+    assert found.p_value == pytest.approx(stats.f.sf(f, 1, 2))
+    assert two_way(np.ones((3, 2))).p_value == 1.0
 
 
 def test_components_come_out_on_the_whole() -> None:
@@ -26,7 +32,7 @@ def test_components_come_out_on_the_whole() -> None:
         drawn.append((found.documents, found.prompts, found.both))
     means, errors = np.mean(drawn, axis=0), np.std(drawn, axis=0) / 20
     assert (np.abs(means - [4, 1, 2]) < 3 * errors).all(), (means, errors)
-    assert TwoWay(4, 1, 2).stderr(40, 6) == pytest.approx((4 / 40 + 1 / 6 + 2 / 240) ** 0.5)
+    assert TwoWay(4, 1, 2, 0.5).stderr(40, 6) == pytest.approx((4 / 40 + 1 / 6 + 2 / 240) ** 0.5)
 
 
 def test_samples_of_documents_come_out_on_the_whole() -> None:

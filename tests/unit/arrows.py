@@ -69,7 +69,7 @@ WINGS: dict[str, set[str]] = {
     "terminal": {"read", "numbers"},
     "compare": {"stats", "terminal", "read", "numbers"},
     "html": {"compare", "stats", "read", "numbers"},
-    "sweep": {"html", "compare", "terminal", "read", "numbers"},
+    "sweep": {"stats", "html", "compare", "terminal", "read", "numbers"},
     "leaderboard": {"sweep", "html", "compare", "stats", "terminal", "read", "numbers"},
     "export": {"leaderboard", "compare", "read"},
     "gate": {"compare", "stats", "read", "numbers"},

@@ -20,7 +20,7 @@ PROMPT_SETTINGS = (
     *("long_prompts", "system_instruction", "limit", "num_fewshot", "description", "fewshot_split"),
     *("system_instruction_sha", "chat_template_sha"),
     *("doc_to_text", "doc_to_target", "target_delimiter", "fewshot_delimiter"),
-    *("enable_thinking", "chat_template_args", "gen_prefix"),
+    *("enable_thinking", "chat_template_args", "gen_prefix", "choice_order"),
 )
 CONTENT = {  # identity key -> what its difference means
     "weights": "The model weights differ",

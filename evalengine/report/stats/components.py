@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
 from evalengine.report.stats.intervals import Floats
 
@@ -29,6 +30,9 @@ class TwoWay:
     documents: float  # some are harder than others, under every prompt
     prompts: float  # some prompts are better than others, on every document
     both: float  # what is left: a document that one prompt solves and another does not
+    p_value: (
+        float  # of so large differences between prompts, if there are none: F, mean square of prompts over the rest
+    )
 
     @property
     def total(self) -> float:
@@ -59,5 +63,8 @@ def two_way(scores: Floats) -> TwoWay:
     of_rows = p * float(np.sum((rows - mean) ** 2)) / (n - 1)
     of_columns = n * float(np.sum((columns - mean) ** 2)) / (p - 1)
     rest = scores - rows[:, None] - columns[None, :] + mean
-    both = float(np.sum(rest**2)) / ((n - 1) * (p - 1))
-    return TwoWay(max(0.0, (of_rows - both) / p), max(0.0, (of_columns - both) / n), both)
+    freedom = (n - 1) * (p - 1)
+    both = float(np.sum(rest**2)) / freedom
+    rounding = 1e-12 * max(of_rows, of_columns)
+    test = float(scipy.special.fdtrc(p - 1, freedom, of_columns / both)) if both > rounding else float(of_columns == 0)
+    return TwoWay(max(0.0, (of_rows - both) / p), max(0.0, (of_columns - both) / n), both, test)

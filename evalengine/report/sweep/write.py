@@ -34,17 +34,29 @@ def write_picture_and_list(name: str, folder: Path, drawn: str, content: dict[st
 
     Raises `EvalEngineError` if the disk refuses.
     """
-    content = {**content, "picture_sha256": hashlib.sha256(drawn.encode()).hexdigest()}
+    picture_file = folder / f"{name}.svg"
+    _write(picture_file, drawn)
+    return [picture_file, write_list(name, folder, {**content, "picture_sha256": _sha256(drawn)})]
+
+
+def write_list(name: str, folder: Path, content: dict[str, Any]) -> Path:
+    """Writes `<name>.json`, which names the runs and holds its own hash. Raises `EvalEngineError` if the disk
+    refuses."""
+    file = folder / f"{name}.json"
     # The hash is of the content as a reader of the file gets it.
-    content["sha256"] = content_sha256(json.loads(json.dumps(content, allow_nan=False)))
-    text = json_lines(content)
-    texts = {folder / f"{name}.svg": drawn, folder / f"{name}.json": text}
-    for file, text in texts.items():
-        try:
-            write_whole(file, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
-        except OSError as error:
-            raise write_failed(file, error) from error
-    return list(texts)
+    _write(file, json_lines({**content, "sha256": content_sha256(json.loads(json.dumps(content, allow_nan=False)))}))
+    return file
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise write_failed(file, error) from error
 
 
 def sweep_json(sweep: Sweep, folder: Path) -> dict[str, Any]:
