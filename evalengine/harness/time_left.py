@@ -66,11 +66,12 @@ class TimeLeft:
         return pace if self.most is None else min(pace, self.most)
 
     def words(self) -> str:
-        """`12 s left`; `3,020 tokens generated` (or `read`) before that can be said; "" before the first token."""
+        """`12 s left`; `estimating, 3,020 tokens generated` (or `read`) before that can be said."""
         if (estimate := self.estimate) is not None:
             return f"{duration(estimate)} left"
         _, read, generated = self._marks[-1]
-        return f"{generated:,} tokens generated" if generated else f"{read:,} tokens read" if read else ""
+        so_far = f", {generated:,} tokens generated" if generated else f", {read:,} tokens read" if read else ""
+        return f"estimating{so_far}"
 
 
 def duration(seconds: float) -> str:

@@ -29,7 +29,7 @@ ASKED = [
     for name, settings in SCHEDULES.items()
 ]
 # A line now and then, on a slow machine.
-PROGRESS = r"arithmetic: \d+/200 requests, [\d,]+ tokens/s(, .* (left|tokens generated))?"
+PROGRESS = r"arithmetic: \d+/200 requests, [\d,]+ tokens/s(, (.* left|estimating(, [\d,]+ tokens (generated|read))?))?"
 FILES = (
     "config.yaml",
     "manifest.json",

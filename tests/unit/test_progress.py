@@ -17,9 +17,9 @@ from evalengine.harness.time_left import TimeLeft, Work, duration
 
 def test_no_time_is_said_before_requests_are_done() -> None:
     left = TimeLeft(Work(200, 1_000, 10_000))
-    assert left.words() == "" and left.estimate is None
+    assert left.words() == "estimating" and left.estimate is None
     left.step(2.0, 1_000, 1_000)
-    assert left.most == pytest.approx(18.0) and left.words() == "1,000 tokens generated"
+    assert left.most == pytest.approx(18.0) and left.words() == "estimating, 1,000 tokens generated"
     for _ in range(9):
         left.finished(spare=100)
     assert left.most == pytest.approx(18.0 - 1.8) and left.estimate is None, "fewer than 5 % say nothing"
@@ -37,7 +37,7 @@ def test_reading_and_generating_have_rates_of_their_own() -> None:
     for second in range(1, 6):
         left.step(float(second), 1_000 * second)
         assert left.most is None, "how long generating takes is not known yet"
-        assert left.words() == f"{second},000 tokens read"
+        assert left.words() == f"estimating, {second},000 tokens read"
     for second in range(1, 9):
         left.step(5.0 + second, 5_000, 10 * second)
         assert left.most is not None and 10 - second <= left.most
@@ -53,9 +53,9 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 
 def test_work_of_unknown_size_is_estimated_by_its_requests() -> None:
     left = TimeLeft(Work(4))
-    assert left.words() == ""
+    assert left.words() == "estimating"
     left.step(6.0, 100)
-    assert left.words() == "100 tokens read"
+    assert left.words() == "estimating, 100 tokens read"
     left.finished()
     assert left.words() == "18 s left"
 
@@ -77,7 +77,7 @@ def test_the_first_lines_of_a_log_say_what_is_known(
             monkeypatch.setattr(progress.time, "monotonic", lambda now=now: now)
             bar.step(EngineStats(num_computed_tokens=int(100 * now), num_generated_tokens=int(10 * now)))
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"sums: 0/200 requests, 100 tokens/s, {n} tokens generated" for n in (110, 220)]
+    assert lines == [f"sums: 0/200 requests, 100 tokens/s, estimating, {n} tokens generated" for n in (110, 220)]
 
 
 def jobs() -> list[Job]:

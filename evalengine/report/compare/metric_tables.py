@@ -9,6 +9,8 @@ from rich.table import Table
 
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import shown
+from evalengine.report.read.cut import cut_of
+from evalengine.report.read.run import Run
 from evalengine.report.stats.clusters import few_clusters
 from evalengine.report.stats.paired import PairedResult
 from evalengine.report.terminal.tables import add, house_table
@@ -67,6 +69,18 @@ def p_words(metrics: Sequence[MetricDelta]) -> str:
     tests = sum(metric.paired is not None for metric in metrics)
     family = f"adjusted for the {tests} tests of this comparison" if tests > 1 else "the same, as there is one test"
     return f"p: two-sided, of each metric by itself; p (Holm): {family}."
+
+
+def cut_notes(metrics: Sequence[MetricDelta], a: Run, b: Run) -> Iterator[str]:
+    """What the length limit cut in either run, beside each metric that it touches."""
+    for metric in metrics:
+        shares = [cut_of(run, metric.key) for run in (a, b)]
+        if any(shares):
+            words = (
+                f"{side} {'none cut at the limit' if c is None else c.words}"
+                for side, c in zip("AB", shares, strict=True)
+            )
+            yield f"{', '.join(metric.key)}: {'; '.join(words)}."
 
 
 def units(metrics: Sequence[MetricDelta]) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from evalengine.report.compare.compare import Comparison
 from evalengine.report.compare.headline import changed_words, headline
 from evalengine.report.compare.item_differences import KINDS
-from evalengine.report.compare.metric_tables import MDE, metrics_table, p_words, pairing_notes, units
+from evalengine.report.compare.metric_tables import MDE, cut_notes, metrics_table, p_words, pairing_notes, units
 from evalengine.report.compare.regressions import regression_lines
 from evalengine.report.compare.tables import (
     ROWS,
@@ -58,6 +58,7 @@ def report(comparison: Comparison) -> Iterator[Table | str]:
         yield metrics_table(c.metrics)
         yield f"W/L/T: {units(c.metrics)} on which B is better, worse and equal. {p_words(c.metrics)} {MDE}"
         yield from pairing_notes(c.metrics)
+        yield from cut_notes(c.metrics, c.a, c.b)
     yield f"verdict: {verdict(c)}"
 
 

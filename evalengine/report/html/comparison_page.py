@@ -13,6 +13,7 @@ from evalengine.report.compare.item_differences import KINDS
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.compare.metric_tables import (
     MDE,
+    cut_notes,
     delta,
     effect,
     p_values,
@@ -189,6 +190,7 @@ def _statistics(c: Comparison) -> Iterator[Markup]:
     yield tag("p", f"Won, lost, equal: {units(c.metrics)} on which B is better, worse and equal. "
                    f"Tests: {' and '.join(tests) or 'none'}. {p_words(c.metrics)} {MDE}", class_="note")  # fmt: skip
     yield from (tag("p", note, class_="note") for note in pairing_notes(c.metrics))
+    yield from (tag("p", note, class_="note") for note in cut_notes(c.metrics, c.a, c.b))
 
 
 def _reach(pairs: Iterable[PairedResult]) -> float:

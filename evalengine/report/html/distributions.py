@@ -10,7 +10,7 @@ import numpy as np
 
 from evalengine.report.html.markup import Markup, join
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, figure, fold, row_of
+from evalengine.report.html.parts import counted, details, figure, fold, row_of
 from evalengine.report.html.plots import Series, bars, calibration, histogram, legend
 from evalengine.report.read.choices import Choice, choices, expected_calibration_error, margins, reliability
 from evalengine.report.read.run import Item
@@ -18,6 +18,7 @@ from evalengine.report.read.run_data import RunData
 from evalengine.report.stats.mean_interval import wilson
 
 BINS = 30
+MANY = 4  # with more tasks, the plots of each are folded
 WORDS = {"stop": "a stop string or end token", "length": "the length limit"}
 
 
@@ -27,6 +28,8 @@ def distributions_section(page: Page, data: RunData) -> None:
     if drawn:
         parts = [fold(_plots(task, len(figures)), row_of(*figures), alone=len(drawn) == 1)
                  for task, figures in drawn.items()]  # fmt: skip
+        if len(parts) > MANY:
+            parts = [details(f"The plots of {len(parts)} tasks", *parts)]
         page.section("distributions", "Lengths, endings and logprobs", *parts)
 
 
@@ -37,6 +40,10 @@ def likelihood_section(page: Page, data: RunData) -> None:
     drawn = {task: row_of(_calibration(listed), _margins(listed)) for task, listed in with_target.items() if listed}
     if drawn:
         parts = [fold(_plots(task, 2), row, alone=len(drawn) == 1) for task, row in drawn.items()]
+        if len(parts) > MANY:
+            every = [choice for listed in with_target.values() for choice in listed]
+            all_tasks = fold(f"All {len(parts)} tasks: 2 plots", row_of(_calibration(every), _margins(every)))
+            parts = [all_tasks, details(f"The plots of {len(parts)} tasks", *parts)]
         note = (
             "Each choice's probability is the softmax of the choices' summed log-likelihoods; the likeliest is chosen."
         )

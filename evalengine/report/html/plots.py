@@ -10,7 +10,7 @@ from itertools import pairwise
 from evalengine.report.html.markup import Child, Markup, tag
 
 WIDTH, HEIGHT = 320, 180  # the drawing's size; about its CSS pixels, in three columns and on a phone
-LEFT, RIGHT, TOP, BOTTOM = 40, 8, 10, 34  # margins around the plotted area
+LEFT, RIGHT, TOP, BOTTOM = 40, 8, 16, 34  # margins around the plotted area
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,7 @@ def _frame(
     for value in across:
         yield tag("text", spoken(value), x=x(value), y=bottom + 15, class_="middle")
     yield tag("text", x_label, x=(LEFT + WIDTH - RIGHT) / 2, y=bottom + 30, class_="middle label")
-    if shares:
-        yield tag("text", y_label, x=LEFT, y=TOP - 2, class_="label")
+    yield tag("text", y_label, x=LEFT, y=TOP - 2, class_="label")
 
 
 def _plot(title: str, *drawn: Child, height: float = HEIGHT) -> Markup:

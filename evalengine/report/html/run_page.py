@@ -8,10 +8,12 @@ from pathlib import Path
 from evalengine.records.evidence import PAGE
 from evalengine.report.compare.noise_floor import noise_floor, sibling
 from evalengine.report.html.distributions import distributions_section, likelihood_section
+from evalengine.report.html.metrics import metrics_section
 from evalengine.report.html.noise_floor import noise_floor_section
 from evalengine.report.html.page import Page, Section
 from evalengine.report.html.samples import sample_blocks, samples_section
-from evalengine.report.html.summary import cost_section, manifest_section, metrics_section, summary_lead
+from evalengine.report.html.summary import cost_section, manifest_section, summary_lead
+from evalengine.report.read.groups import leaves, roots_of
 from evalengine.report.read.run import Run
 from evalengine.report.read.run_data import RunData, load_run_data
 from evalengine.report.stats.pass_at_k import with_pass_at_k
@@ -58,5 +60,6 @@ def _plots(data: RunData) -> list[Section]:
 
 def _title(data: RunData) -> str:
     model = data.run.manifest.model.name or data.results.get("model_name") or data.run.name
-    title = ", ".join(data.tasks) if len(data.tasks) <= TASKS else f"{len(data.tasks)} tasks"
+    names = [name for name in roots_of(data.run.groups, data.tasks) if {*leaves(name, data.run.groups)} & {*data.tasks}]
+    title = ", ".join(names) if len(names) <= TASKS else f"{len(data.tasks)} tasks"
     return f"{title} on {model}"

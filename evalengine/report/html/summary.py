@@ -10,18 +10,21 @@ from typing import Any
 
 from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.html.interval_notes import interval_note
 from evalengine.report.html.markup import Child, Markup, tag
+from evalengine.report.html.metrics import is_share
 from evalengine.report.html.origin import origin_facts
 from evalengine.report.html.page import Page
-from evalengine.report.html.parts import counted, details, facts, table, tiles, verdict
-from evalengine.report.html.plots import interval, percent
+from evalengine.report.html.parts import counted, details, facts, tiles, verdict
+from evalengine.report.html.plots import percent
 from evalengine.report.numbers import outcome_words
+from evalengine.report.read.cut import cut_of
+from evalengine.report.read.groups import roots_of
 from evalengine.report.read.run import UNBOUND, Run, ScoreKey
 from evalengine.report.read.run_data import RunData
 from evalengine.report.stats.metric_interval import metric_interval
 
 TILES = 4  # metrics shown large
+MANY = 4  # tasks whose rows are listed; those of more are folded
 
 
 def summary_lead(page: Page, data: RunData) -> None:
@@ -32,39 +35,16 @@ def summary_lead(page: Page, data: RunData) -> None:
         text = ("digest ", tag("code", run.digest), " (checked against the records; equal digests mean equal bits)")
         page.lead(tag("p", *text, class_="digest"))
     page.lead(tag("div", facts(origin_facts(run)), class_="origin"))
-    several = len(data.tasks) > 1
+    foremost = _foremost(data)
+    several = len({key[0] for key in foremost}) > 1 or len(data.tasks) > 1
     large = []
-    for key in _foremost(data):
+    for key in foremost:
         value, error = run.results[key]
         label = " ".join(([key[0]] if several else []) + _label(key, data))
-        large.append((label, _value(value, key, data), _interval_words(data, key, error)))
+        cut = cut_of(run, key)
+        below = [_interval_words(data, key, error), cut.words if cut else None]
+        large.append((label, _value(value, key, data), "; ".join(filter(None, below)) or None))
     page.lead(tiles(large), *_warnings(data))
-
-
-def metrics_section(page: Page, data: RunData) -> None:
-    """Every metric with its interval."""
-    several = len(data.tasks) > 1
-    rows: list[list[Child]] = []
-    for key, (value, error) in data.run.results.items():
-        arrow = {True: "up", False: "down", None: None}[data.run.higher_is_better.get(key)]
-        bounds = metric_interval(data.run, key)
-        drawn = interval(value, *bounds, (0.0, 1.0)) if bounds and data.binary(key) else ""
-        shots, count = data.results.get("n-shot", {}).get(key[0], ""), len(data.samples.get(key[0], {}))
-        rows.append([
-            *([key[0]] if several else []), tag("span", key[1], class_=arrow), key[2], f"{value:,.4f}",
-            f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else "", drawn,
-            "" if error is None else f"{error:.4f}", f"{count:,}", str(shots),
-        ])  # fmt: skip
-    head = ["Metric", "Filter", "Value", "95 % interval", "0 to 1", "Stderr", "Documents", "n-shot"]
-    head = ["Task", *head] if several else head
-    # Runs of lm-eval may lack some of these columns.
-    filled = [place for place in range(len(head)) if any(row[place] != "" for row in rows)]
-    rows, head = [[row[place] for place in filled] for row in rows], [head[place] for place in filled]
-    right = [place for place, name in enumerate(head) if name in ("Value", "Stderr", "Documents", "n-shot")]
-    about = ("Intervals are over documents, or clusters of related ones: Wilson's for scores in [0, 1], Student's t "
-             "for others; of perplexities by way of the nats by word or byte. Stderr is lm-eval's.")  # fmt: skip
-    note = interval_note(data, {key: metric_interval(data.run, key) is not None for key in data.run.results}, about)
-    page.section("metrics", "Metrics", table(head, rows, numbers=right), note=note)
 
 
 def cost_section(page: Page, data: RunData, other: Run | None = None) -> None:
@@ -162,12 +142,15 @@ def _warnings(data: RunData) -> Iterator[Markup]:
 
 
 def _foremost(data: RunData) -> list[ScoreKey]:
-    """The metrics shown large: every task's first before any task's second."""
+    """The metrics shown large, of what was asked for: tasks and groups that are part of no other group; the first of
+    each before any second."""
     seen: Counter[str] = Counter()
     places = {}
+    roots = roots_of(data.run.groups, [key[0] for key in data.run.results])
     for key in data.run.results:
-        places[key] = seen[key[0]]
-        seen[key[0]] += 1
+        if key[0] in roots:
+            places[key] = seen[key[0]]
+            seen[key[0]] += 1
     return sorted(places, key=places.__getitem__)[:TILES]
 
 
@@ -177,7 +160,7 @@ def _label(key: ScoreKey, data: RunData) -> list[str]:
 
 
 def _value(value: float, key: ScoreKey, data: RunData) -> str:
-    share = key in data.run.scores and data.binary(key)
+    share = is_share(data, key)
     return percent(value) if share else f"{value:,.4g}"
 
 
@@ -185,7 +168,7 @@ def _interval_words(data: RunData, key: ScoreKey, error: float | None) -> str | 
     bounds = metric_interval(data.run, key)
     if bounds is None:
         return None if error is None else f"± {error:.4g} stderr"
-    if data.binary(key):
+    if is_share(data, key):
         return f"95 %: {bounds[0] * 100:.1f} to {bounds[1] * 100:.1f}"
     return f"95 %: {bounds[0]:.4g} to {bounds[1]:.4g}"
 
@@ -220,17 +203,23 @@ def _short(manifest: Manifest) -> Iterator[tuple[str, Child]]:
         f"{model.name} ({model.architecture}, {model.num_parameters:,} parameters, {model.format})",
     )
     yield "Weights", tag("code", model.weights_sha256)
-    for task, dataset in manifest.datasets.items():
-        names = (dataset.dataset, dataset.name, dataset.split)
-        local = dataset.revision is None and dataset.source  # rows of the Hub have a commit
-        where = f"{dataset.source}" if local else " ".join(part for part in names if part)
-        yield f"Rows of {task}", f"{where}, {dataset.rows:,} rows, sha256 {str(dataset.sha256)[:12]}…"
+    rows = list(_rows(manifest))
+    many = len(rows) > MANY
+    yield from [("Rows", details(f"Those of {len(rows)} tasks", facts(rows)))] if many else rows
     dirty = ", with uncommitted changes" if code.dirty else ""
     commit = f"commit {str(code.commit)[:12]}{dirty}"
     yield "Code", f"evalengine {code.version}, contract {manifest.contract_version}, {commit}"
     yield "Machine", f"{hardware.cpu}, {hardware.cpu_count} cores; {', '.join(hardware.gpus) or 'no GPU used'}"
     versions = manifest.libraries
     yield "Python", f"{manifest.python}; torch {versions.get('torch')}, transformers {versions.get('transformers')}"
+
+
+def _rows(manifest: Manifest) -> Iterator[tuple[str, Child]]:
+    for task, dataset in manifest.datasets.items():
+        names = (dataset.dataset, dataset.name, dataset.split)
+        local = dataset.revision is None and dataset.source  # rows of the Hub have a commit
+        where = f"{dataset.source}" if local else " ".join(part for part in names if part)
+        yield f"Rows of {task}", f"{where}, {dataset.rows:,} rows, sha256 {str(dataset.sha256)[:12]}…"
 
 
 def _wholes(data: RunData) -> Iterator[tuple[str, Any]]:

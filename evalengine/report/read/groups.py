@@ -63,6 +63,12 @@ def members(run: Run, key: ScoreKey) -> list[tuple[ScoreKey, float]]:
     return []
 
 
+def roots_of(groups: Mapping[str, Sequence[str]], names: Iterable[str]) -> list[str]:
+    """What was asked for: the groups that are part of no other, and the tasks among `names` that are in none."""
+    inside = {member for members_ in groups.values() for member in members_}
+    return [name for name in dict.fromkeys([*groups, *names]) if name not in inside]
+
+
 def above(groups: Mapping[str, Sequence[str]], name: str) -> list[str]:
     """The groups that hold a task or group, directly or by way of others."""
     return [group for group in groups if group != name and name in {*_below(groups, group)}]

@@ -67,6 +67,9 @@ class Run:
     # (log-likelihood, weight) of each document, for metrics computed from those sums: perplexities by word or byte
     weighted: dict[ScoreKey, dict[int, tuple[float, float]]] = field(default_factory=dict)
     clusters: dict[str, dict[int, str]] = field(default_factory=dict)  # task -> doc_id -> what related documents share
+    cut: dict[str, frozenset[int]] = field(
+        default_factory=dict
+    )  # task -> documents with a generation that a limit ended
     groups: dict[str, list[str]] = field(default_factory=dict)  # a group's tasks and groups; none in a baseline
     records: Path | None = None  # the folder of its records and manifest, where that is not `source`
 

@@ -59,9 +59,19 @@ def load_folder(path: Path, page: bool = True) -> Loaded:
         identity=evidence.manifest.identity,
         manifest=evidence.manifest,
         items=items,
+        cut=_cut(items, evidence.endings),
         **outcome,
     )
     return Loaded(run, results, samples, evidence.endings)
+
+
+def _cut(items: Mapping[Key, Item], endings: Mapping[Key, tuple[str, int]]) -> dict[str, frozenset[int]]:
+    """The documents of each task with a generation that the length limit ended; a task without one is missing."""
+    documents: dict[str, set[int]] = {}
+    for (task, doc, _, _), item in items.items():
+        if item.kind == "generate_until" and endings[item.key][0] == "length":
+            documents.setdefault(task, set()).add(doc)
+    return {task: frozenset(found) for task, found in documents.items()}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from evalengine.records.manifest import not_run, resumed_fast
 from evalengine.records.manifest_data import Manifest
 from evalengine.records.manifest_parts import CacheUse, Cluster
 from evalengine.report.numbers import outcome_words, shown
+from evalengine.report.read.cut import cut_of
 from evalengine.report.read.groups import in_groups
+from evalengine.report.read.load import load_run
 from evalengine.report.terminal.tables import add
 from evalengine.util.tables import print_table
 
@@ -33,7 +35,7 @@ def print_report(folder: Path) -> str:
     results, manifest, digest = read_run(folder)
     console = Console(file=sys.stdout, soft_wrap=True)
     print_table(results_table(results), console)
-    for line in summary_lines(manifest):
+    for line in (*summary_lines(manifest), *(_cut_lines(folder) if manifest.counts.length_limited else ())):
         console.print(Text(printable(line)))
     console.print(Text(printable(f"{folder}")))
     console.print(Text(f"digest: {digest}"))
@@ -117,6 +119,16 @@ def summary_lines(manifest: Manifest) -> Iterator[str]:
             f"{special} documents hold a special token's string in their own text, as <|endoftext|>: it was read as "
             "the token, as lm-eval does"
         )
+
+
+def _cut_lines(folder: Path) -> Iterator[str]:
+    """What the length limit cut, beside each score that it touches. Reads the records, which a run without cut answers
+    need not have done."""
+    run = load_run(folder, page=False)
+    several = len({key[0] for key in run.results}) > 1
+    for key in run.results:
+        if (cut := cut_of(run, key)) is not None:
+            yield f"{f'{key[0]} ' if several else ''}{key[1]}, {key[2]}: {cut.words}"
 
 
 def _replicas_line(cluster: Cluster) -> str:
